@@ -19,9 +19,11 @@ import torch
 from flwr.app import Context, Message
 
 from benchmarks.machine import machine
+from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles
 from server_app.grid import InlineGrid
+from server_app.roster import Roster
 from server_app.units import Units
 from tests.sections import federation_settings
 
@@ -51,12 +53,13 @@ def measured(num_units: int, megabytes: int) -> tuple[float, float, float]:
     grid = InlineGrid(client, num_units, {"overrides": ""})  # type: ignore[arg-type]
     federation = federation_settings(num_units=num_units)
     units = Units(grid, federation, nodes=dict(enumerate(grid.get_node_ids())))
+    roster = Roster(tuple(map(unknown_cluster, range(num_units))))
     with tempfile.TemporaryDirectory() as folder:
         files = CheckpointFolder(Path(folder))
         before, began = _peak_mb(), time.perf_counter()
         files.begin("000001")
         most = {"optimizer": megabytes * 10**6 + 2**16}
-        for unit, kept in units.kept((), lambda unit: most, lambda unit, kept: None):
+        for unit, kept in units.kept(roster, lambda unit: most, lambda unit, kept: None):
             files.add("000001", unit, kept)  # type: ignore[arg-type]
         gathered = time.perf_counter()
         units.restore(KeptFiles(Path(folder) / "checkpoints" / ".000001.partial"))

@@ -95,8 +95,9 @@ def play(options: Overrides, seeds: int) -> tuple[list[float], float]:
             cluster_state(settings, unit, shard, tokenizer.vocabulary)
             for unit, shard in enumerate(shards)
         ]
-        scheduler = Scheduler(settings, states)
-        for each in dry_run(settings, scheduler, range(1, ROUNDS + 1), False):
+        scheduler = Scheduler(settings)
+        start = scheduler.begin(states)
+        for each, _ in dry_run(settings, scheduler, start, range(1, ROUNDS + 1)):
             assert each.report.cost is not None
             seconds.append(each.report.cost.delay_s)
             uplinks = (cluster.uplink for cluster in each.report.plan.clusters)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,6 @@ from collapipe.output import lasting_output
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
-from collapipe.state import ClusterState
 from collapipe.text.tokenizer import Tokenizer
 from server_app import reply_limit
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
@@ -45,7 +44,7 @@ from server_app.records.summary import (
     summarised,
 )
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.results import RoundResult, dry_run
+from server_app.rounds.results import RoundResult, RunState, dry_run
 from server_app.rounds.scheduler import Scheduler
 from server_app.rounds.strategy import CollaPipeStrategy
 from server_app.units import Units
@@ -137,6 +136,14 @@ def _warn(settings: Settings) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Where a run's rounds are written down, and where a person sees them."""
+
+    log: RunLog
+    progress: RunProgress
+
+
 @dataclass
 class _Run:
     """The rounds of a run that are left, with its records and checkpoints."""
@@ -154,47 +161,24 @@ class _Run:
 
     def train(self, grid: Grid) -> None:
         """Train, then evaluate on the test rows."""
-        federation, done = self.settings.federation, self.history.num_rounds
         # Rows that cannot be encoded are found now.
         evaluator = RunEvaluator(self.settings, self.tokenizer)
+        federation = self.settings.federation
         steps = federation.num_units * federation.local_steps
-        with (
-            run_log(self.folder, self.settings, self.history) as log,
-            RunProgress(self.console, federation.rounds, steps, self.places.called) as progress,
-        ):
-            strategy = CollaPipeStrategy(
-                self.settings,
-                self.tokenizer,
-                lambda result: self._record(
-                    result, log, progress, lambda: evaluator.evaluate("validation", strategy)
-                ),
-                progress.step,
-                self.places,
-                self.folder.write_account,
-                self._checkpoints.begin,
-                partial(self._tell_arrival, progress),
-            )
-            if self.checkpoint is not None:
-                first = initial_model(self.settings, self.tokenizer)
-                check_fits(self.checkpoint, first.state_dict())
-                state, kept = (
-                    self.checkpoint.progress.scheduler,
-                    CheckpointFolder(self.folder.path).kept,
-                )
-                training = replace(self.checkpoint.training, units=kept)
-                strategy.resume_from(done, state, training, self.folder.account())
-                self.history.epsilon = strategy.epsilon
-                for later in (self.folder.path / "model").glob("unit-*.safetensors"):
-                    later.unlink()  # of units that had not trained by then
+        with self._records(steps) as records:
+            strategy = self._strategy(records.progress)
             arrays = strategy.initial_arrays()
             weights = sum(each.numel() for each in strategy.model.trained.values())
             if (told := noise_told(self.settings, weights)) is not None:
                 self.console.print(told, highlight=False, markup=False, soft_wrap=True)
             self._write_models(strategy.model, strategy.model.own_models)
-            try:
-                strategy.start(grid, arrays, federation.rounds - done)
-            except BudgetSpentError as spent:
-                self.history.ended = str(spent)
+            with self._budget(), strategy.opened(grid, arrays):
+                for round_ in range(self.history.num_rounds + 1, federation.rounds + 1):
+                    result = strategy.run_round(round_, self._checkpoints.begin(round_))
+                    evaluated, evaluate_s = self._evaluated(round_, evaluator, strategy)
+                    self._write_models(strategy.model, result.report.units)
+                    self._record(records, result, evaluated, evaluate_s)
+                    self._checkpoints.write(self.history, strategy.state(), self.places.of)
         if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
             raise RoundFailedError(
                 f"nothing was learned: {counted(skipped, 'round')} skipped, all that there were; "
@@ -208,48 +192,93 @@ class _Run:
         """Decide the rounds and count what they cost; nothing is trained."""
         federation = self.settings.federation
         units = Units(grid, federation, self.tokenizer.pack(), {}, self.places)
-        scheduler = Scheduler(self.settings, units.discover())
+        scheduler = Scheduler(self.settings)
+        state = scheduler.begin(units.discover())
         if self.checkpoint is not None:
-            scheduler.resume_from(self.checkpoint.progress.scheduler)
+            state = scheduler.resumed(self.checkpoint.progress.scheduler, state.roster)
         rounds = range(self.history.num_rounds + 1, federation.rounds + 1)
+        with self._records(1) as records:
+            for result, then in dry_run(self.settings, scheduler, state, rounds):
+                self._checkpoints.begin(result.report.round)
+                self._record(records, result)
+                self._checkpoints.write(self.history, RunState(then), self.places.of)
+
+    def _strategy(self, progress: RunProgress) -> CollaPipeStrategy:
+        """The strategy, which goes on from the checkpoint if there is one."""
+        state = account = None
+        if self.checkpoint is not None:
+            first = initial_model(self.settings, self.tokenizer)
+            check_fits(self.checkpoint, first.state_dict())
+            kept = CheckpointFolder(self.folder.path).kept
+            training = replace(self.checkpoint.training, units=kept)
+            state = RunState(self.checkpoint.progress.scheduler, training)
+            account = self.folder.account()
+            for later in (self.folder.path / "model").glob("unit-*.safetensors"):
+                later.unlink()  # of units that had not trained by then
+        strategy = CollaPipeStrategy(
+            self.settings,
+            self.tokenizer,
+            places=self.places,
+            on_step=progress.step,
+            on_account=self.folder.write_account,
+            state=state,
+            account=account,
+        )
+        if state is not None:
+            self.history.epsilon = strategy.epsilon
+        return strategy
+
+    @contextmanager
+    def _records(self, steps_per_round: int) -> Iterator[_Records]:
+        """The log of the rounds, and the lines that a person sees."""
+        rounds, called = self.settings.federation.rounds, self.places.called
         with (
             run_log(self.folder, self.settings, self.history) as log,
-            RunProgress(self.console, federation.rounds, 1, self.places.called) as progress,
+            RunProgress(self.console, rounds, steps_per_round, called) as progress,
         ):
-            for result in dry_run(self.settings, scheduler, rounds):
-                self._record(result, log, progress, Evaluated)
+            yield _Records(log, progress)
 
-    def _tell_arrival(
-        self, progress: RunProgress, round_: int, state: ClusterState, new: bool
-    ) -> None:
-        """A line, and for a ``new`` unit its rows in ``shards.json``."""
-        rows = counted(state.num_samples, "row")
-        progress.arrival(round_, state.unit, f"joined, {rows}" if new else "is back")
-        if new:
-            add_shard(self.folder, state, self.places.name(state.unit), round_)
+    @contextmanager
+    def _budget(self) -> Iterator[None]:
+        """A run whose ε is spent ends early, and keeps what it has learned."""
+        try:
+            yield
+        except BudgetSpentError as spent:
+            self.history.ended = str(spent)
+
+    def _evaluated(
+        self, round_: int, evaluator: RunEvaluator, strategy: CollaPipeStrategy
+    ) -> tuple[Evaluated | None, float]:
+        """The model's evaluation after a round and its seconds; None if none is due."""
+        federation = self.settings.federation
+        if round_ % federation.eval_every and round_ != federation.rounds:
+            return None, 0.0
+        began = time.perf_counter()
+        return evaluator.evaluate("validation", strategy), time.perf_counter() - began
 
     def _record(
         self,
+        records: _Records,
         result: RoundResult,
-        log: RunLog,
-        progress: RunProgress,
-        evaluate: Callable[[], Evaluated],
+        evaluated: Evaluated | None = None,
+        evaluate_s: float = 0.0,
     ) -> None:
-        """Write down a round that is over, and a checkpoint if it is time."""
-        federation, report = self.settings.federation, result.report
-        seconds, number, evaluated = dict(result.seconds), report.round, Evaluated()
-        progress.round(report, seconds["round"])
-        if result.model is not None:
-            if number % federation.eval_every == 0 or number == federation.rounds:
-                began = time.perf_counter()
-                evaluated = evaluate()
-                seconds["evaluate"] = time.perf_counter() - began
-                progress.evaluation(number, evaluated)
-            self._write_models(result.model, report.units)
-        self.history.bytes_down += result.bytes_down + evaluated.bytes_down
+        """Write down a round that is over, and show it."""
+        report, seconds = result.report, dict(result.seconds)
+        for each in result.arrivals:
+            unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
+            how = f"joined, {rows}" if each.new else "is back"
+            records.progress.arrival(report.round, unit, how)
+            if each.new:
+                add_shard(self.folder, each.cluster, self.places.name(unit), report.round)
+        records.progress.round(report, seconds["round"])
+        if evaluated is not None:
+            records.progress.evaluation(report.round, evaluated)
+            seconds["evaluate"] = evaluate_s
+        found = evaluated or Evaluated()
+        self.history.bytes_down += result.bytes_down + found.bytes_down
         self.history.add(report)
-        log.add(report, result.request, evaluated, seconds)
-        self._checkpoints.write(self.history, result, self.places.of)
+        records.log.add(report, result.request, found, seconds)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
         """The average, or else the models of those ``units``."""

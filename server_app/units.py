@@ -35,11 +35,11 @@ from collapipe.wire.messages import (
     StateReply,
 )
 from server_app import questions, reply_limit
-from server_app.attendance import ABSENT, SILENT, Attendance
 from server_app.labels import unfit_labels
 from server_app.places import Places
 from server_app.pulling import UNUSABLE
 from server_app.questions import Question, Size, check_size
+from server_app.roster import ABSENT, SILENT, Pause, Reported, Roster
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
 T = TypeVar("T")
@@ -74,13 +74,12 @@ class Units:
     bytes_down: int = 0
     arrived: dict[int, int] = field(default_factory=dict)
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
-    _calls: Attendance = field(default_factory=lambda: Attendance(1))  # of strangers, by node
+    _calls: dict[int, Pause] = field(default_factory=dict)  # when strangers are asked, by node
     _kept: Mapping[int, Kept] = field(default_factory=dict)  # of the run that goes on
     _owed: set[int] = field(default_factory=set)  # units that are yet to be restored
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
 
     def __post_init__(self) -> None:
-        self.attendance = Attendance(self.federation.miss_limit)
         digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
         self._setup = Setup(self.tokenizer, digests)
 
@@ -108,7 +107,7 @@ class Units:
         self._warn_left_out(failures)
         return dict(sorted((reply.unit, reply) for reply in told.values()))
 
-    def discover(self) -> tuple[ClusterState | Failure, ...]:
+    def discover(self) -> tuple[Reported, ...]:
         """Ask each node for its cluster's state, and give it the tokeniser and the frozen parts of
         the model that it lacks; what each unit answered, in their order.
 
@@ -126,7 +125,7 @@ class Units:
         self._strangers += later.keys() - self.places.barred
         for node, failure in {**later, **failures}.items():
             if failure.kind == SILENT:
-                self._calls.asked(node, 1, answered=False)
+                self._calls[node] = Pause().longer(1)
         failures = {**later, **failures}
         if not told:
             raise self._too_few(0, len(nodes), 1, failures)
@@ -140,13 +139,12 @@ class Units:
                 told[unit] = causes.get(unit, absent)
         return tuple(told[unit] for unit in range(num_units))
 
-    def ask_again(
-        self, round_: int, excluded: Collection[int]
-    ) -> dict[int, ClusterState | Failure]:
-        """Ask the ``excluded`` units that are due for their clusters' states, and nodes that have
-        come, or have sent nothing usable yet; unusable answers are left out.
+    def ask_again(self, round_: int, roster: Roster) -> tuple[dict[int, Reported], set[int]]:
+        """Ask units that are left out and due, nodes that are new, and nodes that have sent nothing
+        usable yet, for their clusters' states.
 
-        A node that comes may take the number of one that is gone: a box that was started anew.
+        Returns the usable states, and the known units that have sent none. A new node may take the
+        number of one that is gone: a box that was started anew.
         """
         online = set(self.grid.get_node_ids())
         self._met &= online
@@ -154,22 +152,21 @@ class Units:
         self._strangers = [node for node in self._strangers if node in online and node not in came]
         self._strangers += sorted(came)
         gone = {unit for unit, node in self.nodes.items() if node not in online}
-        asked = [node for node in self._strangers if self._calls.due(node, round_)]
+        calls = {node: self._calls.pop(node, Pause()) for node in self._strangers}
+        asked = [node for node, pause in calls.items() if round_ >= pause.until]
         told, failures = self._introduce(asked, gone, _AGAIN_S)
-        for node in asked:
-            answered = node not in failures or failures[node].kind != SILENT
-            self._calls.asked(node, round_, answered)
+        self._calls |= {node: pause for node, pause in calls.items() if node not in asked}
+        silent = (node for node, failure in failures.items() if failure.kind == SILENT)
+        self._calls |= {node: calls[node].longer(round_) for node in silent}
         self._warn_left_out({node: failures[node] for node in came & failures.keys()})
-        due = [unit for unit in excluded if unit not in told and self.attendance.due(unit, round_)]
-        known = {unit for unit in due if unit in self.nodes and unit not in gone}
+        due = {*roster.due(round_)} - told.keys() - gone
+        known = due & self.nodes.keys()
         answers = self._states_of(known)
         self._send_owed(answers)
         told |= {reply.unit: reply.state for reply in _apart(answers)[0].values()}
-        for unit in known | told.keys():
-            self.attendance.asked(unit, round_, answered=unit in told)
-        return told
+        return told, known - told.keys()
 
-    def states(self, units: Iterable[int]) -> dict[int, ClusterState | Failure]:
+    def states(self, units: Iterable[int]) -> dict[int, Reported]:
         """States of units that may have changed by what they were sent; unusable answers are left
         out."""
         answers = self._states_of(unit for unit in units if unit in self.nodes)
@@ -197,12 +194,13 @@ class Units:
 
     def kept(
         self,
-        excluded: Collection[int],
+        roster: Roster,
         most: Callable[[int], Mapping[str, int]],
         check: Callable[[int, Kept], None],
     ) -> Iterator[tuple[int, Kept | Failure]]:
-        """Ask each unit, except the ``excluded`` ones, for its state between rounds, such as its
-        optimiser's moments. Yield the states as they arrive, few of which are in memory together.
+        """Ask each unit that is not left out for its state between rounds, such as its optimiser's
+        moments. Yield the states as they arrive, few of which are in memory together. Units that
+        have missed rounds come last.
 
         A failure stands for the state of a unit that sends none, or one for which ``check`` raises
         ``WireError``; the log names it. ``most`` returns the bytes of each group that a unit may
@@ -215,8 +213,9 @@ class Units:
         def size(unit: int) -> Size:
             return questions.keep(most(unit)).size
 
-        units = self.nodes.keys() - set(excluded)
-        for unit, answer in self._ask_in_turn(questions.keep({}), units, request, size):
+        units = self.nodes.keys() - roster.excluded.keys()
+        order = sorted(units, key=lambda unit: (len(roster.missed.get(unit, ())), unit))
+        for unit, answer in self._ask_in_turn(questions.keep({}), order, request, size):
             failure = answer if isinstance(answer, Failure) else _fault(unit, answer, check)
             if failure is not None:
                 self._warn("the checkpoint has what it kept by the one before", {unit: failure})
@@ -231,7 +230,7 @@ class Units:
         """
         self._kept, self._owed = kept, kept.keys() | self.nodes.keys()
         failures, question = dict[int, Failure](), questions.restore()
-        for unit, answer in self._ask_in_turn(question, self.nodes.keys(), self._state_of):
+        for unit, answer in self._ask_in_turn(question, sorted(self.nodes), self._state_of):
             if isinstance(answer, Failure):
                 failures[unit] = answer
             else:
@@ -260,18 +259,15 @@ class Units:
     def _ask_in_turn(
         self,
         question: Question[T],
-        units: Collection[int],
+        order: Sequence[int],
         content: Callable[[int], RecordDict],
         size: Callable[[int], Size] | None = None,
     ) -> Iterator[tuple[int, T | Failure]]:
-        """As ``ask``, a few units at a time, so that memory has the messages of these alone.
-
-        All together take two timeouts at most: units that have missed rounds come last, and the
-        others need not wait for more than one that is silent.
+        """As ``ask``, a few units at a time in their ``order``, so that memory has the messages of
+        these alone. All together take two timeouts at most.
         """
         timeout_s = self.federation.round_timeout_s
         deadline = time.monotonic() + 2 * timeout_s
-        order = sorted(units, key=lambda unit: (self.attendance.misses(unit), unit))
         for group in _groups(order):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -287,7 +283,7 @@ class Units:
 
     def _introduce(
         self, nodes: Collection[int], gone: Collection[int], timeout_s: float = math.inf
-    ) -> tuple[dict[int, ClusterState | Failure], dict[int, Failure]]:
+    ) -> tuple[dict[int, Reported], dict[int, Failure]]:
         """States of the ``nodes`` that become known units, and why others do not, by node; the
         places of the units that are ``gone`` are free."""
         if not nodes:

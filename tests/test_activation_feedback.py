@@ -27,8 +27,8 @@ from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from pipeline.engine import Pipeline
+from server_app import roster
 from server_app.decoding.heads import Heads
-from server_app.rounds import failed_units
 
 FEEDBACK = "compression.feedback=true"
 INT4 = (FEEDBACK, "compression.activation=int4", "model.dropout=0", "federation.rounds=3")
@@ -301,7 +301,7 @@ def test_numbers_that_are_no_rows_cost_the_unit_its_round_and_nobody_else(
         return (HOSTILE[self.round - 1](numbers) if mine else numbers, *parts)
 
     monkeypatch.setattr(ChangeCoder, "encode", lying)
-    monkeypatch.setattr(failed_units, "_LONGEST_REST", 0)  # it may lie in every round
+    monkeypatch.setattr(roster, "_LONGEST_PAUSE", 1)  # it may lie in every round
     seen = watched(tmp_path, *INT4, f"federation.rounds={len(HOSTILE) + 1}")
     *lied, last = rounds(tmp_path)
     for line, both in zip(lied, seen, strict=False):

@@ -74,8 +74,9 @@ def run_histories(
 def _run(
     settings: Settings, rounds: int, states: Sequence[ClusterState], keep_losses: bool
 ) -> Iterator[ScheduledRound]:
-    scheduler = Scheduler(settings, states)
-    for each in dry_run(settings, scheduler, range(1, rounds + 1), keep_losses):
+    scheduler = Scheduler(settings)
+    start = scheduler.begin(states)
+    for each, _ in dry_run(settings, scheduler, start, range(1, rounds + 1), keep_losses):
         report = each.report
         yield ScheduledRound(
             report.cost.delay_s if report.cost else 0.0,

@@ -41,12 +41,12 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import kept_file
 from collapipe.wire.parts import pieces
 from server_app.records.summary import History
-from server_app.rounds.results import RoundResult, Store, TrainingState
+from server_app.rounds.results import RunState, Store, TrainingState
 from server_app.rounds.scheduler import SchedulerState
 from server_app.units import Kept
 
 _log = logging.getLogger(__name__)
-_FORMAT = 2
+_FORMAT = 3
 _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "latest", ".partial"
 _NAME = re.compile(r"[0-9]{6,}")
 _UNIT = re.compile(r"unit-(0|[1-9][0-9]*)\.safetensors")
@@ -221,20 +221,16 @@ class RunCheckpoints:
         self._tried(round_, lambda: self._files.begin(_name(round_)))
         return lambda unit, kept: self._store(round_, unit, kept)
 
-    def write(self, history: History, result: RoundResult, names: Mapping[str, int]) -> None:
+    def write(self, history: History, state: RunState, names: Mapping[str, int]) -> None:
         """Complete the round's checkpoint, if one is due. The round's lines and weights must be in
         the run's folder.
 
         A unit that is away, or whose state was refused, has in it its state by the checkpoint
         before.
         """
-        round_ = result.report.round
-        if not self._due(round_):
-            return
-        if result.model is None:  # no unit was asked
-            self.begin(round_)
-        self._tried(round_, lambda: self._complete(history, result, names))
-        self._stored = None
+        if self._due(round_ := history.num_rounds):
+            self._tried(round_, lambda: self._complete(history, state, names))
+            self._stored = None
 
     def _due(self, round_: int) -> bool:
         every, last = self._settings.federation.checkpoint_every, self._settings.federation.rounds
@@ -246,18 +242,18 @@ class RunCheckpoints:
             self._stored.add(unit)
         return self._stored is not None
 
-    def _complete(self, history: History, result: RoundResult, names: Mapping[str, int]) -> None:
+    def _complete(self, history: History, state: RunState, names: Mapping[str, int]) -> None:
         progress = Progress(
-            result.report.round,
+            history.num_rounds,
             time.perf_counter() - history.start,
             tokenizer_digest(self._tokenizer),
             self._folder.sizes(),
-            result.scheduler,
+            state.scheduler,
             replace(history, start=0.0),
             dict(names),
         )
         federation, before = self._settings.federation, self._files.kept
-        checkpoint = Checkpoint(self._settings.tree, progress, result.training_state())
+        checkpoint = Checkpoint(self._settings.tree, progress, state.training)
         for unit in before.keys() & {*range(federation.num_units)} - (self._stored or set()):
             self._files.add(checkpoint.name, unit, before[unit])
         self._files.write(checkpoint, federation.keep)

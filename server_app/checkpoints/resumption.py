@@ -15,7 +15,6 @@ from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
-from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, tokenizer_digest
 from server_app.places import Places
 from server_app.rounds.scheduler import SchedulerState
@@ -125,7 +124,8 @@ def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> st
     """Who is there for the first time and who is not there any more, such as ``; new:
     cyd``; empty where all are that were."""
     progress = checkpoint.progress
-    reported = {each.unit for each in progress.scheduler.reported if isinstance(each, ClusterState)}
+    clusters = progress.scheduler.roster.reported
+    reported = {each.unit for each in clusters if isinstance(each, ClusterState)}
     known = reported | progress.history.rounds.keys() | {*progress.names.values()}
     found = {"new": {*there} - known, "missing": known - {*there}}
     return "".join(
@@ -171,11 +171,11 @@ def _listed(found: Mapping[str, tuple[str, str]]) -> str:
 def _check_units(state: SchedulerState, num_units: int) -> None:
     """Raise ``ConfigError`` where its state is not one of ``num_units``, or would move a terminal's
     cursor."""
-    lists = (state.reported, state.queues, state.losses, state.environment.units)
+    lists = (state.roster.reported, state.queues, state.losses, state.environment.units)
     counts = [len(each) for each in lists]
     others = [
         unit
-        for unit, each in enumerate(state.reported)
+        for unit, each in enumerate(state.roster.reported)
         if isinstance(each, ClusterState) and each.unit != unit
     ]
     if set(counts) != {num_units} or others:
@@ -183,7 +183,7 @@ def _check_units(state: SchedulerState, num_units: int) -> None:
             f"checkpoint: reports, queues, losses and conditions of {counts} units, "
             f"federation.num_units={num_units}"
         )
-    failed = [each for each in state.reported if isinstance(each, Failure)]
+    failed = [*state.roster.excluded.values(), *state.roster.causes.values()]
     if not all(is_printable(each.kind + each.message) for each in failed):
         raise ConfigError("checkpoint: reports of units that are not printable")
 

@@ -2,7 +2,7 @@
 nobody else; and with the noise of its uplink (Lemma 2), for those who want to see it learn."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import Message, RecordDict
@@ -22,8 +22,8 @@ from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
 from server_app import questions
-from server_app.attendance import SILENT
 from server_app.questions import Question
+from server_app.roster import SILENT
 from server_app.rounds.kept import check_state
 from server_app.units import answered
 
@@ -32,23 +32,45 @@ _MOST = 1e100  # of what is averaged, so that no sum of it is infinite
 _ACTIONS = 3  # of a micro-batch in a segment: forward, backward, and its weights' part
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A unit's part of a round.
+
+    Attributes
+    ----------
+    weights, head_state
+        What the unit is sent: weights, and the optimiser's state of a head that it trains.
+    expected
+        Like what it returns in place of weights, without values; None: the weights themselves.
+    question
+        How large its reply may be.
+    message
+        The message to its node.
+    """
+
+    plan: ClusterPlan
+    weights: Tensors
+    head_state: Tensors
+    expected: Tensors | None
+    question: Question[TrainReply]
+    message: Message
+
+
 def received(
     message: Message | None,
-    plan: ClusterPlan,
-    sent: Tensors,
+    job: Job,
     seen: int | None,
     request: RoundRequest,
     settings: Settings,
-    masked: Tensors | None = None,
 ) -> TrainReply | Failure:
-    """A unit's reply with its weights whole, or why it cannot be used; ``masked`` is like what it
-    has in their place where updates are masked.
+    """A unit's reply with its weights whole, or why it cannot be used.
 
-    ``sent`` are the weights that the unit got. ``seen`` counts the target tokens that its head on
-    the server was trained on, 0 unless that saw all steps; None: it has none there.
+    ``seen`` counts the target tokens that the unit's head on the server was trained on, 0 unless
+    the head saw all steps; None: it has none there.
     """
     if message is None:
         return Failure(SILENT, f"no answer in {settings.federation.round_timeout_s:g} s")
+    plan = job.plan
 
     def whole(content: RecordDict) -> TrainReply:
         reply = records.unpack_reply(content)
@@ -56,14 +78,13 @@ def received(
         check_report(reply.report, plan.unit, seen, settings)
         check_traces(reply.report, plan.unit, most_traced(plan, request))
         sender = f"unit {plan.unit}"
-        check_head_state(reply.head_state, plan, sent, settings)
-        if masked is not None:
-            check_like(reply.weights, masked, sender)
+        check_head_state(reply.head_state, plan, job.weights, settings)
+        if job.expected is not None:
+            check_like(reply.weights, job.expected, sender)
             return reply
-        return replace(reply, weights=restore(reply.weights, sent, upload, sender))
+        return replace(reply, weights=restore(reply.weights, job.weights, upload, sender))
 
-    question = question_of(plan, request, sent, settings, masked)
-    reply = answered(message, replace(question, unpack=whole))
+    reply = answered(message, replace(job.question, unpack=whole))
     factor = settings.federation.channel_noise
     if isinstance(reply, Failure) or not factor:
         return reply
@@ -80,7 +101,8 @@ def question_of(
     settings: Settings,
     masked: Tensors | None,
 ) -> Question[TrainReply]:
-    """The question of a unit's round, with the size of the largest reply; as in ``received``."""
+    """The question of a unit's round, with the size of its largest reply; ``masked`` is as
+    ``Job.expected``."""
     upload = settings.compression.of(plan.uplink).upload
     weights = expected(sent, upload) if masked is None else masked
     heads = state_like(settings.optimizer, _sent_head(plan, sent, settings))

@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from collapipe.config import Settings
 from collapipe.report import RoundReport
 from collapipe.seeds import derive
+from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from optim.planner import RoundRequest
-from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.scheduler import Scheduler, SchedulerState
+from server_app.rounds.scheduler import Scheduler, SchedulerState, Trained
 from server_app.units import Kept
 
 
@@ -42,27 +42,56 @@ Store = Callable[[int, Kept], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class RoundResult:
-    """A round that is over: its report, what it was planned from, and wall time of its phases.
+class RunState:
+    """All that the next round depends on, beside the configuration and the seed."""
 
-    ``model`` is None where nothing was trained. ``bytes_down`` were sent since the last round and
-    are not of the round: weights that do not train, and states that were restored.
-    ``training_state`` is that of the server, without ``units``.
+    scheduler: SchedulerState
+    training: TrainingState = field(default_factory=TrainingState)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A unit that takes part from this round on: a ``new`` one, or one that is back."""
+
+    cluster: ClusterState
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """A round that is over.
+
+    Attributes
+    ----------
+    report
+        What happened in it.
+    request
+        What it was planned from.
+    seconds
+        Wall time of its phases on the server.
+    arrivals
+        Units that came before it.
+    bytes_down
+        Bytes sent since the last round that are not of the round: frozen weights, and states that
+        were restored.
     """
 
     report: RoundReport
     request: RoundRequest
     seconds: dict[str, float]
-    scheduler: SchedulerState
-    model: GlobalModel | None = None
+    arrivals: tuple[Arrival, ...] = ()
     bytes_down: int = 0
-    training_state: Callable[[], TrainingState] = TrainingState
 
 
 def dry_run(
-    settings: Settings, scheduler: Scheduler, rounds: Iterable[int], keep_losses: bool = False
-) -> Iterator[RoundResult]:
-    """Decide one round after the other and count what it costs; nothing is trained.
+    settings: Settings,
+    scheduler: Scheduler,
+    state: SchedulerState,
+    rounds: Iterable[int],
+    keep_losses: bool = False,
+) -> Iterator[tuple[RoundResult, SchedulerState]]:
+    """Decide one round after the other and count what it costs, from a ``state`` on; nothing is
+    trained. Yields each round, and the state after it.
 
     All units finish, with losses that are drawn anew in every round: strategies that look at losses
     choose by chance. With ``keep_losses`` each unit has one loss for all rounds, as where some
@@ -70,11 +99,10 @@ def dry_run(
     """
     for number in rounds:
         began = time.perf_counter()
-        decision = scheduler.decide(number)
+        decision = scheduler.decide(state, number)
         plan_s = time.perf_counter() - began
         rng = np.random.default_rng(derive(settings.seed, "losses", 0 if keep_losses else number))
-        losses = rng.random(settings.federation.num_units).tolist()
-        units = tuple(cluster.unit for cluster in decision.plan.clusters)
-        report = scheduler.end(decision, dict(enumerate(losses)), {}, plan_s, units=units)
-        seconds = {"plan": plan_s, "round": plan_s}
-        yield RoundResult(report, decision.request, seconds, scheduler.state)
+        losses = dict(enumerate(rng.random(settings.federation.num_units).tolist()))
+        state, report = scheduler.end(state, decision, Trained(losses), plan_s)
+        report = replace(report, units=tuple(each.unit for each in decision.plan.clusters))
+        yield RoundResult(report, decision.request, {"plan": plan_s, "round": plan_s}), state

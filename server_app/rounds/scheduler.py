@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,11 +31,10 @@ from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
 from optim.radio.channel import Fading
 from optim.verify import verify_plan
+from server_app.roster import Reported, Roster
 from server_app.rounds.estimates import RoundObservation, estimate
-from server_app.rounds.failed_units import FailedUnits
 from server_app.world.environment import Environment, EnvironmentState
 
-Reported = ClusterState | Failure
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -43,13 +42,14 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
     """What a round does, and what it was decided from; see ``RoundReport`` for ``skipped`` and
-    ``excluded``."""
+    ``excluded``. ``environment`` is the world in the round, which the next one follows."""
 
     request: RoundRequest
     plan: RoundPlan
     cost: RoundCost
     skipped: str | None
     excluded: dict[int, str]
+    environment: EnvironmentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,21 @@ class SchedulerState:
 
     Attributes
     ----------
-    reported
-        What each unit last said of its cluster.
+    roster
+        What each unit reported of its cluster, and who rests or is left out.
     queues
         Y_n; ``error_queues``: Q_n.
+    losses
+        The last training loss of each unit.
     observation
         What the last round showed; ``estimates``: what training has shown so far.
     clock_s
-        Of all rounds, modelled or measured.
+        Seconds of all rounds, modelled or measured.
     rounding
-        ρ of what each unit sends, as it measured it last; empty before the first round.
-    failed
-        Units that failed their last rounds although they were there.
+        ρ of what each unit sends, as it was measured last; empty before the first round.
     """
 
-    reported: tuple[Reported, ...]
+    roster: Roster
     queues: tuple[float, ...]
     losses: tuple[float | None, ...]
     environment: EnvironmentState
@@ -81,37 +81,52 @@ class SchedulerState:
     clock_s: float = 0.0
     error_queues: tuple[float, ...] = ()
     rounding: tuple[RoundingErrors, ...] = ()
-    failed: FailedUnits = field(default_factory=FailedUnits)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the scheduler learns from a round: losses and reports of the units that finished it,
+    what the round showed of the loss, and the bytes that each unit sent for a checkpoint."""
+
+    losses: Mapping[int, float]
+    reports: Mapping[int, ClusterReport] = field(default_factory=dict)
+    observation: RoundObservation | None = None
+    kept_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 class Scheduler:
-    """Round after round: the world as it is now → a request → a verified plan and its cost.
+    """Decides a round, and takes in what came of it: functions from state to state.
 
     Draws the world from generators of the seed and the round alone, so that all strategies see the
     same one under the same seed.
     """
 
-    def __init__(self, settings: Settings, reported: Sequence[Reported]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._planner: Planner = settings.planner
         self._environment: Environment = settings.build("environment")
         self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
-        units, checked = len(reported), tuple(map(self._checked, reported))
-        start = self._environment.start(
-            _clusters(checked), len(self._channels), self._generator("environment")
-        )
-        self.state = SchedulerState(checked, (0.0,) * units, (None,) * units, start)
 
-    def resume_from(self, state: SchedulerState) -> None:
-        """Go on from a checkpoint's state, with the units' clusters as they are now; the log names
-        units whose cluster is another one."""
-        pairs = [*zip(state.reported, self.state.reported, strict=True)]
+    def begin(self, reported: Sequence[Reported]) -> SchedulerState:
+        """The state before the first round, of units that have reported their clusters."""
+        roster = Roster(tuple(map(self._checked, reported)))
+        start = self._environment.start(
+            roster.clusters, len(self._channels), self._generator("environment")
+        )
+        return SchedulerState(roster, (0.0,) * len(reported), (None,) * len(reported), start)
+
+    def resumed(self, then: SchedulerState, now: Roster) -> SchedulerState:
+        """The state of a checkpoint, ``then``, with the clusters that units report ``now``; the log
+        names units whose cluster has changed. Units that were left out are asked again when the
+        checkpoint says."""
+        pairs = zip(then.roster.reported, now.reported, strict=True)
         changed = {
-            unit: now
-            for unit, (then, now) in enumerate(pairs)
-            if isinstance(then, ClusterState) and isinstance(now, ClusterState) and then != now
+            unit: new
+            for unit, (old, new) in enumerate(pairs)
+            if isinstance(old, ClusterState) and isinstance(new, ClusterState) and old != new
         }
-        others = [unit for unit in changed if not same_cluster(*pairs[unit])]
+        before = then.roster.reported
+        others = [unit for unit, new in changed.items() if not same_cluster(before[unit], new)]
         if others:
             _log.warning(
                 "%s: other devices, rows or bits than at the checkpoint: the run goes on with "
@@ -119,15 +134,16 @@ class Scheduler:
                 "with (cluster.file and the data's) and resume again",
                 few_of(f"unit {unit}" for unit in others),
             )
-        self.state = replace(state, reported=_updated(state.reported, changed))
+        return replace(then, roster=then.roster.updated(changed))
 
-    def decide(self, round_: int) -> RoundDecision:
-        """The round's plan, verified; the world moves on.
+    def decide(self, state: SchedulerState, round_: int) -> RoundDecision:
+        """The round's plan, verified.
 
-        Raises ``InfeasibleRoundError`` where there is none and ``federation.on_infeasible`` is
+        Raises ``InfeasibleRoundError`` if there is none and ``federation.on_infeasible`` is
         ``stop``.
         """
-        request, skipped = self._request(round_), None
+        request, environment = self._request(state, round_)
+        skipped = None
         try:
             plan = self._planner.plan_round(request, self._generator("plan", round_))
         except InfeasibleRoundError as error:
@@ -141,97 +157,58 @@ class Scheduler:
             )
         verify_plan(plan, request)
         self._check_chosen(plan)
-        excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
-        excluded |= self._resting(round_)
+        left_out = {u: f"{f.kind}: {f.message}" for u, f in state.roster.excluded.items()}
         # by the laws that the strategy plans by, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
         fading: Fading = getattr(self._planner, "fading", "none")
         uplink: str = getattr(self._planner, "uplink", "streamed")
         cost = round_cost(plan, request, latency, fading, uplink)
-        return RoundDecision(request, plan, cost, skipped, excluded)
-
-    @property
-    def excluded(self) -> dict[int, Failure]:
-        """Units that cannot be planned with, and why."""
-        reported = enumerate(self.state.reported)
-        return {unit: told for unit, told in reported if isinstance(told, Failure)}
-
-    @property
-    def clusters(self) -> tuple[ClusterState, ...]:
-        """What each unit last said of its cluster, be it that nothing is known."""
-        return _clusters(self.state.reported)
-
-    def note_failures(
-        self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
-    ) -> None:
-        """Who failed a round may have to rest from the next ones. Raises what ends the run where no
-        unit is left, see ``FailedUnits``."""
-        failed = self.state.failed.after(round_, failures, finished)
-        self.state = replace(self.state, failed=failed)
-        if not finished:
-            failed.check(round_, self._present)
-
-    @property
-    def _present(self) -> set[int]:
-        """Units that can be planned with."""
-        return {*range(len(self.state.reported))} - self.excluded.keys()
-
-    def _resting(self, round_: int) -> dict[int, str]:
-        return self.state.failed.resting(round_, self._present)
+        excluded = left_out | state.roster.resting(round_)
+        return RoundDecision(request, plan, cost, skipped, excluded, environment)
 
     def end(
-        self,
-        decision: RoundDecision,
-        losses: Mapping[int, float],
-        kept_bytes: Mapping[int, int],
-        measured_s: float,
-        observation: RoundObservation | None = None,
-        reports: Mapping[int, ClusterReport] | None = None,
-        **trained: Any,
-    ) -> RoundReport:
-        """The round is over: losses and reports of the units that finished, bytes that each unit
-        sent for its checkpoint, and what the round showed. ``trained`` are the report's fields that
-        training gives.
+        self, state: SchedulerState, decision: RoundDecision, trained: Trained, measured_s: float
+    ) -> tuple[SchedulerState, RoundReport]:
+        """The state after the round, and the parts of the round's report that the scheduler knows.
 
         With noise the next plans get no loss, gradient norm or rounding error: these depend on
         rows, and a plan decides which units take part, see ``collapipe.privacy.accounting``.
         """
-        reports, finished = reports or {}, losses.keys()
-        stem_rows = {unit: each.stem_rows for unit, each in reports.items()}
-        decision = replace(decision, cost=self._with_stem(decision, stem_rows))
-        told = {unit: each.rounding for unit, each in reports.items()}
+        finished, losses, observation = trained.losses.keys(), trained.losses, trained.observation
+        stem_rows = {unit: each.stem_rows for unit, each in trained.reports.items()}
+        cost = self._with_stem(decision, stem_rows)
+        told = {unit: each.rounding for unit, each in trained.reports.items()}
         found = {unit: each for unit, each in told.items() if each != RoundingErrors()}
         if self._settings.privacy.noise_multiplier:
             losses, observation, found = {}, None, {}
-        modelled, before = self._settings.federation.clock == "modelled", self.state
-        kept_s, estimates = self._sending_s(decision, kept_bytes), before.estimates
-        delay_s = decision.cost.delay_s + kept_s if modelled else measured_s
+        kept_s, estimates = self._sending_s(decision, trained.kept_bytes), state.estimates
+        modelled = self._settings.federation.clock == "modelled"
         if observation is not None:
-            estimates = estimate(estimates, before.observation, observation)
-        self.state = replace(
-            before,
-            queues=_next_queues(before.queues, decision.plan, finished),
-            error_queues=_next_error_queues(before.error_queues, decision.plan, finished),
-            losses=_updated(before.losses, losses),
+            estimates = estimate(estimates, state.observation, observation)
+        after = replace(
+            state,
+            queues=_next_queues(state.queues, decision.plan, finished),
+            error_queues=_next_error_queues(state.error_queues, decision.plan, finished),
+            losses=_updated(state.losses, losses),
+            environment=decision.environment,
             estimates=estimates,
-            observation=observation or before.observation,
-            clock_s=before.clock_s + delay_s,
-            rounding=self._measured(found),
+            observation=observation or state.observation,
+            clock_s=state.clock_s + (cost.delay_s + kept_s if modelled else measured_s),
+            rounding=_measured(state, found),
         )
-        return RoundReport(
+        return after, RoundReport(
             round=decision.plan.round,
             plan=decision.plan,
-            cost=decision.cost,
-            clock_s=self.state.clock_s,
+            cost=cost,
+            clock_s=after.clock_s,
             skipped=decision.skipped,
             excluded=decision.excluded,
-            queues=self.state.queues,
-            error_queues=self.state.error_queues,
-            estimates=self.state.estimates,
+            queues=after.queues,
+            error_queues=after.error_queues,
+            estimates=after.estimates,
             rounding=found,
-            checkpoint_bytes=sum(kept_bytes.values()),
+            checkpoint_bytes=sum(trained.kept_bytes.values()),
             checkpoint_s=kept_s,
-            **trained,
         )
 
     def _sending_s(self, decision: RoundDecision, sent: Mapping[int, int]) -> float:
@@ -257,10 +234,9 @@ class Scheduler:
         seconds = {u: stem_seconds(states[u], blocks, share, count) for u, count in rows.items()}
         return with_stem(decision.cost, seconds)
 
-    def update_states(self, reported: Mapping[int, Reported]) -> None:
-        """What units report of their clusters replaces what they reported before."""
-        checked = {unit: self._checked(told) for unit, told in reported.items()}
-        self.state = replace(self.state, reported=_updated(self.state.reported, checked))
+    def checked(self, reported: Mapping[int, Reported]) -> dict[int, Reported]:
+        """What units report, with a failure in place of a cluster that this run cannot plan."""
+        return {unit: self._checked(each) for unit, each in reported.items()}
 
     def _check_chosen(self, plan: RoundPlan) -> None:
         """Raise ``ConfigError`` where the strategy was to choose precisions, or where heads train,
@@ -314,13 +290,14 @@ class Scheduler:
             and activation in (payload.activation, "auto")
         )
 
-    def _request(self, round_: int) -> RoundRequest:
-        settings, state = self._settings, self.state
-        clusters, rng = self._known_clusters(), self._generator("environment", round_)
-        moved, resting = self._environment.step(self._fitting(clusters), rng), self._resting(round_)
-        self.state = replace(state, environment=moved)
-        now = self._environment.conditions(moved, clusters)
-        return RoundRequest(
+    def _request(self, state: SchedulerState, round_: int) -> tuple[RoundRequest, EnvironmentState]:
+        """What the round is planned from, and the world in it."""
+        settings, clusters = self._settings, self._known_clusters(state)
+        before = self._fitting(state.environment, clusters)
+        environment = self._environment.step(before, self._generator("environment", round_))
+        now = self._environment.conditions(environment, clusters)
+        resting = state.roster.resting(round_)
+        request = RoundRequest(
             round=round_,
             clusters=tuple(unknown_cluster(c.unit) if c.unit in resting else c for c in now),
             num_blocks=settings.model.num_blocks,
@@ -339,31 +316,27 @@ class Scheduler:
             estimates=state.estimates,
             error_queues=state.error_queues,
         )
+        return request, environment
 
-    def _measured(self, found: Mapping[int, RoundingErrors]) -> tuple[RoundingErrors, ...]:
-        """ρ of what each unit sends, after units have ``found`` it anew."""
-        if not found:
-            return self.state.rounding
-        before = self.state.rounding or (BENCHMARKED,) * len(self.state.reported)
-        return _updated(before, {unit: before[unit].updated(each) for unit, each in found.items()})
-
-    def _known_clusters(self) -> tuple[ClusterState, ...]:
+    def _known_clusters(self, state: SchedulerState) -> tuple[ClusterState, ...]:
         """As units reported them, with ρ of their payloads as it was measured."""
-        clusters = _clusters(self.state.reported)
-        if not self.state.rounding:
+        clusters = state.roster.clusters
+        if not state.rounding:
             return clusters
-        pairs = zip(clusters, self.state.rounding, strict=True)
+        pairs = zip(clusters, state.rounding, strict=True)
         return tuple(
             replace(each, uplink=_as_measured(each.uplink, errors, self._settings.compression))
             for each, errors in pairs
         )
 
-    def _fitting(self, clusters: Sequence[ClusterState]) -> EnvironmentState:
+    def _fitting(
+        self, before: EnvironmentState, clusters: Sequence[ClusterState]
+    ) -> EnvironmentState:
         """Conditions of the clusters as they are: one that was unknown, or has other devices than
         it had, begins anew."""
-        rng, before = self._generator("environment"), self.state.environment.units
+        rng = self._generator("environment")
         fresh = self._environment.start(clusters, len(self._channels), rng).units
-        pairs = zip(before, fresh, strict=True)
+        pairs = zip(before.units, fresh, strict=True)
         return EnvironmentState(
             tuple(old if len(old.devices) == len(new.devices) else new for old, new in pairs)
         )
@@ -372,11 +345,14 @@ class Scheduler:
         return np.random.default_rng(derive(self._settings.seed, *purpose))
 
 
-def _clusters(reported: Sequence[Reported]) -> tuple[ClusterState, ...]:
-    return tuple(
-        told if isinstance(told, ClusterState) else unknown_cluster(unit)
-        for unit, told in enumerate(reported)
-    )
+def _measured(
+    state: SchedulerState, found: Mapping[int, RoundingErrors]
+) -> tuple[RoundingErrors, ...]:
+    """ρ of what each unit sends, after units have ``found`` it anew."""
+    if not found:
+        return state.rounding
+    before = state.rounding or (BENCHMARKED,) * len(state.losses)
+    return _updated(before, {unit: before[unit].updated(each) for unit, each in found.items()})
 
 
 def _as_measured(

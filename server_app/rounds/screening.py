@@ -7,8 +7,10 @@ from statistics import median_low
 
 import torch
 
+from collapipe.privacy.clipping import update_norm, weights_norm
 from collapipe.tensors import Tensors
 from collapipe.wire.messages import Failure
+from server_app.rounds.global_model import GlobalModel
 
 OUTLYING = "OutlyingUpdate"
 """The kind of failure of a unit whose update is not averaged."""
@@ -32,6 +34,16 @@ class UpdateScreen:
 
     factor: float | None
     past: Tensors = field(default_factory=dict)
+
+    def judge(
+        self, ends: Mapping[int, Tensors], starts: Mapping[int, Tensors], model: GlobalModel
+    ) -> dict[int, Failure]:
+        """Units whose weights ``ends``, which were ``starts``, are not averaged with the others';
+        the ``model`` has the weights that were not sent."""
+        if self.factor is None:
+            return {}
+        norms = {unit: update_norm(end, model.weights | starts[unit]) for unit, end in ends.items()}
+        return self.outlying(norms, lambda: weights_norm(model.trained))
 
     def outlying(
         self, norms: Mapping[int, float], weights_norm: Callable[[], float]

@@ -1,42 +1,45 @@
 """What a round's units did together, for its report."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from collapipe.plan import ClusterPlan
 from collapipe.report import PIPELINE, ClusterReport
 from collapipe.sections import CompressionSettings
-from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.compression import upload_bytes
 from collapipe.wire.messages import TrainReply
-from server_app.rounds.secure_sum import SecureSum
+from server_app.rounds.aggregation import Aggregation
+from server_app.rounds.replies import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Bytes of the round's ``train`` messages, their replies and the decoder link; and ``figures``,
+    which are fields of ``RoundReport``."""
+
+    bytes_up: int
+    bytes_down: int
+    figures: dict[str, Any]
 
 
 def totals(
     finished: Mapping[int, TrainReply],
-    sent: Mapping[int, Tensors],
-    head_states: Mapping[int, Tensors],
-    plans: Collection[ClusterPlan],
+    jobs: Mapping[int, Job],
     compression: CompressionSettings,
-    masked: SecureSum | None,
-) -> dict[str, Any]:
-    """Fields of ``RoundReport``: sums, means and figures of the units that ``finished``, each of
-    which was ``sent`` weights and perhaps a head's optimiser state."""
+    aggregation: Aggregation,
+) -> Totals:
+    """Sums, means and figures of the units that ``finished`` their jobs."""
     reports = {unit: reply.report for unit, reply in finished.items()}
-    uplinks = {each.unit: each.uplink for each in plans}
-    down, up = (masked.bytes_down, masked.bytes_up) if masked else (0, 0)
+    up = down = 0
     for unit, reply in finished.items():
-        down += records.num_bytes(sent[unit]) + records.num_bytes(head_states[unit])
+        job, precision = jobs[unit], compression.of(jobs[unit].plan.uplink).upload
+        down += records.num_bytes(job.weights) + records.num_bytes(job.head_state)
         down += reply.report.link_bytes_down
-        upload = upload_bytes(sent[unit], compression.of(uplinks[unit]).upload)
-        up += masked.num_bytes(sent[unit]) if masked else upload
-        up += reply.report.link_bytes_up + records.num_bytes(reply.head_state)
-    return {
+        up += aggregation.upload_bytes(job.weights, precision) + reply.report.link_bytes_up
+        up += records.num_bytes(reply.head_state)
+    figures = {
         "samples": sum(each.samples for each in reports.values()),
         "target_tokens": sum(each.target_tokens for each in reports.values()),
-        "bytes_up": up,
-        "bytes_down": down,
         "pipeline_s": {
             unit: each.seconds[PIPELINE]
             for unit, each in reports.items()
@@ -47,6 +50,7 @@ def totals(
         "events": {unit: each.events for unit, each in reports.items() if each.events},
         "seconds": _mean_seconds([*reports.values()]),
     }
+    return Totals(up, down, figures)
 
 
 def _mean_seconds(reports: Sequence[ClusterReport]) -> dict[str, float]:

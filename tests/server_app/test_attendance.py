@@ -1,7 +1,7 @@
 """Units that miss rounds, leave, return as other nodes, or come late: what it costs the others."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,48 +10,66 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from resumed import differing
 
 from client_app.app import app
+from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import Failure
-from server_app.attendance import ABSENT, SILENT, Attendance
 from server_app.checkpoints.file import CheckpointFolder
 from server_app.grid import InlineGrid
+from server_app.roster import ABSENT, SILENT, Roster
 
 GONE = {1: Failure(ABSENT, "gone")}
 
 
+UNKNOWN = unknown_cluster(0)
+
+
+def roster() -> Roster:
+    """Two units that have reported."""
+    return Roster((UNKNOWN, UNKNOWN))
+
+
+def after(
+    was: Roster, round_: int, failures: Mapping[int, Failure], present: Collection[int], limit: int
+) -> Roster:
+    return was.after_absences(round_, failures, present=present, miss_limit=limit)
+
+
 def test_who_is_left_out_is_asked_again_ever_more_seldom() -> None:
-    attendance = Attendance(1)
-    assert attendance.end_round(1, GONE, {0}) == GONE
+    own = after(roster(), 1, GONE, {0}, 1)
+    assert own.excluded == GONE
     asked = []
     for round_ in range(2, 120):
-        if attendance.due(1, round_):
+        if own.due(round_):
             asked.append(round_)
-            attendance.asked(1, round_, answered=False)
+            own = own.called(round_, silent=own.due(round_), reported={})
     assert asked == [2, 4, 8, 16, 32, 64, 96]
-    attendance.asked(1, 120, answered=True)
-    assert attendance.due(1, 120)
+    own = own.called(120, silent=(), reported={1: UNKNOWN})
+    assert own == roster()
 
 
 @pytest.mark.parametrize("kind", [ABSENT, SILENT])
 def test_misses_count_in_a_row(kind: str) -> None:
-    attendance, missed = Attendance(2), {1: Failure(kind, "")}
-    assert not attendance.end_round(1, missed, {0})
-    assert not attendance.end_round(2, {}, {0, 1})
-    assert not attendance.end_round(3, missed, {0})
-    assert attendance.end_round(4, missed, {0}) == missed
+    own, missed = roster(), {1: Failure(kind, "")}
+    own = after(own, 1, missed, {0}, 2)
+    own = after(own, 2, {}, {0, 1}, 2)
+    own = after(own, 3, missed, {0}, 2)
+    assert not own.excluded
+    assert after(own, 4, missed, {0}, 2).excluded == missed
 
 
 def test_a_unit_misses_a_round_once_however_often_it_is_asked_in_it() -> None:
     """Its training, and what it keeps for the checkpoint."""
-    attendance, missed = Attendance(2), {1: Failure(SILENT, "")}
-    assert not attendance.end_round(1, missed, {0})
-    assert not attendance.end_round(1, missed, ())
-    assert attendance.end_round(2, missed, {0}) == missed
+    missed = {1: Failure(SILENT, "")}
+    own = after(roster(), 1, missed, {0}, 2)
+    own = after(own, 1, missed, (), 2)
+    assert not own.excluded
+    assert after(own, 2, missed, {0}, 2).excluded == missed
 
 
 def test_who_answers_with_an_error_misses_nothing() -> None:
-    assert not Attendance(1).end_round(1, {1: Failure("DataError", "no rows")}, {0})
+    failed = {1: Failure("DataError", "no rows")}
+    assert after(roster(), 1, failed, {0}, 1) == roster()
 
 
 class Moving(InlineGrid):

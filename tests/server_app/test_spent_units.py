@@ -7,22 +7,24 @@ from federated import play
 from flwr.app import Context, Message
 
 from client_app.app import app as client_app
+from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
-from server_app.attendance import SPENT, Attendance
-from server_app.rounds.failed_units import FailedUnits
+from server_app.roster import SPENT, Roster
 
 REFUSES = Failure(SPENT, "berlin takes no part: privacy.lifetime_epsilon=1 of its owner")
 
 
 def test_it_is_left_out_at_once_and_asked_again_later() -> None:
-    attendance = Attendance(miss_limit=3)
-    assert attendance.end_round(1, {1: REFUSES}, (0,)) == {1: REFUSES}
-    assert attendance.due(1, 2) and not attendance.due(1, 1)
+    roster = Roster((unknown_cluster(0), unknown_cluster(1)))
+    own = roster.after_absences(1, {1: REFUSES}, present=(0,), miss_limit=3)
+    assert own.excluded == {1: REFUSES}
+    assert (own.due(1), own.due(2)) == ([], [1])
 
 
 def test_it_has_failed_in_nothing() -> None:
-    assert FailedUnits().after(1, {1: REFUSES}, (0,)).in_a_row == {}
+    roster = Roster((unknown_cluster(0), unknown_cluster(1)))
+    assert not roster.after_failures(1, {1: REFUSES}, (0,)).failed
 
 
 def test_a_run_goes_on_without_it(tmp_path: Path) -> None:

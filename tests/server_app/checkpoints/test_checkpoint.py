@@ -29,6 +29,7 @@ from server_app.checkpoints.file import (
     nested,
 )
 from server_app.records.summary import History
+from server_app.roster import Roster
 from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.results import TrainingState
 from server_app.rounds.scheduler import SchedulerState
@@ -51,7 +52,7 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
         tokenizer="ab",
         sizes={"metrics.jsonl": 2**40},
         scheduler=SchedulerState(
-            reported=(unknown_cluster(0), Failure("WireError", "nonsense")),
+            roster=Roster((unknown_cluster(0), Failure("WireError", "nonsense"))),
             queues=(next(some), next(some)),
             losses=(None, next(some)),
             environment=EnvironmentState((unit, unit)),

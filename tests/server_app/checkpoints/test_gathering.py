@@ -21,11 +21,11 @@ from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from optim.cost import sending_s
 from server_app import questions, units
-from server_app.attendance import ABSENT, SILENT
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
 from server_app.grid import InlineGrid
 from server_app.records.summary import History
-from server_app.rounds.results import TrainingState
+from server_app.roster import ABSENT, SILENT, Roster
+from server_app.rounds.results import RunState
 from server_app.rounds.scheduler import SchedulerState
 from server_app.units import Kept, Units
 from server_app.world.environment import EnvironmentState
@@ -71,6 +71,10 @@ def state(unit: int) -> Kept:
     return {"optimizer": {"w/exp_avg": torch.full((25,), float(unit))}}
 
 
+def roster(num_units: int) -> Roster:
+    return Roster(tuple(map(unknown_cluster, range(num_units))))
+
+
 def most(unit: int) -> dict[str, int]:
     return {"optimizer": 2**16}
 
@@ -103,9 +107,10 @@ def test_memory_has_the_states_of_a_few_units(
 
     monkeypatch.setattr(questions, "keep", lambda most: replace(keep(most), unpack=unpacked))
     files.begin("000001")
+    without_3 = roster(UNITS).updated({3: Failure(ABSENT, "")})
     gc.disable()
     try:
-        for unit, kept in asked.kept({3}, most, lambda unit, kept: None):
+        for unit, kept in asked.kept(without_3, most, lambda unit, kept: None):
             assert not isinstance(kept, Failure)
             files.add("000001", unit, kept)
             del kept
@@ -125,7 +130,8 @@ def test_memory_has_the_states_of_a_few_units(
 
 def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_other() -> None:
     asked, groups = known(None, 20, round_timeout_s=60), list[list[int]]()
-    asked.attendance.end_round(1, {5: Failure(ABSENT, "")}, ())
+    away = {5: Failure(ABSENT, "")}
+    missed = roster(20).after_absences(1, away, present=(), miss_limit=2)
 
     def ask(
         question: object, contents: Mapping[int, object], timeout_s: float, sizes: object
@@ -137,7 +143,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
         return answers
 
     asked.ask = ask  # type: ignore[method-assign, assignment]
-    found = dict(asked.kept((), most, lambda unit, kept: None))
+    found = dict(asked.kept(missed, most, lambda unit, kept: None))
     assert [unit for group in groups for unit in group] == [u for u in range(20) if u != 5] + [5]
     assert [unit for unit, each in found.items() if isinstance(each, Failure)] == [2, 5]
 
@@ -158,7 +164,7 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
     asked.ask = ask  # type: ignore[method-assign, assignment]
     kinds = Counter(
         each.kind
-        for _, each in asked.kept((), most, lambda unit, kept: None)
+        for _, each in asked.kept(roster(40), most, lambda unit, kept: None)
         if isinstance(each, Failure)
     )
     assert (timeouts, now) == ([20.0, 10.0], [20.0])
@@ -187,6 +193,7 @@ def test_a_full_disk_costs_the_checkpoint_and_no_room(
     tokenizer = Mock(**{"pack.return_value": "{}"})
     folder = Mock(path=tmp_path, **{"sizes.return_value": {}})
     checkpoints = RunCheckpoints(settings, folder, tokenizer)
+    run_state = RunState(SchedulerState(Roster(()), (), (), EnvironmentState(())))
     for round_ in (1, 2, 3):
         store = checkpoints.begin(round_)
         assert store is not None
@@ -198,7 +205,7 @@ def test_a_full_disk_costs_the_checkpoint_and_no_room(
             assert store(0, state(0))
             assert round_ == 3 or store(1, state(1))
         with caplog.at_level(logging.WARNING):
-            checkpoints.write(History(0.0), result(round_), {})
+            checkpoints.write(History(0.0, num_rounds=round_), run_state, {})
     told = [each for each in caplog.messages if "no checkpoint is written" in each]
     assert len(told) == 1 and "round 2" in told[0]
     files = CheckpointFolder(tmp_path)
@@ -206,10 +213,3 @@ def test_a_full_disk_costs_the_checkpoint_and_no_room(
     assert not [*(tmp_path / "checkpoints").glob(".*")]
     # of unit 1 the last one has what it kept by the one before
     assert [*files.kept] == [0, 1] and files.kept[1]["optimizer"]["w/exp_avg"][0] == 1
-
-
-def result(round_: int) -> Mock:
-    """Of a round of which nothing but its number is written."""
-    state = SchedulerState((), (), (), EnvironmentState(()))
-    told = {"report.round": round_, "training_state.return_value": TrainingState()}
-    return Mock(scheduler=state, **told)

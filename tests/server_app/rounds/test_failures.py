@@ -33,9 +33,8 @@ from collapipe.wire.messages import Failure, TrainReply
 from optim.planner import RoundRequest
 from pipeline.engine import Pipeline
 from server_app import questions
-from server_app.attendance import SILENT
 from server_app.decoding import heads
-from server_app.rounds.failed_units import FailedUnits
+from server_app.roster import ABSENT, SILENT, Roster
 from server_app.rounds.replies import check_traces, most_traced
 
 
@@ -310,21 +309,21 @@ def test_a_unit_that_is_chosen_first_and_fails_rests_ever_longer(
 
 
 def test_who_rests_and_that_not_everybody_does() -> None:
-    failures, failed = {1: Failure("WireError", "it lies")}, FailedUnits()
-    until = []
+    failures, gone = {1: Failure("WireError", "it lies")}, Failure(ABSENT, "gone")
+    both = roster = Roster((unknown_cluster(0), unknown_cluster(1)))
+    rests = []
     for round_ in (1, 2, 4, 8, 16, 32, 64, 96):
-        failed = failed.after(round_, failures, {0})
-        until.append(failed.until[1] - round_ - 1)
-    assert until == [0, 1, 3, 7, 15, 31, 31, 31]
-    assert failed.resting(97, {0, 1}).keys() == {1}
-    assert not failed.resting(97, {1}) and not failed.resting(97, {0})
-    failed = failed.after(128, {}, {0, 1})
-    assert failed == FailedUnits()
-    silent = failed.after(1, {1: Failure(SILENT, "")}, {})
-    assert not silent.until
+        roster = roster.after_failures(round_, failures, {0})
+        rests.append(roster.failed[1].until - round_ - 1)
+    assert rests == [0, 1, 3, 7, 15, 31, 31, 31]
+    assert roster.resting(97).keys() == {1}
+    assert not roster.updated({0: gone}).resting(97) and not roster.updated({1: gone}).resting(97)
+    assert roster.after_failures(128, {}, {0, 1}) == both
+    silent = both.after_failures(1, {1: Failure(SILENT, "")}, {})
+    assert not silent.failed
+    silent.check(1)
     with pytest.raises(RoundFailedError, match="unit 1: Timeout"):
-        silent.check(1, {1})
-    silent.check(1, {0, 1})
+        silent.updated({0: gone}).check(1)
 
 
 def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collapipe.rounding import RoundingErrors
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Estimates, Payload, Uplink
 from optim.planner import RoundRequest
 from server_app.rounds.estimates import RoundObservation
-from server_app.rounds.scheduler import Scheduler
+from server_app.rounds.scheduler import Scheduler, Trained
 
 NOISY = "privacy=private", "federation.num_units=3", "compression.upload=auto"
 PLAIN = (*NOISY, "privacy.noise_multiplier=0", "privacy.max_epsilon=null")
@@ -35,17 +35,17 @@ def after_a_round(
 ) -> tuple[RoundRequest, RoundPlan]:
     """What the second round is planned from, and its plan."""
     settings, _ = settings_of(tmp_path, overrides)
-    scheduler = Scheduler(settings, [cluster(unit) for unit in range(3)])
+    scheduler = Scheduler(settings)
+    state = scheduler.begin([cluster(unit) for unit in range(3)])
     reports = {
         unit: ClusterReport(
             unit, (loss,), 6, 6, squared_norms=(loss,), rounding=RoundingErrors({}, {"int8": loss})
         )
         for unit, loss in losses.items()
     }
-    report = scheduler.end(
-        scheduler.decide(1), losses, {}, 1.0, RoundObservation(1.0, 2.0, 3.0), reports
-    )
-    second = scheduler.decide(2)
+    trained = Trained(losses, reports, RoundObservation(1.0, 2.0, 3.0))
+    state, report = scheduler.end(state, scheduler.decide(state, 1), trained, 1.0)
+    second = scheduler.decide(state, 2)
     assert report.estimates == second.request.estimates
     return second.request, second.plan
 

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,8 +14,9 @@ from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
 
 from client_app.app import app as client_app
+from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.report import ClusterReport
+from collapipe.report import ClusterReport, RoundReport
 from collapipe.rounding import BENCHMARKED, RoundingErrors
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
@@ -23,7 +24,8 @@ from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS
-from server_app.rounds.scheduler import RoundDecision, Scheduler, same_cluster
+from server_app.roster import Reported
+from server_app.rounds.scheduler import RoundDecision, Scheduler, Trained, same_cluster
 
 MOBILE = (
     "environment=mobile",
@@ -46,17 +48,39 @@ def cluster(unit: int, speed: float = 1.0) -> ClusterState:
     return ClusterState(unit, devices, 10, Uplink(0.5, 10.0, 1e6, 1e6, (0.9, 0.8)))
 
 
-def scheduler(tmp_path: Path, *overrides: str, units: int = 4) -> Scheduler:
+class Rounds:
+    """A scheduler and its state after the last round."""
+
+    def __init__(self, settings: Settings, reported: Sequence[Reported]) -> None:
+        self._scheduler = Scheduler(settings)
+        self.state = self._scheduler.begin(reported)
+
+    def decide(self, round_: int) -> RoundDecision:
+        return self._scheduler.decide(self.state, round_)
+
+    def end(
+        self,
+        decision: RoundDecision,
+        losses: Mapping[int, float],
+        measured_s: float = 0.0,
+        **trained: Any,
+    ) -> RoundReport:
+        came = Trained(losses, **trained)
+        self.state, report = self._scheduler.end(self.state, decision, came, measured_s)
+        return report
+
+
+def scheduler(tmp_path: Path, *overrides: str, units: int = 4) -> Rounds:
     settings, _ = settings_of(tmp_path / "unused", [*MOBILE, *overrides])
-    return Scheduler(settings, [cluster(unit, 1 + unit / 4) for unit in range(units)])
+    return Rounds(settings, [cluster(unit, 1 + unit / 4) for unit in range(units)])
 
 
-def play(scheduler: Scheduler, rounds: int) -> list[RoundDecision]:
+def play(scheduler: Rounds, rounds: int) -> list[RoundDecision]:
     decisions = []
     for number in range(1, rounds + 1):
         decisions.append(scheduler.decide(number))
         taken = [each.unit for each in decisions[-1].plan.clusters]
-        scheduler.end(decisions[-1], dict.fromkeys(taken, 1.0), {}, 0.0)
+        scheduler.end(decisions[-1], dict.fromkeys(taken, 1.0))
     return decisions
 
 
@@ -110,7 +134,7 @@ def test_the_clock_adds_what_rounds_cost(tmp_path: Path) -> None:
     decisions = play(own, 10)
     assert own.state.clock_s == pytest.approx(sum(each.cost.delay_s for each in decisions))
     real = scheduler(tmp_path, "federation.clock=real")
-    real.end(real.decide(1), {}, {}, 2.5)
+    real.end(real.decide(1), {}, 2.5)
     assert real.state.clock_s == 2.5
 
 
@@ -118,17 +142,17 @@ def test_the_clock_adds_what_units_send_for_a_checkpoint(tmp_path: Path) -> None
     """A unit that is in no plan sends, too. What was measured has these seconds already."""
     own, real = scheduler(tmp_path), scheduler(tmp_path, "federation.clock=real")
     decision = own.decide(1)
-    told = own.end(decision, {}, dict.fromkeys(range(4), 10**6), 2.5)
+    told = own.end(decision, {}, 2.5, kept_bytes=dict.fromkeys(range(4), 10**6))
     assert told.checkpoint_bytes == 4 * 10**6 and told.checkpoint_s > 0
     assert told.clock_s == decision.cost.delay_s + told.checkpoint_s
-    assert real.end(real.decide(1), {}, {0: 10**6}, 2.5).clock_s == 2.5
+    assert real.end(real.decide(1), {}, 2.5, kept_bytes={0: 10**6}).clock_s == 2.5
 
 
 def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Path) -> None:
     poor = [replace(cluster(unit), uplink=Uplink(0.5, 1e-9, 1e6, 0, (0.9, 0.8))) for unit in (0, 1)]
     overrides = [*MOBILE, "environment=static", "federation.num_units=2"]
     settings, _ = settings_of(tmp_path / "unused", overrides)
-    own = Scheduler(settings, poor)
+    own = Rounds(settings, poor)
     first, second = play(own, 2)
     assert first.plan.clusters == second.plan.clusters == ()
     assert "energy" in str(first.skipped)
@@ -137,7 +161,7 @@ def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Pa
     assert own.state.clock_s == 0
     settings, _ = settings_of(tmp_path / "unused", [*overrides, "federation.on_infeasible=stop"])
     with pytest.raises(InfeasibleRoundError, match=r"^round 1: "):
-        Scheduler(settings, poor).decide(1)
+        Rounds(settings, poor).decide(1)
 
 
 def test_queues_of_a_strategy_that_says_nothing_of_failures_are_those_of_its_plan(
@@ -202,13 +226,13 @@ def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
     tmp_path: Path, nonsense: ClusterState | Failure
 ) -> None:
     settings, _ = settings_of(tmp_path / "unused", [*MOBILE, "environment=static"])
-    own = Scheduler(settings, [cluster(0), nonsense, cluster(2), cluster(3)])
+    own = Rounds(settings, [cluster(0), nonsense, cluster(2), cluster(3)])
     for decision in play(own, 6):
         assert list(decision.excluded) == [1]
         assert 1 not in {each.unit for each in decision.plan.clusters}
         assert len(decision.plan.clusters) == 2
     assert own.state.queues[1] == max(own.state.queues)
-    own.update_states({1: cluster(1)})
+    own.state = replace(own.state, roster=own.state.roster.updated({1: cluster(1)}))
     decision = own.decide(7)
     assert decision.excluded == {}
     assert 1 in {each.unit for each in decision.plan.clusters}  # its queue is the longest
@@ -225,11 +249,11 @@ def offering(unit: int, energy_j: float = 10.0) -> ClusterState:
     return replace(cluster(unit), uplink=uplink)
 
 
-def offered(tmp_path: Path, energy_j: float = 10.0, *options: str) -> Scheduler:
+def offered(tmp_path: Path, energy_j: float = 10.0, *options: str) -> Rounds:
     world = "environment=static", "compression=auto", "federation.num_units=2"
     overrides = [*MOBILE, *world, *options]
     settings, _ = settings_of(tmp_path / "unused", overrides)
-    return Scheduler(settings, [offering(unit, energy_j) for unit in (0, 1)])
+    return Rounds(settings, [offering(unit, energy_j) for unit in (0, 1)])
 
 
 def test_a_unit_that_failed_adds_nothing_to_what_coarse_ones_owe(tmp_path: Path) -> None:
@@ -238,11 +262,11 @@ def test_a_unit_that_failed_adds_nothing_to_what_coarse_ones_owe(tmp_path: Path)
     assert own.state.error_queues == pytest.approx((2.0, 2.0))  # 3e-3 of 1e-3
     decision = own.decide(2)
     assert len(decision.plan.clusters) == 2
-    report = own.end(decision, {0: 1.0}, {}, 0.0)
+    report = own.end(decision, {0: 1.0})
     assert own.state.error_queues == pytest.approx((decision.plan.error_queues[0], 1.0))
     assert report.error_queues == own.state.error_queues
     first = offered(tmp_path)
-    first.end(first.decide(1), {1: 1.0}, {}, 0.0)
+    first.end(first.decide(1), {1: 1.0})
     assert first.state.error_queues == pytest.approx((0.0, 2.0))
 
 
@@ -253,17 +277,17 @@ def test_what_units_measured_of_rounding_is_planned_with(tmp_path: Path) -> None
     measured = ClusterReport(0, (1.0,), 1, 1, rounding=found)
     unknown = ClusterReport(1, (1.0,), 1, 1)
     told = {0: measured, 1: unknown}
-    report = own.end(own.decide(1), {0: 1.0, 1: 1.0}, {}, 0.0, reports=told)
+    report = own.end(own.decide(1), {0: 1.0, 1: 1.0}, reports=told)
     assert report.rounding == {0: found}
     first, second = own.decide(2).request.clusters
     assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 0.75]
     benchmarked = BENCHMARKED.activation["int4"] + BENCHMARKED.upload["int4"]
     assert [p.gradient_error for p in second.uplink.payloads] == [0.0, benchmarked]
     again = ClusterReport(0, (1.0,), 1, 1, rounding=RoundingErrors({}, {"int4": 0.125}))
-    own.end(own.decide(3), {0: 1.0}, {}, 0.0, reports={0: again})
+    own.end(own.decide(3), {0: 1.0}, reports={0: again})
     first, _ = own.decide(4).request.clusters
     assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 0.375]
-    assert own.state.reported == offered(tmp_path).state.reported  # what units told stays
+    assert own.state.roster == offered(tmp_path).state.roster  # what units told stays
 
 
 @pytest.mark.parametrize("error", [1e-300, 1e-19, 0.0, 1e17])
@@ -272,7 +296,7 @@ def test_no_error_that_a_unit_tells_ends_the_run(tmp_path: Path, error: float) -
     own = offered(tmp_path)
     told = dict.fromkeys(get_args(Precision), error)
     report = ClusterReport(0, (1.0,), 1, 1, rounding=RoundingErrors(told, told))
-    own.end(own.decide(1), {0: 1.0}, {}, 0.0, reports={0: report})
+    own.end(own.decide(1), {0: 1.0}, reports={0: report})
     first, _ = own.decide(2).request.clusters
     assert [p.activation for p in first.uplink.payloads] == ["float32", "int4"]
     assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 1.0 if error > 1 else 0.0]
@@ -285,7 +309,7 @@ def test_a_precision_is_chosen_by_what_the_unit_measured(tmp_path: Path) -> None
     def after(error: float) -> dict[int, str]:
         rounding = RoundingErrors({"int4": error / 2}, {"int4": error / 2})
         report = ClusterReport(0, (1.0,), 1, 1, rounding=rounding)
-        own.end(own.decide(1), {0: 1.0}, {}, 0.0, reports={0: report})
+        own.end(own.decide(1), {0: 1.0}, reports={0: report})
         return {each.unit: each.uplink.activation for each in own.decide(2).plan.clusters}
 
     assert after(3e-3) == {0: "float32", 1: "float32"}
@@ -295,10 +319,10 @@ def test_a_precision_is_chosen_by_what_the_unit_measured(tmp_path: Path) -> None
 
 def test_a_round_that_is_skipped_repays_what_is_owed(tmp_path: Path) -> None:
     own = offered(tmp_path, energy_j=1e-12)
-    own.resume_from(replace(own.state, error_queues=(2.5, 0.5)))
+    own.state = replace(own.state, error_queues=(2.5, 0.5))
     decision = own.decide(1)
     assert decision.skipped
-    own.end(decision, {}, {}, 0.0)
+    own.end(decision, {})
     assert own.state.error_queues == (1.5, 0.0)
 
 
@@ -317,9 +341,9 @@ def test_a_unit_that_offers_what_nobody_asked_for_sits_out(
     """It must neither choose what the configuration sets, nor end the run of the others."""
     overrides = [*MOBILE, "environment=static", "federation.num_units=2", *options]
     settings, _ = settings_of(tmp_path / "unused", overrides)
-    own = Scheduler(settings, [cluster(0), told])
-    assert own.excluded[1].kind == "WireError"
-    assert "compression.activation=" in own.excluded[1].message
+    left_out = Rounds(settings, [cluster(0), told]).state.roster.excluded
+    assert left_out[1].kind == "WireError"
+    assert "compression.activation=" in left_out[1].message
 
 
 def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:

@@ -1,0 +1,244 @@
+"""How the updates of a round become the next model: an average, a clipped sum with noise, or a sum
+of masked updates."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flwr.app import RecordDict
+
+from collapipe.config import Settings
+from collapipe.seeds import derive
+from collapipe.tensors import Tensors
+from collapipe.wire.compression import upload_bytes
+from collapipe.wire.messages import Failure
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.private_mean import ClippedSum, PrivateMean
+from server_app.rounds.secure_sum import SecureSum
+from server_app.units import Units
+
+OnAccount = Callable[[Mapping[int, int]], None]  # takes the rounds that ε counts of each unit
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Units that can train in a round, with what their messages need in addition; and why others
+    of the plan cannot."""
+
+    messages: Mapping[int, RecordDict]
+    failures: Mapping[int, Failure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What the units that finished a round returned.
+
+    Attributes
+    ----------
+    models
+        The weights of each unit that trained, or its masked update.
+    shares
+        Each unit's weight in an average, not normalised.
+    common
+        Tensors that all units trained together, which are not averaged.
+    """
+
+    models: Mapping[int, Tensors]
+    shares: Mapping[int, float]
+    common: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """What came of a round's updates.
+
+    Attributes
+    ----------
+    moved
+        ‖θ(t+1) − θ(t)‖; None if nothing was averaged.
+    skipped
+        Why the updates were not used, if they were not.
+    late
+        Units that failed after their updates had arrived.
+    bytes_up, bytes_down
+        Bytes of the round's messages except ``train`` and its replies.
+    """
+
+    moved: float | None = None
+    skipped: str | None = None
+    late: Mapping[int, Failure] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Aggregation(Protocol):
+    """A round's aggregation: ``open`` before units train, ``close`` with what they returned.
+
+    ``clip_norm`` bounds the norm of each update; None: units do not clip. ``epsilon`` is ε of all
+    rounds so far; None without noise. ``independent`` says whether a unit that fails fails by
+    itself.
+    """
+
+    independent: bool
+
+    @property
+    def clip_norm(self) -> float | None: ...
+
+    @property
+    def epsilon(self) -> float | None: ...
+
+    def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
+        """Prepare the ``planned`` units, at least one, for the round. Raises ``BudgetSpentError``
+        if a further round would exceed ``privacy.max_epsilon``."""
+
+    def expected(self, sent: Tensors) -> Tensors | None:
+        """What a unit that was ``sent`` these weights returns in their place, without values; None:
+        the weights themselves."""
+
+    def upload_bytes(self, sent: Tensors, precision: str) -> int:
+        """Bytes of a unit's update."""
+
+    def close(self, round_: int, updates: Updates) -> Aggregated:
+        """Make the next model of the updates of the units that finished. Raises
+        ``NonFiniteLossError`` if a weight would not be finite; the model is then unchanged."""
+
+    def pack(self) -> Tensors:
+        """What lasts from round to round, for a checkpoint."""
+
+    def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
+        """Go on from a checkpoint; ``account`` has all rounds that ε counts of each unit."""
+
+
+class Averaging:
+    """Federated averaging, or each unit's own model if the framework does not aggregate."""
+
+    independent = True
+    clip_norm: float | None = None
+    epsilon: float | None = None
+
+    def __init__(self, model: GlobalModel) -> None:
+        self._model = model
+
+    def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
+        return Ready({unit: RecordDict() for unit in planned})
+
+    def expected(self, sent: Tensors) -> Tensors | None:
+        return None
+
+    def upload_bytes(self, sent: Tensors, precision: str) -> int:
+        return upload_bytes(sent, precision)
+
+    def close(self, round_: int, updates: Updates) -> Aggregated:
+        if not updates.models:
+            return Aggregated(skipped="every unit failed")
+        moved = self._model.learn(round_, updates.models, updates.shares, updates.common)
+        return Aggregated(moved)
+
+    def pack(self) -> Tensors:
+        return {}
+
+    def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
+        """Averages remember nothing."""
+
+
+class PrivateAveraging:
+    """The mean of clipped updates, with noise that ε counts; see ``PrivateMean``."""
+
+    independent = True
+
+    def __init__(
+        self, model: GlobalModel, settings: Settings, mean: PrivateMean, on_account: OnAccount
+    ) -> None:
+        self._model, self._settings, self._mean = model, settings, mean
+        self._on_account = on_account
+
+    @property
+    def clip_norm(self) -> float | None:
+        return self._mean.clip_norm
+
+    @property
+    def epsilon(self) -> float | None:
+        return self._mean.epsilon
+
+    def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
+        self._mean.check(planned)
+        return Ready({unit: RecordDict() for unit in planned})
+
+    def expected(self, sent: Tensors) -> Tensors | None:
+        return None
+
+    def upload_bytes(self, sent: Tensors, precision: str) -> int:
+        return upload_bytes(sent, precision)
+
+    def close(self, round_: int, updates: Updates) -> Aggregated:
+        if not updates.models:
+            return Aggregated(skipped="every unit failed")
+        summed = self._mean.summed(updates.models.values(), self._model.trained)
+        return Aggregated(self._moved(round_, updates.models, summed))
+
+    def pack(self) -> Tensors:
+        return self._mean.packed()
+
+    def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
+        if packed:
+            self._mean.restore(packed, account)
+
+    def _moved(self, round_: int, units: Collection[int], summed: ClippedSum) -> float:
+        """Move the model by the sum, with noise; the account is written before that is visible."""
+        seed = derive(self._settings.privacy.noise_seed or 0, "privacy", round_)
+        mean = self._mean.mean(summed, self._model.trained, seed)
+        if self._settings.privacy.noise_by == "server":
+            self._count(units)
+        return self._model.move(round_, mean)
+
+    def _count(self, units: Collection[int]) -> None:
+        if self._settings.privacy.noise_multiplier:
+            self._mean.count(units)
+            self._on_account(self._mean.rounds)
+
+
+class MaskedAveraging(PrivateAveraging):
+    """As ``PrivateAveraging``, of updates that are masked: the server learns their sum alone."""
+
+    independent = False
+    _sum: SecureSum  # of the round
+
+    def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
+        super().open(units, round_, planned)
+        self._sum = SecureSum(
+            settings=self._settings,
+            units=units,
+            round_=round_,
+            planned=planned,
+            clip_norm=self._mean.clip_norm,
+            before_sum=self._before_sum,
+        )
+        self._sum.open()
+        return Ready(self._sum.requests, self._sum.failures)
+
+    def expected(self, sent: Tensors) -> Tensors | None:
+        return self._sum.expected(sent)
+
+    def upload_bytes(self, sent: Tensors, precision: str) -> int:
+        return self._sum.num_bytes(sent)
+
+    def close(self, round_: int, updates: Updates) -> Aggregated:
+        summed = self._sum.sum(updates.models, self._model.trained)
+        moved = self._moved(round_, updates.models, summed) if summed else None
+        own = self._sum
+        return Aggregated(moved, own.skipped, own.failures, own.bytes_up, own.bytes_down)
+
+    def _before_sum(self, units: Collection[int]) -> None:
+        """The server is about to learn a masked sum of ``units``. If units add the noise, the
+        server is trusted with no more than that: the round counts, whatever comes of it."""
+        if self._settings.privacy.noise_by == "units":
+            self._count(units)
+
+
+def aggregation_of(settings: Settings, model: GlobalModel, on_account: OnAccount) -> Aggregation:
+    """The aggregation that the options choose."""
+    if settings.privacy.clip_norm is None:
+        return Averaging(model)
+    kind = MaskedAveraging if settings.privacy.secure_aggregation else PrivateAveraging
+    mean = PrivateMean(settings.privacy, settings.privacy.clip_norm)
+    return kind(model, settings, mean, on_account)
