@@ -27,6 +27,7 @@ from collapipe.state import (
     EnergyBudget,
     MemoryBudget,
     Uplink,
+    unknown_cluster,
 )
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, TrainReply
