@@ -6,6 +6,7 @@ from typing import Self
 
 from collapipe.errors import (
     BudgetSpentError,
+    Called,
     CollaPipeError,
     NonFiniteLossError,
     RoundFailedError,
@@ -19,6 +20,7 @@ ABSENT, SILENT, SPENT = "Absent", "Timeout", BudgetSpentError.__name__
 """Kinds of failures of a unit that has left, of one that does not answer, and of one whose owner
 allows no further round."""
 AWAY = ABSENT, SILENT, SPENT
+NOT_ASKED = "NotAsked"
 _LONGEST_PAUSE = 32  # rounds
 Reported = ClusterState | Failure
 
@@ -35,6 +37,27 @@ class Pause:
         return type(self)(self.times + 1, round_ + min(2**self.times, _LONGEST_PAUSE))
 
 
+@dataclass
+class Silences:
+    """Whom to ask a question of one kind that takes everybody's time if one unit is silent, such
+    as for a checkpoint: a unit that was silent is not asked 0, 1, 3, … further times, at most 31.
+    """
+
+    _calls: dict[int, Pause] = field(default_factory=dict)
+    _count: int = 0
+
+    def due(self, units: Collection[int]) -> set[int]:
+        """The units that are asked this time."""
+        self._count += 1
+        return {unit for unit in units if self._count >= self._calls.get(unit, Pause()).until}
+
+    def note(self, unit: int, answer: object) -> None:
+        """A unit that was asked this time gave this answer."""
+        pause = self._calls.pop(unit, Pause())
+        if isinstance(answer, Failure) and answer.kind == SILENT:
+            self._calls[unit] = pause.longer(self._count)
+
+
 @dataclass(frozen=True, slots=True)
 class Roster:
     """All that is known of who takes part; N units, by their numbers.
@@ -48,6 +71,8 @@ class Roster:
     ----------
     reported
         The cluster that each unit reported last; a ``Failure`` leaves the unit out.
+    last
+        The last round of which it is known who was absent.
     missed
         Rounds in a row that a unit has missed. A round counts once, though a unit may miss its
         training and its checkpoint.
@@ -60,6 +85,7 @@ class Roster:
     """
 
     reported: tuple[Reported, ...]
+    last: int = 0
     missed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     calls: Mapping[int, Pause] = field(default_factory=dict)
     failed: Mapping[int, Pause] = field(default_factory=dict)
@@ -77,6 +103,11 @@ class Roster:
             each if isinstance(each, ClusterState) else unknown_cluster(unit)
             for unit, each in enumerate(self.reported)
         )
+
+    @property
+    def absent(self) -> set[int]:
+        """Units that have missed the last round."""
+        return {unit for unit, rounds in self.missed.items() if self.last in rounds}
 
     def updated(self, reported: Mapping[int, Reported]) -> Self:
         """The roster after units have reported their clusters, or were left out."""
@@ -115,7 +146,7 @@ class Roster:
                 if failure.kind == SPENT or len(missed[unit]) >= miss_limit:
                     left_out[unit] = failure
         calls = self._longer_calls(round_, left_out, back=())
-        return replace(self.updated(left_out), missed=missed, calls=calls)
+        return replace(self.updated(left_out), last=round_, missed=missed, calls=calls)
 
     def after_failures(
         self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
@@ -141,7 +172,7 @@ class Roster:
             for unit in units
         }
 
-    def check(self, round_: int) -> None:
+    def check(self, round_: int, called: Called) -> None:
         """Raise what ends the run if all units that are present have failed, one after the other,
         since any has finished a round.
 
@@ -149,7 +180,7 @@ class Roster:
         ``RoundFailedError``.
         """
         if self._present <= self.causes.keys():
-            raise _nobody_finished(round_, self.causes)
+            raise _nobody_finished(round_, self.causes, called)
 
     @property
     def _present(self) -> set[int]:
@@ -162,8 +193,12 @@ class Roster:
         return calls | {unit: calls.get(unit, Pause()).longer(round_) for unit in silent}
 
 
-def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeError:
-    causes = few_of(f"unit {unit}: {f.kind}: {f.message}" for unit, f in sorted(failures.items()))
+def _nobody_finished(
+    round_: int, failures: Mapping[int, Failure], called: Called
+) -> CollaPipeError:
+    causes = few_of(
+        f"{called(unit)}: {f.kind}: {f.message}" for unit, f in sorted(failures.items())
+    )
     for common in (NonFiniteLossError, StorageError):
         if all(failure.kind == common.__name__ for failure in failures.values()):
             return common(f"round {round_}: every unit failed: {causes}")

@@ -192,7 +192,7 @@ class _Run:
         """Decide the rounds and count what they cost; nothing is trained."""
         federation = self.settings.federation
         units = Units(grid, federation, self.tokenizer.pack(), {}, self.places)
-        scheduler = Scheduler(self.settings)
+        scheduler = Scheduler(self.settings, self.places.name)
         state = scheduler.begin(units.discover())
         if self.checkpoint is not None:
             state = scheduler.resumed(self.checkpoint.progress.scheduler, state.roster)

@@ -39,7 +39,7 @@ from server_app.labels import unfit_labels
 from server_app.places import Places
 from server_app.pulling import UNUSABLE
 from server_app.questions import Question, Size, check_size
-from server_app.roster import ABSENT, SILENT, Pause, Reported, Roster
+from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster, Silences
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
 T = TypeVar("T")
@@ -48,8 +48,10 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.5
 _AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
 _AT_ONCE = 8  # units whose states between rounds are in memory together
-_FEW = 3  # units that an error names
 _LONGEST_KIND = 64  # characters of an error's name
+_BY_THE_LAST = "the checkpoint has what it kept by the one before"
+_RESTS = Failure(NOT_ASKED, "was silent when it was asked last")
+_MISSED = Failure(NOT_ASKED, "missed the last round")
 _GONE = "has left, or its machine cannot be reached"
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
 _OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in common is wrong
@@ -75,6 +77,8 @@ class Units:
     arrived: dict[int, int] = field(default_factory=dict)
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
     _calls: dict[int, Pause] = field(default_factory=dict)  # when strangers are asked, by node
+    _at_checkpoints: Silences = field(default_factory=Silences)
+    _at_evaluations: Silences = field(default_factory=Silences)
     _kept: Mapping[int, Kept] = field(default_factory=dict)  # of the run that goes on
     _owed: set[int] = field(default_factory=set)  # units that are yet to be restored
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
@@ -173,10 +177,18 @@ class Units:
         return {reply.unit: reply.state for reply in _apart(answers)[0].values()}
 
     def evaluate(
-        self, contents: Mapping[int, RecordDict], num_labels: int
+        self, contents: Mapping[int, RecordDict], num_labels: int, absent: Collection[int]
     ) -> dict[int, EvaluateReply | Failure]:
-        """Send each of these units a model; what each reports of it, in a run of so many labels."""
-        return self.ask(questions.evaluate(num_labels), contents)
+        """Send each of these units a model; what each reports of it, in a run of so many labels.
+        Units that are ``absent``, or rest by ``Silences``, are not asked."""
+        there = contents.keys() - absent
+        asked = self._at_evaluations.due(there)
+        sent = {unit: content for unit, content in contents.items() if unit in asked}
+        answers = self.ask(questions.evaluate(num_labels), sent)
+        for unit, answer in answers.items():
+            self._at_evaluations.note(unit, answer)
+        others = {unit: _RESTS if unit in there else _MISSED for unit in contents.keys() - asked}
+        return {**others, **answers}
 
     def ask(
         self,
@@ -198,13 +210,13 @@ class Units:
         most: Callable[[int], Mapping[str, int]],
         check: Callable[[int, Kept], None],
     ) -> Iterator[tuple[int, Kept | Failure]]:
-        """Ask each unit that is not left out for its state between rounds, such as its optimiser's
-        moments. Yield the states as they arrive, few of which are in memory together. Units that
-        have missed rounds come last.
+        """Ask each unit for its state between rounds, such as its optimiser's moments, except those
+        that are left out or missed the last round. Yield the states as they arrive, few of which
+        are in memory together. Units that have missed earlier rounds come last.
 
         A failure stands for the state of a unit that sends none, or one for which ``check`` raises
         ``WireError``; the log names it. ``most`` returns the bytes of each group that a unit may
-        keep.
+        keep. A unit that was silent before is asked less often, see ``Silences``.
         """
 
         def request(unit: int) -> RecordDict:
@@ -213,12 +225,15 @@ class Units:
         def size(unit: int) -> Size:
             return questions.keep(most(unit)).size
 
-        units = self.nodes.keys() - roster.excluded.keys()
-        order = sorted(units, key=lambda unit: (len(roster.missed.get(unit, ())), unit))
+        units = self.nodes.keys() - roster.excluded.keys() - roster.absent
+        asked = self._at_checkpoints.due(units)
+        self._warn(_BY_THE_LAST, dict.fromkeys(sorted(units - asked), _RESTS))
+        order = sorted(asked, key=lambda unit: (len(roster.missed.get(unit, ())), unit))
         for unit, answer in self._ask_in_turn(questions.keep({}), order, request, size):
+            self._at_checkpoints.note(unit, answer)
             failure = answer if isinstance(answer, Failure) else _fault(unit, answer, check)
             if failure is not None:
-                self._warn("the checkpoint has what it kept by the one before", {unit: failure})
+                self._warn(_BY_THE_LAST, {unit: failure})
             yield unit, failure or answer
 
     def restore(self, kept: Mapping[int, Kept]) -> dict[int, Failure]:
@@ -271,7 +286,7 @@ class Units:
         for group in _groups(order):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                late = Failure("NotAsked", f"others did not answer in {2 * timeout_s:g} s")
+                late = Failure(NOT_ASKED, f"others did not answer in {2 * timeout_s:g} s")
                 yield from dict.fromkeys(group, late).items()
                 continue
             contents = {unit: content(unit) for unit in group}
@@ -408,7 +423,7 @@ class Units:
         for node, each in failures.items():
             who = self.places.of_node(node, certified)
             whose.setdefault(f"{each.kind}: {each.message}", []).append(who)
-        return few_of(f"{_named(who)}: {cause}" for cause, who in whose.items())
+        return few_of(f"{few_of(who, ', ')}: {cause}" for cause, who in whose.items())
 
     def _ask(
         self,
@@ -461,11 +476,6 @@ def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, 
     """The answers, and why others have none."""
     told = {key: each for key, each in answers.items() if not isinstance(each, Failure)}
     return told, {key: each for key, each in answers.items() if isinstance(each, Failure)}
-
-
-def _named(who: Sequence[str]) -> str:
-    more = f" and {len(who) - _FEW} more" if len(who) > _FEW else ""
-    return ", ".join(who[:_FEW]) + more
 
 
 def _connected(grid: Grid, federation: FederationSettings) -> list[int]:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 from rich.console import Console
@@ -11,13 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from collapipe.errors import printable
+from collapipe.errors import Called, printable
 from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport, Score, UnitsEvaluation
 from server_app.evaluation import Evaluated
 
 _log = logging.getLogger(__name__)
-Called = Callable[[int], str]  # what users call the unit with this number
 
 
 class RunProgress:
@@ -103,12 +102,12 @@ class RunProgress:
         for unit, events in report.events.items():
             for event in events:
                 self.say(f"round {report.round}: {self._called(unit)}: {printable(event)}")
-        for unit, measured_s in report.pipeline_s.items():
-            if measured_s and (cost := report.costs.get(unit)):
-                share = cost.pipeline_s / measured_s
-                took, planned = seconds(measured_s), seconds(cost.pipeline_s)
-                text = "round %d: %s: pipeline took %s, planned %s (%.0f%%)"
-                _log.info(text, report.round, self._called(unit), took, planned, 100 * share)
+        for unit, cost in report.costs.items():
+            how = f"pipeline of {seconds(cost.pipeline_s)}, modelled"
+            if measured_s := report.pipeline_s.get(unit):
+                share, planned = cost.pipeline_s / measured_s, seconds(cost.pipeline_s)
+                how = f"pipeline took {seconds(measured_s)}, planned {planned} ({share:.0%})"
+            _log.info("round %d: %s: %s", report.round, self._called(unit), how)
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "

@@ -8,6 +8,7 @@ from typing import Protocol
 from flwr.app import RecordDict
 
 from collapipe.config import Settings
+from collapipe.errors import Called
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.wire.compression import upload_bytes
@@ -116,8 +117,8 @@ class Averaging:
     clip_norm: float | None = None
     epsilon: float | None = None
 
-    def __init__(self, model: GlobalModel) -> None:
-        self._model = model
+    def __init__(self, model: GlobalModel, called: Called) -> None:
+        self._model, self._called = model, called
 
     def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
         return Ready({unit: RecordDict() for unit in planned})
@@ -131,7 +132,8 @@ class Averaging:
     def close(self, round_: int, updates: Updates) -> Aggregated:
         if not updates.models:
             return Aggregated(skipped="every unit failed")
-        moved = self._model.learn(round_, updates.models, updates.shares, updates.common)
+        own = updates
+        moved = self._model.learn(round_, own.models, own.shares, own.common, self._called)
         return Aggregated(moved)
 
     def pack(self) -> Tensors:
@@ -161,7 +163,7 @@ class PrivateAveraging:
         return self._mean.epsilon
 
     def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
-        self._mean.check(planned)
+        self._mean.check(planned, units.places.called)
         return Ready({unit: RecordDict() for unit in planned})
 
     def expected(self, sent: Tensors) -> Tensors | None:
@@ -235,10 +237,12 @@ class MaskedAveraging(PrivateAveraging):
             self._count(units)
 
 
-def aggregation_of(settings: Settings, model: GlobalModel, on_account: OnAccount) -> Aggregation:
+def aggregation_of(
+    settings: Settings, model: GlobalModel, called: Called, on_account: OnAccount
+) -> Aggregation:
     """The aggregation that the options choose."""
     if settings.privacy.clip_norm is None:
-        return Averaging(model)
+        return Averaging(model, called)
     kind = MaskedAveraging if settings.privacy.secure_aggregation else PrivateAveraging
     mean = PrivateMean(settings.privacy, settings.privacy.clip_norm)
     return kind(model, settings, mean, on_account)

@@ -1,14 +1,14 @@
 """Decides every round from what units reported, and remembers what the next decision needs."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
 from collapipe.config import Settings
-from collapipe.errors import ConfigError, InfeasibleRoundError, few_of
+from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_called
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
@@ -98,11 +98,11 @@ class Scheduler:
     """Decides a round, and takes in what came of it: functions from state to state.
 
     Draws the world from generators of the seed and the round alone, so that all strategies see the
-    same one under the same seed.
+    same one under the same seed. ``name`` returns a unit's name, or an empty text if it has none.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, name: Callable[[int], str] = lambda unit: "") -> None:
+        self._settings, self._name = settings, name
         self._planner: Planner = settings.planner
         self._environment: Environment = settings.build("environment")
         self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
@@ -132,7 +132,7 @@ class Scheduler:
                 "%s: other devices, rows or bits than at the checkpoint: the run goes on with "
                 "these, and will not end as it would have; or bring back the files that it began "
                 "with (cluster.file and the data's) and resume again",
-                few_of(f"unit {unit}" for unit in others),
+                few_of(map(self.called, others), ", "),
             )
         return replace(then, roster=then.roster.updated(changed))
 
@@ -234,6 +234,10 @@ class Scheduler:
         seconds = {u: stem_seconds(states[u], blocks, share, count) for u, count in rows.items()}
         return with_stem(decision.cost, seconds)
 
+    def called(self, unit: int) -> str:
+        """What users call the unit."""
+        return unit_called(unit, self._name(unit))
+
     def checked(self, reported: Mapping[int, Reported]) -> dict[int, Reported]:
         """What units report, with a failure in place of a cluster that this run cannot plan."""
         return {unit: self._checked(each) for unit, each in reported.items()}
@@ -246,9 +250,9 @@ class Scheduler:
             chosen = cluster.uplink and cluster.uplink.activation
             if settings.chooses_payloads and not chosen:
                 raise ConfigError(
-                    f"{self._left_open}: the strategy chose nothing for unit {cluster.unit}; set "
-                    "them, or take a strategy that does: dssra with solver=exact, or all with as "
-                    "many channels as units"
+                    f"{self._left_open}: the strategy chose nothing for "
+                    f"{self.called(cluster.unit)}; set them, or take a strategy that does: dssra "
+                    "with solver=exact, or all with as many channels as units"
                 )
 
     @property
@@ -261,9 +265,12 @@ class Scheduler:
         )
 
     def _checked(self, reported: Reported) -> Reported:
-        """A failure in place of a cluster whose uplink has other channels than this run, or offers
-        other payloads."""
-        if isinstance(reported, Failure) or reported.uplink is None:
+        """The cluster without a name, for the unit may report any; a failure in its place if its
+        uplink has other channels than this run, or offers other payloads."""
+        if isinstance(reported, Failure):
+            return reported
+        reported = replace(reported, name="")
+        if reported.uplink is None:
             return reported
         gains, expected = len(reported.uplink.gains), len(self._channels)
         if gains != expected:
@@ -299,7 +306,9 @@ class Scheduler:
         resting = state.roster.resting(round_)
         request = RoundRequest(
             round=round_,
-            clusters=tuple(unknown_cluster(c.unit) if c.unit in resting else c for c in now),
+            clusters=tuple(
+                unknown_cluster(c.unit, c.name) if c.unit in resting else c for c in now
+            ),
             num_blocks=settings.model.num_blocks,
             batch_size=settings.batch_size,
             local_steps=settings.federation.local_steps,
@@ -319,8 +328,9 @@ class Scheduler:
         return request, environment
 
     def _known_clusters(self, state: SchedulerState) -> tuple[ClusterState, ...]:
-        """As units reported them, with ρ of their payloads as it was measured."""
-        clusters = state.roster.clusters
+        """As units reported them, with their names, and with ρ of their payloads as measured."""
+        reported = state.roster.clusters
+        clusters = tuple(replace(each, name=self._name(each.unit)) for each in reported)
         if not state.rounding:
             return clusters
         pairs = zip(clusters, state.rounding, strict=True)

@@ -84,9 +84,9 @@ class CollaPipeStrategy:
     ) -> None:
         self._settings, self._tokenizer, self._on_step = settings, tokenizer, on_step
         self._places, self._checkpoint = places or Places(), state
-        self._scheduler = Scheduler(settings)
+        self._scheduler = Scheduler(settings, self._places.name)
         self.model = GlobalModel(settings, frozen_names(settings.model, tokenizer.vocabulary))
-        self._aggregation = aggregation_of(settings, self.model, on_account)
+        self._aggregation = aggregation_of(settings, self.model, self._places.called, on_account)
         screened = settings.framework.aggregate
         self._screen = UpdateScreen(settings.federation.max_update_norm if screened else None)
         if state is not None:
@@ -198,8 +198,8 @@ class CollaPipeStrategy:
 
     def evaluate_on_units(self, split: Split) -> UnitsEvaluation:
         """The model as it is by now, on the rows of the units that are there."""
-        excluded, labels = self._state.roster.excluded, self._tokenizer.labels
-        return evaluate_on_units(self._units, excluded, self._settings, labels, self.model, split)
+        roster, labels = self._state.roster, self._tokenizer.labels
+        return evaluate_on_units(self._units, roster, self._settings, labels, self.model, split)
 
     def state(self) -> RunState:
         """All that the next round depends on; see ``_restore`` for the way back."""
@@ -278,7 +278,7 @@ class CollaPipeStrategy:
         if self._aggregation.independent and (finished or failures):
             roster = roster.after_failures(round_, failures, finished)
             if not finished:
-                roster.check(round_)
+                roster.check(round_, self._places.called)
         states = self._scheduler.checked({u: each.state for u, each in finished.items()})
         roster = roster.updated(states).after_absences(
             round_,

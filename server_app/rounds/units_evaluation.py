@@ -18,6 +18,7 @@ from collapipe.tasks.task import Task
 from collapipe.tensors import Tensors, chosen
 from collapipe.wire import records
 from collapipe.wire.messages import EvaluateReply, EvaluateRequest, Failure, Split
+from server_app.roster import NOT_ASKED, Roster
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Units
 
@@ -27,25 +28,26 @@ _MOST_COUNT = 2**40  # so that no sum over units is too large for an int64
 
 def evaluate_on_units(
     units: Units,
-    excluded: Collection[int],
+    roster: Roster,
     settings: Settings,
     labels: Sequence[str],
     model: GlobalModel,
     split: Split,
 ) -> UnitsEvaluation:
-    """Ask all units but the ``excluded`` ones; whose answer cannot be used is left out.
+    """Ask all units that are not left out; answers that cannot be used do not count.
 
-    Where units have models of their own, each evaluates its own.
+    If units have models of their own, each evaluates its own.
     """
-    asked = [unit for unit in sorted(units.nodes) if unit not in excluded]
+    asked = [unit for unit in sorted(units.nodes) if unit not in roster.excluded]
     names = model.names(with_head=True)
     sent = chosen(model.weights, names)
     request = EvaluateRequest(split, settings.federation.round_timeout_s)
-    replies = units.evaluate(_contents(request, asked, sent, model), len(labels))
+    replies = units.evaluate(_contents(request, asked, sent, model), len(labels), roster.absent)
     answers = {
         unit: _checked(answer, unit, settings.task, labels) for unit, answer in replies.items()
     }
-    bytes_down = len(asked) * records.num_bytes(sent)
+    not_asked = sum(isinstance(r, Failure) and r.kind == NOT_ASKED for r in replies.values())
+    bytes_down = (len(asked) - not_asked) * records.num_bytes(sent)
     return _summed(answers, settings, bytes_down)
 
 
@@ -87,9 +89,9 @@ def _checked(
         return answer
     found, fault = answer.statistics, ""
     if answer.unit != unit:
-        fault = f"unit {unit} answered as unit {answer.unit}"
+        fault = f"answered as unit {answer.unit}"
     elif found is not None and not possible(found, task, labels):
-        fault = f"unit {unit} told rows, losses or counts that no evaluation of it can have"
+        fault = "reported rows, losses or counts that no evaluation of the unit can have"
     return Failure(WireError.__name__, fault) if fault else found
 
 

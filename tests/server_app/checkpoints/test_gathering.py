@@ -132,6 +132,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
     asked, groups = known(None, 20, round_timeout_s=60), list[list[int]]()
     away = {5: Failure(ABSENT, "")}
     missed = roster(20).after_absences(1, away, present=(), miss_limit=2)
+    missed = missed.after_absences(2, {}, present=(), miss_limit=2)  # it was not planned with
 
     def ask(
         question: object, contents: Mapping[int, object], timeout_s: float, sizes: object

@@ -1,0 +1,83 @@
+"""A unit that is silent at a checkpoint or an evaluation: what its silence may cost."""
+
+from collections.abc import Mapping
+
+import pytest
+from flwr.app import RecordDict
+from sections import federation_settings
+
+from collapipe.state import unknown_cluster
+from collapipe.wire.messages import Failure
+from server_app.grid import InlineGrid
+from server_app.roster import ABSENT, NOT_ASKED, SILENT, Roster
+from server_app.units import Kept, Units
+
+
+class Asked(Units):
+    """Notes whom each checkpoint asks; the ``silent`` units do not answer."""
+
+    def __init__(self, *silent: int) -> None:
+        grid = InlineGrid(None, 3, {})  # type: ignore[arg-type]
+        super().__init__(grid, federation_settings(num_units=3), nodes={0: 2, 1: 3, 2: 4})
+        self.silent, self.asked = {*silent}, list[int]()
+        self.roster = Roster(tuple(map(unknown_cluster, range(3))))
+
+    def end_round(self, round_: int, failures: Mapping[int, Failure]) -> None:
+        """Who was absent in a round; the others were present."""
+        present = {0, 1, 2} - failures.keys()
+        self.roster = self.roster.after_absences(round_, failures, present=present, miss_limit=3)
+
+    def ask(  # type: ignore[override]
+        self, question: object, contents: Mapping[int, RecordDict], *limits: object
+    ) -> dict[int, Kept | Failure]:
+        self.asked += contents
+        return {unit: Failure(SILENT, "") if unit in self.silent else {} for unit in contents}
+
+    def evaluation(self) -> list[int]:
+        """The units that an evaluation asks."""
+        self.asked = []
+        found = self.evaluate({unit: RecordDict() for unit in self.nodes}, 0, self.roster.absent)
+        assert found.keys() == self.nodes.keys()
+        kinds = {each.kind for each in found.values() if isinstance(each, Failure)}
+        assert kinds <= {SILENT, NOT_ASKED}
+        return self.asked
+
+    def checkpoint(self) -> tuple[list[int], list[int]]:
+        """The units that a checkpoint asks, and those that fail then."""
+        self.asked = []
+        found = dict(self.kept(self.roster, lambda unit: {}, lambda unit, kept: None))
+        return self.asked, [unit for unit, each in found.items() if isinstance(each, Failure)]
+
+
+def test_a_unit_that_missed_the_round_is_not_asked_after_it() -> None:
+    units = Asked()
+    for kind in (SILENT, ABSENT):
+        units.end_round(5, {1: Failure(kind, "")})
+        assert units.checkpoint() == ([0, 2], [])
+    units.end_round(6, {})
+    assert units.checkpoint() == ([0, 1, 2], [])
+
+
+def test_a_unit_that_stays_silent_is_asked_at_fewer_and_fewer_checkpoints(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Though it trains in each round. Once it answers, it is asked each time again."""
+    units = Asked(1)
+    units.places.of["rome"] = 1
+    asked = [1 in units.checkpoint()[0] for _ in range(40)]
+    assert [number for number, was in enumerate(asked, 1) if was] == [1, 2, 4, 8, 16, 32]
+    told = [each for each in caplog.messages if each.startswith("rome: the checkpoint has")]
+    assert len(told) == 40
+    units.silent.clear()
+    asked = [1 in units.checkpoint()[0] for _ in range(29)]
+    assert asked == [False] * 23 + [True] * 6
+
+
+def test_evaluations_do_the_same_and_count_for_themselves() -> None:
+    units = Asked(1)
+    assert 1 in units.checkpoint()[0]
+    assert [1 in units.evaluation() for _ in range(8)] == [
+        number in (1, 2, 4, 8) for number in range(1, 9)
+    ]
+    units.end_round(5, {0: Failure(SILENT, "")})
+    assert units.evaluation() == [2]
