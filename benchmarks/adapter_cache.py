@@ -23,14 +23,14 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from finished import finished, remember
 from machine import machine
 
+from client_app import app as client
 from client_app.control_unit import ControlUnit
+from client_app.round import RoundInputs, RoundResult, run_round
 from collapipe.cli.app import app
-from collapipe.wire.messages import TrainRequest
 
 _ONE = "--one"
 LAST = 1, 3
@@ -117,15 +117,15 @@ def run(name: str, options: Sequence[str], folder: Path) -> dict:
 
 def one(run_dir: Path, options: Sequence[str]) -> None:
     """A run in this process; writes the seconds that all units' threads computed in each round."""
-    train, spent = ControlUnit.train, defaultdict[int, float](float)
+    spent = defaultdict[int, float](float)
 
-    def timed(self: ControlUnit, request: TrainRequest, *rest: Any) -> Any:
+    def timed(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
         start = time.thread_time()
-        reply = train(self, request, *rest)
-        spent[request.round] += time.thread_time() - start
-        return reply
+        result = run_round(unit, inputs)
+        spent[inputs.request.round] += time.thread_time() - start
+        return result
 
-    ControlUnit.train = timed  # type: ignore[method-assign]
+    client.run_round = timed
     app(["run", *options, f"hydra.run.dir='{run_dir}'"], standalone_mode=False)
     (run_dir / "computed_s.json").write_text(json.dumps([spent[each] for each in sorted(spent)]))
 

@@ -117,7 +117,7 @@ def seconds(overrides: Sequence[str]) -> float:
     settings = load_overrides(overrides)
     tokenizer = build_tokenizer(settings)
     units = range(settings.federation.num_units)
-    states = tuple(ControlUnit(settings, unit, tokenizer).state for unit in units)
+    states = tuple(ControlUnit(settings, unit, tokenizer).state() for unit in units)
     channel = settings.build("channel")
     request = RoundRequest(
         round=1,

@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 from client_app import evaluating
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
-from client_app.training import RoundInputs, run_round
+from client_app.memory import activation_memory
+from client_app.round import RoundInputs, run_round
 from client_app.unit_cache import cached_per_unit
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
@@ -116,9 +117,8 @@ def state(message: Message, context: Context) -> RecordDict:
     lacking = [part for part, name in setup.frozen.items() if name in absent]
     name = name_of(context.node_config)
     unit = _control_unit(context)
-    if unit.has_devices:
-        unit.slowness = _kept(context).get(SLOWNESS, {})
-    return records.pack_state(unit.state, lacking, name)
+    unit.recall_slowness(_kept(context).get(SLOWNESS, {}))
+    return records.pack_state(unit.state(), lacking, name)
 
 
 @app.query("frozen")
@@ -151,7 +151,7 @@ def restore(message: Message, context: Context) -> RecordDict:
     if not groups.keys() <= set(KEPT):
         raise WireError(f"only {', '.join(KEPT)} can be restored")
     for key in groups.keys() & set(ACTIVATIONS):
-        _control_unit(context).activation_memory(groups[key])  # which raises where it cannot be
+        activation_memory(_control_unit(context), groups[key])  # raises if they do not fit
     _keep(context, groups)
     context.state.pop(Trained.__name__, None)
     return records.pack_groups({})
@@ -226,8 +226,8 @@ def train(message: Message, context: Context) -> RecordDict:
         with _reading:  # units of one process share what is read
             fixed = _cached_weights(tuple(frozen.items()), unit.device)
         kept = _kept(context)
-        given = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
-        done = run_round(unit, settings, given)
+        inputs = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
+        done = run_round(unit, inputs)
         cancellation.check()  # a round that the server has given up leaves no state
         if account is not None:
             account.charge(settings.privacy)

@@ -21,7 +21,7 @@ from collapipe.models.optimizer import state_like
 from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec, block_name, training_names
 from collapipe.plan import ClusterPlan, segment_plans
-from collapipe.report import ClusterReport, DeviceReport
+from collapipe.report import DeviceReport, DeviceTrace
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer, without_addresses
@@ -118,6 +118,17 @@ class RoundStart:
     frozen: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """What real devices measured in a round, one sentence for each thing that happened to them, and
+    the names of those that are ``alive`` at its end."""
+
+    reports: tuple[DeviceReport, ...]
+    events: tuple[str, ...]
+    traces: tuple[DeviceTrace, ...]
+    alive: frozenset[str]
+
+
 class DevicePipeline:
     """A round's pipeline on ``devices``, planned with ``profiles``, while the context is open."""
 
@@ -169,21 +180,20 @@ class DevicePipeline:
         head.on_answer(self._segments.arrived)
         return Pipeline(m, embedding, self._segments, head, self._timer)
 
-    def report(self, report: ClusterReport) -> ClusterReport:
-        """``report`` with what the devices measured, and what happened to them."""
+    def figures(self) -> DeviceFigures:
+        """What the devices measured in the round, and what happened to them."""
         measured, m = tuple(self._segments.measured()), self._plan.num_micro_batches
         laws = {name: each.time for name, each in self._devices.items()}
         drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
         events = (*self._all.news, *self._segments.events, *drifts)
         self._all.news.clear()
         self._all.relay = self._segments.relays
-        told, traces = tuple(map(self._all.told, events)), tuple(self._segments.traces())
-        return replace(report, devices=measured, events=told, traces=traces)
-
-    @property
-    def alive(self) -> set[str]:
-        """Devices that worked to the round's end."""
-        return {each.name for each in self._segments.measured()} - set(self._segments.lost)
+        return DeviceFigures(
+            reports=measured,
+            events=tuple(map(self._all.told, events)),
+            traces=tuple(self._segments.traces()),
+            alive=frozenset(each.name for each in measured) - set(self._segments.lost),
+        )
 
     def _without(self, lost: Mapping[str, str]) -> ClusterPlan:
         """The fastest split over the devices that are left, in the same micro-batches."""

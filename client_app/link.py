@@ -19,6 +19,7 @@ from collapipe.errors import BrokenLinkError, LinkError, RefusedLinkError, WireE
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.sections import LinkSettings
+from collapipe.tensors import Tensors
 from collapipe.wire import frames
 from collapipe.wire.compression import FLOAT32, decode, encode
 from collapipe.wire.dialing import CHANNEL_OPTIONS, start_stream
@@ -145,6 +146,13 @@ class DecoderLink:
 
     def step(self, rate: float, scale: float) -> None:
         """Nothing to do: the server stepped in ``exchange_norms``."""
+
+    def weights(self) -> Tensors:
+        """Empty: the server has the head."""
+        return {}
+
+    def optimizer_state(self) -> Tensors:
+        return {}
 
     def forget(self) -> None:
         """The server drops the step when the stream ends."""

@@ -86,9 +86,10 @@ class Pipeline:
         return sum(norms)
 
     def weights(self) -> Tensors:
-        """Weights of embedding and blocks by their names in the whole model."""
-        return self._embedding.weights() | self._segments.weights()
+        """Weights of all parts here by their names in the whole model."""
+        return self._embedding.weights() | self._segments.weights() | self._head.weights()
 
     def optimizer_state(self) -> Tensors:
-        """Optimiser state of embedding and blocks, by the same names."""
-        return self._embedding.optimizer_state() | self._segments.optimizer_state()
+        """Optimiser state of the same parts, by the same names."""
+        blocks = self._segments.optimizer_state()
+        return self._embedding.optimizer_state() | blocks | self._head.optimizer_state()

@@ -39,6 +39,12 @@ class PipelineHead(Protocol):
     def step(self, rate: float, scale: float) -> None:
         """Step with the gradients times ``scale``."""
 
+    def weights(self) -> Tensors:
+        """The head's weights by their names in the whole model; empty if it is elsewhere."""
+
+    def optimizer_state(self) -> Tensors:
+        """The head's optimiser state, by the same names."""
+
     def forget(self) -> None:
         """Drop what a step that was given up has left behind."""
 
@@ -81,9 +87,7 @@ class LocalHead:
         self._part.forget_gradients()
 
     def weights(self) -> Tensors:
-        """The head's weights by their names in the whole model."""
         return self._part.weights()
 
     def optimizer_state(self) -> Tensors:
-        """The head's optimiser state, by the same names."""
         return self._part.optimizer_state()

@@ -16,10 +16,9 @@ from test_fewer_bits import rounds, states
 from test_tasks_end_to_end import CAUSAL, ENCODER, SHORT
 from torch import Tensor
 
-from client_app import link
+from client_app import app, link
 from client_app.app import _keep, _kept
 from client_app.app import app as units
-from client_app.control_unit import ControlUnit
 from collapipe import cancellation, config
 from collapipe.config import Settings
 from collapipe.errors import CancelledRoundError, ConfigError
@@ -204,7 +203,7 @@ def _hang() -> None:
 
 
 # In rounds of two steps, each of four micro-batches: the first of these in round 2, and so on.
-fault_at = {"submit": 10, "exchange_norms": 4, "finish": 2, "train": 2, "step": 3}
+fault_at = {"submit": 10, "exchange_norms": 4, "run_round": 2, "step": 3}
 
 
 BREAKING = (*INT4, "pipeline.num_micro_batches=4")
@@ -229,15 +228,14 @@ def never_began(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[int
     [
         (link.DecoderLink, "submit", _raise),
         pytest.param(link.DecoderLink, "exchange_norms", _raise, marks=pytest.mark.thorough),
-        pytest.param(link.DecoderLink, "finish", _raise, marks=pytest.mark.thorough),
         (Pipeline, "step", _raise),
-        (ControlUnit, "train", _raise),
-        pytest.param(ControlUnit, "train", _hang, marks=pytest.mark.thorough),
+        (app, "run_round", _raise),
+        pytest.param(app, "run_round", _hang, marks=pytest.mark.thorough),
     ],
 )
 def test_a_round_that_breaks_off_changes_nothing(
     tmp_path: Path,
-    of: type[Any],
+    of: Any,
     name: str,
     fault: Callable[[], None],
     never_began: tuple[list[dict[int, Ends]], Tensors],

@@ -45,7 +45,7 @@ def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
     settings, _ = settings_of(run_dir, overrides)
     tokenizer = build_tokenizer(settings)
     units = range(settings.federation.num_units)
-    return [ControlUnit(settings, unit, tokenizer).state for unit in units]
+    return [ControlUnit(settings, unit, tokenizer).state() for unit in units]
 
 
 @pytest.mark.parametrize(

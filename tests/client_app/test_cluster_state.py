@@ -16,7 +16,7 @@ from collapipe.state import ClusterState, Uplink
 def state(*overrides: str) -> ClusterState:
     settings = load_overrides([*TINY, *overrides])
     tokenizer = build_tokenizer(settings)
-    return ControlUnit(settings, 0, tokenizer).state
+    return ControlUnit(settings, 0, tokenizer).state()
 
 
 def uplink(*overrides: str) -> Uplink:

@@ -14,6 +14,7 @@ from flwr.app import Context, Message
 from client_app import link
 from client_app.app import app as client_app
 from client_app.control_unit import ControlUnit
+from client_app.round import RoundInputs, RoundResult, run_round
 from collapipe import cancellation
 from collapipe.errors import (
     CancelledRoundError,
@@ -422,11 +423,10 @@ def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path, la
 
 def test_an_answer_after_the_time_is_up_leaves_no_state(tmp_path: Path) -> None:
     """The server discards it, so the unit must not go on from its optimiser's new state."""
-    real = ControlUnit.train
     late = []
 
-    def too_late(self: ControlUnit, *arguments: object) -> object:
-        finished = real(self, *arguments)  # type: ignore[arg-type]
+    def too_late(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
+        finished = run_round(unit, inputs)
         if "unit-2" in threading.current_thread().name and not late:
             late.append(True)
             with pytest.raises(CancelledRoundError):
@@ -435,7 +435,7 @@ def test_an_answer_after_the_time_is_up_leaves_no_state(tmp_path: Path) -> None:
 
     options = ("federation.round_timeout_s=5",)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ControlUnit, "train", too_late)
+        patch.setattr("client_app.app.run_round", too_late)
         given_up = run(tmp_path / "late", *options)
     absent = run(tmp_path / "absent", *options, client=Faulty(explode, {2}, {1}))  # type: ignore[arg-type]
     assert all(torch.equal(given_up[name], absent[name]) for name in absent)

@@ -1,0 +1,52 @@
+"""What a unit remembers of its rows from round to round, in the form that a round uses."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from client_app.control_unit import ControlUnit
+from client_app.stem_rows import StemRows
+from collapipe.models.cut import rows_behind
+from collapipe.models.stem import StemSpec
+from collapipe.sections import LoraSettings
+from collapipe.tensors import Tensors
+from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.messages import ACTIVATIONS, STEM, STEM_ROWS, TrainRequest
+
+
+def stem_rows(unit: ControlUnit, kept: Mapping[str, Tensors]) -> StemRows:
+    """The round's account of rows that a frozen stem computes. A run that goes on may have had more
+    rows: those that this unit lacks do not count."""
+    adapter, spec = unit.settings.adapter, unit.settings.model
+    further = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
+    stored = np.zeros(len(unit.lengths), np.bool_)
+    if (numbers := kept.get(STEM, {}).get(STEM_ROWS)) is not None:
+        stored[numbers.numpy()[numbers.numpy() < len(stored)]] = True
+    return StemRows(
+        (np.asarray(unit.lengths, np.int64) + further) * spec.dim * unit.dtype.itemsize,
+        stored,
+        adapter.cache_bytes if isinstance(adapter, LoraSettings) and adapter.cache else 0,
+    )
+
+
+def activation_memory(unit: ControlUnit, kept: Tensors) -> ActivationMemory:
+    """The activations that were ``kept`` of the unit's rows. A run that goes on may have had more
+    rows. Raises ``WireError`` if they do not fit this model."""
+    memory = ActivationMemory.unpack(kept, unit.settings.model.dim, unit.dtype)
+    there = {row: each for row, each in memory.rows.items() if row < len(unit.lengths)}
+    return replace(memory, rows=there)
+
+
+def change_coder(
+    unit: ControlUnit, request: TrainRequest, kept: Mapping[str, Tensors]
+) -> ChangeCoder | None:
+    """The round's coder of activations as changes; None if activations travel whole or not at all.
+
+    The unit does not know whether the server counted the last round, so it kept the activations
+    before and after that round; the request says which of them the server remembers.
+    """
+    if not unit.settings.compression.feedback or request.link is None:
+        return None
+    known, later = (activation_memory(unit, kept.get(key, {})) for key in ACTIVATIONS)
+    return ChangeCoder(known.agreed(later, request.remembered), request.round, len(unit.lengths))

@@ -1,0 +1,234 @@
+"""A unit's round of training: prepare, run, report. Knows nothing of Flower."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from client_app.arrival import taken_s
+from client_app.control_unit import ControlUnit
+from client_app.devices import DeviceFigures
+from client_app.masked_update import masked_update
+from client_app.memory import change_coder, stem_rows
+from client_app.rounding import ActivationMeter, measured
+from client_app.stem_rows import StemRows
+from client_app.trainers import RoundTrainer, Start, open_trainer
+from collapipe import cancellation
+from collapipe.errors import NonFiniteLossError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import prefixed, select
+from collapipe.models.split import HEAD
+from collapipe.models.stem import StemSpec
+from collapipe.report import START, ClusterReport
+from collapipe.secure_aggregation.messages import MaskRequest
+from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithShares
+from collapipe.tensors import Tensors
+from collapipe.wire.compression import FLOAT32, compress_update
+from collapipe.wire.messages import (
+    ACTIVATIONS,
+    OPTIMIZER,
+    RESIDUAL,
+    SLOWNESS,
+    STEM,
+    STEM_ROWS,
+    TrainReply,
+    TrainRequest,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInputs:
+    """What a unit's round gets from the server and from the unit's own memory.
+
+    Attributes
+    ----------
+    weights
+        Weights that train and are returned; ``fixed`` are the frozen ones.
+    frozen
+        Digests of the frozen weights of each part.
+    head_state
+        The optimiser's state of a head that trained elsewhere in the last round.
+    kept
+        What the unit's last round left, by group.
+    masks
+        What hides the update from the server; None if it travels plain.
+    """
+
+    request: TrainRequest
+    weights: Tensors
+    fixed: Tensors
+    frozen: Mapping[str, str]
+    head_state: Tensors
+    kept: Mapping[str, Tensors]
+    masks: tuple[UnitWithShares, MaskRequest] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """The reply to the server, what the unit keeps from now on, and after a masked update the
+    secrets that unmask the others' sum."""
+
+    reply: TrainReply
+    kept: Mapping[str, Tensors]
+    masked: MaskedUnit | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A round before its first step: ``weights`` as they were received, where training starts, and
+    the account of rows that a frozen stem computes, which the steps continue."""
+
+    weights: Tensors
+    start: Start
+    stem: StemRows
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A local step: its batch's mean loss over target tokens, and the gradient's squared norm."""
+
+    loss: float
+    squared_norm: float
+    samples: int
+    target_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A round after its last step; ``devices`` is None if they are simulated."""
+
+    weights: Tensors
+    optimizer_state: Tensors
+    steps: tuple[_Step, ...]
+    seconds: dict[str, float]
+    link_bytes_up: int
+    link_bytes_down: int
+    devices: DeviceFigures | None
+
+
+def run_round(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
+    """Train as the request says.
+
+    Raises ``NonFiniteLossError``, ``LinkError``, ``CancelledRoundError``, ``RoundFailedError`` if
+    all devices are lost, or ``WireError`` if what the unit kept or the request is invalid.
+    """
+    prepared = _prepare(unit, inputs)
+    trained = _run(unit, inputs.request, prepared)
+    return _report(unit, inputs, prepared, trained)
+
+
+def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
+    kept, compression = inputs.kept, unit.settings.compression
+    received = inputs.weights
+    if inputs.masks or compression.upload != FLOAT32:  # training changes weights in place
+        received = {name: tensor.clone() for name, tensor in received.items()}
+    unit.recall_slowness(kept.get(SLOWNESS, {}))
+    stem = stem_rows(unit, kept)
+    start = Start(
+        weights={**inputs.fixed, **inputs.weights},
+        state=kept.get(OPTIMIZER, {}) | inputs.head_state,
+        frozen=inputs.frozen,
+        stem_limit_bytes=stem.limit_bytes,
+        coder=change_coder(unit, inputs.request, kept),
+        meter=ActivationMeter() if compression.activation == "auto" else None,
+    )
+    return _Prepared(received, start, stem)
+
+
+def _run(unit: ControlUnit, request: TrainRequest, prepared: _Prepared) -> _Trained:
+    with open_trainer(unit, request, prepared.start) as opened:
+        steps = tuple(_steps(unit, request, opened, prepared.stem))
+        trainer, link = opened.trainer, opened.link
+        return _Trained(
+            weights=trainer.weights(),
+            optimizer_state=trainer.optimizer_state(),
+            steps=steps,
+            seconds={START: trainer.timer.began_s - taken_s(), **trainer.timer.seconds},
+            link_bytes_up=link.bytes_up if link else 0,
+            link_bytes_down=link.bytes_down if link else 0,
+            devices=opened.devices.figures() if opened.devices else None,
+        )
+
+
+def _steps(
+    unit: ControlUnit, request: TrainRequest, opened: RoundTrainer, stem: StemRows
+) -> Iterator[_Step]:
+    """Run the round's local steps, one by one."""
+    settings, trainer = unit.settings, opened.trainer
+    for step in settings.federation.steps_of(request.round):
+        cancellation.check()
+        batch, rows = unit.batch(step)
+        rate = settings.optimizer.rate(step, settings.federation.total_steps)
+        try:
+            loss = trainer.run(batch, DropoutKey(settings.seed, unit.number, step))
+            if not math.isfinite(loss):
+                raise NonFiniteLossError(f"the loss is {loss}")
+            squared_norm = trainer.step(rate, settings.optimizer.clip_norm)
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(
+                f"round {request.round}, step {step}: {error}; "
+                "lower optimizer.lr or set optimizer.clip_norm"
+            ) from error
+        stem.take(rows.numpy())
+        yield _Step(loss, squared_norm, batch.num_samples, batch.num_targets)
+
+
+def _report(
+    unit: ControlUnit, inputs: RoundInputs, prepared: _Prepared, trained: _Trained
+) -> RoundResult:
+    settings, figures, start = unit.settings, trained.devices, prepared.start
+    end = {name: trained.weights[name] for name in inputs.weights}
+    lacking = {} if inputs.masks else inputs.kept.get(RESIDUAL, {})
+    sent, residual, masked = _sent(unit, inputs, prepared.weights, end)
+    own, head_state = _split_state(unit, trained.optimizer_state)
+    kept = {**inputs.kept, SLOWNESS: unit.slowness(), RESIDUAL: residual}
+    if own is not None:
+        kept[OPTIMIZER] = own
+    if prepared.stem.kept.any():
+        kept[STEM] = {STEM_ROWS: torch.from_numpy(np.flatnonzero(prepared.stem.kept))}
+    if (coder := start.coder) is not None:  # the next request says whether this round counts
+        kept |= zip(ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
+    report = ClusterReport(
+        unit=unit.number,
+        losses=tuple(each.loss for each in trained.steps),
+        samples=sum(each.samples for each in trained.steps),
+        target_tokens=sum(each.target_tokens for each in trained.steps),
+        seconds=trained.seconds,
+        link_bytes_up=trained.link_bytes_up,
+        link_bytes_down=trained.link_bytes_down,
+        squared_norms=tuple(each.squared_norm for each in trained.steps),
+        stem_rows=prepared.stem.computed if isinstance(settings.model, StemSpec) else 0,
+        rounding=measured(settings.compression, start.meter, prepared.weights, end, lacking),
+        devices=figures.reports if figures else (),
+        events=figures.events if figures else (),
+        traces=figures.traces if figures else (),
+    )
+    state = unit.state(figures.alive if figures else ())
+    return RoundResult(TrainReply(sent, report, state, head_state), kept, masked)
+
+
+def _sent(
+    unit: ControlUnit, inputs: RoundInputs, start: Tensors, end: Tensors
+) -> tuple[Tensors, Tensors, MaskedUnit | None]:
+    """What is sent instead of the weights ``end``, what rounding took from them, and after a masked
+    update the unit's secrets."""
+    if inputs.masks is not None:
+        stage, shares = inputs.masks
+        masked, vector = masked_update(stage, inputs.request, shares, start, end, unit.settings)
+        return vector, {}, masked
+    precision = unit.settings.compression.of(inputs.request.plan.uplink).upload
+    sent, residual = compress_update(start, end, inputs.kept.get(RESIDUAL, {}), precision)
+    return sent, residual, None
+
+
+def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Tensors]:
+    """The part of the optimiser's ``state`` that the unit keeps, None if it keeps what it has; and
+    the head's, which the server keeps if it chooses where the head trains next."""
+    if unit.settings.optimizer.state != "keep":
+        return None, {}
+    if not unit.settings.chooses_heads:
+        return state, {}
+    head_state = prefixed(HEAD, select(state, HEAD))
+    return {key: each for key, each in state.items() if key not in head_state}, head_state

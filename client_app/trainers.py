@@ -1,0 +1,209 @@
+"""What trains a unit's model in a round: the cluster's pipeline, or the unit alone."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.utils import clip_grad_norm_
+
+from client_app.control_unit import ControlUnit
+from client_app.devices import DevicePipeline, RoundStart
+from client_app.link import DecoderLink, LinkPrecisions
+from client_app.rounding import ActivationMeter
+from collapipe.batch import Batch
+from collapipe.errors import NonFiniteLossError
+from collapipe.models.activation_store import ActivationStore, activation_folder
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.optimizer import Optimizer
+from collapipe.models.part import HeadPart, Part, select
+from collapipe.models.sent_rows import RowsRead
+from collapipe.models.split import (
+    EMBEDDING,
+    HEAD,
+    ModelSpec,
+    SplitModel,
+    block_name,
+    build_empty,
+)
+from collapipe.models.stem import StemSpec
+from collapipe.sections import OptimizerSettings
+from collapipe.tensors import Tensors
+from collapipe.text.vocabulary import Vocabulary
+from collapipe.wire.feedback import ChangeCoder
+from collapipe.wire.messages import TrainRequest
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.inline import inline_pipeline
+from pipeline.timer import PhaseTimer
+
+
+class UnsplitTrainer:
+    """The baseline ``vanilla_fl``: the unit alone trains the whole model, in a pipeline's steps.
+
+    Shares no code with the pipeline: one model, one optimiser, torch's own clipping. Tests compare
+    the pipeline with it.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        vocabulary: Vocabulary,
+        weights: Tensors,
+        settings: OptimizerSettings,
+        state: Mapping[str, Tensor],
+        device: torch.device,
+    ) -> None:
+        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
+        self._model = model.to(device).train()
+        self._optimizer = Optimizer(settings, self._model)
+        self._optimizer.load_state(state)
+        self.timer = PhaseTimer()
+
+    def run(self, batch: Batch, key: DropoutKey) -> float:
+        """Forward and backward; the loss."""
+        assert isinstance(self._model, SplitModel)
+        with self.timer.phase("forward"):
+            loss = self._model.loss(batch.to(self._model.device), key) / batch.num_targets
+        with self.timer.phase("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def step(self, rate: float, clip_norm: float | None) -> float:
+        """Clip by the global norm and step; the norm's square, before it was clipped."""
+        with self.timer.phase("norms"):
+            limit = math.inf if clip_norm is None else clip_norm
+            norm = float(clip_grad_norm_(self._model.parameters(), limit))
+        if not math.isfinite(norm):
+            raise NonFiniteLossError(f"the gradients' norm is {norm}")
+        with self.timer.phase("step"):
+            self._optimizer.step(rate)
+        return norm**2
+
+    def weights(self) -> Tensors:
+        """All weights by name, on the CPU."""
+        return {name: tensor.detach().cpu() for name, tensor in self._model.state_dict().items()}
+
+    def optimizer_state(self) -> Tensors:
+        """The optimiser's state by the weights' names."""
+        return self._optimizer.state()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a round's trainer starts from.
+
+    ``weights`` is the whole model; ``state`` the optimiser's, by the weights' names; ``frozen``
+    has the digests of the frozen weights of each part. Rows of a frozen stem are stored up to
+    ``stem_limit_bytes``. ``coder`` sends activations as changes, and ``meter`` measures what
+    rounding takes from them; each is None if the run does not use it.
+    """
+
+    weights: Tensors
+    state: Tensors
+    frozen: Mapping[str, str]
+    stem_limit_bytes: int
+    coder: ChangeCoder | None
+    meter: ActivationMeter | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrainer:
+    """A round's trainer, with the ``link`` to a head on the server and the real ``devices``."""
+
+    trainer: Pipeline | UnsplitTrainer
+    link: DecoderLink | None = None
+    devices: DevicePipeline | None = None
+
+
+@contextmanager
+def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iterator[RoundTrainer]:
+    """The trainer of a round, while the context is open. Raises ``LinkError`` if the server's head
+    or a real device cannot be reached."""
+    settings, spec = unit.settings, _with_store(unit, start)
+    if settings.framework.unsplit:
+        yield RoundTrainer(
+            UnsplitTrainer(
+                spec=spec,
+                vocabulary=unit.vocabulary,
+                weights=start.weights,
+                settings=settings.optimizer,
+                state=start.state,
+                device=unit.device,
+            )
+        )
+        return
+    link = _link(unit, request, start)
+    with ExitStack() as stack:
+        head = stack.enter_context(link) if link else _local_head(unit, start)
+        if unit.devices is None:
+            pipeline = inline_pipeline(
+                plan=request.plan,
+                embedding=_embedding(unit, spec, start),
+                blocks=[_block(unit, spec, start, index) for index in range(spec.num_blocks)],
+                head=head,
+                recompute=settings.pipeline.recompute,
+                wire_dtype=settings.pipeline.wire_dtype,
+            )
+            yield RoundTrainer(stack.enter_context(pipeline), link)
+            return
+        devices = DevicePipeline(
+            settings=settings,
+            devices=unit.devices,
+            profiles=unit.devices.slowness.known(unit.described.devices),
+            request=request,
+            spec=spec,
+            start=RoundStart(start.weights, start.state, start.frozen),
+        )
+        stack.enter_context(devices)
+        pipeline = devices.pipeline(_embedding(unit, spec, start), head)
+        yield RoundTrainer(stack.enter_context(pipeline), link, devices)
+
+
+def _with_store(unit: ControlUnit, start: Start) -> ModelSpec:
+    """The model, whose frozen stem, if it has one, stores the activations of rows on disk."""
+    spec = unit.settings.model
+    if not (isinstance(spec, StemSpec) and start.stem_limit_bytes and EMBEDDING in start.frozen):
+        return spec
+    folder = activation_folder(start.frozen[EMBEDDING], spec.base, unit.device)
+    return replace(spec, store=ActivationStore(folder, start.stem_limit_bytes))
+
+
+def _link(unit: ControlUnit, request: TrainRequest, start: Start) -> DecoderLink | None:
+    """The link to the server's head; None if the head is on the unit, which targets do not leave
+    then."""
+    if request.link is None:
+        return None
+    compression = unit.settings.compression.of(request.plan.uplink)
+    return DecoderLink(
+        link=request.link,
+        unit=unit.number,
+        round_=request.round,
+        settings=unit.settings.link,
+        rows=RowsRead.by(unit.settings.model),
+        precisions=LinkPrecisions(
+            compression.activation, compression.gradient, start.coder, start.meter
+        ),
+    )
+
+
+def _local_head(unit: ControlUnit, start: Start) -> LocalHead:
+    settings, weights = unit.settings, select(start.weights, HEAD)
+    module = build_empty(lambda: settings.model.build_head(unit.vocabulary), weights)
+    return LocalHead(HeadPart(HEAD, module, settings.optimizer, start.state, unit.device))
+
+
+def _embedding(unit: ControlUnit, spec: ModelSpec, start: Start) -> Part:
+    return _part(unit, start, EMBEDDING, lambda: spec.build_embedding(unit.vocabulary))
+
+
+def _block(unit: ControlUnit, spec: ModelSpec, start: Start, index: int) -> Part:
+    return _part(unit, start, block_name(index), lambda: spec.build_block(index))
+
+
+def _part(unit: ControlUnit, start: Start, name: str, build: Callable[[], Module]) -> Part:
+    module = build_empty(build, select(start.weights, name))
+    return Part(name, module, unit.settings.optimizer, start.state, unit.device)
