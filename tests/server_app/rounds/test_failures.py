@@ -154,7 +154,7 @@ def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path)
         run(tmp_path / "run", *five, client=faulty)  # type: ignore[arg-type]
     cause = 'ClientApp: "ValueError: the battery is empty"'
     causes = "; ".join(f"unit {unit}: {cause}" for unit in range(3))
-    assert str(failed.value) == f"round 2: every unit failed: {causes}; and 2 more"
+    assert str(failed.value) == f"round 2: every unit failed: {causes} and 2 more"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["rounds_completed"] == 1
