@@ -1,7 +1,7 @@
 """``collapipe`` commands made cheap, as forks of one process that has imported everything: each
 saves up to fifteen seconds of a core.
 
-``python forked_commands.py SOCKET`` serves until it is terminated. Its client, a script of its own,
+``python forked_commands.py DESCRIPTOR`` serves a listening socket until it is terminated. Its client, a script of its own,
 sends arguments, environment, folder and streams, and gets the command's exit status. Commands that
 serve are left in the background once they are ready; terminating their client ends them.
 """
@@ -81,9 +81,7 @@ def main() -> None:
     for name in _IMPORTED:
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a command's guard
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(sys.argv[1])
-        listening.listen()
+    with socket.socket(fileno=int(sys.argv[1])) as listening:
         while True:
             client, _ = listening.accept()
             if not os.fork():
@@ -129,6 +127,9 @@ def run(
     os.setpgid(0, 0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    # Python's own know whether the server's streams could be sought.
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -24,8 +24,9 @@ def text(number: int) -> str:
 
 def table(file: Path, rows: Iterable[Mapping[str, object]], separator: str) -> None:
     """CSV or TSV; no cell has a separator in it."""
-    lines = [[*map(str, row.values())] for row in (rows := [*rows])]
-    file.write_text("".join(f"{separator.join(each)}\n" for each in [[*rows[0]], *lines]))
+    rows = [*rows]
+    cells = [[*rows[0]], *([*map(str, row.values())] for row in rows)]
+    file.write_text("".join(f"{separator.join(each)}\n" for each in cells))
 
 
 def json_lines(file: Path, rows: Iterable[Mapping[str, object]]) -> None:

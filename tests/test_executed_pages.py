@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -205,19 +206,27 @@ class Place:
 
     def run(self, script: str) -> None:
         """Raise where the shell ends with another status than 0; what it printed is shown."""
-        ended = subprocess.run(
-            ["bash", "-c", script],
-            cwd=self.folder,
-            env=self.environment,
-            input="y\n" * 9,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_BLOCK_S,
-            check=False,
-        )
-        print(f"{script.removeprefix(_SHELL)}\n{ended.stdout}")
-        assert not ended.returncode, f"status {ended.returncode}: {script.removeprefix(_SHELL)}"
+        terminal, stdin = os.openpty()
+        os.write(terminal, b"y\n" * 9)  # to questions
+        try:
+            ended = subprocess.run(
+                ["bash", "-c", script],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_BLOCK_S,
+                check=False,
+            )
+        finally:
+            os.close(terminal)
+            os.close(stdin)
+        shown = f"{script.removeprefix(_SHELL)}\n{ended.stdout}"
+        if ended.returncode:
+            pytest.fail(f"{shown}\nstatus {ended.returncode}", pytrace=False)
+        print(shown)
 
     def write(self, name: str, text: str) -> Path:
         """Write a file of the reader's, with this machine's ports in it."""
@@ -242,10 +251,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The script in the place of ``collapipe``."""
     home = str(tmp_path_factory.mktemp("forks"))
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HOME": home}
-    with tempfile.TemporaryDirectory(prefix="forks-") as short:  # a socket's path has 107 letters
-        command = [sys.executable, "-P", ROOT / "tests/forked_commands.py", f"{short}/socket"]
-        environment = {**os.environ, **offline, "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
-        with subprocess.Popen(command, env=environment, cwd=short) as served:
+    environment = {**os.environ, **offline, "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
+    with (
+        tempfile.TemporaryDirectory(prefix="forks-") as short,  # a socket's path has 107 letters
+        socket.socket(socket.AF_UNIX) as listening,
+    ):
+        listening.bind(f"{short}/socket")
+        listening.listen()
+        number = listening.fileno()
+        command = [sys.executable, "-P", ROOT / "tests/forked_commands.py", str(number)]
+        with subprocess.Popen(command, env=environment, cwd=short, pass_fds=[number]) as served:
             try:
                 yield CLIENT.format(path=f"{short}/socket")
             finally:
@@ -330,3 +345,17 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, clien
             elif block.language == "python":
                 script = there.write(f"block-{number}.py", read(block.text))
                 there.run(f"collapipe {script.name}")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_the_table_of_the_first_page_runs(tmp_path: Path, files: Path, client: str) -> None:
+    """All commands of the table below "Go on", in their order."""
+    table = text_of(ROOT / "README.md").partition("## Go on")[2].partition("\n\nFOLDER")[0]
+    commands = re.findall(r"`((?:collapipe|make) [^`]+)`", table)
+    assert len(commands) > 25
+    written = {"collapipe run --config FILE.yaml": "echo 'seed: 3' > FILE.yaml"}
+    with place(tmp_path / "home", files, client) as there:
+        for command in commands:
+            if not is_name(command.split()[1:]):
+                there.run(typed(command, Reader(written)))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collapipe.config import Settings
+from collapipe.config.settings import check_members
 from collapipe.errors import ConfigError, InfeasibleRoundError, few_of
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
@@ -94,6 +95,7 @@ class Scheduler:
     def __init__(self, settings: Settings, reported: Sequence[Reported]) -> None:
         self._settings = settings
         self._planner: Planner = settings.planner
+        check_members("strategy", self._planner, Planner)
         self._environment: Environment = settings.build("environment")
         self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
         units, checked = len(reported), tuple(map(self._checked, reported))
