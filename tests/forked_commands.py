@@ -1,9 +1,9 @@
 """``collapipe`` commands made cheap, as forks of one process that has imported everything: each
 saves up to fifteen seconds of a core.
 
-``python forked_commands.py DESCRIPTOR`` serves a listening socket until it is terminated. Its client, a script of its own,
-sends arguments, environment, folder and streams, and gets the command's exit status. Commands that
-serve are left in the background once they are ready; terminating their client ends them.
+``python forked_commands.py DESCRIPTOR`` serves a listening socket until it or its parent ends. Its
+client, ``forked_client.py``, sends arguments, environment, folder and streams, and gets the
+command's exit status.
 """
 
 import json
@@ -36,31 +36,6 @@ _IMPORTED = (
     "peft",
 )
 _POLL_S, _END_S = 0.05, 30.0
-CLIENT = """\
-import json, os, signal, socket, subprocess, sys, time
-SERVING = {{"deploy serve": "ready on port", "unit unit.yaml": " dials ", "device --listen": ": ready on ", "up --devices": "Ctrl-C ends"}}
-begins = " ".join(sys.argv[1:3])
-words = SERVING.get(begins) if "BACKGROUND" not in os.environ and "--" not in sys.argv else None
-if words is not None:
-    log = os.environ["SERVED"] + "/" + str(time.time_ns())
-    with open(log + ".log", "wb") as out:
-        command = [sys.executable, "-SE", *sys.argv]
-        environment = dict(os.environ, BACKGROUND="1")
-        there = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment)
-    with open(log + ".pid", "w") as file:
-        file.write(str(there.pid))
-    while there.poll() is None and words not in open(log + ".log").read():
-        time.sleep(0.1)
-    print(open(log + ".log").read(), end="", flush=True)
-    sys.exit(there.returncode or 0)
-with socket.socket(socket.AF_UNIX) as there:
-    there.connect({path!r})
-    asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
-    socket.send_fds(there, [len(asked).to_bytes(4, "big")], [0, 1, 2])
-    there.sendall(asked)
-    signal.signal(signal.SIGTERM, lambda *_: there.send(b"e"))
-    sys.exit(int.from_bytes(there.recv(1) or b"\\1", "big"))
-"""
 
 
 def cheap(arguments: Sequence[str]) -> list[str]:
@@ -82,7 +57,10 @@ def main() -> None:
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a command's guard
     with socket.socket(fileno=int(sys.argv[1])) as listening:
-        while True:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            if not select.select([listening], [], [], 1)[0]:
+                continue
             client, _ = listening.accept()
             if not os.fork():
                 listening.close()
@@ -128,8 +106,9 @@ def run(
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     # Python's own know whether the server's streams could be sought.
-    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - they end with the process
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

