@@ -24,6 +24,7 @@ from runpy import run_path
 RUN = ("federation.rounds=1", "federation.local_steps=1", "batch_size=8")
 """What makes a run cheap."""
 ROWS = ("data.max_train_samples=120", "data.max_eval_samples=4")  # where no owner has them
+SMALL = ("model.dim=16", "model.num_heads=2", "model.num_decoder_blocks=1")  # of large defaults
 _IMPORTED = (
     "collapipe.cli.app",
     "collapipe.cli.resume",
@@ -44,8 +45,9 @@ def cheap(arguments: Sequence[str]) -> list[str]:
     if command[:1] == ["run"]:
         owned = any(each.startswith("runtime=deployment") for each in command)
         trial = arguments[:2] == ["deploy", "trial"]
+        small = SMALL if any("multi30k" in each for each in command) else ()
         rounds = f"federation.rounds={os.environ.get('ROUNDS', 1)}"
-        return [*arguments, *RUN, rounds, *([] if owned or trial else ROWS)]
+        return [*arguments, *RUN, *small, rounds, *([] if owned or trial else ROWS)]
     if command[:2] == ["deploy", "init"]:
         return [*arguments, "--port", os.environ["PORT"], "--link-port", os.environ["LINK_PORT"]]
     return [*arguments]

@@ -58,8 +58,12 @@ def make_files(folder: Path) -> None:
     rated = [*zip(texts, labels, strict=True)]
     table(folder / "rows.csv", ({"text": t, "label": y} for t, y in rated), ",")
     for name in ("train.tsv", "test.tsv"):
-        table(folder / name, ({"text": t, "label": y} for t, y in rated), "\t")
-    reviews = ({"review": t, "sentiment": y, "user": n % 3} for n, (t, y) in enumerate(rated))
+        table(
+            folder / name,
+            ({"text": t, "label": y, "user": n % 3} for n, (t, y) in enumerate(rated)),
+            "\t",
+        )
+    reviews = ({"review": t, "sentiment": y} for t, y in rated)
     table(folder / "reviews.csv", reviews, ",")
     for name, columns in {"sentences": ("words", "tags"), "tagged": ("tokens", "ner_tags")}.items():
         tagged = (

@@ -50,6 +50,8 @@ _WORDS = {  # read with this machine in the place of others
     r"(?<==)/absolute/path": "$HOME/absolute",
     r"\bmake test\b.*": 'make test WORKERS="-n 0" ARGS=tests/collapipe/test_version.py',
     r"train\(\[": f"train([*{[*RUN, *ROWS]!r}, ",
+    r'"text-classification", "FOLDER"': '"text-classification", "classifier"',
+    r'"token-classification", "FOLDER"': '"token-classification", "tagger"',
     r"load_dataset\(NAME\)": 'load_dataset("named")',
 }
 _FLWR = """#!/bin/bash
@@ -62,7 +64,7 @@ exec {0} -m flwr.cli.app "${{given[@]}}"
 """
 _SHELL = """set -e -o pipefail
 ssh() { :; }
-scp() { cp "${1#*:}" "${2#*:}" 2> /dev/null || test -e "$(basename "${1#*:}")" || cp "${1#*:}" .; }
+scp() { cp "${1#*:}" "./${2#*:}"; }
 """
 
 
