@@ -1,5 +1,6 @@
 """What the pages print runs: each page's blocks from top to bottom, as its reader types them."""
 
+import json
 import os
 import re
 import socket
@@ -358,6 +359,18 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, forks
             elif block.language == "python":
                 script = there.write(f"block-{number}.py", read(block.text))
                 there.run(f"collapipe {script.name}")
+        check_runs(there.folder, read("".join(each.commands for each in blocks(page))))
+
+
+def check_runs(folder: Path, commands: str) -> None:
+    """All runs are complete, and those whose folder is named are there: ``flwr run`` ends with
+    status 0 whatever becomes of the run."""
+    named = re.findall(r"hydra\.run\.dir=\$\w+/(\w+)", commands)
+    ended = [
+        *folder.glob("outputs/2*/*/summary.json"),
+        *(folder / n / "summary.json" for n in named),
+    ]
+    assert {json.loads(each.read_text())["status"] for each in ended} <= {"completed"}
 
 
 @pytest.mark.thorough
