@@ -58,7 +58,9 @@ _WORDS = {  # read with this machine in the place of others
 _FLWR = """#!/bin/bash
 given=()
 for each in "$@"; do
-    [[ $each == overrides=* ]] && each="${{each%\\"}} {1}\\""
+    more="{1}"
+    [[ $each == *runtime=deployment* ]] || more+=" {2}"
+    [[ $each == overrides=* ]] && each="${{each%\\"}} $more\\""
     given+=("$each")
 done
 exec {0} -m flwr.cli.app "${{given[@]}}"
@@ -289,7 +291,7 @@ def place(folder: Path, files: Path, forks: str) -> Iterator[Place]:
     program(programs / "collapipe", f"#!/bin/sh\n{asking}\n")
     program(programs / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program(programs / "pip", "#!/bin/sh\n")
-    program(programs / "flwr", _FLWR.format(sys.executable, " ".join([*RUN, *ROWS])))
+    program(programs / "flwr", _FLWR.format(sys.executable, " ".join(RUN), " ".join(ROWS)))
     (programs / "activate").touch()
     (folder / ".venv/installed").touch()
     (folder / _DATED).parent.mkdir(parents=True)
