@@ -61,8 +61,12 @@ def test_documented_commands_are_taken(
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loading, "_check_there", lambda _: None)  # files of the reader's
-    for command in (each for block in blocks(page) for each in words(block.commands, tmp_path)):
-        check(whole, *command)
+    for block in blocks(page):
+        if block.file and not block.file.startswith("~"):
+            (file := tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text)
+        for command in words(block.commands, tmp_path):
+            check(whole, *command)
     for text in _INLINE.findall(text_of(page).replace("\n", " ")):
         ((_, *arguments),) = words(text, tmp_path)
         if not is_name(arguments):

@@ -280,7 +280,9 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @contextmanager
 def place(folder: Path, files: Path, forks: str) -> Iterator[Place]:
     """A fresh home; on leaving, everything that was started in it ends."""
-    copied = ignore_patterns("__pycache__", ".*", "outputs", "multirun", "benchmarks")
+    copied = ignore_patterns(
+        ".git", ".venv", "__pycache__", ".*_cache", "outputs", "multirun", "benchmarks"
+    )
     copytree(ROOT, folder, ignore=copied, dirs_exist_ok=True)
     for each in files.iterdir():
         (folder / each.name).symlink_to(each)
