@@ -5,69 +5,20 @@ import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from string import Template
 
 import click
 import pytest
 import typer
+from documented import OTHERS, OURS, PAGES, ROOT, blocks, text_of
 
 from collapipe.cli.app import app
 from collapipe.config import load_overrides, loading, own_overrides
 from collapipe.config.composing import composed
 from collapipe.config.overrides import expand, split
 
-ROOT = Path(__file__).parents[1]
-TEMPLATES = ROOT / "collapipe/deployment/templates"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(TEMPLATES.glob("*.md"))]
-_MARK = re.compile(r"<!-- not executed: \S")
-_FENCE = re.compile(r" *```(\w*)$")
 _INLINE = re.compile(r"`(collapipe \w[^`]*)`")
-_PROMPT = re.compile(r"^(?:\w*\$+) ")
-_KNOWN = "collapipe", "flwr", "make", "pip"
-_OTHERS = "python3", "source", "ssh", "scp"  # nobody's to check
 _FILLED_IN = "FILE", "FOLDER", "RUN_DIR", "NAME", "DIR", "home.yaml", "_target_"
 _REST = "…"  # options that a reader adds
-_NAMES = {"root": "federation", "unit": "berlin", "host": "edge.example", "port": "8000"}
-_NAMES |= {"authority": "federation/authority", "federation": "runtime.federation=federation"}
-
-
-def text_of(page: Path) -> str:
-    """As it is read: templates are filled in."""
-    text = page.read_text()
-    return Template(text).safe_substitute(_NAMES) if page.parent == TEMPLATES else text
-
-
-def blocks(page: Path) -> Iterator[str]:
-    """Scripts of the blocks that hold commands and have no mark, without prompts and output."""
-    marked, fenced, block = False, False, list[str]()
-    for line in [*text_of(page).splitlines(), "", "the end"]:
-        fence = _FENCE.match(line)
-        if fence and not fenced:
-            fenced, block = True, [fence[1]]
-        elif (fenced and not fence) or line.startswith("    ") or (not line and block):
-            block.append(line)
-        elif fence or block:
-            language, *lines = block if fence else ["", *block]
-            script = commands_in(lines) if language in ("", "sh") else ""
-            if script and not marked:
-                yield script
-            if script:
-                marked = False
-            fenced, block = False, []
-        if _MARK.match(line):
-            marked = True
-    assert not marked, f"{page}: a mark without commands below it"
-
-
-def commands_in(lines: Sequence[str]) -> str:
-    """Lines behind a prompt, or all where the first one is a command; nothing of other blocks."""
-    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
-    prompted = [_PROMPT.sub("", line.strip()) for line in joined if _PROMPT.match(line.strip())]
-    plain = [line.strip() for line in joined if line.strip()]
-    begins = tuple(f"{name} " for name in _KNOWN)
-    if not prompted and plain and plain[0].startswith(begins):
-        prompted = plain
-    return "\n".join(prompted)
 
 
 def words(script: str, folder: Path) -> list[list[str]]:
@@ -75,8 +26,8 @@ def words(script: str, folder: Path) -> list[list[str]]:
 
     A program that is none of the known ones fails.
     """
-    noted = [f'{name}() {{ printf "%s\\0" {name} "$@"; echo; }}' for name in _KNOWN]
-    stubs = "\n".join([*noted, *(f"{name}() {{ :; }}" for name in _OTHERS), ""])
+    noted = [f'{name}() {{ printf "%s\\0" {name} "$@"; echo; }}' for name in OURS]
+    stubs = "\n".join([*noted, *(f"{name}() {{ :; }}" for name in OTHERS if name != "export"), ""])
     ended = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", stubs + script],
         capture_output=True,
@@ -110,8 +61,12 @@ def test_documented_commands_are_taken(
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loading, "_check_there", lambda _: None)  # files of the reader's
-    for command in (each for script in blocks(page) for each in words(script, tmp_path)):
-        check(whole, *command)
+    for block in blocks(page):
+        if block.file and not block.file.startswith("~"):
+            (file := tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text)
+        for command in words(block.commands, tmp_path):
+            check(whole, *command)
     for text in _INLINE.findall(text_of(page).replace("\n", " ")):
         ((_, *arguments),) = words(text, tmp_path)
         if not is_name(arguments):

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from collapipe.config.composing import choices_of, composed, options_of, run_dir
 from collapipe.config.overrides import split
-from collapipe.config.settings import Settings, build
+from collapipe.config.settings import Settings, build, check_members
 from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError
 from collapipe.home import in_home
@@ -131,7 +131,11 @@ def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str
 
     from collapipe.models.cut import cut_at
     from collapipe.models.lora import with_adapters
+    from collapipe.models.split import ModelSpec
+    from collapipe.tasks.task import Task
 
+    check_members("task", task, Task)
+    check_members("model", model, ModelSpec)
     data, trains = sections["data"], sections["framework"].train
     evaluation = sections["evaluation"].on_rows_of(data, trains)
     settings = Settings(

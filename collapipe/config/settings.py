@@ -154,6 +154,17 @@ def build(option: str, node: Any) -> Any:
         ) from error
 
 
+def check_members(option: str, plugin: object, seam: type[Any]) -> None:
+    """Raise ``ConfigError`` that names members of the protocol ``seam`` that ``plugin`` lacks."""
+    wanted = {name for name in vars(seam) if not name.startswith("_")}
+    if missing := sorted(wanted - {*dir(plugin)}):
+        target = type(plugin)
+        raise ConfigError(
+            f"{option}._target_={target.__module__}.{target.__qualname__}: lacks "
+            f"{', '.join(missing)}; {seam.__module__}.{seam.__name__} describes all members"
+        )
+
+
 def is_partitioner(target: type[Any]) -> bool:
     """Whether it takes rows apart as those of Flower Datasets do."""
     from flwr_datasets.partitioner import Partitioner  # imports datasets, which takes seconds

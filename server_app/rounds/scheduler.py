@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from collapipe.config import Settings
+from collapipe.config.settings import check_members
 from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_called
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
@@ -104,6 +105,7 @@ class Scheduler:
     def __init__(self, settings: Settings, name: Callable[[int], str] = lambda unit: "") -> None:
         self._settings, self._name = settings, name
         self._planner: Planner = settings.planner
+        check_members("strategy", self._planner, Planner)
         self._environment: Environment = settings.build("environment")
         self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
 

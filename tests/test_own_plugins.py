@@ -1,0 +1,136 @@
+"""Plug-ins of a user's own that inherit nothing of ours."""
+
+from pathlib import Path
+
+import pytest
+from federated import run
+
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError
+
+# All that docs/extend.md and the seam say of a task, and no more.
+TASK = """
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from datasets import Dataset
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.tasks.task import Score, Splits
+
+
+@dataclass(frozen=True)
+class Pairs:
+    sources: list
+    targets: list
+    tokenizer: object
+
+    @property
+    def lengths(self):
+        return [len(ids) for ids in self.sources]
+
+    def batch(self, rows):
+        vocabulary = self.tokenizer.vocabulary
+
+        def filled(all_ids, value):
+            ids = [all_ids[row] for row in rows]
+            longest = max(map(len, ids))
+            return torch.tensor([each + [value] * (longest - len(each)) for each in ids])
+
+        inputs = filled(self.sources, vocabulary.pad)
+        return Batch(inputs, inputs != vocabulary.pad, filled(self.targets, IGNORED))
+
+    def decode(self, predictions):
+        end = self.tokenizer.vocabulary.eos
+        return self.tokenizer.decode(
+            [ids[: ids.index(end)] if end in ids else ids for ids in map(list, predictions)]
+        )
+
+
+@dataclass(frozen=True)
+class Reverse:
+    train_rows: int  # the options of task=dates
+    validation_rows: int
+    test_rows: int
+    vocabulary: int
+    max_length: int
+
+    name = "reverse"
+    columns = ("source", "target")
+    heads = ("decoder",)
+    listed_labels = None
+    max_labels = 0
+
+    def splits(self, seed):
+        texts = [f"a{number} b{seed}" for number in range(self.train_rows)]
+        rows = Dataset.from_dict({"source": texts, "target": [each[::-1] for each in texts]})
+        return Splits(rows, rows.select(range(4)), rows.select(range(4)))
+
+    def label_counts(self, rows):
+        return {}
+
+    def texts(self, rows):
+        return zip(rows["source"], rows["target"])
+
+    def encode(self, rows, tokenizer):
+        end = [tokenizer.vocabulary.eos]
+        sides = (tokenizer.encode(rows[side]) for side in self.columns)
+        return Pairs(*([[*ids[:15], *end] for ids in side] for side in sides), tokenizer)
+
+    def encode_apart(self, rows, tokenizer):
+        return self.encode(rows, tokenizer)
+
+    def inputs(self, texts, tokenizer):
+        return self.encode({"source": texts, "target": texts}, tokenizer)
+
+    def count(self, predictions, rows, labels):
+        right = sum(map(str.__eq__, predictions, rows["target"]))
+        return np.array([right, len(predictions)])
+
+    def possible(self, statistics, labels):
+        counts = statistics.counts
+        return counts.shape == (2,) and bool(counts[0] <= counts[1])
+
+    def score(self, statistics):
+        return Score("exact", statistics.counts[0] / max(1, statistics.counts[1]), "")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules are found."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_task_written_from_the_seam_alone_trains(own: Path) -> None:
+    (own / "reverse_whole.py").write_text(TASK)
+    run(own / "run", "task._target_=reverse_whole.Reverse")
+
+
+@pytest.mark.parametrize("member", ["max_labels =", "def possible"])
+def test_a_task_without_a_member_is_refused_in_a_line_that_names_it(own: Path, member: str) -> None:
+    name = member.split()[-2 if "=" in member else -1]
+    (own / f"without_{name}.py").write_text(TASK.replace(member, f"{member.replace(name, 'x')}"))
+    fault = rf"^task\._target_=without_{name}\.Reverse: lacks {name}; collapipe\.tasks\.task\.Task "
+    with pytest.raises(ConfigError, match=fault):
+        load_overrides([f"task._target_=without_{name}.Reverse"])
+
+
+def test_a_model_without_a_member_is_refused_in_a_line_that_names_it(own: Path) -> None:
+    options = "num_blocks num_decoder_blocks dim num_heads feed_forward_dim dropout norm "
+    options += "tie_embeddings"
+    fields = "".join(f"    {each}: object\n" for each in options.split())
+    made = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Model:\n"
+    (own / "few.py").write_text(made + fields)
+    fault = r"^model\._target_=few\.Model: lacks build_block, build_embedding, build_head, "
+    with pytest.raises(ConfigError, match=fault):
+        load_overrides(["model._target_=few.Model"])
+
+
+def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: Path) -> None:
+    source = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Idle:\n"
+    (own / "idle.py").write_text(f"{source}    pass\n")
+    with pytest.raises(ConfigError, match=r"^strategy\._target_=idle\.Idle: lacks plan_round; "):
+        run(own / "run", "strategy=even", "strategy._target_=idle.Idle")
