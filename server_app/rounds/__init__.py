@@ -1,1 +1,1 @@
-"""The rounds of a run: what is decided, sent, checked and learned."""
+"""The rounds of a run: planning, messages, checks and aggregation."""

@@ -1,5 +1,5 @@
-"""How the updates of a round become the next model: an average, a clipped sum with noise, or a sum
-of masked updates."""
+"""Aggregate the updates of a round into the next model: an average, a clipped sum with noise, or
+a sum of masked updates."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ OnAccount = Callable[[Mapping[int, int]], None]  # takes the rounds that ε coun
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Units that can train in a round, with what their messages need in addition; and why others
-    of the plan cannot."""
+    """The planned units that can train in a round, with additional records for their messages,
+    and the failures of the other planned units."""
 
     messages: Mapping[int, RecordDict]
     failures: Mapping[int, Failure] = field(default_factory=dict)
@@ -32,16 +32,16 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """What the units that finished a round returned.
+    """The results of the units that finished a round.
 
     Attributes
     ----------
     models
-        The weights of each unit that trained, or its masked update.
+        The weights, or the masked update, of each unit that trained.
     shares
         Each unit's weight in an average, not normalised.
     common
-        Tensors that all units trained together, which are not averaged.
+        Tensors that all units trained together; they are not averaged.
     """
 
     models: Mapping[int, Tensors]
@@ -51,7 +51,7 @@ class Updates:
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """What came of a round's updates.
+    """The result of a round's aggregation.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Aggregated:
     skipped
         Why the updates were not used, if they were not.
     late
-        Units that failed after their updates had arrived.
+        Failures of units after their updates had arrived.
     bytes_up, bytes_down
         Bytes of the round's messages except ``train`` and its replies.
     """
@@ -73,11 +73,11 @@ class Aggregated:
 
 
 class Aggregation(Protocol):
-    """A round's aggregation: ``open`` before units train, ``close`` with what they returned.
+    """A round's aggregation: call ``open`` before units train and ``close`` with their updates.
 
-    ``clip_norm`` bounds the norm of each update; None: units do not clip. ``epsilon`` is ε of all
-    rounds so far; None without noise. ``independent`` says whether a unit that fails fails by
-    itself.
+    ``clip_norm`` bounds the norm of each update; None disables clipping. ``epsilon`` is ε of all
+    rounds so far; None without noise. ``independent`` is False if one unit can cause the failure
+    of others.
     """
 
     independent: bool
@@ -93,21 +93,22 @@ class Aggregation(Protocol):
         if a further round would exceed ``privacy.max_epsilon``."""
 
     def expected(self, sent: Tensors) -> Tensors | None:
-        """What a unit that was ``sent`` these weights returns in their place, without values; None:
-        the weights themselves."""
+        """Tensors without values, shaped like the reply of a unit that was ``sent`` these weights.
+        None if the unit returns the weights themselves."""
 
     def upload_bytes(self, sent: Tensors, precision: str) -> int:
-        """Bytes of a unit's update."""
+        """Size of a unit's update in bytes."""
 
     def close(self, round_: int, updates: Updates) -> Aggregated:
-        """Make the next model of the updates of the units that finished. Raises
+        """Make the next model from the updates of the units that finished. Raises
         ``NonFiniteLossError`` if a weight would not be finite; the model is then unchanged."""
 
     def pack(self) -> Tensors:
-        """What lasts from round to round, for a checkpoint."""
+        """Return the state that lasts from round to round, for a checkpoint."""
 
     def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
-        """Go on from a checkpoint; ``account`` has all rounds that ε counts of each unit."""
+        """Restore the state of a checkpoint; ``account`` is the number of rounds that ε counts for
+        each unit."""
 
 
 class Averaging:
@@ -140,11 +141,11 @@ class Averaging:
         return {}
 
     def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
-        """Averages remember nothing."""
+        """Do nothing: averaging keeps no state."""
 
 
 class PrivateAveraging:
-    """The mean of clipped updates, with noise that ε counts; see ``PrivateMean``."""
+    """The mean of clipped updates with differentially private noise; see ``PrivateMean``."""
 
     independent = True
 
@@ -186,7 +187,8 @@ class PrivateAveraging:
             self._mean.restore(packed, account)
 
     def _moved(self, round_: int, units: Collection[int], summed: ClippedSum) -> float:
-        """Move the model by the sum, with noise; the account is written before that is visible."""
+        """Move the model by the sum with noise. The account is updated before anyone can see the
+        new model."""
         seed = derive(self._settings.privacy.noise_seed or 0, "privacy", round_)
         mean = self._mean.mean(summed, self._model.trained, seed)
         if self._settings.privacy.noise_by == "server":
@@ -200,7 +202,7 @@ class PrivateAveraging:
 
 
 class MaskedAveraging(PrivateAveraging):
-    """As ``PrivateAveraging``, of updates that are masked: the server learns their sum alone."""
+    """Like ``PrivateAveraging``, with masked updates: the server learns only their sum."""
 
     independent = False
     _sum: SecureSum  # of the round
@@ -231,8 +233,11 @@ class MaskedAveraging(PrivateAveraging):
         return Aggregated(moved, own.skipped, own.failures, own.bytes_up, own.bytes_down)
 
     def _before_sum(self, units: Collection[int]) -> None:
-        """The server is about to learn a masked sum of ``units``. If units add the noise, the
-        server is trusted with no more than that: the round counts, whatever comes of it."""
+        """Charge the ``units`` of a masked sum before the server learns it.
+
+        This applies if units add the noise, because ε then also holds towards the server. The round
+        counts even if its sum is never used.
+        """
         if self._settings.privacy.noise_by == "units":
             self._count(units)
 
@@ -240,7 +245,7 @@ class MaskedAveraging(PrivateAveraging):
 def aggregation_of(
     settings: Settings, model: GlobalModel, called: Called, on_account: OnAccount
 ) -> Aggregation:
-    """The aggregation that the options choose."""
+    """Return the aggregation that the options select."""
     if settings.privacy.clip_norm is None:
         return Averaging(model, called)
     kind = MaskedAveraging if settings.privacy.secure_aggregation else PrivateAveraging

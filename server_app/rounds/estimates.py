@@ -1,4 +1,4 @@
-"""What rounds show of the loss, and what the scheduler estimates from it."""
+"""Observe the loss and its gradient in each round, and estimate the scheduler's constants."""
 
 import math
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from collapipe.report import ClusterReport
 from collapipe.state import Estimates
 from server_app.rounds.screening import bounded
 
-_LEAST_LOSS = 1e-30  # less tells of rounding, and the quotient of a norm by it may be infinite
+_LEAST_LOSS = 1e-30  # a smaller loss is rounding, and a norm divided by it may be infinite
 
 
 @dataclass(frozen=True, slots=True)
 class RoundObservation:
-    """What a round showed of the loss: the mean of ‖∇F‖² over the units' steps, the training loss,
-    F, and ‖θ(t+1) - θ(t)‖, by which the model moved."""
+    """Measurements of one round: the mean of ‖∇F‖² over the units' steps, the training loss F, and
+    the model's movement ‖θ(t+1) - θ(t)‖."""
 
     squared_norm: float
     loss: float
@@ -31,10 +31,10 @@ def observed(
     factor: float,
     last: RoundObservation | None,
 ) -> RoundObservation:
-    """What the units' ``reports`` of a round show; their ``losses`` are averaged by ``shares``.
+    """Combine the units' ``reports`` of a round; their ``losses`` are averaged by ``shares``.
 
-    A figure beyond ``factor`` times the others', and what the ``last`` round showed, changes
-    nothing more.
+    A loss above ``factor`` times the median, or a squared norm above ``factor``² times the median,
+    is cut to that bound. With fewer than three units the ``last`` round counts in the median.
     """
     before = [last] if last else []
     norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
@@ -45,11 +45,11 @@ def observed(
 
 
 def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:
-    """Estimates after a round, ``last`` being the round before it.
+    """Update the estimates with a round; ``last`` is the round before it.
 
-    Norms tell |‖∇F(θ)‖ - ‖∇F(θ')‖| ≤ β·‖θ - θ'‖ (assumption 1 and the triangle inequality), and
-    ‖∇F‖² ≥ 2ξ(F - F*) (assumption 3), in which F* ≥ 0 for a cross-entropy. Gradients are those of
-    batches, so that their noise is in the estimates.
+    β follows from |‖∇F(θ)‖ - ‖∇F(θ')‖| ≤ β·‖θ - θ'‖ (assumption 1 and the triangle inequality).
+    ξ follows from ‖∇F‖² ≥ 2ξ(F - F*) (assumption 3), with F* ≥ 0 for a cross-entropy. The gradients
+    are computed on batches, so the estimates contain the batches' noise.
     """
     smoothness = before.smoothness
     if last is not None and last.moved > 0:

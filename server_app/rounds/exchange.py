@@ -1,4 +1,4 @@
-"""What units are sent in a round, and what of their replies can be used."""
+"""Send a round's jobs to the units, and check their replies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from server_app.units import Units
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """The round's jobs, and why other units of the plan get none."""
+    """The round's jobs, and the failures of planned units that get no job."""
 
     jobs: Mapping[int, Job]
     failures: Mapping[int, Failure]
@@ -31,7 +31,8 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The replies of the units that finished a round, and why the others of its plan did not."""
+    """The replies of the units that finished a round, and the failures of its other planned
+    units."""
 
     finished: Mapping[int, TrainReply]
     failures: Mapping[int, Failure]
@@ -39,7 +40,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The messages of a run's rounds. Units have ``timeout_s`` for a round."""
+    """Exchanges the messages of a run's rounds. A unit has ``timeout_s`` seconds for a round."""
 
     settings: Settings
     units: Units
@@ -50,7 +51,7 @@ class Exchange:
     timeout_s: float
 
     def prepare(self, decision: RoundDecision) -> Outbox:
-        """A message for each unit of the plan that can train, and heads on the server for them."""
+        """Build a job for each planned unit that can train, and open the heads on the server."""
         plans, round_ = decision.plan.clusters, decision.plan.round
         if not plans:
             return Outbox({}, {})
@@ -67,7 +68,7 @@ class Exchange:
         return Outbox(jobs, ready.failures)
 
     def send(self, outbox: Outbox) -> dict[int, Message]:
-        """Send the jobs, and wait for the replies, by node."""
+        """Send the jobs and wait for the replies. Returns them by node."""
         jobs = outbox.jobs.values()
         expect(max((each.question.size.total_bytes for each in jobs), default=0))
         messages = [each.message for each in jobs]
@@ -77,7 +78,7 @@ class Exchange:
     def outcomes(
         self, decision: RoundDecision, outbox: Outbox, replies: Mapping[int, Message]
     ) -> Outcomes:
-        """The replies that can be used. Heads on the server train no more."""
+        """Close the heads on the server, and separate usable replies from failures."""
         self.heads.close()
         outcomes = dict[int, TrainReply | Failure](outbox.failures)
         for unit, job in outbox.jobs.items():
@@ -103,7 +104,7 @@ class Exchange:
         link: LinkAddress | None,
         packed: dict[bool, ArrayRecord],
     ) -> Job:
-        """The job of a unit; weights that several units are sent are ``packed`` once."""
+        """Build the job of a unit. ``packed`` caches weights that several units receive."""
         unit, round_ = plan.unit, decision.plan.round
         has_head = self.settings.unit_has_head(plan.uplink)
         weights = chosen(self.model.of_unit(unit), self.model.names(has_head))

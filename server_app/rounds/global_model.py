@@ -1,4 +1,4 @@
-"""The model between rounds: one of all units, or each unit's own where nothing is averaged."""
+"""The model between rounds: one for all units, or one for each unit if nothing is averaged."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +16,10 @@ from collapipe.tensors import Tensors, not_finite
 
 
 class GlobalModel:
-    """Weights as the last round left them; those named ``frozen`` never change.
+    """The weights after the last round; the weights named in ``frozen`` never change.
 
-    ``weights`` are the average. Where nothing is averaged they are the first ones, and
-    ``own_models`` has the weights of each unit once it has trained.
+    ``weights`` are the average. If nothing is averaged, they are the initial weights, and
+    ``own_models`` has the weights of each unit that has trained.
     """
 
     def __init__(self, settings: Settings, frozen: Collection[str]) -> None:
@@ -30,17 +30,18 @@ class GlobalModel:
         self.server_optimizer = ServerOptimizer(self._how)
 
     def of_unit(self, unit: int) -> Tensors:
-        """What a unit's next round starts from."""
+        """The weights from which a unit's next round starts."""
         return self.own_models.get(unit, self.weights)
 
     def names(self, with_head: bool) -> set[str]:
-        """Names of the weights that a unit gets and returns, ``with_head`` if that trains there."""
+        """Names of the weights that a unit receives and returns. ``with_head`` includes the
+        head."""
         names = self.weights.keys() - self.frozen
         return {name for name in names if with_head or not name.startswith(f"{HEAD}.")}
 
     def frozen_parts(self) -> dict[str, Tensors]:
-        """Frozen weights of the parts that units hold, of all where they evaluate: part →
-        tensors."""
+        """Frozen weights of the parts that units hold: part → tensors. The head is included if
+        units train or evaluate it."""
         weights = {name: self.weights[name] for name in self.weights if name in self.frozen}
         blocks = map(block_name, range(self._settings.model.num_blocks))
         with_head = self._settings.units_have_heads or self._settings.evaluation.on_units
@@ -56,12 +57,12 @@ class GlobalModel:
         common: Tensors,
         called: Called = unit_called,
     ) -> float | None:
-        """Make one of the units' ``models``, or let each unit keep its own.
+        """Average the units' ``models``, or store each unit's own model if nothing is averaged.
 
-        ``shares`` are the units' weights in the average, not normalised; ``common`` are tensors
-        that the units shared in the round, in place of an average. Returns ‖θ(t+1) - θ(t)‖, None
-        where nothing is averaged. Raises ``NonFiniteLossError`` where a new weight is not finite;
-        the model is then what it was.
+        ``shares`` are the units' weights in the average, not normalised. ``common`` are tensors
+        that the units trained together; they replace the average. Returns ‖θ(t+1) - θ(t)‖, or None
+        if nothing is averaged. Raises ``NonFiniteLossError`` if a new weight is not finite; the
+        model is then unchanged.
         """
         trained = {unit: self._trained(model) for unit, model in models.items()}
         if not self._settings.framework.aggregate:
@@ -74,8 +75,8 @@ class GlobalModel:
         return self.move(round_, averaged | self._trained(common))
 
     def move(self, round_: int, averaged: Tensors) -> float:
-        """Let the server's optimiser take its step towards the average of the weights that train.
-        Returns and raises as ``learn``."""
+        """Take the server optimiser's step towards ``averaged``, the average of the trainable
+        weights. Returns ‖θ(t+1) - θ(t)‖; raises like ``learn``."""
         start = self.trained
         new = {**self.weights, **self.server_optimizer.step(start, averaged)}
         _check_finite(new, f"round {round_}:")
@@ -85,11 +86,11 @@ class GlobalModel:
 
     @property
     def trained(self) -> Tensors:
-        """The weights that train."""
+        """The trainable weights."""
         return self._trained(self.weights)
 
     def _trained(self, weights: Tensors) -> Tensors:
-        """Those that train: the others are what they were, to the last bit."""
+        """The trainable ones among ``weights``."""
         return {name: tensor for name, tensor in weights.items() if name not in self.frozen}
 
 
@@ -104,7 +105,7 @@ def _check_finite(model: Tensors, whose: str) -> None:
 def combined(
     models: Sequence[Tensors], weights: Sequence[float], how: ServerOptimizerSettings
 ) -> Tensors:
-    """The models' average of the kind that is asked for."""
+    """Average the models by ``how.average``: mean, median or trimmed mean."""
     if how.average == "mean":
         return average(models, weights)
     most = (len(models) - 1) // 2
@@ -113,10 +114,10 @@ def combined(
 
 
 def trimmed_mean(models: Sequence[Tensors], cut: int) -> Tensors:
-    """Of each weight the mean without the ``cut`` largest and smallest ones (Yin et al. 2018).
+    """Average each weight without its ``cut`` largest and smallest values (Yin et al. 2018).
 
-    With all but the middle one or two cut it is the median. What is no floating-point number is
-    that of the first model.
+    This is the median if only the middle one or two values remain. Tensors that are not
+    floating-point are copied from the first model.
     """
     own = slice(cut, len(models) - cut)
     return {
@@ -130,8 +131,7 @@ def trimmed_mean(models: Sequence[Tensors], cut: int) -> Tensors:
 def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     """Σₙ wₙ θₙ / Σₙ wₙ, name by name and in the models' order (FedAvg).
 
-    Whole numbers and truth values, such as a buffer that counts, have no average: they are those of
-    the first model.
+    Integers and Booleans, such as a buffer that counts, are copied from the first model.
     """
     total = sum(weights)
     averaged = {
@@ -147,18 +147,19 @@ def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
 
 @dataclass
 class ServerOptimizer:
-    """A step on the pseudo-gradient θ(t) − average.
+    """An optimiser that steps on the pseudo-gradient θ(t) − average.
 
-    ``state`` is its memory, which lasts for the run: ``NAME/exp_avg`` of the weight ``NAME``.
-    ``fedavg`` takes the average itself. With one local step of plain SGD that is eqs. (6)–(9).
-    Weights that are not floating-point numbers are taken from the average in any case.
+    ``state`` lasts for the run and maps ``NAME/exp_avg`` to a moment of the weight ``NAME``.
+    ``fedavg`` returns the average unchanged; with one local step of plain SGD this is
+    eqs. (6)–(9). Tensors that are not floating-point are always taken from the average.
     """
 
     settings: ServerOptimizerSettings
     state: Tensors = field(default_factory=dict)
 
     def step(self, previous: Tensors, averaged: Tensors) -> Tensors:
-        """The new model from the round's first weights and the units' average."""
+        """Return the new model from the weights ``previous`` to the round and the units'
+        average."""
         if self.settings.name == "fedavg":
             return averaged
         stepped = {k: v.clone() for k, v in previous.items() if v.is_floating_point()}

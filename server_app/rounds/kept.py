@@ -1,5 +1,4 @@
-"""What a unit keeps between rounds, checked before a checkpoint has it: no more than its rounds of
-the run's model can have left there."""
+"""Validate the state that a unit keeps between rounds before it is stored in a checkpoint."""
 
 import torch
 from torch import Tensor
@@ -32,7 +31,8 @@ from server_app.units import Kept
 def check_kept(
     kept: Kept, cluster: ClusterState, round_: int, model: GlobalModel, settings: Settings
 ) -> None:
-    """Raise ``WireError`` unless the unit of this cluster can keep that after a round."""
+    """Raise ``WireError`` unless ``kept`` is a possible state of this cluster's unit after a
+    round."""
     sender, found = "the unit", {key: kept.get(key, {}) for key in KEPT}
     most_rows = _most_rows(cluster, round_, settings)
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
@@ -62,8 +62,10 @@ def check_kept(
 def most_kept(
     cluster: ClusterState, round_: int, model: GlobalModel, settings: Settings
 ) -> dict[str, int]:
-    """Bytes of each group that the unit of this cluster can keep after a round, at most; they
-    depend on the rounds' steps, not on how many rows the unit reports."""
+    """Return the largest possible size in bytes of each group of a unit's state after a round.
+
+    The number of steps bounds these sizes, so a unit cannot raise them by reporting more rows.
+    """
     own = model.names(settings.units_have_heads)
     weights = chosen(model.weights, own)
     rows = _most_rows(cluster, round_, settings)
@@ -79,20 +81,22 @@ def most_kept(
 
 
 def _check_rows(numbers: Tensor, num_rows: int, sender: str) -> None:
-    """Raise ``WireError`` unless ``numbers`` [n] are different rows in their order."""
+    """Raise ``WireError`` unless ``numbers`` [n] are row numbers in strictly ascending order."""
     ascending = bool((numbers.diff() > 0).all())
     if len(numbers) and not (ascending and 0 <= int(numbers[0]) <= int(numbers[-1]) < num_rows):
         raise WireError(f"{sender} keeps rows that are not different ones of 0 … {num_rows - 1}")
 
 
 def _most_rows(cluster: ClusterState, round_: int, settings: Settings) -> int:
-    """Rows of the unit that the run's steps can have read by the end of a round."""
+    """Return how many rows of the unit the run's steps can have read by the end of a round."""
     return min(cluster.num_samples, round_ * settings.federation.local_steps * settings.batch_size)
 
 
 def check_state(state: Tensors, weights: Tensors, settings: OptimizerSettings, sender: str) -> None:
-    """Raise ``WireError`` unless it is what an optimiser remembers from round to round of these
-    ``weights``; one that is not used never steps."""
+    """Raise ``WireError`` unless ``state`` is a possible optimiser state of these ``weights``.
+
+    Weights that were never used in a step need not have a state.
+    """
     stepped = {name.rpartition("/")[0] for name in state} if settings.state == "keep" else ()
     check_like(state, state_like(settings, chosen(weights, stepped)), sender)
     for name, tensor in state.items():

@@ -4,14 +4,14 @@ import time
 
 
 class Phases:
-    """Phases follow one another: each ends where the next begins."""
+    """Measures consecutive phases: each begins when the one before it ends."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
         self.seconds = dict[str, float]()
 
     def end(self, name: str) -> None:
-        """The phase ``name`` ends now."""
+        """End the current phase and record its seconds as ``name``."""
         now = time.perf_counter()
         self.seconds[name], self._last = now - self._last, now
 

@@ -1,4 +1,4 @@
-"""The units' mean update with each one's part clipped and noise added, and what it has cost."""
+"""The mean of clipped updates with noise, and the account of the privacy budget that it spends."""
 
 import math
 from collections import Counter
@@ -16,13 +16,16 @@ from collapipe.sections import PrivacySettings
 from collapipe.tensors import Tensors
 
 _RATE = 0.2  # η_C of the clip norm's steps
-_COUNTED_AS = 20  # of n units, how many are within is counted with a deviation of n / 20
+_COUNTED_AS = 20  # the count of unclipped updates of n units gets noise of deviation n / 20
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedSum:
-    """The sum of so many ``units``' clipped changes, as float64; of ``within`` of them the norm was
-    below the clip norm, which of masked ones nobody knows."""
+    """The sum of clipped changes, as float64, of a number of ``units``.
+
+    ``within`` counts the changes whose norm was below the clip norm; it is 0 for masked updates,
+    whose norms are not known.
+    """
 
     changes: Tensors
     units: int
@@ -31,12 +34,12 @@ class ClippedSum:
 
 @dataclass
 class PrivateMean:
-    """Makes a round's mean, and keeps the account: in how many ``rounds`` each unit took part.
+    """Computes a round's mean, and counts in ``rounds`` how often each unit took part.
 
-    With ``clip_quantile`` γ the clip norm follows C ← C·exp(−η_C·(b − γ)), in which b is the share
-    of updates that were not clipped, counted with noise of its own (Andrew et al. 2021). Sum and
-    count together are as private as the sum would be by itself with ``noise_multiplier``: an update
-    counts as ±½ around n/2, n being known, and one that is left out moves the count by ½.
+    With ``clip_quantile`` γ the clip norm follows C ← C·exp(−η_C·(b − γ)) (Andrew et al. 2021).
+    Here b is the share of updates that were not clipped, with separate noise. The sum and the
+    count together are as private as the sum alone with ``noise_multiplier``. Because n is known,
+    each update counts as ±½ around n/2, so leaving one out moves the count by ½.
     """
 
     settings: PrivacySettings
@@ -44,7 +47,7 @@ class PrivateMean:
     rounds: Counter[int] = field(default_factory=Counter)
 
     def check(self, units: Collection[int], called: Called = unit_called) -> None:
-        """Raise ``BudgetSpentError`` if a round of these ``units`` is one too many."""
+        """Raise ``BudgetSpentError`` if a round of these ``units`` would exceed ``max_epsilon``."""
         most, spent = self.settings.max_epsilon, max(self.rounds.values(), default=0)
         unit = max(units, key=lambda each: self.rounds[each])
         then = self._epsilon(max(self.rounds[unit] + 1, spent))
@@ -57,22 +60,22 @@ class PrivateMean:
 
     @property
     def epsilon(self) -> float | None:
-        """ε of all rounds so far, of the unit that took part in most; None without noise."""
+        """ε so far of the unit that took part in the most rounds; None without noise."""
         spent = max(self.rounds.values(), default=0)
         return self._epsilon(spent) if self.settings.noise_multiplier else None
 
     def summed(self, models: Collection[Tensors], sent: Tensors) -> ClippedSum:
-        """Of the ``models`` that began at ``sent``."""
+        """Sum the clipped changes of the ``models``, whose training began at ``sent``."""
         total = {name: torch.zeros(each.shape, dtype=torch.float64) for name, each in _real(sent)}
         most = self.clip_norm
         norms = [add_clipped_update(total, model, sent, most) for model in models]
         return ClippedSum(total, len(models), sum(each < most for each in norms))
 
     def mean(self, summed: ClippedSum, sent: Tensors, seed: int) -> Tensors:
-        """θ(t) + (Σ clipped updates + noise) / n of the n units whose models began at ``sent``.
+        """Return θ(t) + (Σ clipped updates + noise) / n for n units that began at θ(t), ``sent``.
 
-        ``seed`` is the round's, for noise that ``privacy.noise_seed`` asks for. Whole numbers and
-        truth values stay as they are.
+        ``seed`` is the round's seed; it is used only if ``privacy.noise_seed`` is set. Integers and
+        Booleans are not changed.
         """
         total = summed.changes
         source = GaussianNoise(None if self.settings.noise_seed is None else seed)
@@ -84,7 +87,7 @@ class PrivateMean:
             }
         if self.settings.clip_quantile is not None:
             share = (summed.within + count_deviation * float(source.draw(()))) / summed.units
-            share = min(1.0, max(0.0, share))  # noise may be longer than the count
+            share = min(1.0, max(0.0, share))  # noise may exceed the count
             self.clip_norm *= math.exp(-_RATE * (share - self.settings.clip_quantile))
         return {
             name: (each + total[name] / summed.units).to(each.dtype) if name in total else each
@@ -92,11 +95,11 @@ class PrivateMean:
         }
 
     def count(self, units: Collection[int]) -> None:
-        """Charge the ``units`` of a sum for its round; called before anything is released."""
-        self.rounds.update(list(units))  # of a mapping the values would count
+        """Charge the ``units`` of a sum for its round. Call this before anything is released."""
+        self.rounds.update(list(units))  # for a mapping ``Counter`` would add up the values
 
     def packed(self) -> Tensors:
-        """All that lasts from round to round, for a checkpoint."""
+        """Return the state that lasts from round to round, for a checkpoint."""
         return {
             "clip_norm": torch.tensor(self.clip_norm, dtype=torch.float64),
             "rounds_of_units": torch.tensor(sorted(self.rounds.items()), dtype=torch.int64).reshape(
@@ -105,8 +108,12 @@ class PrivateMean:
         }
 
     def restore(self, packed: Tensors, told: Mapping[int, int]) -> None:
-        """What ``packed`` made. All rounds that were ``told`` count, though the run goes back to an
-        earlier one: others have seen models of each. Only noise that repeats tells nothing new."""
+        """Restore the state that ``packed`` returned.
+
+        All rounds in the account ``told`` count, also those after the checkpoint, because their
+        models were released. With a ``noise_seed`` the repeated rounds release the same models
+        again, so they do not count twice.
+        """
         self.clip_norm = float(packed["clip_norm"])
         self.rounds = Counter(dict(packed["rounds_of_units"].tolist()))
         if self.settings.noise_seed is None:
@@ -116,10 +123,10 @@ class PrivateMean:
         return epsilon(self.settings, rounds)
 
     def _deviations(self, units: int) -> tuple[float, float]:
-        """z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².
+        """Return z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².
 
-        0 where units have added it. Of few units σ_b is z, for n / 20 would leave the sum too
-        much noise, or none would do.
+        Both are 0 if units add the noise. σ_b is at least z: with few units n / 20 would make z_Δ
+        very large, or leave the equation without a solution.
         """
         noise = self.settings.noise_multiplier
         if self.settings.noise_by == "units":
@@ -131,5 +138,6 @@ class PrivateMean:
 
 
 def _real(tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
-    """Those of real numbers by their names, for a checkpoint's weights have an order of theirs."""
+    """Return the floating-point tensors sorted by name: weights of a checkpoint may have another
+    order."""
     return [(name, t) for name, t in sorted(tensors.items()) if t.is_floating_point()]

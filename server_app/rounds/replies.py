@@ -1,5 +1,7 @@
-"""What reaches the server of a unit's round: checked, for nonsense costs the unit its round and
-nobody else; and with the noise of its uplink (Lemma 2), for those who want to see it learn."""
+"""Check a unit's reply to a round, and optionally add the noise of its uplink (Lemma 2).
+
+An invalid reply excludes its unit from the round and affects no other unit.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -28,8 +30,8 @@ from server_app.rounds.kept import check_state
 from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
-_MOST = 1e100  # of what is averaged, so that no sum of it is infinite
-_ACTIONS = 3  # of a micro-batch in a segment: forward, backward, and its weights' part
+_MOST = 1e100  # bound of averaged figures, so that their sum is finite
+_ACTIONS = 3  # per micro-batch and segment: forward, backward, and the weights' gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,11 @@ class Job:
     Attributes
     ----------
     weights, head_state
-        What the unit is sent: weights, and the optimiser's state of a head that it trains.
+        Tensors that the unit receives: weights, and the optimiser's state of a head that it trains.
     expected
-        Like what it returns in place of weights, without values; None: the weights themselves.
+        Tensors without values, shaped like the unit's reply; None if it returns the weights.
     question
-        How large its reply may be.
+        The question with the largest allowed size of the reply.
     message
         The message to its node.
     """
@@ -63,10 +65,10 @@ def received(
     request: RoundRequest,
     settings: Settings,
 ) -> TrainReply | Failure:
-    """A unit's reply with its weights whole, or why it cannot be used.
+    """Return a unit's reply with its weights restored, or the reason why it cannot be used.
 
-    ``seen`` counts the target tokens that the unit's head on the server was trained on, 0 unless
-    the head saw all steps; None: it has none there.
+    ``seen`` counts the target tokens on which the unit's head on the server was trained. It is 0
+    unless the head saw all steps, and None if the unit has no head on the server.
     """
     if message is None:
         return Failure(SILENT, f"no answer in {settings.federation.round_timeout_s:g} s")
@@ -101,8 +103,8 @@ def question_of(
     settings: Settings,
     masked: Tensors | None,
 ) -> Question[TrainReply]:
-    """The question of a unit's round, with the size of its largest reply; ``masked`` is as
-    ``Job.expected``."""
+    """Return the question of a unit's round, with the size of its largest reply. ``masked`` has
+    the meaning of ``Job.expected``."""
     upload = settings.compression.of(plan.uplink).upload
     weights = expected(sent, upload) if masked is None else masked
     heads = state_like(settings.optimizer, _sent_head(plan, sent, settings))
@@ -112,25 +114,25 @@ def question_of(
 
 
 def trained(message: Message) -> bool:
-    """Whether the unit has a round more in what it keeps, be its answer of use or not."""
+    """Whether the unit trained, so that the state that it keeps includes this round."""
     return message.has_content() and Failure.__name__ not in message.content
 
 
 def check_head_state(state: Tensors, plan: ClusterPlan, sent: Tensors, settings: Settings) -> None:
-    """Raise ``WireError`` unless it is what an optimiser remembers of the weights of the head that
-    were ``sent``; nothing where none were, or where nobody else would go on with it."""
+    """Raise ``WireError`` unless ``state`` is a possible optimiser state of the head that was
+    ``sent``. It must be empty if no head was sent or if the head always stays on the unit."""
     check_state(state, _sent_head(plan, sent, settings), settings.optimizer, "the unit")
 
 
 def _sent_head(plan: ClusterPlan, sent: Tensors, settings: Settings) -> Tensors:
-    """The weights of the head that were ``sent`` and of which the optimiser's state returns."""
+    """The ``sent`` head weights whose optimiser state the unit returns."""
     moves = settings.chooses_heads and settings.unit_has_head(plan.uplink)
     return {name: each for name, each in sent.items() if moves and name.startswith(f"{HEAD}.")}
 
 
 def check_report(report: ClusterReport, unit: int, seen: int | None, settings: Settings) -> None:
-    """Raise ``WireError`` unless the report is the unit's own and a round of it can have been so.
-    ``seen`` as in ``received``."""
+    """Raise ``WireError`` unless the report names ``unit`` and its figures are possible. ``seen``
+    has the meaning it has in ``received``."""
     steps = settings.federation.local_steps
     counted = seen is None or seen == report.target_tokens
     if report.unit != unit or len(report.losses) != steps or not counted:
@@ -160,8 +162,11 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
 
 
 def most_traced(plan: ClusterPlan, request: RoundRequest) -> int:
-    """Actions that devices can trace in a unit's round, whichever of them hold its segments. Who
-    has real ones may be known to the unit's owner alone."""
+    """Return the most actions that devices can trace in a unit's round.
+
+    The bound does not depend on which devices hold segments, because the server may not know which
+    devices are real.
+    """
     segments = min(len(_cluster(plan, request).devices), request.num_blocks)
     steps = min(request.local_steps, TRACED_STEPS)
     return segments * steps * plan.num_micro_batches * _ACTIONS
@@ -177,9 +182,9 @@ def check_traces(report: ClusterReport, most: int) -> None:
 def noise_variance(
     plan: ClusterPlan, request: RoundRequest, constant_w: float, factor: float
 ) -> float:
-    """Of each weight: ``factor``·ε(p), with ε(p) = C/(p·h + I) of eq. (25).
+    """Return the variance of each weight's noise: ``factor``·ε(p), ε(p) = C/(p·h + I), eq. (25).
 
-    C is ``constant_w``. 0 where the strategy planned no channel: nothing is known of p and h.
+    C is ``constant_w``. The variance is 0 if the plan has no channel, because p and h are unknown.
     """
     cluster = _cluster(plan, request)
     if plan.uplink is None or cluster.uplink is None:
@@ -191,7 +196,7 @@ def noise_variance(
 
 
 def with_noise(weights: Tensors, variance: float, seed: int) -> Tensors:
-    """The weights with independent Gaussian noise of mean 0; whole numbers stay."""
+    """Add independent Gaussian noise of mean 0 to the floating-point weights."""
     generator, deviation = torch.Generator().manual_seed(seed), math.sqrt(variance)
     noisy = dict(weights)
     for name, tensor in weights.items():

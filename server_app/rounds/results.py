@@ -1,4 +1,4 @@
-"""What a round leaves: its result, and all that training has come to."""
+"""The results of a round: its report, and the state of the training after it."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,13 +18,23 @@ from server_app.units import Kept
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What training has come to; all empty in a run that does not train.
+    """The state of the training after a round; all fields are empty in a run that does not train.
 
-    ``weights`` and ``own_models`` as ``GlobalModel`` has them; the memories of the server's
-    optimiser and, by unit, of the heads' ones; what each unit keeps: its optimiser's memory, and
-    what its compressed uploads have lacked so far; the server's ``activations`` of each unit;
-    the last norms of units' updates; and the account of ``PrivateMean``. ``units`` of a checkpoint
-    are on the disk, and read one at a time.
+    Attributes
+    ----------
+    weights, own_models
+        As in ``GlobalModel``.
+    server_optimizer, heads
+        States of the server's optimiser and of each head's optimiser, by unit.
+    units
+        The state that each unit keeps: its optimiser's state and the residual of its compressed
+        uploads. A checkpoint reads them from disk one at a time.
+    activations
+        The server's memory of each unit's activations.
+    update_norms
+        The last norms of the units' updates.
+    privacy
+        The account of ``PrivateMean``.
     """
 
     weights: Tensors = field(default_factory=dict)
@@ -38,12 +48,12 @@ class TrainingState:
 
 
 Store = Callable[[int, Kept], bool]
-"""Takes what a unit keeps, for a checkpoint; returns whether it takes that of others, too."""
+"""Stores a unit's state for a checkpoint; returns whether it accepts the state of more units."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """All that the next round depends on, beside the configuration and the seed."""
+    """Everything on which the next round depends, except the configuration and the seed."""
 
     scheduler: SchedulerState
     training: TrainingState = field(default_factory=TrainingState)
@@ -51,7 +61,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A unit that takes part from this round on: a ``new`` one, or one that is back."""
+    """A unit that takes part from this round on. ``new`` is False if the unit has returned."""
 
     cluster: ClusterState
     new: bool
@@ -59,21 +69,20 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round that is over.
+    """A finished round.
 
     Attributes
     ----------
     report
-        What happened in it.
+        The round's figures.
     request
-        What it was planned from.
+        The planner's input.
     seconds
-        Wall time of its phases on the server.
+        Wall time of the round's phases on the server.
     arrivals
-        Units that came before it.
+        Units that joined or returned before the round.
     bytes_down
-        Bytes sent since the last round that are not of the round: frozen weights, and states that
-        were restored.
+        Bytes of frozen weights and restored states that were sent since the last round.
     """
 
     report: RoundReport
@@ -90,12 +99,12 @@ def dry_run(
     rounds: Iterable[int],
     keep_losses: bool = False,
 ) -> Iterator[tuple[RoundResult, SchedulerState]]:
-    """Decide one round after the other and count what it costs, from a ``state`` on; nothing is
-    trained. Yields each round, and the state after it.
+    """Plan ``rounds`` from a ``state`` on and compute their cost without training. Yields each
+    round and the state after it.
 
-    All units finish, with losses that are drawn anew in every round: strategies that look at losses
-    choose by chance. With ``keep_losses`` each unit has one loss for all rounds, as where some
-    units' rows stay harder than others'. Raises as ``Scheduler.decide``.
+    All units finish, with losses that are drawn anew in every round, so strategies that use losses
+    choose at random. With ``keep_losses`` each unit has the same loss in all rounds, as if some
+    units' rows were harder. Raises like ``Scheduler.decide``.
     """
     for number in rounds:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Decides every round from what units reported, and remembers what the next decision needs."""
+"""Plan every round from the units' reports, and keep the state that the next plan needs."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,8 +42,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
-    """What a round does, and what it was decided from; see ``RoundReport`` for ``skipped`` and
-    ``excluded``. ``environment`` is the world in the round, which the next one follows."""
+    """A round's plan, its cost and the request it was made from. ``skipped`` and ``excluded`` have
+    the meaning they have in ``RoundReport``. ``environment`` is the simulated world in the round;
+    the next round starts from it."""
 
     request: RoundRequest
     plan: RoundPlan
@@ -55,22 +56,26 @@ class RoundDecision:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """All that a round leaves to the next: with it and the seed, decisions repeat.
+    """The scheduler's state after a round: with it and the seed, decisions repeat.
 
     Attributes
     ----------
     roster
-        What each unit reported of its cluster, and who rests or is left out.
+        Each unit's reported cluster, and the units that are suspended or excluded.
     queues
-        Y_n; ``error_queues``: Q_n.
+        Y_n of each unit.
+    error_queues
+        Q_n of each unit.
     losses
         The last training loss of each unit.
+    estimates
+        Constants of the loss, estimated from all rounds so far.
     observation
-        What the last round showed; ``estimates``: what training has shown so far.
+        Measurements of the last round.
     clock_s
         Seconds of all rounds, modelled or measured.
     rounding
-        ρ of what each unit sends, as it was measured last; empty before the first round.
+        The last measured rounding errors ρ of each unit's payloads; empty before the first round.
     """
 
     roster: Roster
@@ -86,8 +91,8 @@ class SchedulerState:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the scheduler learns from a round: losses and reports of the units that finished it,
-    what the round showed of the loss, and the bytes that each unit sent for a checkpoint."""
+    """The scheduler's input after a round: losses and reports of the units that finished it, the
+    round's observation, and the bytes that each unit sent for a checkpoint."""
 
     losses: Mapping[int, float]
     reports: Mapping[int, ClusterReport] = field(default_factory=dict)
@@ -96,10 +101,10 @@ class Trained:
 
 
 class Scheduler:
-    """Decides a round, and takes in what came of it: functions from state to state.
+    """Plans a round and updates the state with its results; the state is passed in and returned.
 
-    Draws the world from generators of the seed and the round alone, so that all strategies see the
-    same one under the same seed. ``name`` returns a unit's name, or an empty text if it has none.
+    The simulated world depends only on the seed and the round, so all strategies see the same world
+    under the same seed. ``name`` returns a unit's name, or an empty text if it has no name.
     """
 
     def __init__(self, settings: Settings, name: Callable[[int], str] = lambda unit: "") -> None:
@@ -110,7 +115,7 @@ class Scheduler:
         self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
 
     def begin(self, reported: Sequence[Reported]) -> SchedulerState:
-        """The state before the first round, of units that have reported their clusters."""
+        """Return the state before the first round, from the units' reported clusters."""
         roster = Roster(tuple(map(self._checked, reported)))
         start = self._environment.start(
             roster.clusters, len(self._channels), self._generator("environment")
@@ -118,9 +123,11 @@ class Scheduler:
         return SchedulerState(roster, (0.0,) * len(reported), (None,) * len(reported), start)
 
     def resumed(self, then: SchedulerState, now: Roster) -> SchedulerState:
-        """The state of a checkpoint, ``then``, with the clusters that units report ``now``; the log
-        names units whose cluster has changed. Units that were left out are asked again when the
-        checkpoint says."""
+        """Return the checkpoint's state ``then`` with the clusters that units report ``now``.
+
+        The log names units whose cluster has changed. Excluded units are asked again in the round
+        that the checkpoint has for them.
+        """
         pairs = zip(then.roster.reported, now.reported, strict=True)
         changed = {
             unit: new
@@ -139,9 +146,9 @@ class Scheduler:
         return replace(then, roster=then.roster.updated(changed))
 
     def decide(self, state: SchedulerState, round_: int) -> RoundDecision:
-        """The round's plan, verified.
+        """Plan the round and verify the plan.
 
-        Raises ``InfeasibleRoundError`` if there is none and ``federation.on_infeasible`` is
+        Raises ``InfeasibleRoundError`` if there is no plan and ``federation.on_infeasible`` is
         ``stop``.
         """
         request, environment = self._request(state, round_)
@@ -160,7 +167,7 @@ class Scheduler:
         verify_plan(plan, request)
         self._check_chosen(plan)
         left_out = {u: f"{f.kind}: {f.message}" for u, f in state.roster.excluded.items()}
-        # by the laws that the strategy plans by, see ``Planner``
+        # the cost follows the same laws as the strategy's plan, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
         fading: Fading = getattr(self._planner, "fading", "none")
         uplink: str = getattr(self._planner, "uplink", "streamed")
@@ -171,10 +178,11 @@ class Scheduler:
     def end(
         self, state: SchedulerState, decision: RoundDecision, trained: Trained, measured_s: float
     ) -> tuple[SchedulerState, RoundReport]:
-        """The state after the round, and the parts of the round's report that the scheduler knows.
+        """Return the state after the round, and the scheduler's fields of the round's report.
 
-        With noise the next plans get no loss, gradient norm or rounding error: these depend on
-        rows, and a plan decides which units take part, see ``collapipe.privacy.accounting``.
+        With privacy noise the next plans use no loss, gradient norm or rounding error. These depend
+        on the units' rows, and a plan decides which units take part; see
+        ``collapipe.privacy.accounting``.
         """
         finished, losses, observation = trained.losses.keys(), trained.losses, trained.observation
         stem_rows = {unit: each.stem_rows for unit, each in trained.reports.items()}
@@ -214,7 +222,7 @@ class Scheduler:
         )
 
     def _sending_s(self, decision: RoundDecision, sent: Mapping[int, int]) -> float:
-        """Modelled seconds of so many bytes of each unit, if the round's plan has channels."""
+        """Modelled seconds in which the units send these bytes; 0 if the plan has no channels."""
         if all(each.uplink is None for each in decision.plan.clusters):
             return 0.0
         fading: Fading = getattr(self._planner, "fading", "none")
@@ -222,14 +230,14 @@ class Scheduler:
         return sending_s(bits, decision.request, fading)
 
     def _with_stem(self, decision: RoundDecision, rows: Mapping[int, int]) -> RoundCost:
-        """The round's cost, with what the units' frozen stems computed."""
+        """Add the computation of the units' frozen stems to the round's cost."""
         settings, spec = self._settings, self._settings.model
         if not isinstance(spec, StemSpec) or not rows:
             return decision.cost
         tokens = settings.task.max_length
         block = measure_cost(spec, tokens, settings.batch_size, settings.optimizer)
         share = block.forward_share
-        if settings.recomputes:  # the devices' laws have a forward more
+        if settings.recomputes:  # the devices' laws include another forward pass
             share /= 1 + share
         states = {state.unit: state for state in decision.request.clusters}
         blocks = spec.frozen_blocks
@@ -237,16 +245,16 @@ class Scheduler:
         return with_stem(decision.cost, seconds)
 
     def called(self, unit: int) -> str:
-        """What users call the unit."""
+        """Return the unit's name or number for messages."""
         return unit_called(unit, self._name(unit))
 
     def checked(self, reported: Mapping[int, Reported]) -> dict[int, Reported]:
-        """What units report, with a failure in place of a cluster that this run cannot plan."""
+        """Replace reported clusters that this run cannot plan by failures."""
         return {unit: self._checked(each) for unit, each in reported.items()}
 
     def _check_chosen(self, plan: RoundPlan) -> None:
-        """Raise ``ConfigError`` where the strategy was to choose precisions, or where heads train,
-        and did not."""
+        """Raise ``ConfigError`` if the strategy had to choose precisions or the heads' places and
+        did not."""
         settings = self._settings
         for cluster in plan.clusters:
             chosen = cluster.uplink and cluster.uplink.activation
@@ -259,7 +267,7 @@ class Scheduler:
 
     @property
     def _left_open(self) -> str:
-        """The options of what units send."""
+        """The options that determine the units' payloads, as text."""
         compression, decoder = self._settings.compression, self._settings.decoder
         return (
             f"compression.activation={compression.activation}, "
@@ -267,8 +275,8 @@ class Scheduler:
         )
 
     def _checked(self, reported: Reported) -> Reported:
-        """The cluster without a name, for the unit may report any; a failure in its place if its
-        uplink has other channels than this run, or offers other payloads."""
+        """Return the cluster without its name, because a unit may report any name. Return a failure
+        if its uplink has not this run's number of channels or offers other payloads."""
         if isinstance(reported, Failure):
             return reported
         reported = replace(reported, name="")
@@ -288,7 +296,7 @@ class Scheduler:
         return reported
 
     def _allows(self, payload: Payload) -> bool:
-        """Whether its precisions, and the place of its head, are set or left to the scheduler."""
+        """Whether the options allow the payload's precisions and the place of its head."""
         settings, compression = self._settings, self._settings.compression
         places = ("server", "control_unit") if settings.chooses_heads else (None,)
         sends = settings.server_has_heads and payload.head != "control_unit"
@@ -300,7 +308,7 @@ class Scheduler:
         )
 
     def _request(self, state: SchedulerState, round_: int) -> tuple[RoundRequest, EnvironmentState]:
-        """What the round is planned from, and the world in it."""
+        """Return the planner's input for the round, and the simulated world in it."""
         settings, clusters = self._settings, self._known_clusters(state)
         before = self._fitting(state.environment, clusters)
         environment = self._environment.step(before, self._generator("environment", round_))
@@ -330,7 +338,7 @@ class Scheduler:
         return request, environment
 
     def _known_clusters(self, state: SchedulerState) -> tuple[ClusterState, ...]:
-        """As units reported them, with their names, and with ρ of their payloads as measured."""
+        """The reported clusters with their names, and with the measured ρ of their payloads."""
         reported = state.roster.clusters
         clusters = tuple(replace(each, name=self._name(each.unit)) for each in reported)
         if not state.rounding:
@@ -344,8 +352,8 @@ class Scheduler:
     def _fitting(
         self, before: EnvironmentState, clusters: Sequence[ClusterState]
     ) -> EnvironmentState:
-        """Conditions of the clusters as they are: one that was unknown, or has other devices than
-        it had, begins anew."""
+        """Return the world's conditions for the current clusters. A cluster whose number of devices
+        has changed gets new conditions."""
         rng = self._generator("environment")
         fresh = self._environment.start(clusters, len(self._channels), rng).units
         pairs = zip(before.units, fresh, strict=True)
@@ -360,7 +368,7 @@ class Scheduler:
 def _measured(
     state: SchedulerState, found: Mapping[int, RoundingErrors]
 ) -> tuple[RoundingErrors, ...]:
-    """ρ of what each unit sends, after units have ``found`` it anew."""
+    """Update the measured ρ of each unit's payloads with the values ``found`` in a round."""
     if not found:
         return state.rounding
     before = state.rounding or (BENCHMARKED,) * len(state.losses)
@@ -370,7 +378,7 @@ def _measured(
 def _as_measured(
     uplink: Uplink | None, errors: RoundingErrors, compression: CompressionSettings
 ) -> Uplink | None:
-    """With these errors of the payloads, those with the least first."""
+    """Set the payloads' gradient errors from ``errors``, and sort the payloads by it."""
     if uplink is None:
         return None
     payloads = [
@@ -388,8 +396,8 @@ def _updated(old: Sequence[T], new: Mapping[int, T]) -> tuple[T, ...]:
 def _next_queues(
     queues: tuple[float, ...], plan: RoundPlan, finished: Collection[int]
 ) -> tuple[float, ...]:
-    """Y_n(t+1): who was scheduled and failed waits on, where the strategy says how; strategies
-    without queues change none."""
+    """Return Y_n(t+1). A scheduled unit that failed gets the queue of an idle unit if the plan has
+    ``idle_queues``. A plan without queues changes nothing."""
     if not plan.queues:
         return queues
     waiting = plan.idle_queues or plan.queues
@@ -400,8 +408,8 @@ def _next_queues(
 def _next_error_queues(
     queues: tuple[float, ...], plan: RoundPlan, finished: Collection[int]
 ) -> tuple[float, ...]:
-    """Q_n(t+1): who was scheduled and failed sent nothing that counts, and in a round that is
-    skipped nobody did; strategies without queues change none."""
+    """Return Q_n(t+1). The queue of a scheduled unit that failed shrinks by 1, down to 0; in a
+    skipped round this holds for every unit. A plan without error queues changes nothing."""
     before = queues or (0.0,) * len(plan.error_queues)
     spared = tuple(max(queue - 1.0, 0.0) for queue in before)
     if not plan.error_queues:
@@ -411,8 +419,8 @@ def _next_error_queues(
 
 
 def same_cluster(then: Reported, now: Reported) -> bool:
-    """Whether a unit's cluster is the one that it was: real devices by their names, since their
-    speeds and free memory are measured anew."""
+    """Whether a unit's cluster has not changed. Real devices are compared by their names, because
+    their speeds and free memory are measured anew."""
     if isinstance(then, Failure) or isinstance(now, Failure):
         return False
     names = [[device.name for device in each.devices] for each in (then, now)]

@@ -1,4 +1,4 @@
-"""What limits a unit that lies: outlying updates stay out, shares and figures are cut."""
+"""Limit the influence of a malicious unit: reject outlying updates, cap shares and figures."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,21 +15,25 @@ from server_app.rounds.global_model import GlobalModel
 OUTLYING = "OutlyingUpdate"
 """The kind of failure of a unit whose update is not averaged."""
 BELIEVED = 10.0
-"""So many times the median of the units' is the most that one's loss, or gradient norm, counts for
-where ``federation.max_update_norm`` says nothing."""
-_MAJORITY = 3  # so many units can outvote one
+"""A unit's loss or gradient norm counts for at most this multiple of the units' median, unless
+``federation.max_update_norm`` is set."""
+_MAJORITY = 3  # the least number of units that can outvote one
 _REMEMBERED = 5  # norms of each unit
 
 
 @dataclass
 class UpdateScreen:
-    """Finds outlying updates; ``factor`` is ``federation.max_update_norm``, None: there are none.
+    """Finds outlying updates. ``factor`` is ``federation.max_update_norm``; None accepts all.
 
-    An update is outlying where its norm is above ``factor`` times the median of the round's, zeros
-    left aside. Fewer than three units cannot outvote one another, so that earlier norms count as
-    well: where three units or more have any, the median of each; else the unit's own; where
-    it has none, that of all weights, as if they had moved as far. ``past`` are the last norms of
-    updates that were averaged: unit → float64 [≤ 5].
+    An update is outlying if its norm is above ``factor`` times the median of the round's non-zero
+    norms. Fewer than three units cannot outvote one another, so the median then includes earlier
+    norms:
+
+    - the median of each unit's earlier norms, if three or more units have some;
+    - else the unit's own earlier norms;
+    - else the norm of the model's weights.
+
+    ``past`` has the last norms of updates that were averaged: unit → float64 [≤ 5].
     """
 
     factor: float | None
@@ -38,8 +42,11 @@ class UpdateScreen:
     def judge(
         self, ends: Mapping[int, Tensors], starts: Mapping[int, Tensors], model: GlobalModel
     ) -> dict[int, Failure]:
-        """Units whose weights ``ends``, which were ``starts``, are not averaged with the others';
-        the ``model`` has the weights that were not sent."""
+        """Return a failure for each unit whose update is outlying.
+
+        An update is the change from ``starts`` to ``ends``; the ``model`` has the start of weights
+        that were not sent.
+        """
         if self.factor is None:
             return {}
         norms = {unit: update_norm(end, model.weights | starts[unit]) for unit, end in ends.items()}
@@ -48,7 +55,7 @@ class UpdateScreen:
     def outlying(
         self, norms: Mapping[int, float], weights_norm: Callable[[], float]
     ) -> dict[int, Failure]:
-        """Units whose update is outlying among the round's; the others' norms are remembered."""
+        """Return a failure for each outlying norm of a round, and remember the other norms."""
         if self.factor is None:
             return {}
         found, moved = dict[int, Failure](), [norm for norm in norms.values() if norm]
@@ -70,7 +77,7 @@ class UpdateScreen:
         return found
 
     def _earlier(self, unit: int) -> list[float]:
-        """Norms of earlier rounds that an update of this unit is compared with."""
+        """Norms of earlier rounds with which an update of this unit is compared."""
         if len(self.past) >= _MAJORITY:
             return [median_low(self._own(each)) for each in self.past]
         return self._own(str(unit))
@@ -81,17 +88,17 @@ class UpdateScreen:
 
 
 def bounded(values: Sequence[float], factor: float, before: Sequence[float]) -> list[float]:
-    """Values, cut to 0 and ``factor`` times their median. Where they are fewer than three, those
-    of rounds ``before`` count for it, too."""
+    """Cut values to the range from 0 to ``factor`` times their median. The median of fewer than
+    three values includes the values ``before``."""
     most = factor * median_low([*values, *before] if len(values) < _MAJORITY else values)
     return [max(0.0, min(each, most)) for each in values]
 
 
 def capped(shares: Mapping[int, float], most: float) -> dict[int, float]:
-    """Shares in an average, cut so that none is above ``most`` ≥ 1 times the equal one.
+    """Cut shares in an average so that no share exceeds ``most`` ≥ 1 times the equal share.
 
-    Of N units the k largest are cut to λ = c·R/(N − c·k), in which c = ``most`` and R is the sum of
-    the others, for the least k that leaves no share above λ.
+    The k largest of N shares are cut to λ = c·R/(N − c·k). Here c is ``most``, R is the sum of the
+    other shares, and k is the least number that leaves no share above λ.
     """
     ordered = sorted(shares.values(), reverse=True)
     cap = ordered[-1]

@@ -1,5 +1,5 @@
-"""A round of which the server learns the sum of the updates and no single one: keys, shares, masked
-updates, survivors, unmasking."""
+"""A round in which the server learns only the sum of the updates, in five steps: keys, shares,
+masked updates, survivors, unmasking."""
 
 import functools
 import logging
@@ -35,17 +35,17 @@ from server_app.rounds.private_mean import ClippedSum
 from server_app.units import Units
 
 _log = logging.getLogger(__name__)
-_ANSWER_S = 60.0  # for what is no work
+_ANSWER_S = 60.0  # for questions that need little computation
 T = TypeVar("T", KeysReply, SharesReply, SurvivorsReply, UnmaskReply)
 
 
 class SecureSum:
     """The sum of the ``planned`` units' changes in one round.
 
-    ``requests`` go with the ``train`` messages of the units that are ready for one, ``failures``
-    say why others are not, and ``skipped`` why the round is over, if it is. ``before_sum`` is
-    called with the units of the sum before the server may learn it. ``bytes_up`` and ``bytes_down``
-    are those of all messages but the masked updates.
+    ``requests`` are added to the ``train`` messages of the units that are ready. ``failures`` has
+    the reasons of the other units. ``skipped`` is the reason if the round cannot be used.
+    ``before_sum`` is called with the units of the sum before the server can learn it. ``bytes_up``
+    and ``bytes_down`` count all messages except the masked updates.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SecureSum:
         clip_norm: float | None,
         before_sum: Callable[[Collection[int]], None],
     ) -> None:
-        assert clip_norm is not None  # or the options were refused
+        assert clip_norm is not None  # the options' validation requires it
         self._settings, self._units, self._round = settings, units, round_
         self._planned, self._bound, self._before_sum = planned, clip_norm, before_sum
         self._need = max(2, units_needed(len(planned), settings.privacy.threshold))
@@ -67,17 +67,17 @@ class SecureSum:
         self.bytes_up = self.bytes_down = 0
 
     def open(self) -> None:
-        """Have the units make keys and share them. Sets ``skipped`` where too few did."""
+        """Ask the units to make keys and to share them. Sets ``skipped`` if too few did."""
         try:
             self._open()
         except RoundFailedError as error:
             self.skipped = str(error)
 
     def sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum | None:
-        """The sum of the changes of the units whose masked updates came, of the weights ``like``.
+        """Return the sum of the units' changes; ``like`` has the names and shapes of the weights.
 
-        None, and ``skipped`` says why, where they are too few to show it, too few tell their shares
-        or some unit did not do as it was told.
+        Returns None and sets ``skipped`` if too few units sent masked updates or revealed their
+        shares, or if a unit broke the protocol.
         """
         if self.skipped is None:
             try:
@@ -106,7 +106,8 @@ class SecureSum:
         self.bytes_down += sum(map(records.text_bytes, self.requests.values()))
 
     def _for_all(self, reply: SharesReply) -> bool:
-        """Whether a unit has sent shares for all others, and their digests; else it failed."""
+        """Whether a unit has sent shares for all others, and all digests; if not, record its
+        failure."""
         others, units = self._session.others(reply.unit), self._session.keys.keys()
         if reply.sealed.keys() == others and reply.digests.keys() == units:
             return True
@@ -114,7 +115,7 @@ class SecureSum:
         return False
 
     def num_bytes(self, like: Tensors) -> int:
-        """Of a masked update of the weights ``like``."""
+        """Size in bytes of a masked update of weights shaped ``like`` these."""
         return self._quantiser(like).num_bytes
 
     def _quantiser(self, like: Tensors) -> Quantiser:
@@ -123,7 +124,7 @@ class SecureSum:
         return Quantiser.of(*how, size, self._bound, len(self._session.keys))
 
     def expected(self, like: Tensors) -> Tensors:
-        """What a unit sends in place of the weights ``like``, without values."""
+        """A tensor without values, shaped like the masked update of the weights ``like``."""
         size = (self.num_bytes(like),)
         return {records.MASKED: torch.empty(size, dtype=torch.uint8, device="meta")}
 
@@ -162,7 +163,7 @@ class SecureSum:
         return ClippedSum(changes, len(masked))
 
     def _asked(self, question: Question[T], contents: Mapping[int, RecordDict]) -> dict[int, T]:
-        """Answers of the units that did as they were asked; the others' ``failures``."""
+        """Return the usable answers; record the other units in ``failures``."""
         self.bytes_down += sum(map(records.text_bytes, contents.values()))
 
         def unpack(content: RecordDict) -> T:

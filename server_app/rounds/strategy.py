@@ -1,4 +1,4 @@
-"""The rounds of a run: a round is plan, train, aggregate, and report."""
+"""Run the rounds: each one plans, trains, aggregates and reports."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,33 +37,33 @@ from server_app.rounds.totals import totals
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Kept, Units
 
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # of a round, 0 before the first
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # round (0 before the first), model
 
 
 class CollaPipeStrategy:
     """Federated training in which units pipeline encoders while the server trains the head.
 
-    ``start`` is all that a ServerApp needs::
+    A ServerApp needs only ``start``::
 
         settings = config.load(context.run_config)
         told = Units(grid, settings.federation).rows()
         strategy = CollaPipeStrategy(settings, make_tokenizer(settings, told.values()))
         strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
 
-    Who wants to do more between rounds opens the strategy and runs them one by one::
+    To run code between rounds, open the strategy and run them one by one::
 
         with strategy.opened(grid, strategy.initial_arrays()):
             for round_ in range(1, 4):
                 result = strategy.run_round(round_)
 
-    Arrays are the whole model: embedding, blocks and head. If the server has no heads, units get
-    and train all of it. If the framework does not aggregate, each unit goes on with a model of its
-    own.
+    Arrays are the whole model: embedding, blocks and head. If the server has no heads, units
+    receive and train the whole model. If the framework does not aggregate, each unit keeps a
+    separate model.
 
-    ``places`` says which unit each name is, of a run that knows names already. ``on_step`` is
-    called by the decoder link's threads after each local step, ``on_account`` with the rounds that
-    ε counts of each unit, before anybody sees what came of the last one. A run that goes on begins
-    with the ``state`` of its checkpoint, and the ``account`` of all rounds that ε counts.
+    ``places`` maps names to units if the run knows names already. The decoder link's threads call
+    ``on_step`` after each local step. ``on_account`` receives the number of rounds that ε counts
+    for each unit, before the model of the last round is released. A resumed run passes the
+    ``state`` of its checkpoint, and the ``account`` with all rounds that ε counts.
     """
 
     _units: Units  # since the strategy was opened
@@ -99,7 +99,7 @@ class CollaPipeStrategy:
         self._arrays: ArrayRecord | None = None  # of the first weights
 
     def initial_arrays(self) -> ArrayRecord:
-        """The untrained model, or that of the checkpoint that the run goes on from."""
+        """The untrained model, or the checkpoint's model in a resumed run."""
         if self._checkpoint is None:
             first = initial_model(self._settings, self._tokenizer).state_dict()
             self.model.weights = {name: tensor.detach() for name, tensor in first.items()}
@@ -138,9 +138,9 @@ class CollaPipeStrategy:
     def opened(
         self, grid: Grid, initial_arrays: ArrayRecord, timeout: float | None = None
     ) -> Iterator[None]:
-        """Meet the units and open the decoder link for the rounds inside.
+        """Find the units and keep the decoder link open while the context is open.
 
-        A unit has ``timeout`` seconds for a round, ``federation.round_timeout_s`` unless given.
+        A unit has ``timeout`` seconds for a round; the default is ``federation.round_timeout_s``.
         Raises ``ConfigError`` or ``RoundFailedError`` if the nodes are not the run's units.
         """
         settings = self._settings
@@ -169,13 +169,20 @@ class CollaPipeStrategy:
                 del self._heads, self._exchange  # and the optimisers' memory
 
     def run_round(self, round_: int, store: Store | None = None) -> RoundResult:
-        """Plan a round, train on the units, aggregate, and bring what units keep to a ``store``.
+        """Plan a round, train on the units, aggregate, and save the units' states to a ``store``.
 
-        Raises what ends the run: ``InfeasibleRoundError`` if the round has no plan and
-        ``federation.on_infeasible`` is ``stop``, ``NonFiniteLossError`` if the training of all
-        units diverged or the model did, ``StorageError`` if no unit has room for what it keeps,
-        ``RoundFailedError`` if all units have failed, ``BudgetSpentError`` if the round would
-        exceed ``privacy.max_epsilon``.
+        Raises
+        ------
+        InfeasibleRoundError
+            If the round has no plan and ``federation.on_infeasible`` is ``stop``.
+        NonFiniteLossError
+            If the training of all units diverged, or the new model is not finite.
+        StorageError
+            If no unit has disk space for its state.
+        RoundFailedError
+            If all units have failed.
+        BudgetSpentError
+            If the round would exceed ``privacy.max_epsilon``.
         """
         arrivals, phases = self._refresh_roster(round_), Phases()
         decision = self._scheduler.decide(self._state, round_)
@@ -197,12 +204,12 @@ class CollaPipeStrategy:
         return RoundResult(report, decision.request, seconds, arrivals, bytes_down)
 
     def evaluate_on_units(self, split: Split) -> UnitsEvaluation:
-        """The model as it is by now, on the rows of the units that are there."""
+        """Evaluate the current model on the rows of the units that are present."""
         roster, labels = self._state.roster, self._tokenizer.labels
         return evaluate_on_units(self._units, roster, self._settings, labels, self.model, split)
 
     def state(self) -> RunState:
-        """All that the next round depends on; see ``_restore`` for the way back."""
+        """Everything on which the next round depends; ``_restore`` is the inverse."""
         heads = self._heads
         training = TrainingState(
             weights=self.model.weights,
@@ -216,12 +223,12 @@ class CollaPipeStrategy:
         return RunState(self._state, training)
 
     def _restore(self, state: RunState) -> None:
-        """Give heads and units back what they had at the checkpoint."""
+        """Restore the checkpoint's states of heads and units."""
         training, known = state.training, self._units.nodes
         now = self._state.roster
         missing = {unit: why for unit, why in now.excluded.items() if unit not in known}
         failures = self._units.restore(training.units)
-        # what units keep of their devices' speeds is in the states by now, as it was then
+        # the units' states now have the devices' speeds as they were at the checkpoint
         real = [each.unit for each in now.clusters if each.real_devices]
         now = now.updated(self._scheduler.checked(self._units.states(real)))
         then = self._scheduler.resumed(state.scheduler, now)
@@ -234,7 +241,7 @@ class CollaPipeStrategy:
         }
 
     def _refresh_roster(self, round_: int) -> tuple[Arrival, ...]:
-        """Ask units that were left out, and nodes that have come, for their clusters."""
+        """Ask excluded units and new nodes for their clusters. Returns the units that answered."""
         known = {*self._units.nodes}
         told, silent = self._units.ask_again(round_, self._state.roster)
         roster = self._state.roster.called(round_, silent, self._scheduler.checked(told))
@@ -248,7 +255,8 @@ class CollaPipeStrategy:
     def _aggregate(
         self, decision: RoundDecision, outcomes: Outcomes
     ) -> tuple[Outcomes, Aggregated]:
-        """Make the next model of the updates. If they are not used, no unit counts as finished."""
+        """Make the next model from the updates. If they are not used, no unit counts as
+        finished."""
         finished = outcomes.finished
         if not decision.plan.clusters:
             return outcomes, Aggregated()
@@ -273,7 +281,8 @@ class CollaPipeStrategy:
         return capped(shares, federation.max_share)
 
     def _note_roster(self, round_: int, outcomes: Outcomes, aggregated: Aggregated) -> None:
-        """Note who finished, failed or was absent. Raises what ends the run if all have failed."""
+        """Record which units finished, failed or were absent. Raises an error if all have
+        failed."""
         finished, failures, roster = outcomes.finished, outcomes.failures, self._state.roster
         if self._aggregation.independent and (finished or failures):
             roster = roster.after_failures(round_, failures, finished)
@@ -289,7 +298,8 @@ class CollaPipeStrategy:
         self._state = replace(self._state, roster=roster)
 
     def _store_kept(self, round_: int, store: Store) -> dict[int, int]:
-        """Bring what units keep to the round's checkpoint; bytes of each unit."""
+        """Save the units' states to the round's checkpoint. Returns the bytes that each unit
+        sent."""
         sent, failures, roster = dict[int, int](), dict[int, Failure](), self._state.roster
         clusters, model, settings = roster.clusters, self.model, self._settings
 
@@ -320,7 +330,7 @@ class CollaPipeStrategy:
         kept_bytes: Mapping[int, int],
         measured_s: float,
     ) -> RoundReport:
-        """The round's report; its end is the scheduler's next state."""
+        """Return the round's report, and advance the scheduler's state."""
         finished = outcomes.finished
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}

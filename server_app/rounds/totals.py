@@ -1,4 +1,4 @@
-"""What a round's units did together, for its report."""
+"""Totals over a round's units, for its report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from server_app.rounds.replies import Job
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Bytes of the round's ``train`` messages, their replies and the decoder link; and ``figures``,
-    which are fields of ``RoundReport``."""
+    """Bytes of the round's ``train`` messages, their replies and the decoder link. ``figures`` are
+    fields of ``RoundReport``."""
 
     bytes_up: int
     bytes_down: int
@@ -28,7 +28,7 @@ def totals(
     compression: CompressionSettings,
     aggregation: Aggregation,
 ) -> Totals:
-    """Sums, means and figures of the units that ``finished`` their jobs."""
+    """Add up the bytes and figures of the units that ``finished`` their jobs."""
     reports = {unit: reply.report for unit, reply in finished.items()}
     up = down = 0
     for unit, reply in finished.items():
@@ -54,7 +54,7 @@ def totals(
 
 
 def _mean_seconds(reports: Sequence[ClusterReport]) -> dict[str, float]:
-    """Of each phase of the units, 0 for a unit that has not told it."""
+    """Mean seconds of each phase; a unit that did not report a phase counts as 0."""
     phases = sorted({phase for each in reports for phase in each.seconds})
     return {
         f"unit/{phase}": sum(each.seconds.get(phase, 0.0) for each in reports) / len(reports)

@@ -1,4 +1,4 @@
-"""The model on the units' own rows: what each unit counts is checked and added up."""
+"""Evaluate the model on the units' own rows: check each unit's statistics and add them up."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -22,8 +22,8 @@ from server_app.roster import NOT_ASKED, Roster
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Units
 
-_MOST_LOSS = 700.0  # per token: of no more is the perplexity a number
-_MOST_COUNT = 2**40  # so that no sum over units is too large for an int64
+_MOST_LOSS = 700.0  # per token; the perplexity of a larger loss overflows
+_MOST_COUNT = 2**40  # so that sums over units fit in an int64
 
 
 def evaluate_on_units(
@@ -34,9 +34,9 @@ def evaluate_on_units(
     model: GlobalModel,
     split: Split,
 ) -> UnitsEvaluation:
-    """Ask all units that are not left out; answers that cannot be used do not count.
+    """Ask all units that are not excluded; unusable answers become failures.
 
-    If units have models of their own, each evaluates its own.
+    If nothing is averaged, each unit evaluates its own model.
     """
     asked = [unit for unit in sorted(units.nodes) if unit not in roster.excluded]
     names = model.names(with_head=True)
@@ -54,7 +54,8 @@ def evaluate_on_units(
 def _contents(
     request: EvaluateRequest, asked: Collection[int], sent: Tensors, model: GlobalModel
 ) -> dict[int, RecordDict]:
-    """A message for each unit; ``sent`` are those weights that it gets, of the average."""
+    """Build a message for each unit. ``sent`` are the average's weights; a unit with its own model
+    gets that model's weights of the same names."""
     average = records.pack_tensors(sent)
     weights = {
         unit: records.pack_tensors({name: own[name] for name in sent})
@@ -84,7 +85,8 @@ def _summed(
 def _checked(
     answer: EvaluateReply | Failure, unit: int, task: Task, labels: Sequence[str]
 ) -> Statistics | Failure | None:
-    """What a unit found, None where it has no rows; a failure where no rows can give it."""
+    """Return a unit's statistics, or None if it has no rows. Return a failure if the statistics
+    are impossible or from another unit."""
     if isinstance(answer, Failure):
         return answer
     found, fault = answer.statistics, ""
@@ -96,8 +98,8 @@ def _checked(
 
 
 def possible(found: Statistics, task: Task, labels: Sequence[str]) -> bool:
-    """Whether some rows can have these statistics: then figures can be computed from them, and from
-    a sum of such."""
+    """Whether these statistics are possible, so that finite figures follow from them and from
+    their sums."""
     return (
         found.tokens > 0
         and all(math.isfinite(part) for part in found.losses)
