@@ -1,4 +1,4 @@
-"""The units of a run as Flower's nodes: who is there, and what each is asked outside of rounds."""
+"""The units of a run as Flower's nodes: find them, and ask them questions outside of rounds."""
 
 import logging
 import math
@@ -41,30 +41,40 @@ from server_app.pulling import UNUSABLE
 from server_app.questions import Question, Size, check_size
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster, Silences
 
-Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
+Kept = dict[str, Tensors]  # the state that a unit keeps between rounds: group → tensors
 T = TypeVar("T")
 Numbered = TypeVar("Numbered", RowsReply, StateReply)
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
-_AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
-_AT_ONCE = 8  # units whose states between rounds are in memory together
+_AGAIN_S = 60.0  # timeout of a new node or an excluded unit
+_AT_ONCE = 8  # units whose states are in memory at the same time
 _LONGEST_KIND = 64  # characters of an error's name
 _BY_THE_LAST = "the checkpoint has what it kept by the one before"
 _RESTS = Failure(NOT_ASKED, "was silent when it was asked last")
 _MISSED = Failure(NOT_ASKED, "missed the last round")
 _GONE = "has left, or its machine cannot be reached"
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
-_OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in common is wrong
+_OF_ALL = ConfigError.__name__, DataError.__name__  # causes that all units may have in common
 
 
 @dataclass
 class Units:
-    """Asks nodes ``questions``, and judges the replies: a bad one costs its sender alone.
+    """Asks nodes ``questions`` and checks the replies; a bad reply affects only its sender.
 
-    ``tokenizer`` is as ``Tokenizer.pack`` makes it; ``rows`` alone can do without. ``places`` says
-    which unit a node is, and remembers those with names. ``nodes`` are those of the units that are
-    known by now; ``bytes_down`` are those of ``frozen`` weights that were sent and of states that
-    were restored. ``arrived`` is the last round of which each unit's answer came.
+    Attributes
+    ----------
+    tokenizer
+        The tokeniser as ``Tokenizer.pack`` makes it; only ``rows`` works without it.
+    frozen
+        Frozen weights of each part of the model.
+    places
+        Which unit each node is; remembers the places of units with names.
+    nodes
+        The node of each known unit.
+    bytes_down
+        Bytes of frozen weights and restored states that were sent.
+    arrived
+        The last round of which each unit's reply arrived.
     """
 
     grid: Grid
@@ -75,26 +85,30 @@ class Units:
     nodes: dict[int, int] = field(default_factory=dict)
     bytes_down: int = 0
     arrived: dict[int, int] = field(default_factory=dict)
-    _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
+    _strangers: list[int] = field(default_factory=list)  # nodes without a known unit
     _calls: dict[int, Pause] = field(default_factory=dict)  # when strangers are asked, by node
     _at_checkpoints: Silences = field(default_factory=Silences)
     _at_evaluations: Silences = field(default_factory=Silences)
-    _kept: Mapping[int, Kept] = field(default_factory=dict)  # of the run that goes on
-    _owed: set[int] = field(default_factory=set)  # units that are yet to be restored
-    _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
+    _kept: Mapping[int, Kept] = field(default_factory=dict)  # states of a resumed run
+    _owed: set[int] = field(default_factory=set)  # units that must still be restored
+    _met: set[int] = field(default_factory=set)  # nodes that are no longer new
 
     def __post_init__(self) -> None:
         digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
         self._setup = Setup(self.tokenizer, digests)
 
     def rows(self, words: bool = True, task: Task | None = None) -> dict[int, RowsReply]:
-        """What each unit reports of its training rows, with ``words`` if the run has no tokeniser
-        yet. A unit that sends nothing usable, or labels that the ``task`` does not allow, is left
-        out and named.
+        """Ask each unit for a summary of its training rows, with ``words`` if the run has no
+        tokeniser yet. A unit is excluded and logged if its reply is unusable or has labels that the
+        ``task`` does not allow.
 
-        Raises ``ConfigError`` if there are too few nodes or too many, or if fewer units than
-        ``federation.min_units`` are left and some cannot use the run's options or data, else
-        ``RoundFailedError``.
+        Raises
+        ------
+        ConfigError
+            If there are too few or too many nodes, or if fewer than ``federation.min_units`` units
+            remain and some cannot use the run's options or data.
+        RoundFailedError
+            If too few units remain for other reasons.
         """
         nodes = _connected(self.grid, self.federation)
         request = records.pack(RowsRequest(words))
@@ -112,14 +126,20 @@ class Units:
         return dict(sorted((reply.unit, reply) for reply in told.values()))
 
     def discover(self) -> tuple[Reported, ...]:
-        """Ask each node for its cluster's state, and give it the tokeniser and the frozen parts of
-        the model that it lacks; what each unit answered, in their order.
+        """Ask each node for its cluster's state, and send it the tokeniser and the frozen parts of
+        the model that it lacks. Returns each unit's state or failure, in the units' order.
 
-        Nodes that sent no usable reply on their rows are not asked here: ``ask_again`` asks them. A
-        unit is left out, with the reason as its answer, if its node does not answer, raises, or
-        sends a malformed reply, or a number or name that is another's or out of range.
-        Raises ``ConfigError`` if there are too few nodes or too many, or if no unit is left and one
-        says that it cannot use its options or data; else ``RoundFailedError`` if none is left.
+        A unit's failure excludes it: its node did not answer, raised an error, or sent a malformed
+        reply, or its number or name is taken or out of range. Nodes without a usable reply on
+        their rows are not asked here: ``ask_again`` asks them.
+
+        Raises
+        ------
+        ConfigError
+            If there are too few or too many nodes, or if no unit remains and some cannot use the
+            run's options or data.
+        RoundFailedError
+            If no unit remains for other reasons.
         """
         num_units, failed = self.federation.num_units, self.places.failed
         nodes = _connected(self.grid, self.federation)
@@ -144,11 +164,11 @@ class Units:
         return tuple(told[unit] for unit in range(num_units))
 
     def ask_again(self, round_: int, roster: Roster) -> tuple[dict[int, Reported], set[int]]:
-        """Ask units that are left out and due, nodes that are new, and nodes that have sent nothing
-        usable yet, for their clusters' states.
+        """Ask excluded units that are due, new nodes, and nodes without a usable reply so far for
+        their clusters' states.
 
-        Returns the usable states, and the known units that have sent none. A new node may take the
-        number of one that is gone: a box that was started anew.
+        Returns the usable states, and the known units that sent none. A new node may take the
+        number of a node that has left, for example after a restart of its machine.
         """
         online = set(self.grid.get_node_ids())
         self._met &= online
@@ -171,16 +191,18 @@ class Units:
         return told, known - told.keys()
 
     def states(self, units: Iterable[int]) -> dict[int, Reported]:
-        """States of units that may have changed by what they were sent; unusable answers are left
-        out."""
+        """Ask these units for their current states. Unusable answers are omitted."""
         answers = self._states_of(unit for unit in units if unit in self.nodes)
         return {reply.unit: reply.state for reply in _apart(answers)[0].values()}
 
     def evaluate(
         self, contents: Mapping[int, RecordDict], num_labels: int, absent: Collection[int]
     ) -> dict[int, EvaluateReply | Failure]:
-        """Send each of these units a model; what each reports of it, in a run of so many labels.
-        Units that are ``absent``, or rest by ``Silences``, are not asked."""
+        """Send each of these units a model to evaluate, and return their replies.
+
+        ``num_labels`` is the run's number of labels. Units that are ``absent``, or that
+        ``Silences`` suspends, are not asked.
+        """
         there = contents.keys() - absent
         asked = self._at_evaluations.due(there)
         sent = {unit: content for unit, content in contents.items() if unit in asked}
@@ -197,8 +219,8 @@ class Units:
         timeout_s: float = math.inf,
         sizes: Mapping[int, Size] | None = None,
     ) -> dict[int, T | Failure]:
-        """Each unit's answer to its content; a failure if it cannot be used, or none came.
-        ``sizes`` are those of the units' largest replies, if they differ from the question's."""
+        """Send each unit its content and return its answer, or a failure if there is no usable
+        answer. ``sizes`` are the units' largest reply sizes if they differ from the question's."""
         of_nodes = {self.nodes[unit]: content for unit, content in contents.items()}
         most = {self.nodes[unit]: size for unit, size in (sizes or {}).items()}
         answers = self._ask(question, of_nodes, timeout_s, most)
@@ -210,13 +232,13 @@ class Units:
         most: Callable[[int], Mapping[str, int]],
         check: Callable[[int, Kept], None],
     ) -> Iterator[tuple[int, Kept | Failure]]:
-        """Ask each unit for its state between rounds, such as its optimiser's moments, except those
-        that are left out or missed the last round. Yield the states as they arrive, few of which
-        are in memory together. Units that have missed earlier rounds come last.
+        """Ask units for the states that they keep between rounds, such as their optimisers'
+        moments. Yield a few states at a time, so that memory never holds all of them.
 
-        A failure stands for the state of a unit that sends none, or one for which ``check`` raises
-        ``WireError``; the log names it. ``most`` returns the bytes of each group that a unit may
-        keep. A unit that was silent before is asked less often, see ``Silences``.
+        Excluded units and units that missed the last round are not asked. Units that missed earlier
+        rounds are asked last, and silent units less often, see ``Silences``. A unit yields a
+        failure, which is logged, if it sends no state or if ``check`` raises ``WireError`` for it.
+        ``most`` returns the largest size in bytes of each group of a unit's state.
         """
 
         def request(unit: int) -> RecordDict:
@@ -237,11 +259,12 @@ class Units:
             yield unit, failure or answer
 
     def restore(self, kept: Mapping[int, Kept]) -> dict[int, Failure]:
-        """Send each unit the state that it had at the checkpoint, which may be none. A unit that is
-        missing or fails gets it when it answers again. Return why each failed; the log says so.
+        """Send each unit its state of the checkpoint, which may be empty. Returns the units'
+        failures, which are also logged.
 
-        ``kept`` may read a unit's state from a disk when it is asked for it, also in later rounds.
-        Raises ``RoundFailedError`` if every unit fails.
+        A unit that is missing or fails gets its state when it answers again. ``kept`` may read
+        each state from disk on access, also in later rounds. Raises ``RoundFailedError`` if every
+        unit fails.
         """
         self._kept, self._owed = kept, kept.keys() | self.nodes.keys()
         failures, question = dict[int, Failure](), questions.restore()
@@ -257,7 +280,7 @@ class Units:
         return failures
 
     def _states_of(self, units: Iterable[int]) -> dict[int, StateReply | Failure]:
-        """What the nodes of these units answer, by nodes; unusable answers are left out."""
+        """Ask the nodes of these units for their states. Returns the usable answers by node."""
         known = {self.nodes[unit]: unit for unit in units}
         return {
             node: reply
@@ -266,7 +289,7 @@ class Units:
         }
 
     def _state_of(self, unit: int) -> RecordDict:
-        """A ``restore`` message, which is counted."""
+        """Build a unit's ``restore`` message, and count its bytes."""
         groups = self._kept.get(unit, {})
         self.bytes_down += sum(map(records.num_bytes, groups.values()))
         return records.pack_groups(groups)
@@ -278,8 +301,8 @@ class Units:
         content: Callable[[int], RecordDict],
         size: Callable[[int], Size] | None = None,
     ) -> Iterator[tuple[int, T | Failure]]:
-        """As ``ask``, a few units at a time in their ``order``, so that memory has the messages of
-        these alone. All together take two timeouts at most.
+        """Like ``ask``, but in groups of a few units in their ``order``, so that memory holds only
+        one group's messages. All groups together take at most two timeouts.
         """
         timeout_s = self.federation.round_timeout_s
         deadline = time.monotonic() + 2 * timeout_s
@@ -299,8 +322,8 @@ class Units:
     def _introduce(
         self, nodes: Collection[int], gone: Collection[int], timeout_s: float = math.inf
     ) -> tuple[dict[int, Reported], dict[int, Failure]]:
-        """States of the ``nodes`` that become known units, and why others do not, by node; the
-        places of the units that are ``gone`` are free."""
+        """Ask ``nodes`` for their states and make them known units. Returns the states by unit, and
+        the failures by node. The places of the units that are ``gone`` are free."""
         if not nodes:
             return {}, {}
         answers = self._states(nodes, {}, timeout_s)
@@ -316,8 +339,8 @@ class Units:
         return {answer.unit: answer.state for answer in told.values()}, failures
 
     def _place(self, answers: dict[int, Numbered | Failure], taken: set[int]) -> None:
-        """Let each answer be of the unit whose place the node has, and make a failure of it if it
-        has none; those of other nodes are ``taken``. Names that have places come first."""
+        """Set each answer's unit to the place of its node; replace it by a failure if the node gets
+        no place. Places in ``taken`` belong to other nodes. Nodes with reserved places go first."""
         num_units = self.federation.num_units
         replies = {n: each for n, each in answers.items() if not isinstance(each, Failure)}
         certified = self.places.certified()
@@ -333,8 +356,8 @@ class Units:
                 taken.add(unit)
 
     def _tell_places(self, answers: dict[int, StateReply | Failure]) -> None:
-        """Tell nodes that have taken themselves for another unit which they are, and ask them
-        again: devices, for one, are drawn by it."""
+        """Send nodes that reported a wrong unit number their correct number, and ask them again,
+        because devices, for example, are drawn by the unit's number."""
         moved = {
             node: reply.unit
             for node, reply in answers.items()
@@ -349,9 +372,9 @@ class Units:
                 answers[node] = Failure("WireError", fault)
 
     def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
-        """Send each node the parts that it lacks; ``answers`` of those that cannot keep them are
-        failures from then on."""
-        for part, tensors in self.frozen.items():  # one at a time: it may be as large as a memory
+        """Send each node the parts that it lacks. The ``answers`` of nodes that cannot store them
+        become failures."""
+        for part, tensors in self.frozen.items():  # one at a time: a part may fill the memory
             content = records.pack_groups({part: tensors})
             contents = {
                 node: content
@@ -363,7 +386,7 @@ class Units:
             self.bytes_down += len(contents) * records.num_bytes(tensors)
 
     def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
-        """Let units that answer only now go on from what they kept; as ``_send_frozen``."""
+        """Restore the states of units that answer only now. Failures replace their ``answers``."""
         back = {
             node: reply.unit
             for node, reply in answers.items()
@@ -380,7 +403,7 @@ class Units:
     def _states(
         self, nodes: Iterable[int], known: Mapping[int, int], timeout_s: float = math.inf
     ) -> dict[int, StateReply | Failure]:
-        """What nodes answer; those that are ``known`` are told which unit they are."""
+        """Ask ``nodes`` for their states. Nodes that are ``known`` receive their unit's number."""
         anybody = records.pack(self._setup)
         contents = {
             node: records.pack(replace(self._setup, unit=known[node])) if node in known else anybody
@@ -400,10 +423,10 @@ class Units:
             _log.warning("%s is left out: %s: %s", who, failure.kind, failure.message)
 
     def _least(self, there: int, failures: Mapping[int, Failure]) -> int:
-        """How many units must have rows.
+        """Return how many units must have rows: ``federation.min_units`` if it is set, else one.
 
-        Without ``federation.min_units`` one is enough, unless some cannot use their options or data
-        and no unit has a certificate: then these are the run's own, and all units must.
+        All units must have rows if some cannot use their options or data and units have no
+        certificates, because the options and data are then the run's.
         """
         own = self.places.signed is None and _of_all(failures)
         return self.federation.min_units or (there if own else 1)
@@ -411,14 +434,14 @@ class Units:
     def _too_few(
         self, able: int, there: int, least: int, failures: Mapping[int, Failure]
     ) -> CollaPipeError:
-        """The error of a run in which ``able`` units can begin, and ``least`` must."""
+        """The error of a run in which only ``able`` units can begin, of ``least`` required ones."""
         return (ConfigError if _of_all(failures) else RoundFailedError)(
             f"{able} of {there} units can begin, at least {least} must (federation.min_units): "
             f"{self._each(failures)}"
         )
 
     def _each(self, failures: Mapping[int, Failure]) -> str:
-        """Causes of nodes' failures, and whose they are."""
+        """Describe the causes of failures, each with the nodes that it affects."""
         whose, certified = dict[str, list[str]](), self.places.certified()
         for node, each in failures.items():
             who = self.places.of_node(node, certified)
@@ -432,7 +455,8 @@ class Units:
         timeout_s: float = math.inf,
         sizes: Mapping[int, Size] | None = None,
     ) -> dict[int, T | Failure]:
-        """Each node's answer to its content; a failure if it cannot be used, or none came."""
+        """Send each node its content and return its answer, or a failure if there is no usable
+        answer."""
         if not contents:
             return {}
         asked = {
@@ -454,7 +478,7 @@ class Units:
 
 
 def _fault(unit: int, kept: Kept, check: Callable[[int, Kept], None]) -> Failure | None:
-    """Why a unit's state is not stored; None if it is."""
+    """Return the reason why a unit's state must not be stored; None if it may be stored."""
     try:
         check(unit, kept)
     except WireError as error:
@@ -463,7 +487,7 @@ def _fault(unit: int, kept: Kept, check: Callable[[int, Kept], None]) -> Failure
 
 
 def _groups(keys: Sequence[int]) -> Iterator[Sequence[int]]:
-    """As many as are asked at once."""
+    """Split the keys into groups of at most ``_AT_ONCE``."""
     return (keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE))
 
 
@@ -473,13 +497,14 @@ def _of_all(failures: Mapping[int, Failure]) -> bool:
 
 
 def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, Failure]]:
-    """The answers, and why others have none."""
+    """Separate the answers from the failures."""
     told = {key: each for key, each in answers.items() if not isinstance(each, Failure)}
     return told, {key: each for key, each in answers.items() if isinstance(each, Failure)}
 
 
 def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
-    """The nodes that are there once all are, or after ``federation.wait_s``, if they are enough."""
+    """Wait up to ``federation.wait_s`` for ``federation.num_units`` nodes, and return them. Raises
+    ``ConfigError`` if there are too few or too many."""
     wanted, least = federation.num_units, federation.min_units or federation.num_units
     deadline = time.monotonic() + federation.wait_s
     while len(nodes := list(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
@@ -494,12 +519,12 @@ def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
 
 
 def answered(reply: Message, question: Question[T]) -> T | Failure:
-    """What a node answered, measured before it is parsed; a failure if it cannot be used. What the
-    unit itself says of a failure is in quotes."""
+    """Return a node's answer, or a failure if it is unusable. The reply's size is checked before it
+    is parsed. A failure message that the unit wrote is put in quotes."""
     if reply.has_error() and reply.error.code == UNUSABLE:
         return Failure("WireError", one_line(reply.error.reason))
     if reply.has_error():
-        if reply.error.code in _UNAVAILABLE:  # Flower speaks of heartbeats, also after a goodbye
+        if reply.error.code in _UNAVAILABLE:  # Flower's text blames heartbeats in every case
             return Failure(ABSENT, _GONE)
         return Failure("ClientApp", quoted(reply.error.reason or ""))
     try:
@@ -514,5 +539,5 @@ def answered(reply: Message, question: Question[T]) -> T | Failure:
 
 
 def quoted(words: str) -> str:
-    """Another machine's words in one line and in quotes, so that they read as nobody else's."""
+    """Put another machine's text on one line and in quotes, so that readers see its origin."""
     return '"' + one_line(words).replace('"', "'") + '"'

@@ -36,13 +36,22 @@ class _OpenStep:
 class DecoderSession:
     """One unit's head during one round.
 
-    Frames are checked against ``settings`` and ``num_classes``, the target ids that there are:
-    logits cost far more memory than the targets that ask for them. ``activation`` and ``gradient``
-    are the precisions of what comes and of what answers. ``turn`` is held from the begin to the end
-    of a step: where units share a head, their gradients must not mix. Nothing here is kept unless
-    the session is ``complete`` at the round's end; ``target_tokens`` counts those of the finished
-    steps, and an activation comes as ``activation_tensors``, with a ``coder`` perhaps as its
-    change.
+    Frames are checked against ``settings`` and ``num_classes``, the number of target ids, because
+    a small frame of targets can request logits that need far more memory. The session's results
+    are used only if it is ``complete`` at the round's end.
+
+    Attributes
+    ----------
+    turn
+        A lock that is held during each step: gradients of units with a shared head must not mix.
+    activation, gradient
+        Precisions of the received activations and of the gradients that are sent back.
+    coder
+        Decodes activations that are sent as changes; None if they are sent whole.
+    target_tokens
+        The number of target tokens in the finished steps.
+    activation_tensors
+        The number of tensors that encode one activation.
     """
 
     settings: Settings
@@ -56,7 +65,7 @@ class DecoderSession:
     gradient: str = FLOAT32
     coder: ChangeCoder | None = None
     target_tokens: int = 0
-    diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
+    diverged: str | None = None  # which loss or norm was not finite, with round and step
     _step: _OpenStep | None = None
     _steps_done: int = 0
     _last_norm: float = 0.0
@@ -71,23 +80,24 @@ class DecoderSession:
 
     @property
     def last_step(self) -> tuple[int, float]:
-        """Number of the last step that was done, −1 before the first, and the head's own squared
-        norm in it: what a unit goes on from whose link has broken."""
+        """Number of the last finished step, −1 before the first, and the head's squared norm in
+        that step. A unit resumes from these after its link has broken."""
         number = self._steps[self._steps_done - 1] if self._steps_done else -1
         return number, self._last_norm
 
     @property
     def complete(self) -> bool:
-        """Whether all steps of the round are done; the unit knows it by the last step's norms."""
+        """Whether all steps of the round are done; the unit infers it from the last step's
+        norms."""
         return self._steps_done == len(self._steps)
 
     @property
     def in_step(self) -> bool:
-        """Whether a step has begun and not ended."""
+        """Whether a step has begun and has not ended."""
         return self._step is not None
 
     def begin(self, step: int, num_micro_batches: int, target_tokens: int) -> None:
-        """Start a step. Raises ``WireError`` for another step than the plan's next."""
+        """Start a step. Raises ``WireError`` unless it is the next step of the round."""
         if self._step is not None or self.complete:
             raise WireError(f"step {step} begins, but another is under way or all are done")
         if step != self._steps[self._steps_done]:
@@ -102,9 +112,9 @@ class DecoderSession:
     def answer(
         self, micro_batch: int, sent: Sequence[Tensor], mask: Tensor, targets: Tensor
     ) -> tuple[float, tuple[Tensor, ...]]:
-        """Loss of a micro-batch and the gradient of those rows of its activation that the head
-        reads [n, d]; these were ``sent``, and the gradient goes, as ``compression.encode`` makes
-        them."""
+        """Return the loss of a micro-batch, and the gradient of the activation's rows that the head
+        reads [n, d]. ``compression.encode`` has encoded the ``sent`` rows and encodes the
+        gradient."""
         step = self._under_way()
         if micro_batch != step.answered or micro_batch >= step.num_micro_batches:
             raise WireError(f"micro-batch {micro_batch} came, expected {step.answered}")
@@ -127,7 +137,8 @@ class DecoderSession:
             raise
 
     def finish_step(self, squared_norms: Sequence[float]) -> list[float]:
-        """End a step: the head's own squared norm; the head has stepped when this returns."""
+        """End a step: update the head and return its squared gradient norm. If that norm is not
+        finite, the head is not updated."""
         step = self._under_way()
         if step.answered != step.num_micro_batches or step.seen_tokens != step.target_tokens:
             raise WireError(
@@ -138,7 +149,7 @@ class DecoderSession:
             raise WireError("squared norms that are negative, NaN or add up to infinity")
         own = [self.part.squared_norm()]
         if not self._check_finite("gradients' norm", own[0], step):
-            return own  # the unit ends its round by it; the step is left undone
+            return own  # the unit then ends its round; the head does not step
         optimizer, total_steps = self.settings.optimizer, self.settings.federation.total_steps
         scale = clip_scale([*squared_norms, *own], optimizer.clip_norm)
         self.part.step(optimizer.rate(step.number, total_steps), scale)
@@ -150,13 +161,13 @@ class DecoderSession:
         return own
 
     def abandon(self) -> None:
-        """The stream is gone: leave a step that is under way, without a trace of it."""
+        """Discard the current step, if any, because its stream has ended."""
         if self._step is not None:
             self.part.forget_gradients()
             self._leave_step()
 
     def _decoded(self, sent: Sequence[Tensor], counts: Tensor) -> Tensor:
-        """The rows [n, d] that came, ``counts`` [b] of each sample."""
+        """Decode the ``sent`` rows [n, d]; ``counts`` [b] is the number of rows of each sample."""
         dim, how = self.settings.model.dim, (self.activation, self._dtype)
         if self.coder is not None:
             return self.coder.decode(sent, counts, dim, *how)
@@ -181,7 +192,7 @@ class DecoderSession:
         self.turn.__exit__(None, None, None)
 
     def _check(self, mask: Tensor, targets: Tensor) -> Tensor:
-        """Which rows of the activation are to be sent, True in [b, s]."""
+        """Check the frame, and return which rows of the activation are sent: Boolean [b, s]."""
         fits = (
             mask.dim() == 2
             and mask.dtype == torch.bool
@@ -203,6 +214,7 @@ class DecoderSession:
         return self._rows.of(mask, targets)
 
     def _most_targets(self, length: int) -> int:
-        """Most targets of a sample with ``length`` tokens: more would be counted, not learned."""
+        """Return the most targets of a sample with ``length`` tokens that the head can learn
+        from."""
         most = {"pooled": 1, "tokens": length, "causal": length}
         return most.get(str(self.settings.model.head), self.settings.task.max_length)

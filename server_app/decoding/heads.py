@@ -1,4 +1,4 @@
-"""The heads of a round: one per scheduled unit, or one that all share, behind the decoder link."""
+"""The heads of a round, which the decoder link serves: one per scheduled unit, or one for all."""
 
 import threading
 from collections.abc import Collection, Mapping
@@ -17,18 +17,24 @@ from collapipe.wire.messages import Failure, LinkAddress
 from server_app.decoding.decoder import DecoderSession, OnStep
 from server_app.decoding.link import DecoderLinkServer
 
-_SHARED = -1  # whose optimiser state it is when all units share a head
+_SHARED = -1  # key of the optimiser state if all units share a head
 
 
 @dataclass
 class Heads:
-    """Opens sessions for a round and, when it is over, knows what they learned.
+    """Opens the sessions of a round, and returns their results after it.
 
-    Without a ``link`` there are none: units have heads of their own. ``frozen`` names weights that
-    do not train: sessions share them. ``states`` are the optimisers', which last from round to
-    round, keyed by unit; only those of units that finished are kept. A head whose place the
-    scheduler chooses has its state here, too, while it trains on its unit. ``memories`` are what
-    arrived of the units' activations, with ``compression.feedback``; kept likewise.
+    Attributes
+    ----------
+    link
+        The decoder link; None if units have the heads, so that there are no sessions.
+    frozen
+        Names of the weights that do not train; sessions share these weights.
+    states
+        Optimiser states by unit, kept from round to round and updated by units that finished. They
+        include the state of a head that trains on its unit if the scheduler chooses its place.
+    memories
+        The received activations by unit, with ``compression.feedback``; kept like ``states``.
     """
 
     settings: Settings
@@ -51,11 +57,11 @@ class Heads:
         plans: Collection[ClusterPlan],
         num_rows: Mapping[int, int],
     ) -> dict[int, LinkAddress]:
-        """A session for each unit, from the model that its round starts from, and how to reach it.
+        """Open a session for each unit with a head on the server. Returns the links' addresses.
 
-        ``plans`` say in which precisions units send, and who has the head by itself; ``num_rows``
-        are those of the units' shards. A shared head is the first unit's, whose model is then
-        everybody's.
+        ``models`` are the models from which the units start. ``plans`` have each unit's precisions
+        and the place of its head. ``num_rows`` is the size of each unit's shard. A shared head is
+        taken from the first model, because all units then have the same model.
         """
         if self.link is None:
             return {}
@@ -81,32 +87,32 @@ class Heads:
         return {unit: self.link.open(each) for unit, each in self._sessions.items()}
 
     def remembered(self, unit: int) -> ActivationMemory:
-        """What arrived of the unit's activations in the rounds that it finished."""
+        """The unit's activations that arrived in the rounds that it finished."""
         return self.memories.get(unit, ActivationMemory())
 
     def close(self) -> None:
-        """The round is over: streams end, wherever they are, and nothing changes any more."""
+        """End all streams of the round; after this no head changes."""
         if self.link is not None:
             self.link.close()
 
     def target_tokens(self, unit: int) -> int | None:
-        """Target tokens that the unit's session was trained on; 0 unless it saw all steps, None
-        where it has none."""
+        """Number of target tokens on which the unit's session was trained; 0 unless it saw all
+        steps, None if the unit has no session."""
         if (session := self._sessions.get(unit)) is None:
             return None
         return session.target_tokens if session.complete else 0
 
     def weights(self, unit: int) -> Tensors:
-        """The head that the unit's session trained."""
+        """The weights of the head that the unit's session trained; empty without a session."""
         return self._sessions[unit].part.weights() if unit in self._sessions else {}
 
     def own_weights(self, unit: int) -> Tensors:
-        """The same, where it is the unit's own."""
+        """Like ``weights``, but empty if units share the head."""
         return {} if self._shared else self.weights(unit)
 
     def failure(self, unit: int) -> Failure | None:
-        """Why what the unit's session trained cannot be averaged: it saw a loss or a norm that is
-        not finite, or has such weights; None: it can be."""
+        """Return a failure if the unit's head cannot be averaged, because a loss, norm or weight is
+        not finite. Return None if it can."""
         if (session := self._sessions.get(unit)) is None:
             return None
         why, odd = session.diverged, not_finite(self.own_weights(unit))
@@ -115,15 +121,16 @@ class Heads:
         return None if why is None else Failure(NonFiniteLossError.__name__, why)
 
     def common_weights(self, finished: Collection[int]) -> Tensors:
-        """A shared head; as it was at first if a unit failed, for its steps cannot be undone."""
+        """The weights of a shared head; empty if heads are not shared. If a unit failed, its steps
+        cannot be undone, so these are the weights from before the round."""
         if not self._shared:
             return {}
         failed = self._sessions.keys() - set(finished)
         return self._initial_head if failed else self.weights(next(iter(self._sessions)))
 
     def keep_states(self, units: Mapping[int, Tensors]) -> None:
-        """Remember the optimisers of the units that finished, with what those told that had the
-        head, and what arrived of their activations."""
+        """Keep the optimiser states and activations of the units that finished. ``units`` has the
+        states that units with a head returned."""
         for unit, session in self._sessions.items():
             if unit in units and session.coder is not None:
                 self.memories[unit] = session.coder.known.after(session.coder.arrived)

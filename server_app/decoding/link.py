@@ -1,11 +1,12 @@
 """The decoder link's server: streams in, decoder sessions, streams out.
 
-Listens with mutual TLS and certificates made at start, and anew after half of the time for which
-they are valid, but for a deployed server's own: a caller without a unit's key gets no further than
-the handshake, so a stranger can open no HTTP/2 stream. A stream is served only with the bearer
-token of a session that is open and not in use; tokens are good for one unit and one round. A unit
-whose stream broke may open another, and goes on after the last step that was done. It does so after
-all steps, too, because the answer to the last one may be lost.
+The server listens with mutual TLS: a caller without a unit's key fails in the handshake, before it
+can open an HTTP/2 stream. A deployed server has its own certificate; other certificates are made at
+start, and again after half of their validity. A stream is served only with the bearer token of a
+session that is open and not in use. A token is valid for one unit and one round.
+
+A unit whose stream broke may open another, and continues after the last finished step. This also
+holds after all steps, because the answer to the last one may be lost.
 """
 
 import hmac
@@ -47,7 +48,7 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass
 class _Claim:
-    """A session, and the one stream that may have it."""
+    """A session, and the one stream that may use it."""
 
     context: grpc.ServicerContext
     session: DecoderSession
@@ -58,10 +59,10 @@ class _Claim:
 
 @dataclass
 class _TokenCheck(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Refuses strangers on gRPC's own thread, where they take no worker from the units.
+    """Refuses unknown callers on gRPC's own thread, so that they occupy no worker.
 
-    To them there is no such method: they get UNIMPLEMENTED. The log says it once of each unit that
-    they call themselves.
+    They get UNIMPLEMENTED, as if the method did not exist. The log has one line for each unit
+    number that such callers claim.
     """
 
     handler: grpc.RpcMethodHandler
@@ -69,7 +70,7 @@ class _TokenCheck(grpc.GenericRpcHandler):  # type: ignore[misc]
     refusals: Refusals = field(default_factory=lambda: Refusals(_log))
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """The handler of a call; None: there is no such method."""
+        """Return the handler of a call, or None to refuse it."""
         if call.method == METHOD and self.find(call.invocation_metadata):
             return self.handler
         unit, _ = read_credentials(dict(call.invocation_metadata))
@@ -84,10 +85,10 @@ class DecoderLinkServer:
     Parameters
     ----------
     max_sessions
-        Streams at once; one per scheduled unit.
+        Number of sessions at the same time; one per scheduled unit.
     certified
-        Key and certificate of a deployed server, which units know by their authority's signature;
-        None: such as are made for this run, and told to the units.
+        Key and certificate of a deployed server, signed by an authority that units know. If None,
+        they are made for this run and sent to the units.
     """
 
     def __init__(
@@ -136,7 +137,8 @@ class DecoderLinkServer:
         self._server.stop(_CLOSE_S).wait()
 
     def open(self, session: DecoderSession) -> LinkAddress:
-        """How the session's unit reaches it. Raises ``LinkError`` beyond ``max_sessions``."""
+        """Open a session and return the address for its unit. Raises ``LinkError`` if
+        ``max_sessions`` are open."""
         token = secrets.token_urlsafe(32)
         with self._lock:
             if len(self._sessions) >= self._max_sessions:
@@ -147,7 +149,7 @@ class DecoderLinkServer:
             return LinkAddress(self._address, *self._pinned, *self._unit_identity, token)
 
     def close(self) -> None:
-        """Forget all sessions and end their streams; none is in its session any more on return."""
+        """Close all sessions and end their streams; returns when no stream uses its session."""
         with self._lock:
             claims = list(self._claims.values())
             self._sessions.clear()
@@ -158,7 +160,7 @@ class DecoderLinkServer:
             claim.left.wait()
 
     def _make_certificates(self) -> None:
-        """Those that units know from the next session that is opened for them."""
+        """Make the certificates that units receive with their next sessions."""
         self._made_at = datetime.now(UTC)
         key, certificate = self._certified or self_signed()
         self._pinned = (b"", "") if self._certified else (certificate, SERVER_NAME)
@@ -168,7 +170,7 @@ class DecoderLinkServer:
         )
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Certificates for this handshake and later ones; None: those of the last one."""
+        """Return new certificates for this and later handshakes, or None to keep the last ones."""
         with self._lock:
             fresh, self._fresh = self._fresh, None
             return fresh
@@ -185,7 +187,8 @@ class DecoderLinkServer:
 
     @contextmanager
     def _claimed(self, context: grpc.ServicerContext) -> Iterator[_Claim]:
-        """The session that the caller's token opens, for one stream only."""
+        """Reserve the session of the caller's token for this stream. Raises ``LinkError`` if the
+        token is in use or unknown."""
         with self._lock:
             token = self._find(context.invocation_metadata())
             if token is None or token in self._claims:
@@ -203,7 +206,7 @@ class DecoderLinkServer:
             claim.left.set()
 
     def _find(self, metadata: Metadata) -> str | None:
-        """The caller's token, if it is that of an open session of the caller's unit."""
+        """Return the caller's token if it opens a session of the caller's unit, else None."""
         unit, offered = read_credentials(dict(metadata))
         with self._lock:
             for token, session in self._sessions.items():
@@ -213,7 +216,8 @@ class DecoderLinkServer:
         return None
 
     def _watch(self) -> None:
-        """End streams that are silent in the middle of a step, which may keep others waiting."""
+        """End streams that are silent in the middle of a step, because other units may wait for
+        them."""
         while not self._closed.wait(_WATCH_S):
             with self._lock:
                 claims = list(self._claims.values())
@@ -224,7 +228,7 @@ class DecoderLinkServer:
 
 
 def _obeyed(claim: _Claim) -> Iterator[bytes]:
-    """What is sent to a unit, whose frames are obeyed in between: gRPC's thread computes, too."""
+    """Yield the messages to a unit, and process its frames in between on the same gRPC thread."""
     session, stream = claim.session, claim.stream
     while claim.context.is_active():
         yield from stream.outgoing(until=stream.waiting)
@@ -232,7 +236,7 @@ def _obeyed(claim: _Claim) -> Iterator[bytes]:
             frame = stream.receive()
         except LinkError:  # the unit is gone
             return
-        works = frame.kind != FrameKind.RESUME  # which a unit may send without end
+        works = frame.kind != FrameKind.RESUME  # a unit may repeat RESUME without progress
         claim.active = time.monotonic() if works else claim.active
         if frame.kind == FrameKind.BEGIN and (left := stream.backlog()[1]):
             raise WireError(f"a step begins, but {left} gradients of the last one are not taken")
@@ -243,7 +247,7 @@ def _obeyed(claim: _Claim) -> Iterator[bytes]:
 
 
 def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
-    """The session's answer to a frame. Raises ``WireError`` where the frame does not fit."""
+    """Return the session's answer to a frame. Raises ``WireError`` if the frame is invalid."""
     if frame.round != session.round:
         raise WireError(f"frame of round {frame.round} in round {session.round}")
     if frame.kind == FrameKind.BEGIN:
