@@ -1,1 +1,1 @@
-"""Does: runs a plan's segments inside one cluster. Knows torch, not Flower."""
+"""Runs a plan's segments inside one cluster. Depends on torch, not on Flower."""

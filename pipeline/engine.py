@@ -1,4 +1,4 @@
-"""The pipeline of one cluster for one round: embedding, segments, head; batches in, weights out."""
+"""The pipeline of one cluster for one round: it trains embedding, segments and head on batches."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from pipeline.timer import PhaseTimer
 
 
 class Segments(Protocol):
-    """The encoder's segments, wherever they compute."""
+    """The encoder's segments, in this process or on devices."""
 
     def run(
         self, embedding: FirstStage, head: LastStage, key: DropoutKey, num_micro_batches: int
@@ -26,7 +26,7 @@ class Segments(Protocol):
         """Squared L2 norm of each block's gradient, in the blocks' order."""
 
     def step(self, rate: float, scale: float) -> None:
-        """Step with the gradients times ``scale``."""
+        """Take an optimiser step with the gradients times ``scale``."""
 
     def weights(self) -> Tensors:
         """Weights of the blocks by their names in the whole model."""
@@ -35,7 +35,7 @@ class Segments(Protocol):
         """Optimiser state of the blocks, by the same names."""
 
     def forget(self) -> None:
-        """Drop what a step that was given up has left behind."""
+        """Drop the activations and gradients of an aborted step."""
 
 
 class Pipeline:
@@ -62,7 +62,7 @@ class Pipeline:
         self._head.forget()
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
-        """Forward and backward of a batch; its loss, a sum over target tokens divided by them."""
+        """Run forward and backward of a batch. Returns the mean loss per target token."""
         micro_batches = split(batch, self._num_micro_batches)
         inputs = [(each.inputs, each.mask) for each in micro_batches]
         embedding = EmbeddingStage(self._first, key, inputs, self.timer)
@@ -72,11 +72,11 @@ class Pipeline:
         return head.loss
 
     def step(self, rate: float, clip_norm: float | None) -> float:
-        """Step every part and the head, clipped by the global norm over all of them; its square,
-        before it was clipped."""
+        """Step every part and the head, clipped by the global norm over all of them. Returns the
+        squared global norm before clipping."""
         with self.timer.phase("norms"):
             own = [self._embedding.squared_norm(), *self._segments.squared_norms()]
-            clip_scale(own, clip_norm)  # before a norm that is not finite is sent to the head
+            clip_scale(own, clip_norm)  # raises before a non-finite norm is sent to the head
             norms = [*own, *self._head.exchange_norms(own)]
         with self.timer.phase("step"):
             scale = clip_scale(norms, clip_norm)
@@ -86,7 +86,7 @@ class Pipeline:
         return sum(norms)
 
     def weights(self) -> Tensors:
-        """Weights of all parts here by their names in the whole model."""
+        """Weights of all parts on this unit by their names in the whole model."""
         return self._embedding.weights() | self._segments.weights() | self._head.weights()
 
     def optimizer_state(self) -> Tensors:

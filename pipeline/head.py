@@ -1,4 +1,4 @@
-"""The stage after the last segment: (micro-batch, activation) → loss, gradient."""
+"""The head, the stage after the last segment: (micro-batch, activation) → loss, gradient."""
 
 import threading
 from collections.abc import Sequence
@@ -16,41 +16,42 @@ Answer = tuple[float, Tensor]
 
 
 class PipelineHead(Protocol):
-    """The pipeline's last stage. It may work while the segments do: ``submit`` does not wait."""
+    """The pipeline's last stage. It may compute at the same time as the segments, because
+    ``submit`` does not wait."""
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
-        """A step begins; ``target_tokens`` is the divisor of its losses."""
+        """Begin a step; ``target_tokens`` is the divisor of its losses."""
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """Hand over the last segment's activation."""
+        """Pass the last segment's activation to the head."""
 
     def ready(self, micro_batch: int) -> bool:
         """Whether ``answer`` would return at once."""
 
     def answer(self, micro_batch: int) -> Answer:
-        """Loss of the micro-batch and gradient of its activation; waits for them."""
+        """Wait for the micro-batch's loss and the gradient of its activation, and return them."""
 
     def on_answer(self, arrived: threading.Event) -> None:
-        """Set ``arrived`` whenever an answer has come, if answers come by themselves."""
+        """Set ``arrived`` whenever an answer arrives, if the head answers asynchronously."""
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
-        """Tell the head the parts' squared gradient norms, and get its own."""
+        """Send the parts' squared gradient norms to the head. Returns the head's norms."""
 
     def step(self, rate: float, scale: float) -> None:
-        """Step with the gradients times ``scale``."""
+        """Take an optimiser step with the gradients times ``scale``."""
 
     def weights(self) -> Tensors:
-        """The head's weights by their names in the whole model; empty if it is elsewhere."""
+        """The head's weights by their names in the whole model; empty if it is on the server."""
 
     def optimizer_state(self) -> Tensors:
         """The head's optimiser state, by the same names."""
 
     def forget(self) -> None:
-        """Drop what a step that was given up has left behind."""
+        """Drop the answers and gradients of an aborted step."""
 
 
 class LocalHead:
-    """A head on the control unit itself."""
+    """A head on the control unit."""
 
     def __init__(self, part: HeadPart) -> None:
         self._part = part
@@ -60,7 +61,7 @@ class LocalHead:
         self._key, self._micro_batches, self._tokens = key, micro_batches, target_tokens
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """Compute at once."""
+        """Compute the answer immediately."""
         batch = self._micro_batches[micro_batch]
         generator = self._key.generator(HEAD, micro_batch)
         self._answers[micro_batch] = self._part.answer(
@@ -74,7 +75,7 @@ class LocalHead:
         return self._answers.pop(micro_batch)
 
     def on_answer(self, arrived: threading.Event) -> None:
-        """They do not: ``submit`` computes them."""
+        """Do nothing: ``submit`` computes the answers."""
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         return [self._part.squared_norm()]

@@ -14,14 +14,15 @@ from pipeline.stage import Passed
 class HopCodec:
     """Rounds the first tensor, [b, s, d] of ``dtype``, to ``precision``; others stay unchanged.
 
-    Values are rounded to the nearest; with int8 each row of d values has its own scale.
+    Values are rounded to the nearest. With int8 each row of d values has a separate scale.
     """
 
     precision: Precision
     dtype: torch.dtype
 
     def encode(self, made: Passed) -> Passed:
-        """What travels. Raises ``NonFiniteLossError`` for what cannot be rounded."""
+        """Return the tensors to send. Raises ``NonFiniteLossError`` if a value is not finite and
+        cannot be rounded."""
         return (*encode(made[0], self.precision), *made[1:]) if made else ()
 
     def decode(self, came: Passed) -> Passed:
@@ -33,5 +34,5 @@ class HopCodec:
         return hidden, *came[parts:]
 
     def hop(self, made: Passed) -> Passed:
-        """Both, for a hop within a process."""
+        """Encode and decode, for a hop within a process."""
         return self.decode(self.encode(made)) if made else ()

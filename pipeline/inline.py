@@ -1,4 +1,5 @@
-"""The inline transport: all segments in the control unit's thread, tensors handed over in boxes."""
+"""The inline transport: all segments run in the control unit's thread and share tensors in
+memory."""
 
 from collections.abc import Sequence
 
@@ -38,9 +39,9 @@ def inline_pipeline(
 class InlineSegments:
     """A plan's segments of ``blocks``, the encoder's L parts in order.
 
-    What stages hand over is rounded to ``wire_dtype``, as if it travelled.
+    Tensors between stages are rounded to ``wire_dtype``, as if they were sent over a network.
 
-    Raises ``ConfigError`` for a plan that does not place every block.
+    Raises ``ConfigError`` if the plan does not place every block.
     """
 
     def __init__(
@@ -71,8 +72,8 @@ class InlineSegments:
         segments = [SegmentStage(segment, key, self._timer) for segment in self.segments]
         first, *others = schedule.build(self._schedule, len(segments), num_micro_batches)
         boxes: list[_Box] = [{} for _ in range(len(segments) + 2)]
-        boxes[0] |= {action: () for action in first if action.kind == FORWARD}  # waits for nobody
-        outside: _Box = {}  # in front of the embedding, behind the head
+        boxes[0] |= {action: () for action in first if action.kind == FORWARD}  # needs no input
+        outside: _Box = {}  # for outputs before the embedding and after the head
         around = zip(boxes, [outside, *boxes], [*boxes[1:], outside], strict=False)
         ports = [_Boxes(*each, self._codec) for each in around]
         lists = schedule.passed_on(first), first, *others[:-1]
@@ -98,7 +99,8 @@ class InlineSegments:
 
 
 class _Boxes:
-    """Ports of a stage: it takes from one box, and puts into its neighbours'."""
+    """Ports of a stage: it takes its inputs from one box, and puts outputs in its neighbours'
+    boxes."""
 
     def __init__(self, own: _Box, before: _Box, behind: _Box, codec: HopCodec) -> None:
         self._own, self._before, self._behind, self._codec = own, before, behind, codec

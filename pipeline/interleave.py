@@ -1,4 +1,4 @@
-"""Runs several stages in one thread: of the stages with a ready action, the last one first."""
+"""Run several stages in one thread: the last stage with a ready action goes first."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pipeline.stage import LastStage, Passed, Ports, Stage, run_stage
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """A stage's list of actions, and where its tensors come from and go to."""
+    """A stage, its list of actions, and the ports of its tensors."""
 
     actions: Sequence[Action]
     stage: Stage
@@ -18,7 +18,8 @@ class StageRun:
 
 
 class _Answers:
-    """Ports of the head's backwards: they need its answer, and nothing that is sent here."""
+    """Ports of the head's backward actions, which need the head's answer but no received
+    tensors."""
 
     def __init__(self, last: LastStage, ports: Ports) -> None:
         self._last, self.send = last, ports.send

@@ -6,10 +6,11 @@ from collapipe.batch import IGNORED, Batch
 
 
 def split(batch: Batch, num_micro_batches: int) -> list[Batch]:
-    """m micro-batches, b̂ = b/m (eq. 5) rounded up for the first ones; few samples: one each.
+    """Cut a batch into m micro-batches of b̂ = b/m samples (eq. 5), rounded up for the first ones.
+    With fewer than m samples each micro-batch has one.
 
-    Samples of similar length share a micro-batch, which is padded to its own longest only: their
-    order does not matter to a sum, and padding costs as much as text.
+    Samples of similar length share a micro-batch, which is padded only to its longest sample. This
+    saves computation, and the order of samples does not change the sum of losses.
     """
     count = min(num_micro_batches, batch.num_samples)
     if count == 1:

@@ -33,13 +33,15 @@ Schedule = tuple[tuple[Action, ...], ...]
 
 
 def gpipe(num_segments: int, num_micro_batches: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al. 2019): a segment keeps m micro-batches."""
+    """Return GPipe (Huang et al. 2019): all forwards, then all backwards; a segment keeps m
+    micro-batches."""
     segment = alternate(num_micro_batches, num_micro_batches)
     return (*((segment,) * num_segments), alternate(0, num_micro_batches))
 
 
 def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
-    """One forward, one backward (Narayanan et al. 2019): segment s keeps S + 1 − s at most."""
+    """Return 1F1B (Narayanan et al. 2019): forwards and backwards alternate; segment s keeps at
+    most S + 1 − s micro-batches."""
     return tuple(
         alternate(num_segments - stage, num_micro_batches) for stage in range(num_segments + 1)
     )
@@ -64,7 +66,7 @@ SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
 
 @functools.lru_cache(maxsize=8)  # a batch may have fewer micro-batches than others
 def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
-    """The schedule called ``name``, verified. Raises ``ConfigError`` for an unknown one."""
+    """Build and verify the schedule ``name``. Raises ``ConfigError`` if the name is unknown."""
     if name not in SCHEDULES:
         raise ConfigError(f"pipeline.schedule={name}: must be one of {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[name](num_segments, num_micro_batches)
@@ -73,17 +75,19 @@ def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
 
 
 def splits_backward(name: str) -> bool:
-    """Whether segments under this schedule compute weights' gradients by themselves."""
+    """Whether segments under this schedule compute weight gradients as separate actions."""
     return any(action.kind == WEIGHTS for action in build(name, 1, 1)[0])
 
 
 def passed_on(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Those that neighbours take part in: the list of who stands in front of the first segment."""
+    """Return the actions that exchange tensors with neighbours. This is also the embedding's
+    list."""
     return tuple(action for action in actions if action.kind != WEIGHTS)
 
 
 def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
-    """Whether what ``action`` needs is among the actions ``done`` on each stage."""
+    """Whether all actions on which ``action`` depends are ``done``; ``done`` has a set per
+    stage."""
     if action.kind == FORWARD:
         return stage == 0 or action in done[stage - 1]
     if action.kind == WEIGHTS:
@@ -93,11 +97,11 @@ def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
 
 
 def verify(schedule: Schedule) -> None:
-    """Prove that every stage sees the same micro-batches, that none waits for ever, and that
-    gradients add up in the order of micro-batches.
+    """Check that every stage has the same micro-batches, that no stage waits forever, and that
+    gradients accumulate in the order of micro-batches.
 
-    Raises ``ScheduleError`` naming an unknown, a missing or repeated action, two that are in the
-    wrong order, or each stage's waiting action.
+    Raises ``ScheduleError`` for an unknown, missing or repeated action, for two actions in the
+    wrong order, or for a deadlock.
     """
     _check_complete(schedule)
     _check_order(schedule)
@@ -112,7 +116,7 @@ def verify(schedule: Schedule) -> None:
 
 
 def alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
-    """``ahead`` forwards first, then forward and backward in turn."""
+    """Return ``ahead`` forwards, followed by forwards and backwards in turn."""
     actions = []
     for place in range(num_micro_batches + ahead):
         if place < num_micro_batches:

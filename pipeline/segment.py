@@ -1,4 +1,4 @@
-"""One device's blocks: forward, backward, and the tensors kept between the two."""
+"""One device's blocks: forward, backward, and the tensors that are kept in between."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,8 +13,11 @@ from collapipe.models.weight_gradients import SplitBackward
 
 
 class _Answered(torch.autograd.Function):
-    """A scalar whose gradient by ``hidden`` is ``gradient``: where torch is given a gradient, it
-    imports sympy to compare shapes, 36 MB and a quarter of a second of a fast core."""
+    """A scalar whose gradient with respect to ``hidden`` is ``gradient``.
+
+    It avoids ``hidden.backward(gradient)``, for which torch imports sympy to compare shapes: 36 MB
+    and 0.25 s on a fast core.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, gradient: Tensor) -> Tensor:
@@ -40,14 +43,14 @@ class Segment:
         self._kept: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
-        """Activation [b, s, d] of the last part, on this segment's device, to which inputs are
-        brought; ``mask`` goes to each part that takes one."""
+        """Return the activation [b, s, d] of the last part, on this segment's device. Inputs are
+        moved to that device; each part receives ``mask``."""
         device = self.parts[0].device
         inputs, mask = inputs.to(device), tuple(each.to(device) for each in mask)
         if inputs.is_floating_point():  # token ids have no gradient
             inputs = inputs.detach().requires_grad_()
         compute = partial(self._through, inputs, mask, micro_batch, key)
-        hidden = compute()  # with a graph, even if it is thrown away: bits are those of a kept one
+        hidden = compute()  # always with a graph, so that recomputation gives the same bits
         self._kept[micro_batch] = inputs, compute if self._recompute else lambda: hidden
         return hidden.detach()
 
@@ -61,16 +64,16 @@ class Segment:
         gradient = gradient.to(hidden.device)
         if self._split:
             self._halves[micro_batch] = SplitBackward(hidden, gradient, inputs)
-        elif hidden.requires_grad:  # a frozen embedding has nothing to learn
+        elif hidden.requires_grad:  # False for a frozen embedding
             _Answered.apply(hidden, gradient).backward()  # type: ignore[no-untyped-call]
         return inputs.grad
 
     def weight_gradients(self, micro_batch: int) -> None:
-        """Add what a split backward left."""
+        """Accumulate the weight gradients of a split backward pass."""
         self._halves.pop(micro_batch).accumulate()
 
     def forget(self) -> None:
-        """Drop what a step that was given up has left behind."""
+        """Drop the activations and gradients of an aborted step."""
         self._kept.clear()
         self._halves.clear()
         for part in self.parts:

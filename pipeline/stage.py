@@ -1,4 +1,4 @@
-"""A stage runs its list of actions, in one order, whatever carries its tensors."""
+"""A stage runs its list of actions in order; ports carry its tensors."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -13,32 +13,32 @@ from pipeline.segment import Segment
 from pipeline.timer import PhaseTimer
 
 Passed = tuple[Tensor, ...]
-"""What one stage hands to the next: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s,
-d],) backward; empty where nothing is handed over, or from outside of the pipeline."""
+"""Tensors between stages: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s, d],)
+backward; empty if no tensor is passed."""
 
 
 class Stage(Protocol):
-    """What computes an action."""
+    """Computes the actions of a stage."""
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
         """Return the input of the next stage."""
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
-        """What the stage before it gets."""
+        """Return the input of the previous stage's backward."""
 
 
 class FirstStage(Stage, Protocol):
-    """The stage in front of the first segment."""
+    """The stage before the first segment."""
 
     def forget(self) -> None:
-        """Drop what a step that was given up has left behind."""
+        """Drop the activations and gradients of an aborted step."""
 
 
 class LastStage(Stage, Protocol):
     """The stage after the last segment: forward submits, backward waits for the gradient."""
 
     def ready(self, action: Action) -> bool:
-        """Whether ``action`` would not wait for the answer."""
+        """Whether ``action`` would return without waiting for the answer."""
 
 
 class Ports(Protocol):
@@ -48,10 +48,10 @@ class Ports(Protocol):
         """Whether ``receive`` would return at once."""
 
     def receive(self, action: Action) -> Passed:
-        """What ``action`` needs; waits for it."""
+        """Wait for the input of ``action`` and return it."""
 
     def send(self, action: Action, made: Passed) -> None:
-        """Hand on what ``action`` made; does not wait."""
+        """Send the output of ``action``; does not wait."""
 
 
 def run_stage(actions: Sequence[Action], stage: Stage, ports: Ports) -> Iterator[Action]:
@@ -68,7 +68,7 @@ def run_stage(actions: Sequence[Action], stage: Stage, ports: Ports) -> Iterator
 
 def _run(action: Action, stage: Stage, received: Passed) -> Passed:
     if action.kind == WEIGHTS:
-        assert isinstance(stage, SegmentStage)  # a verified schedule has it on no other
+        assert isinstance(stage, SegmentStage)  # verified: only segments have such actions
         stage.weight_gradients(action.micro_batch)
         return ()
     run = stage.forward if action.kind == FORWARD else stage.backward
@@ -76,7 +76,7 @@ def _run(action: Action, stage: Stage, received: Passed) -> Passed:
 
 
 class EmbeddingStage:
-    """The control unit's embedding, in front of the first segment."""
+    """The control unit's embedding, before the first segment."""
 
     def __init__(
         self, segment: Segment, key: DropoutKey, inputs: Sequence[Passed], timer: PhaseTimer
@@ -113,17 +113,17 @@ class SegmentStage:
     def backward(self, micro_batch: int, received: Passed) -> Passed:
         with self._timer.phase("backward"):
             gradient = self._segment.backward(micro_batch, *received)
-        assert gradient is not None  # activations have one
+        assert gradient is not None  # activations have gradients
         return (gradient,)
 
     def weight_gradients(self, micro_batch: int) -> None:
-        """What a split backward has left to do."""
+        """Accumulate the weight gradients of a split backward pass."""
         with self._timer.phase("backward"):
             self._segment.weight_gradients(micro_batch)
 
 
 class HeadStage:
-    """The control unit's own head, after the last segment."""
+    """The head, after the last segment."""
 
     def __init__(self, head: PipelineHead, timer: PhaseTimer) -> None:
         self._head, self._timer = head, timer

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 class PhaseTimer:
-    """Adds up the seconds spent inside ``timer.phase(name)``. ``began_s`` is when the first phase
-    did, of ``time.perf_counter``."""
+    """Adds up the seconds spent inside ``timer.phase(name)``. ``began_s`` is the start of the first
+    phase by ``time.perf_counter``."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)

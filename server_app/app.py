@@ -1,4 +1,4 @@
-"""The ServerApp: configuration in, a trained model in the run's folder."""
+"""The ServerApp: reads the configuration and writes a trained model to the run's folder."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run a whole training, as Flower calls it."""
+    """Run a whole training; Flower calls this."""
     run_dir = Path(config.run_folder(context.run_config))
     try:
         settings = config.load(context.run_config)
@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     except CollaPipeError as error:
         write_failure(run_dir, error)
         print(f"error: {printable(str(error))}", flush=True)
-        logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it would print where it was raised
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)  # Flower would print a traceback
         raise
 
 
@@ -37,6 +37,6 @@ def _train(grid: Grid, settings: Settings, resume: str | None) -> None:
             raise ConfigError(
                 f"data.{option}={path}: give an absolute path; the apps run in {Path.cwd()}"
             )
-    # What is wrong with these options is said before there is a folder.
+    # Errors in these options must be raised before the run's folder exists.
     _ = settings.planner, settings.server_device, budget_told(settings.privacy)
     train(make_prompt(grid), settings, resume)

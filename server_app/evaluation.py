@@ -1,4 +1,4 @@
-"""What a run evaluates on: the server's rows, the units' own, or both."""
+"""Evaluate a run's model on the server's rows, on the units' rows, or on both."""
 
 from dataclasses import dataclass
 
@@ -19,19 +19,19 @@ from server_app.rounds.strategy import CollaPipeStrategy
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Figures of the server's rows and of the units'; None of those that were not asked for."""
+    """Figures on the server's rows and on the units' rows; None for rows that are not evaluated."""
 
     server: Evaluation | None = None
     units: UnitsEvaluation | None = None
 
     @property
     def bytes_down(self) -> int:
-        """Of weights that units got for it."""
+        """Bytes of the weights that were sent to units for the evaluation."""
         return 0 if self.units is None else self.units.bytes_down
 
     @property
     def first(self) -> Evaluation | None:
-        """The server's, else the units'."""
+        """The evaluation on the server's rows, or else on the units' rows."""
         if self.server is None and self.units is not None and self.units.metric is not None:
             assert self.units.loss is not None
             return Evaluation(self.units.loss, self.units.metric)
@@ -39,10 +39,10 @@ class Evaluated:
 
 
 class RunEvaluator:
-    """Evaluates a run's model as ``evaluation.where`` says.
+    """Evaluates a run's model on the rows that ``evaluation.where`` selects.
 
-    With ``both`` the server evaluates rows apart, as units do, so that the same rows have the same
-    figures. Raises ``DataError`` for rows of the server's that cannot be encoded.
+    If units evaluate, the server evaluates each row apart, as units do, so that equal rows give
+    equal figures. Raises ``DataError`` if the server's rows cannot be encoded.
     """
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -53,8 +53,8 @@ class RunEvaluator:
                 self._on_server[split] = self._evaluator(split, rows)
 
     def evaluate(self, split: Split, strategy: CollaPipeStrategy) -> Evaluated:
-        """The strategy's model as it is by now. Raises ``NonFiniteLossError`` where it diverged on
-        the server's rows."""
+        """Evaluate the strategy's current model. Raises ``NonFiniteLossError`` if its loss on the
+        server's rows is not finite."""
         server = units = None
         if (evaluator := self._on_server.get(split)) is not None:
             server = self._evaluation(evaluator, strategy.model)
@@ -63,7 +63,7 @@ class RunEvaluator:
         return Evaluated(server, units)
 
     def _evaluation(self, evaluator: Evaluator, model: GlobalModel) -> Evaluation:
-        """The average's; where units have models of their own, the mean of theirs."""
+        """Evaluate the average, or if nothing is averaged, the mean over the units' models."""
         if self._settings.framework.aggregate:
             return evaluator.evaluate(self._built(model.weights))
         units = range(self._settings.federation.num_units)

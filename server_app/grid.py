@@ -1,4 +1,4 @@
-"""Grids: Flower's apps in one process, and other grids whose replies are noticed promptly."""
+"""Grids: one that runs Flower's apps in this process, and faster polling for other grids."""
 
 import contextvars
 import itertools
@@ -22,23 +22,23 @@ from server_app.pulling import Replies
 _log = logging.getLogger(__name__)
 _RUN_ID, _SERVER_NODE_ID = 1, 1
 _APP_ERROR, _NODE_UNAVAILABLE = 0, 5  # Flower's codes
-_GRACE_S = 5.0  # for cancelled units to reach their next action
+_GRACE_S = 5.0  # time for cancelled units to reach their next action
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 3.0
-_SHARE = 0.05  # of the time waited so far: the most that looking late adds to a round
+_SHARE = 0.05  # a polling pause is at most this share of the time waited so far
 
 
 class InlineGrid(Grid):
-    """Calls ``client_app`` for each node; a node keeps its state, and does one thing at a time.
+    """Calls ``client_app`` for each node. A node keeps its state and handles one message at a time.
 
-    Tensors of that state are in files, which are gone when the context ends.
-    A node that has not answered when the time is over is cancelled: its work ends at the next
-    action. What ignores that keeps only its own daemon thread, and its node stays busy.
+    Tensors of that state are in files, which are removed when the context ends. A node that has not
+    answered before the timeout is cancelled: its work ends at the next action. If it ignores the
+    cancellation, its daemon thread continues and the node stays busy.
     """
 
     run = Run.create_empty(_RUN_ID)
 
     def __init__(self, client_app: ClientApp, num_nodes: int, run_config: UserConfig) -> None:
-        # Message() reads these; Flower sets them in the processes that it starts itself.
+        # Message() reads these; Flower sets them only in processes that it starts.
         TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
         self._client_app = client_app
@@ -54,8 +54,8 @@ class InlineGrid(Grid):
                 state=RecordDict(),
                 run_config=run_config,
             )
-        self._pushed: dict[str, Future[Message]] = {}  # replies that nobody has pulled
-        self._busy = set[int]()  # nodes that work on a reply
+        self._pushed: dict[str, Future[Message]] = {}  # replies that were not pulled yet
+        self._busy = set[int]()  # nodes that handle a message
         self._ids = itertools.count()
 
     def __enter__(self) -> Self:
@@ -87,14 +87,14 @@ class InlineGrid(Grid):
         return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that are there; each is handed out once."""
+        """Return finished replies; each reply is returned once."""
         done = [key for key in message_ids if key in self._pushed and self._pushed[key].done()]
         return [self._pushed.pop(key).result() for key in done]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Replies within ``timeout`` seconds; the other nodes are cancelled."""
+        """Return the replies within ``timeout`` seconds; the other nodes are cancelled."""
         replies = list[Future[Message]]()
         with cancellable() as scope:
             try:
@@ -104,7 +104,7 @@ class InlineGrid(Grid):
                 late = [reply for reply in replies if not reply.done()]
                 scope.cancel()
                 wait(late, _GRACE_S)
-        # A cancelled unit's reply came too late to count.
+        # A cancelled unit's reply is too late, even if it arrived by now.
         return [reply.result() for reply in replies if reply not in late]
 
     def _start(self, message: Message) -> "Future[Message]":
@@ -126,7 +126,7 @@ class InlineGrid(Grid):
         node_id = message.metadata.dst_node_id
         try:
             answer = self._client_app(message, self._contexts[node_id])
-        except BaseException as error:  # a reply is due whatever ends the call
+        except BaseException as error:  # every message needs a reply
             _log.debug("a unit raised", exc_info=True)
             reason = f"{type(error).__name__}: {error}"
             answer = Message(Error(_APP_ERROR, reason), reply_to=message)
@@ -135,12 +135,10 @@ class InlineGrid(Grid):
 
 
 def make_prompt(grid: Grid) -> Grid:
-    """Let ``grid`` notice replies within a twentieth of the time that they took, and each be that
-    of the node that was asked.
+    """Make ``grid`` detect a reply within 5 % of the time waited, and attribute it to its node.
 
-    Flower's own grids look every 0.1 s (simulated) or every 3 s (deployed), however short a round
-    is. For a node that is gone, or that a message cannot be sent to, Flower answers itself: in its
-    own name, or not at all.
+    Flower's grids poll every 0.1 s (simulated) or 3 s (deployed), even in a short round. If a node
+    has left or cannot be reached, Flower sends an error in its own name, or nothing.
     """
     coming = Replies.of(grid)
     pull = grid.pull_messages if coming is None else coming.pull
@@ -164,7 +162,7 @@ def make_prompt(grid: Grid) -> Grid:
             for reply in pull(list(waiting)) if waiting else ():
                 request = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if request is None:
-                    continue  # of an earlier question
+                    continue  # a reply to an earlier question
                 gone = reply.has_error()
                 replies.append(Message(reply.error, reply_to=request) if gone else reply)
             if not waiting or last:

@@ -1,4 +1,4 @@
-"""Labels that units report: a unit cannot have all others train on labels that it has invented."""
+"""Check reported labels, so that no unit can make the others train on invented labels."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ from collapipe.wire.messages import Failure, RowsReply
 
 
 def unfit_labels(told: Mapping[int, RowsReply], task: Task) -> dict[int, Failure]:
-    """The nodes whose labels the task does not allow, and why.
+    """Return a failure for each node whose labels the task does not allow.
 
-    With listed labels, those that report another. Without, as long as the run has more than
-    ``task.max_labels``, the node with the most labels that no other node reports.
+    With ``task.labels``, these are the nodes that report a label that is not listed. Otherwise the
+    node with the most labels that no other node reports is removed, until at most
+    ``task.max_labels`` labels are left.
     """
     if (listed := task.listed_labels) is not None:
         return {

@@ -1,4 +1,4 @@
-"""Which unit of the run a node is: by its name, or by its number if it has none."""
+"""Map nodes to units of the run: by the node's name, or by its number if it has no name."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from collapipe.wire.messages import Failure
 
 @dataclass
 class Places:
-    """The places of units by their names: a name keeps the place that it had first, with its
-    queues, losses and what checkpoints hold, whatever number its node reports later.
+    """The places of units by their names. A name keeps its first place, with its queues, losses and
+    checkpointed state, even if its node later reports another number.
 
-    On a federation's server the certificate names the node, which cannot choose its name.
-    ``signed`` returns these names by node; None: nodes have no certificates. ``reserved`` are the
-    places of the federation's units, in the order of ``server.yaml``.
+    On a federation's server the node's name is the one in its certificate. ``signed`` returns these
+    names by node; it is None if nodes have no certificates. ``reserved`` are the places of the
+    federation's units, in the order of ``server.yaml``.
 
     ``failed`` nodes sent no usable reply on their rows; the ``barred`` nodes among them take no
     part until they connect again.
@@ -27,33 +27,34 @@ class Places:
     barred: set[int] = field(default_factory=set)
 
     def name(self, place: int) -> str:
-        """Empty if the place is free, or its unit has no name."""
+        """The name at a place; empty if the place is free or its unit has no name."""
         free = {name: own for name, own in self.reserved.items() if name not in self.of}
         return next((name for name, own in [*self.of.items(), *free.items()] if own == place), "")
 
     def called(self, place: int) -> str:
-        """Its name, or else such as ``unit 0``."""
+        """The name at a place, or else a text such as ``unit 0``."""
         return unit_called(place, self.name(place))
 
     def certified(self) -> Mapping[int, str]:
-        """Names by node. Reads and verifies every certificate, so it is called once a question."""
+        """Names by node. This reads and verifies every certificate, so call it once per
+        question."""
         return self.signed() if self.signed else {}
 
     def of_node(self, node: int, certified: Mapping[int, str]) -> str:
-        """The name of a node in a message to users: by its certificate, or else Flower's number."""
+        """The name of a node for messages: from its certificate, or else Flower's number."""
         name = certified.get(node)
         place = None if name is None else self._own(name)
         return (name or f"node {node}") if place is None else self.called(place)
 
     def place(self, node: int, certified: Mapping[int, str]) -> int | None:
-        """The place of a node that has sent nothing usable, by its certificate."""
+        """The place of a node by its certificate alone; None if that gives no place."""
         return self._own(certified.get(node, ""))
 
     def _own(self, name: str) -> int | None:
         return self.of.get(name, self.reserved.get(name))
 
     def check_signed(self, node: int, name: str, certified: Mapping[int, str]) -> None:
-        """Raise ``WireError`` if a node reports another ``name`` than its certificate has."""
+        """Raise ``WireError`` if the reported ``name`` differs from the certificate's name."""
         if self.signed is None:
             return
         signed = certified.get(node)
@@ -63,8 +64,8 @@ class Places:
             raise WireError(f"a node calls itself {name!r}, its certificate is that of {signed}")
 
     def claim(self, name: str, number: int, num_units: int, taken: Container[int]) -> int:
-        """The place of the node that reports ``name`` and ``number``; other nodes have the places
-        that are ``taken``. Raises ``WireError`` if the node has none."""
+        """Return the place of the node that reports ``name`` and ``number``. Raises ``WireError``
+        if the place is out of range, in ``taken``, or belongs to another name."""
         own = self._own(name)
         place = number if own is None else own
         holder, called = self.name(place), name or "a node without a name"

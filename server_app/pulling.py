@@ -1,9 +1,10 @@
-"""Replies pulled from a SuperLink and measured before they become messages.
+"""Pull replies from a SuperLink, and check their size before they become messages.
 
-Flower's own grid waits for minutes if a node announces a part and does not send it. It makes any
-number of bytes of a few, for an array may name the same piece many times. A malformed part ends the
-run, and a reply is believed about its sender. How parts are pulled is Flower's own and no published
-interface: this file alone knows of it.
+Flower's own grid has weaknesses that a node could use. It waits for minutes if a node announces a
+part and does not send it. A few bytes can expand to any size, because an array may name the same
+piece many times. A malformed part ends the run. The sender is taken from the reply itself.
+
+Flower's interface for pulling parts is not published; only this file uses it.
 """
 
 import json
@@ -39,16 +40,16 @@ if TYPE_CHECKING:
 
 _GRIDS = "flwr.superlink.grid.http_grid"
 UNUSABLE = 9
-"""Code of the error in place of a reply that cannot be used; none of Flower's."""
+"""Error code that replaces an unusable reply; Flower does not use this code."""
 _MOST_LATE = 1000  # messages
-_AT_ONCE = 2  # parts, as Flower pulls them
-_SMALL_BYTES = 2**19  # of all parts that are neither texts nor pieces of arrays
+_AT_ONCE = 2  # parts that are pulled at the same time, as in Flower
+_SMALL_BYTES = 2**19  # total limit of parts that are neither texts nor pieces of arrays
 _ITEM, _VALUE, _TEXT = b"\x0a", b"\x0a\x04json\x12", b"*"
 
 
 @dataclass
 class _Coming:
-    """A reply of which some parts may still be on their way to the SuperLink."""
+    """A reply whose parts may not all have reached the SuperLink yet."""
 
     metadata: Metadata
     missing: list[str]
@@ -58,7 +59,7 @@ class _Coming:
 
 @dataclass
 class Replies:
-    """Those to the questions of one ServerApp."""
+    """Pulls the replies to the questions of one ServerApp."""
 
     grid: "HttpGrid"
     _coming: dict[str, _Coming] = field(default_factory=dict)
@@ -66,14 +67,16 @@ class Replies:
 
     @classmethod
     def of(cls, grid: Grid) -> Self | None:
-        """None for a grid whose replies come from this process."""
-        made_of = sys.modules.get(_GRIDS)  # to import it takes seconds
+        """Return None for a grid whose replies come from this process."""
+        made_of = sys.modules.get(_GRIDS)  # importing it would take seconds
         return cls(grid) if made_of and isinstance(grid, made_of.HttpGrid) else None
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Wait no longer for replies to these messages. ``pull`` removes a reply that comes too
-        late from the SuperLink, which would keep it until the run's end. It asks for the last
-        ``_MOST_LATE`` of such messages, so that the request has a bound."""
+        """Stop waiting for replies to these messages.
+
+        The SuperLink would keep late replies until the run's end, so ``pull`` removes them. It asks
+        for the last ``_MOST_LATE`` such messages, so that its request has a bounded size.
+        """
         for key in [*self._coming]:
             self._confirm(key)
         self._late |= dict.fromkeys(message_ids)
@@ -81,8 +84,8 @@ class Replies:
             del self._late[oldest]
 
     def pull(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies to these messages that are whole by now; an error in place of one that cannot
-        be used."""
+        """Return the complete replies to these messages. An error message replaces an unusable
+        reply."""
         asked = {*message_ids}
         wanted = PullAppMessagesRequest(message_ids=[*asked, *self._late])
         found = self.grid._runtime_client.PullMessages(wanted)
@@ -109,7 +112,7 @@ class Replies:
         return replies
 
     def _confirm(self, key: str) -> None:
-        """Let the SuperLink forget a reply."""
+        """Let the SuperLink delete a reply."""
         self._coming.pop(key, None)
         self.grid._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
@@ -118,8 +121,8 @@ class Replies:
         )
 
     def _is_whole(self, coming: _Coming) -> bool:
-        """Fetch what has come since the last look. Raises ``WireError`` for more than the largest
-        reply has."""
+        """Fetch the parts that have arrived; return whether the reply is complete. Raises
+        ``WireError`` if it is larger than the largest expected reply."""
         if len(coming.missing) > reply_limit.MOST_PARTS:
             raise WireError(f"{len(coming.missing):,} parts, at most {reply_limit.MOST_PARTS:,}")
         most = reply_limit.expected.most_bytes
@@ -138,7 +141,8 @@ class Replies:
         return True
 
     def _part(self, key: str) -> bytes:
-        """Empty until it is there."""
+        """Return a part's bytes; empty until it has arrived. Raises ``WireError`` if the SuperLink
+        does not know the part."""
         found = self.grid._runtime_client.PullObject(
             PullObjectRequest(node=self.grid.node, run_id=self.grid.run.run_id, object_id=key)
         )
@@ -148,15 +152,15 @@ class Replies:
 
 
 def _ids(tree: ObjectTree) -> Iterable[str]:
-    """Of all parts; a part comes after its children."""
+    """Yield the ids of all parts of a tree; a part follows its children."""
     for child in tree.children:
         yield from _ids(child)
     yield tree.object_id
 
 
 def _check_parts(parts: dict[str, bytes]) -> None:
-    """Raise ``WireError`` if more would be made of the parts than the largest reply has, or much be
-    parsed for it."""
+    """Raise ``WireError`` if the parts would expand to more than the largest expected reply, or if
+    too many bytes would be parsed."""
     small = made = 0
     for part in parts.values():
         kind, children, _ = get_object_head_values_from_object_content(part)
@@ -174,8 +178,8 @@ def _check_parts(parts: dict[str, bytes]) -> None:
 
 
 def _check_text(body: bytes) -> None:
-    """Raise ``WireError`` unless a record has one text or nothing: of many small values much more
-    would be made. In protobuf that is an item, its value and the text, each up to the end."""
+    """Raise ``WireError`` unless a record is empty or has one text; many small values would expand
+    to much more memory. In protobuf the text ends its value and item, which end the record."""
     at = 0
     for tag in (_ITEM, _VALUE, _TEXT) if body else ():
         if not body.startswith(tag, at):
@@ -186,7 +190,7 @@ def _check_text(body: bytes) -> None:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """The number that protobuf wrote at a place, and the place after it."""
+    """Decode a protobuf varint at an offset. Returns the number and the offset after it."""
     value = 0
     for shift in range(0, 35, 7):
         value |= (body[at] & 127) << shift
@@ -197,13 +201,14 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _made(key: str, coming: _Coming) -> Message:
-    """The reply of the parts, from who sent it. Raises ``WireError``."""
+    """Build the reply from its parts, with the sender in the SuperLink's metadata. Raises
+    ``WireError`` if it is malformed or too large."""
     try:
         _check_parts(coming.parts)
         made = inflate_object_from_contents(key, coming.parts)
     except WireError:
         raise
-    except Exception as error:  # whatever Flower's own code raises for malformed parts
+    except Exception as error:  # Flower's code raises many types for malformed parts
         raise WireError(f"{type(error).__name__}: {one_line(error)}") from error
     if not isinstance(made, Message):
         raise WireError(f"a {type(made).__name__} in place of a message")

@@ -1,29 +1,30 @@
-"""What the server asks of units: how a reply is read, how large it may be, what a bad one costs.
+"""The server's questions to units: how a reply is parsed, its largest size, and the effect of an
+invalid one.
 
-A bad reply (too large, malformed, impossible, a failure or none) costs its unit, which is named
-once, and no other unit:
+A reply is invalid if it is too large, malformed, impossible, a failure or missing. It is logged
+once and affects only its unit:
 
 ============  =====================================================  ===============================
-question      largest reply                                          a bad reply costs its unit
+question      largest reply                                          an invalid reply excludes from
 ============  =====================================================  ===============================
 rows          ``MOST_LABELS`` labels, and if asked ``MOST_WORDS``    the start; it is asked for its
               words                                                  state before each round
 state         a state of 128 devices and 20,000 channels             rounds, until a usable reply
 frozen        no content                                             rounds, until a usable reply
 restore       no content                                             rounds, until a usable reply
-train         weights as sent in the planned precision, the head's   the round
-              optimiser state if it travels, a report of the steps
-evaluate      the metric's counts                                    its part of the evaluation
-keep          optimiser state and residuals of the model, at most    its part of the checkpoint
-              the rows that the run's steps can have read
+train         weights in the planned precision, the head's           the round
+              optimiser state if it is sent, a report of the steps
+evaluate      the metric's counts                                    the evaluation
+keep          optimiser state and residuals of the model, and at     the checkpoint
+              most the rows that the run's steps can have read
 mask_keys     two keys and a signature                               the round
 mask_shares   a sealed share and two digests for each unit           the round
 survivors     a confirmation for each survivor                       the round
 unmask        a share for each unit of the round                     the round
 ============  =====================================================  ===============================
 
-``check_size`` measures a reply before any of it is parsed: parsing JSON may take 60 times its
-memory.
+``check_size`` measures a reply before it is parsed, because parsing JSON can take 60 times its
+size in memory.
 """
 
 import re
@@ -55,21 +56,21 @@ from collapipe.wire.messages import (
 from collapipe.wire.parts import NAME_BYTES
 
 T = TypeVar("T")
-# A string may be unterminated: then it ends with the text, or each of its quotes would start anew.
+# An unterminated string ends with the text; else each of its quotes would start a new match.
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_HEAD_BYTES = 2**12  # of an array record, beside its tensors
-_ENVELOPE_BYTES = 2**16  # of Flower's objects around a reply's texts and arrays
-_STATE_VALUES = 2**17  # of a state of 20,000 channels, and a unit's payloads
-_LABEL_BYTES, _WORD_BYTES = 2**10, 2**6  # with its count; words on average
-_STEP_BYTES, _ACTION_BYTES = 64, 128  # of two numbers as JSON, and of four
-_PEER_BYTES = 2**9  # of a unit's number and what goes to it
-_COUNTS = 2**7  # of a metric without labels
+_HEAD_BYTES = 2**12  # an array record without its tensors
+_ENVELOPE_BYTES = 2**16  # Flower's objects around a reply's texts and arrays
+_STATE_VALUES = 2**17  # JSON values of a state with 20,000 channels and a unit's payloads
+_LABEL_BYTES, _WORD_BYTES = 2**10, 2**6  # each with its count; a word's size is an average
+_STEP_BYTES, _ACTION_BYTES = 64, 128  # two numbers as JSON, and four
+_PEER_BYTES = 2**9  # a unit's number and its entry
+_COUNTS = 2**7  # counts of a metric without labels
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a reply may be: bytes of its JSON in UTF-8, JSON values in that, and the bytes of
-    each of its array records by their names."""
+    """The largest size of a reply: bytes of its JSON in UTF-8, number of JSON values, and bytes of
+    each of its array records by name."""
 
     json_bytes: int = 0
     values: int = 0
@@ -77,13 +78,14 @@ class Size:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole reply as Flower sends it, at most."""
+        """The largest size in bytes of the whole reply as Flower sends it."""
         return self.json_bytes + sum(self.arrays.values()) + _ENVELOPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[T]):
-    """A kind of message, how its reply is read, and the ``size`` of the largest reply."""
+    """A kind of message, the function that parses its reply, and the largest ``size`` of the
+    reply."""
 
     kind: str
     unpack: Callable[[RecordDict], T]
@@ -95,7 +97,7 @@ FAILURE = Size(2**14, 2**6)
 
 
 def rows(words: bool) -> Question[RowsReply]:
-    """``words``: whether the unit sends the words of its rows."""
+    """Ask for a summary of training rows; ``words`` requests the words of the rows, too."""
     json_bytes = records.REPLY_BYTES + MOST_LABELS * _LABEL_BYTES
     values = MOST_LABELS + _COUNTS
     if words:
@@ -116,8 +118,8 @@ def restore() -> Question[dict[str, Tensors]]:
 
 
 def train(steps: int, traced: int, arrays: Mapping[str, int]) -> Question[TrainReply]:
-    """A round of so many local ``steps``, with ``traced`` actions of devices; ``arrays``: bytes of
-    the weights, and of the state of a head's optimiser."""
+    """Ask for a round of local ``steps`` with at most ``traced`` actions of devices. ``arrays`` has
+    the bytes of the weights and of the head's optimiser state."""
     json_bytes = records.REPLY_BYTES + steps * _STEP_BYTES + traced * _ACTION_BYTES
     values = _STATE_VALUES + 2 * steps + 5 * traced
     return Question(records.TRAIN, records.unpack_reply, Size(json_bytes, values, arrays))
@@ -130,7 +132,7 @@ def evaluate(num_labels: int) -> Question[EvaluateReply]:
 
 
 def keep(groups: Mapping[str, int]) -> Question[dict[str, Tensors]]:
-    """``groups``: bytes of each group that the unit may keep."""
+    """Ask for a unit's state; ``groups`` has the largest size in bytes of each group."""
     return Question(records.KEEP, records.unpack_groups, Size(0, 0, groups))
 
 
@@ -157,13 +159,13 @@ def _for_each(num_units: int) -> Size:
 
 
 def tensors_bytes(tensors: Tensors) -> int:
-    """Bytes of an array record with tensors like these, at most."""
+    """Return the largest size in bytes of an array record with tensors like these."""
     return records.num_bytes(tensors) + NAME_BYTES * len(tensors) + _HEAD_BYTES
 
 
 def check_size(content: RecordDict, most: Size) -> None:
-    """Raise ``WireError`` for a reply that is larger than ``most`` or has other records than a
-    reply to the question can have; a ``Failure`` has a size of its own. Nothing is parsed."""
+    """Raise ``WireError`` if a reply is larger than ``most`` or has unexpected records. A
+    ``Failure`` has a separate limit. Nothing is parsed."""
     most = FAILURE if Failure.__name__ in content else most
     if len(content) > 1 + len(most.arrays):
         raise WireError(f"a reply of {len(content):,} records, at most {1 + len(most.arrays):,}")
@@ -192,7 +194,7 @@ def _check_text(record: ConfigRecord, most: Size) -> None:
 
 
 def _num_values(text: str) -> int:
-    """How many values a JSON text has, at most, counted without parsing it."""
+    """Return an upper bound of the number of values in a JSON text, without parsing it."""
     rest = _STRING.sub("", text)
     return 1 + sum(map(rest.count, ",[{"))
 

@@ -1,20 +1,21 @@
-"""What the server's log says of strangers."""
+"""Log refused callers, each of them once."""
 
 import logging
 
 from collapipe.errors import one_line
 
-_MOST = 1000  # strangers that are named: they choose how many they are
+_MOST = 1000  # callers in the log; a limit, because callers can choose many names
 
 
 class Refusals:
-    """Says once of each stranger that it was refused, in the ``log``."""
+    """Writes one line to the ``log`` for each caller that was refused."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log, self._said = log, set[str]()
 
     def note(self, who: str, why: str) -> None:
-        """Such as an address or a key, of no secret; both may have a stranger's words in them."""
+        """Log that ``who``, such as an address or a key's fingerprint, was refused, and ``why``.
+        Both may contain the caller's text."""
         said = one_line(f"{who} is refused: {why}")
         if said in self._said or len(self._said) == _MOST:
             return

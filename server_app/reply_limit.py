@@ -1,19 +1,19 @@
 """The size of the largest reply that the server expects now.
 
-The SuperLink's guard and the grid that pulls replies need it before replies are read.
+The SuperLink's guard and the grid that pulls replies need this size before they read a reply.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_PARTS = 10_000
-"""Parts of a reply, at most."""
+"""The largest number of parts of a reply."""
 
 
 @dataclass
 class Expected:
-    """Of a run's last question: its number, and the most bytes of a reply to it or to an earlier
-    one, which may be late. ``note`` tells the SuperLink's guard of both."""
+    """The number of a run's last question, and the largest size in bytes of a reply to any question
+    so far, because replies may be late. ``note`` passes both to the SuperLink's guard."""
 
     question: int = 0
     most_bytes: int = 0
@@ -21,11 +21,11 @@ class Expected:
 
 
 expected = Expected()
-"""Of this process, which is one run's ServerApp."""
+"""The limit of this process, which is one run's ServerApp."""
 
 
 def expect(most_bytes: int) -> None:
-    """Say before a question is sent how large the largest reply to it is."""
+    """Set the largest reply size of a question before it is sent."""
     expected.question += 1
     expected.most_bytes = max(expected.most_bytes, most_bytes)
     expected.note(expected.question, expected.most_bytes)

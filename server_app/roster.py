@@ -1,4 +1,4 @@
-"""Which units take part in a run's rounds, which rest, and which are left out."""
+"""Record which units take part in a run's rounds, and which are suspended or excluded."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,8 +17,7 @@ from collapipe.state import ClusterState, unknown_cluster
 from collapipe.wire.messages import Failure
 
 ABSENT, SILENT, SPENT = "Absent", "Timeout", BudgetSpentError.__name__
-"""Kinds of failures of a unit that has left, of one that does not answer, and of one whose owner
-allows no further round."""
+"""Kinds of failures: the unit has left, does not answer, or its owner allows no further round."""
 AWAY = ABSENT, SILENT, SPENT
 NOT_ASKED = "NotAsked"
 _LONGEST_PAUSE = 32  # rounds
@@ -27,7 +26,7 @@ Reported = ClusterState | Failure
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How many times in a row something has failed, and the first round to try it again."""
+    """How many times in a row a unit or node has failed, and the first round to try it again."""
 
     times: int = 0
     until: int = 0
@@ -39,20 +38,22 @@ class Pause:
 
 @dataclass
 class Silences:
-    """Whom to ask a question of one kind that takes everybody's time if one unit is silent, such
-    as for a checkpoint: a unit that was silent is not asked 0, 1, 3, … further times, at most 31.
+    """Decides which units are asked a question for which all units wait, such as for a checkpoint.
+
+    A unit that was silent 1, 2, 3, … times in a row is not asked the next 0, 1, 3, … times, at most
+    31.
     """
 
     _calls: dict[int, Pause] = field(default_factory=dict)
     _count: int = 0
 
     def due(self, units: Collection[int]) -> set[int]:
-        """The units that are asked this time."""
+        """Return the units to ask this time; call it once per question."""
         self._count += 1
         return {unit for unit in units if self._count >= self._calls.get(unit, Pause()).until}
 
     def note(self, unit: int, answer: object) -> None:
-        """A unit that was asked this time gave this answer."""
+        """Record the answer of a unit that was asked this time."""
         pause = self._calls.pop(unit, Pause())
         if isinstance(answer, Failure) and answer.kind == SILENT:
             self._calls[unit] = pause.longer(self._count)
@@ -60,26 +61,26 @@ class Silences:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """All that is known of who takes part; N units, by their numbers.
+    """The participation of N units, by their numbers.
 
-    A unit is left out if it has missed ``federation.miss_limit`` rounds in a row, or at once if its
-    owner allows no further round. It is asked again after a while, ever more seldom. A unit that
-    answers and fails is not left out: it rests, ever longer, so that it neither ends everybody's
-    run nor takes the place of others in each round.
+    A unit is excluded if it has missed ``federation.miss_limit`` rounds in a row, or at once if its
+    owner allows no further round. It is asked again after pauses that grow. A unit that answers
+    and fails is suspended instead, for pauses that grow, so that it neither ends the run nor
+    occupies a place in each round.
 
     Attributes
     ----------
     reported
-        The cluster that each unit reported last; a ``Failure`` leaves the unit out.
+        The cluster that each unit reported last; a ``Failure`` excludes the unit.
     last
-        The last round of which it is known who was absent.
+        The last round whose absences were recorded.
     missed
         Rounds in a row that a unit has missed. A round counts once, though a unit may miss its
         training and its checkpoint.
     calls
-        When each unit that is left out is asked again.
+        When each excluded unit is asked again.
     failed
-        When each unit that has failed its last rounds may take part again.
+        When each suspended unit may take part again.
     causes
         All failures since any unit finished a round.
     """
@@ -93,12 +94,12 @@ class Roster:
 
     @property
     def excluded(self) -> dict[int, Failure]:
-        """The units that are left out, and why."""
+        """The excluded units and the reasons."""
         return {unit: each for unit, each in enumerate(self.reported) if isinstance(each, Failure)}
 
     @property
     def clusters(self) -> tuple[ClusterState, ...]:
-        """Each unit's cluster; one that can hold no block for a unit that is left out."""
+        """Each unit's cluster; an excluded unit has a cluster that can hold no block."""
         return tuple(
             each if isinstance(each, ClusterState) else unknown_cluster(unit)
             for unit, each in enumerate(self.reported)
@@ -106,23 +107,23 @@ class Roster:
 
     @property
     def absent(self) -> set[int]:
-        """Units that have missed the last round."""
+        """Units that missed the last round."""
         return {unit for unit, rounds in self.missed.items() if self.last in rounds}
 
     def updated(self, reported: Mapping[int, Reported]) -> Self:
-        """The roster after units have reported their clusters, or were left out."""
+        """Return the roster with new reports of units: clusters, or failures that exclude."""
         return replace(
             self,
             reported=tuple(reported.get(unit, old) for unit, old in enumerate(self.reported)),
         )
 
     def due(self, round_: int) -> list[int]:
-        """Units that are left out and should be asked before this round."""
+        """Excluded units that should be asked before this round."""
         return [unit for unit in self.excluded if round_ >= self.calls.get(unit, Pause()).until]
 
     def called(self, round_: int, silent: Iterable[int], reported: Mapping[int, Reported]) -> Self:
-        """The roster after units that were left out were asked before a round, and some were
-        ``silent``."""
+        """Return the roster after excluded units were asked before a round: some ``reported``, and
+        some were ``silent``."""
         return replace(
             self.updated(reported),
             missed={unit: each for unit, each in self.missed.items() if unit not in reported},
@@ -136,8 +137,8 @@ class Roster:
         present: Collection[int],
         miss_limit: int,
     ) -> Self:
-        """The roster after units failed, or were ``present``, in a round; a failure of a unit that
-        answers is no absence."""
+        """Return the roster after a round in which units failed or were ``present``. A failure of a
+        unit that answered does not count as an absence."""
         missed = {unit: each for unit, each in self.missed.items() if unit not in present}
         left_out = dict[int, Failure]()
         for unit, failure in failures.items():
@@ -151,7 +152,7 @@ class Roster:
     def after_failures(
         self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
     ) -> Self:
-        """The roster after units that answer have failed a round, or ``finished`` it."""
+        """Return the roster after units answered with a failure, or ``finished`` the round."""
         failed = {unit: pause for unit, pause in self.failed.items() if unit not in finished}
         for unit, failure in failures.items():
             if failure.kind not in AWAY:
@@ -160,7 +161,7 @@ class Roster:
         return replace(self, failed=failed, causes=causes)
 
     def resting(self, round_: int) -> dict[int, str]:
-        """Units that take no part in this round, and why; empty if every unit would rest."""
+        """Suspended units and the reasons; empty if every unit would be suspended."""
         present = self._present
         units = [unit for unit, pause in self.failed.items() if round_ < pause.until]
         units = [unit for unit in units if unit in present]
@@ -173,11 +174,10 @@ class Roster:
         }
 
     def check(self, round_: int, called: Called) -> None:
-        """Raise what ends the run if all units that are present have failed, one after the other,
-        since any has finished a round.
+        """Raise an error if each present unit has failed since any unit last finished a round.
 
-        The error is ``NonFiniteLossError`` or ``StorageError`` if all of them failed by it, else
-        ``RoundFailedError``.
+        The error is ``NonFiniteLossError`` or ``StorageError`` if it is the cause of all failures,
+        else ``RoundFailedError``.
         """
         if self._present <= self.causes.keys():
             raise _nobody_finished(round_, self.causes, called)

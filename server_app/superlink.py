@@ -1,11 +1,13 @@
-"""Flower's SuperLink, of which other machines reach no more than nodes need.
+"""Flower's SuperLink behind a guard: other machines can only reach the interface for nodes.
 
-A SuperLink has one port for nodes, for who submits runs and for its own apps, and asks only nodes
-who they are: whoever reaches it could submit a run, which is code. Here a request from another
-machine gets no further than the nodes' part, and there only with the signature of a unit that was
-admitted: Flower reads a whole request before it asks who sent it. Who submits does so on this
-machine, or comes through a tunnel of ssh. ``python -m server_app.superlink PARENT OPTIONS…`` takes
-the options of ``flower-superlink`` and ends with the process PARENT.
+A SuperLink has a single port for nodes, for users who submit runs, and for its own apps, and it
+authenticates only nodes. Anyone who reaches the port could therefore submit a run, which is code.
+The guard restricts requests from other machines to the nodes' interface, and requires the signature
+of an admitted unit. It checks the signature first, because Flower reads a whole request before it
+authenticates the sender. Users submit runs on this machine or through an SSH tunnel.
+
+``python -m server_app.superlink PARENT OPTIONS…`` takes the options of ``flower-superlink`` and
+ends with the process PARENT.
 """
 
 import asyncio
@@ -68,29 +70,28 @@ _FLEET = "/v1/fleet/"
 _METRICS = "/metrics"
 _NUMBER, _MARK = re.compile(r"[0-9]{1,20}"), re.compile(r"\.[0-9a-f]{32}")
 _PUSHES = "/v1/fleet/push-messages", "/v1/fleet/push-object"  # a reply, and its parts
-_MOST_BYTES = 80 * 2**20  # of a part of a reply: words of rows are one part, arrays many of 5 MiB
-_SMALL_BYTES = 2**20  # of another request, and of replies while no run has asked anything
-_HEAD_BYTES = 2**20  # of a part, up to its first zero: Flower splits it into up to 27 times that
-_MOST_LEVELS = 16  # of the tree of a message's parts; Flower's own have 5
-_HEAD_S = 60.0  # from a connection to the end of its first request's head
-_SHARE = 2  # times the largest reply: what a node may send of it, for a broken push is repeated
+_MOST_BYTES = 80 * 2**20  # a part of a reply: all words of rows are one part; arrays use 5 MiB ones
+_SMALL_BYTES = 2**20  # any other request, and replies before any run has asked a question
+_HEAD_BYTES = 2**20  # a part's head, up to its first zero; Flower expands it up to 27 times
+_MOST_LEVELS = 16  # levels in the tree of a message's parts; Flower's messages have 5
+_HEAD_S = 60.0  # time from a connection to the end of its first request's head
+_SHARE = 2  # a node may send this multiple of the largest reply, because it repeats broken pushes
 
 
 class NodesAlone:
-    """Passes on to ``app`` what comes from this machine, and what admitted units ask.
+    """Forwards requests from this machine and from admitted units to ``app``.
 
-    Tells who knows the fingerprint of a unit's key whether the unit is among the nodes that
-    ``folder`` has, and which versions are here. For each question a node can send at most
-    ``_SMALL_BYTES`` and ``_SHARE`` times the largest reply to any question of the run so far, and
-    nothing but replies of its own. On this machine the guard hands out the metrics of the last
-    round, and folders of runs: who may submit runs could read them anyhow. The log says once of
-    each stranger that it was refused.
+    Any caller can ask whether a key's fingerprint is admitted in ``folder``, and which versions run
+    here. For each question a node can send at most ``_SMALL_BYTES`` plus ``_SHARE`` times the
+    largest reply to any question so far. It can only send replies in its own name. Callers on this
+    machine can also fetch the last round's metrics and runs' folders; as they may submit runs, they
+    could read these anyway. The log names each refused caller once.
     """
 
     def __init__(self, app: ASGIApp, folder: ServerFolder) -> None:
         self._app, self._folder, self._refusals = app, folder, Refusals(_log)
-        self._questions: object = None  # that were the last when bytes were counted
-        self._sent = Counter[str]()  # bytes of replies to these, by the senders' keys
+        self._questions: object = None  # the last questions when bytes were counted
+        self._sent = Counter[str]()  # bytes of replies to these questions, by the sender's key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -114,9 +115,9 @@ class NodesAlone:
         await answer(scope, receive, send)
 
     async def _control(self, method: str, question: bytes) -> Response:
-        """Flower's own answer to ``question``, which is JSON of the fields of a request to this
-        ``method`` of its Control API, such as ``list-nodes``: commands on this machine ask without
-        Flower's libraries, whose import takes seconds."""
+        """Forward a request in JSON to a ``method`` of Flower's Control API, such as
+        ``list-nodes``, and return Flower's answer as JSON. Commands on this machine use this to
+        avoid importing Flower, which takes seconds."""
         kind = "".join(word.capitalize() for word in method.split("-"))
         try:
             request = json_format.Parse(question, getattr(control_pb2, f"{kind}Request")())
@@ -133,9 +134,10 @@ class NodesAlone:
         return JSONResponse(json_format.MessageToDict(told, preserving_proto_field_name=True))
 
     def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
-        """Before anything is read of a request but its head."""
+        """Check a request by its head, before its body is read. Returns the app that answers a
+        refused request or checks its body; None if the request may pass."""
         known = self._known()
-        if known is None:  # which nodes take for a reason to try again
+        if known is None:  # nodes try again after 503
             return PlainTextResponse("units are being admitted", 503)
         key = _shown(headers)
         if key is None or fingerprint(key) not in known or not _has_signed(key, headers):
@@ -158,8 +160,8 @@ class NodesAlone:
         return None
 
     def _has_room(self, key: str, size: int) -> bool:
-        """Count the bytes that a node has sent since the last question of any run; whether they are
-        no more than the replies can have, as the ServerApps of the runs have noted."""
+        """Count the bytes that a node has sent since the last question of any run. Returns whether
+        they are within the limit, which the runs' ServerApps have noted."""
         expected = self._folder.expected_replies()
         if self._questions != expected:
             self._questions, self._sent = expected, Counter()
@@ -168,12 +170,14 @@ class NodesAlone:
         return self._sent[key] <= most
 
     def _known(self) -> dict[str, object] | None:
-        """Admitted units by the fingerprints of their keys; None while the server starts."""
+        """Nodes of admitted units by the fingerprints of their keys; None while the server
+        starts."""
         nodes = self._folder.flower_home / NODES
         return dict(json.loads(nodes.read_text())) if nodes.exists() else None
 
     def _told(self, scope: Scope, key: str) -> dict[str, object]:
-        """``admitted`` is None while the server starts."""
+        """Return the versions, and whether ``key`` is ``admitted`` (None while the server
+        starts)."""
         versions = {"collapipe": collapipe.__version__, "flwr": flwr.__version__}
         known = self._known()
         if known is not None and key not in known:
@@ -183,7 +187,7 @@ class NodesAlone:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Passes on to ``app`` a request if its body passes ``check``; answers ``refusal`` if not."""
+    """Forwards a request to ``app`` if its body passes ``check``; else answers ``refusal``."""
 
     app: ASGIApp
     check: Callable[[bytes], bool]
@@ -207,8 +211,11 @@ class _Checked:
 
 
 def _are_own_replies(node: str, body: bytes) -> bool:
-    """Flower checks which node sends a request, but not whose messages are in it: a node could send
-    other nodes the server's questions, or replies in their names."""
+    """Whether all messages in a request are replies of the node that sends it.
+
+    Flower checks the sender of the request, but not of its messages: a node could send questions
+    in the server's name, or replies in other nodes' names.
+    """
     try:
         messages = PushMessagesRequest.FromString(body).messages_list
     except DecodeError:
@@ -218,7 +225,8 @@ def _are_own_replies(node: str, body: bytes) -> bool:
 
 
 def _has_short_head(body: bytes) -> bool:
-    """A head lists the parts below a part; 2**20 bytes list more than a reply may have."""
+    """Whether a part's head ends within ``_HEAD_BYTES``. The head lists the part's children; this
+    size suffices for the largest allowed reply."""
     try:
         part = PushObjectRequest.FromString(body).object_content
     except DecodeError:
@@ -227,13 +235,13 @@ def _has_short_head(body: bytes) -> bool:
 
 
 def _named(key: EllipticCurvePublicKey) -> str:
-    """A key in the log."""
+    """The text for a key in the log."""
     return f"key {fingerprint(key)}"
 
 
 def _run(folder: ServerFolder, number: str, mark: str) -> Response:
-    """The run's folder as an archive; nothing where who asks has put the ``mark`` there, and so has
-    the folder."""
+    """Return the run's folder as an archive. If the folder has the caller's file ``mark``, the
+    caller can read it directly, and the answer is empty (204)."""
     run_dir = folder.run_dir(number) if _NUMBER.fullmatch(number) else None
     if run_dir is None or not run_dir.is_dir():
         return PlainTextResponse("the server knows no folder of this run", 404)
@@ -246,7 +254,7 @@ def _run(folder: ServerFolder, number: str, mark: str) -> Response:
 
 
 def _shown(headers: Headers) -> EllipticCurvePublicKey | None:
-    """The key that a request shows, which need not be its sender's."""
+    """The public key in a request's header, which need not belong to the sender."""
     try:
         key = load_pem_public_key(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]))
     except (KeyError, *UNREADABLE):
@@ -255,7 +263,7 @@ def _shown(headers: Headers) -> EllipticCurvePublicKey | None:
 
 
 def _has_signed(key: EllipticCurvePublicKey, headers: Headers) -> bool:
-    """Whether the key signed the request's time; Flower compares that time."""
+    """Whether the key has signed the request's timestamp; Flower checks that the time is recent."""
     try:
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER])
         key.verify(signature, headers[TIMESTAMP_HEADER].encode(), ECDSA(SHA256()))
@@ -275,7 +283,8 @@ def _is_own(scope: Scope) -> bool:
 
 
 def _all_addresses() -> dict[str, str]:
-    """Where uvicorn listens besides 0.0.0.0: where this machine has IPv6, an empty host is both."""
+    """Return uvicorn's option to listen on IPv4 and IPv6 (an empty host) if this machine has
+    IPv6."""
     try:
         socket.create_server(("::", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -284,8 +293,10 @@ def _all_addresses() -> dict[str, str]:
 
 
 class _PromptHead(H11Protocol):
-    """Closes a connection without the head of a request: uvicorn waits for the first without end,
-    and so strangers could use up the process's files."""
+    """Closes a connection whose first request has no complete head after ``_HEAD_S``.
+
+    Uvicorn waits for it without a limit, so unknown callers could exhaust the process's open files.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -299,14 +310,14 @@ class _PromptHead(H11Protocol):
 def _run_guarded(
     run: Callable[..., None], folder: ServerFolder, app: ASGIApp, **options: Any
 ) -> None:
-    # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
-    # takes heads of any length.
+    # Headers of proxies are ignored, because any caller could forge them. h11 limits the length of
+    # a request's head; uvicorn's other parser does not.
     own = {"proxy_headers": False, "access_log": False, "http": _PromptHead, "ws": "none"}
     run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
 
 
 class _Walk(threading.local):
-    """How far a thread has walked through the tree of a message's parts."""
+    """The numbers of nodes and levels that a thread has visited in a tree of parts."""
 
     nodes = levels = 0
 
@@ -317,12 +328,12 @@ _walk = _Walk()
 def _bounded(
     get_object_tree: Callable[[InMemoryObjectStore, str], ObjectTree],
 ) -> Callable[[InMemoryObjectStore, str], ObjectTree]:
-    """Flower's ``get_object_tree``, which raises ``NoObjectInStoreError`` for a tree of more than
-    ``MOST_PARTS`` nodes or ``_MOST_LEVELS`` levels: Flower then drops the message.
+    """Limit Flower's ``get_object_tree`` to ``MOST_PARTS`` nodes and ``_MOST_LEVELS`` levels.
+    A larger tree raises ``NoObjectInStoreError``, and Flower drops the message.
 
     Flower 1.41 and 1.42 keep a part's children from the first message that names the part, and
-    list them again wherever another part names it: a few kilobytes make 2 to the power of 99 nodes,
-    or more levels than the reader of the answer takes.
+    repeat them for every other part that names it. A few kilobytes can thus expand to 2**99 nodes,
+    or to more levels than the receiver can parse.
     """
 
     def bounded(store: InMemoryObjectStore, object_id: str) -> ObjectTree:
@@ -334,7 +345,7 @@ def _bounded(
             )
         _walk.levels += 1
         try:
-            return get_object_tree(store, object_id)  # which calls this again for each child
+            return get_object_tree(store, object_id)  # calls ``bounded`` again for each child
         finally:
             _walk.levels -= 1
 
@@ -342,9 +353,9 @@ def _bounded(
 
 
 def main() -> None:
-    """Run a SuperLink until it is asked to end, or its parent has ended."""
+    """Run a SuperLink until it receives a signal or its parent process ends."""
     end_with_parent(int(sys.argv.pop(1)))
-    if (folder := own_folder()) is not None:  # else a simulation's, which listens on loopback
+    if (folder := own_folder()) is not None:  # a simulation's SuperLink listens only on loopback
         uvicorn.run = partial(_run_guarded, uvicorn.run, folder)
         trees = _bounded(InMemoryObjectStore.get_object_tree)
         InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign, assignment]

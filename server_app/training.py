@@ -1,4 +1,4 @@
-"""A whole run on the server: rounds, evaluation, and what is written down of them."""
+"""A whole run on the server: rounds, evaluation and records."""
 
 import logging
 import time
@@ -53,17 +53,17 @@ _log = logging.getLogger(__name__)
 
 
 def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
-    """Train, evaluate and save; the run's folder is complete whatever ends the run.
+    """Train, evaluate and save. The run's folder is complete even if the run ends with an error.
 
-    ``resume`` names the checkpoint that the run in the folder goes on from; None: a new run. Raises
-    what ended it early: a ``CollaPipeError`` or ``KeyboardInterrupt``.
+    ``resume`` names the checkpoint from which the run in the folder is resumed; None begins a new
+    run. Raises the ``CollaPipeError`` or ``KeyboardInterrupt`` that ended the run early.
     """
     torch.set_num_threads(settings.pipeline.threads)
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # rounds are told in our own lines
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # this package prints its own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked(), _placed(grid, folder) as places:
         if settings.evaluates_on_server:
-            load_server_rows(settings)  # what cannot be read is said now
+            load_server_rows(settings)  # raises early if the rows cannot be read
         checkpoint, known = None, None
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
@@ -73,7 +73,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         units = Units(grid, settings.federation, places=places)
         told = units.rows(known is None, settings.task)
         tokenizer = make_tokenizer(settings, told.values()) if known is None else known
-        # all units' words may be as large as the model
+        # the words of all units may need as much memory as the model
         told = {unit: replace(reply, words={}) for unit, reply in told.items()}
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
@@ -100,8 +100,11 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
 
 @contextmanager
 def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
-    """The places of a run's units. A federation's server notes the run and how large replies may
-    be, names units by their keys, and has a place for each."""
+    """Yield the places of a run's units.
+
+    A federation's server also records the run and its reply limits, names units by their
+    certificates, and reserves a place for each unit.
+    """
     server = own_folder()
     if server is None:
         yield Places()
@@ -117,13 +120,13 @@ def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
 
 
 def _own_tokenizer(folder: RunFolder) -> Tokenizer | None:
-    """Of the units that there were when the run began."""
+    """Read the tokeniser that was made when the run began; None if there is no such file."""
     model = folder.path / "model"
     return read_tokenizer(model) if (model / "tokenizer.json").exists() else None
 
 
 def _warn(settings: Settings) -> None:
-    """Of what is allowed, and hardly meant."""
+    """Warn about settings that are allowed but probably unintended."""
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(
             "adapter=lora: the model's weights are random and stay so; begin with trained ones "
@@ -138,7 +141,7 @@ def _warn(settings: Settings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """Where a run's rounds are written down, and where a person sees them."""
+    """A run's log on disk, and its progress on the console."""
 
     log: RunLog
     progress: RunProgress
@@ -146,7 +149,7 @@ class _Records:
 
 @dataclass
 class _Run:
-    """The rounds of a run that are left, with its records and checkpoints."""
+    """Runs the remaining rounds of a run, with records and checkpoints."""
 
     settings: Settings
     folder: RunFolder
@@ -161,7 +164,7 @@ class _Run:
 
     def train(self, grid: Grid) -> None:
         """Train, then evaluate on the test rows."""
-        # Rows that cannot be encoded are found now.
+        # Raises early if rows cannot be encoded.
         evaluator = RunEvaluator(self.settings, self.tokenizer)
         federation = self.settings.federation
         steps = federation.num_units * federation.local_steps
@@ -189,7 +192,7 @@ class _Run:
         self.history.bytes_down += evaluated.bytes_down
 
     def plan(self, grid: Grid) -> None:
-        """Decide the rounds and count what they cost; nothing is trained."""
+        """Plan the rounds and compute their cost without training."""
         federation = self.settings.federation
         units = Units(grid, federation, self.tokenizer.pack(), {}, self.places)
         scheduler = Scheduler(self.settings, self.places.name)
@@ -204,7 +207,7 @@ class _Run:
                 self._checkpoints.write(self.history, RunState(then), self.places.of)
 
     def _strategy(self, progress: RunProgress) -> CollaPipeStrategy:
-        """The strategy, which goes on from the checkpoint if there is one."""
+        """Make the strategy, with the checkpoint's state in a resumed run."""
         state = account = None
         if self.checkpoint is not None:
             first = initial_model(self.settings, self.tokenizer)
@@ -214,7 +217,7 @@ class _Run:
             state = RunState(self.checkpoint.progress.scheduler, training)
             account = self.folder.account()
             for later in (self.folder.path / "model").glob("unit-*.safetensors"):
-                later.unlink()  # of units that had not trained by then
+                later.unlink()  # may belong to units that had not trained at the checkpoint
         strategy = CollaPipeStrategy(
             self.settings,
             self.tokenizer,
@@ -230,7 +233,7 @@ class _Run:
 
     @contextmanager
     def _records(self, steps_per_round: int) -> Iterator[_Records]:
-        """The log of the rounds, and the lines that a person sees."""
+        """Open the run's log and its progress display."""
         rounds, called = self.settings.federation.rounds, self.places.called
         with (
             run_log(self.folder, self.settings, self.history) as log,
@@ -240,7 +243,7 @@ class _Run:
 
     @contextmanager
     def _budget(self) -> Iterator[None]:
-        """A run whose ε is spent ends early, and keeps what it has learned."""
+        """End the run early, and keep its model, if its privacy budget is spent."""
         try:
             yield
         except BudgetSpentError as spent:
@@ -249,7 +252,7 @@ class _Run:
     def _evaluated(
         self, round_: int, evaluator: RunEvaluator, strategy: CollaPipeStrategy
     ) -> tuple[Evaluated | None, float]:
-        """The model's evaluation after a round and its seconds; None if none is due."""
+        """Return the evaluation after a round, or None if it is not due, and its seconds."""
         federation = self.settings.federation
         if round_ % federation.eval_every and round_ != federation.rounds:
             return None, 0.0
@@ -263,7 +266,7 @@ class _Run:
         evaluated: Evaluated | None = None,
         evaluate_s: float = 0.0,
     ) -> None:
-        """Write down a round that is over, and show it."""
+        """Record a finished round, and show it."""
         report, seconds = result.report, dict(result.seconds)
         for each in result.arrivals:
             unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
@@ -281,7 +284,7 @@ class _Run:
         records.log.add(report, result.request, found, seconds)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
-        """The average, or else the models of those ``units``."""
+        """Write the average, or if nothing is averaged, the models of ``units``."""
         if self.settings.framework.aggregate:
             self.folder.write_weights(model.weights)
             return

@@ -1,4 +1,4 @@
-"""The devices of a cluster, and what is done without those that are lost."""
+"""The devices of a cluster, and how to plan again without lost devices."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,13 +10,20 @@ from collapipe.wire.segments import DeviceAddress
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The devices that there are, and how to reach them.
+    """The devices of a cluster, and how to reach them.
 
-    ``replan`` makes a plan without the devices that it is given, each with the cause of its loss;
-    it raises where there is none. ``hung_s`` is how long one action of a plan's device may take.
-    With ``relay`` devices do not dial each other: what one hands to the next goes through the
-    control unit. ``needed_bytes`` is what a number of blocks is planned to need of a device, which
-    refuses more than it gives.
+    Attributes
+    ----------
+    replan
+        Makes a plan without the given lost devices (name → cause). Raises an error if there is no
+        such plan.
+    hung_s
+        Seconds after which a device of a plan counts as hung in one action.
+    relay
+        Whether tensors between devices go through the control unit, so that devices do not dial
+        each other.
+    needed_bytes
+        Planned bytes for a number of blocks; a device refuses more than it offers.
     """
 
     devices: Mapping[str, DeviceAddress]

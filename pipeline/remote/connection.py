@@ -1,4 +1,4 @@
-"""A device that the control unit has dialled: what it is told, and what it has answered."""
+"""The control unit's connection to a device: commands, answers and signs of life."""
 
 import math
 import queue
@@ -34,18 +34,18 @@ from collapipe.wire.segments import (
 )
 from collapipe.wire.streams import FrameStream
 
-_FEW_BYTES = 2**20  # more than an answer has, or a hop before an activation was sent
-SILENT_S = 5.0  # without a sign of life a device is gone
-_MOST_ANSWERS = 64  # that nobody has asked for
+_FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activation was sent
+SILENT_S = 5.0  # a device is lost after this time without a sign of life
+_MOST_ANSWERS = 64  # limit of answers that were not requested
 OnPart = Callable[[str, int, str, int, int, memoryview], None]
-"""Gets a device, an epoch, a block's name, a step, how many such follow, and tensors."""
+"""Called with device, epoch, block's name, step, number of parts that follow, and tensors."""
 
 
 class DeviceConnection:
-    """A device's control stream, for a round. ``arrived`` is set when it says anything.
+    """A device's control stream during a round. ``arrived`` is set when the device sends a frame.
 
-    It sends parts of at most ``part_bytes``. Raises ``StageError`` where the device does not
-    answer, or refuses.
+    Parts from the device may have at most ``part_bytes``. Raises ``StageError`` if the device does
+    not answer or refuses the connection.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DeviceConnection:
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._channels = list[grpc.Channel]()
         try:
-            for _ in range(2):  # so that commands do not wait behind tensors
+            for _ in range(2):  # a second channel, so that commands do not wait for tensors
                 self._channels.append(dialer.channel(device.name, device.address))
         except LinkError as error:
             self.close()
@@ -88,20 +88,20 @@ class DeviceConnection:
         self._control.send(Frame(kind, where.round, where.step, 0, tensors, where.epoch))
 
     def drop_parts(self) -> None:
-        """Send no part any more that has not begun."""
+        """Cancel parts that are not being sent yet."""
         self._control.drop_parts()
 
     def excuse(self) -> None:
-        """Nobody has listened for a while: it may have said something."""
+        """Reset the device's silence timer. Call this after the process was paused."""
         self._control.heard = time.monotonic()
 
     def send_later(self, make: Callable[[], Frame]) -> None:
-        """Send a part that is made when it is its turn."""
+        """Queue a part; ``make`` is called when the part is sent."""
         self._control.send_later(make)
 
     def answer(self, kind: FrameKind, where: Frame) -> Frame | None:
-        """The answer of this kind to a command that belonged ``where``, if it has come; others are
-        dropped."""
+        """Return the answer of this kind to the command ``where``, or None if it has not arrived.
+        Other answers are dropped."""
         place = where.round, where.step, where.epoch
         while not self._answers.empty():
             frame = self._answers.get()
@@ -110,7 +110,7 @@ class DeviceConnection:
         return None
 
     def hop(self, session: str, side: str) -> FrameStream:
-        """The stream of a neighbour, where the control unit stands on that ``side``."""
+        """Open a stream to the device as its neighbour on that ``side``."""
         said = (SESSION, secret_for(session, side)), (SIDE, side)
         try:
             return open_stream(self._channels[1], HOP, self.name, _FEW_BYTES, self._arrived, said)
@@ -118,7 +118,8 @@ class DeviceConnection:
             raise StageError(self.name, str(error)) from error
 
     def check(self, hung_s: float) -> None:
-        """Raise ``StageError`` where the device is gone, or has hung for ``hung_s``."""
+        """Raise ``StageError`` if the device is lost or its current action exceeds ``hung_s``.
+        Raises ``StorageError`` if this machine cannot store the device's blocks."""
         if isinstance(self.broken, StorageError):  # of this machine
             raise self.broken
         if self.broken is not None:
@@ -137,7 +138,7 @@ class DeviceConnection:
         except OSError as error:
             self.broken = StorageError(f"copies of blocks cannot be written: {error}; make room")
             self._arrived.set()
-        except Exception as error:  # whatever it sent: it is done without
+        except Exception as error:  # invalid frames make the device count as lost
             ours = isinstance(error, CollaPipeError)
             self.broken = cast(CollaPipeError, error) if ours else WireError(one_line(error))
             self._arrived.set()

@@ -1,4 +1,4 @@
-"""Ask devices how they are; time messages to a neighbour and back."""
+"""Ask devices for their status, and time messages to a neighbour and back."""
 
 import queue
 import threading
@@ -28,12 +28,12 @@ from collapipe.wire.inquiries import (
 from collapipe.wire.segments import DeviceAddress, as_json, from_json
 from collapipe.wire.streams import FrameStream, reason
 
-_HEADER_BYTES = 1024  # of a frame, and more
+_HEADER_BYTES = 1024  # an upper bound of a frame's header
 
 
 def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
-    """How ``device`` is. Raises ``LinkError`` where it cannot be asked or does not answer within
-    the dialer's time, or answers what is none."""
+    """Ask for the status of ``device``. Raises ``LinkError`` if it cannot be reached, does not
+    answer within the dialer's timeout, or sends an invalid answer."""
     answer = _ask(dialer, device, STATUS, b"", dialer.timeout_s)
     try:
         return from_json(DeviceStatus, answer)
@@ -44,15 +44,16 @@ def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
 
 
 def ask_hop(dialer: Dialer, source: DeviceAddress, request: HopRequest) -> HopTimes:
-    """``time_trips`` as ``source`` does it. Raises as ``ask_status`` does."""
+    """Let the device ``source`` run ``time_trips``. Raises like ``ask_status``."""
     most_s = 2 * CONNECT_S + PROBE_S + dialer.timeout_s
     return from_json(HopTimes, _ask(dialer, source, TIME_HOP, as_json(request), most_s))
 
 
 def time_trips(dialer: Dialer, request: HopRequest) -> HopTimes:
-    """Send messages to a neighbour, which sends them back, as activations go and gradients come.
+    """Time messages to a neighbour, which returns them, as with activations and gradients.
 
-    Medians, without the first of each size. Raises ``LinkError`` where that is not possible.
+    Returns the median of each size without its first message. Raises ``LinkError`` if the neighbour
+    cannot be reached or does not answer in time.
     """
     target, limit = request.target, PROBE_FRAME_BYTES + _HEADER_BYTES
     call = PROBE, f"{target.name} ({target.address})", limit, threading.Event()
@@ -64,7 +65,7 @@ def time_trips(dialer: Dialer, request: HopRequest) -> HopTimes:
 
 
 def _trips(stream: FrameStream, request: HopRequest) -> tuple[Trip, ...]:
-    """Sizes in their order, as long as the next trip is expected to end in time."""
+    """Time trips of ascending sizes until the next trip is not expected to end in time."""
     deadline, left = time.monotonic() + PROBE_S, PROBE_BYTES // 2
     found = list[Trip]()
     for size in sorted(set(request.sizes)):
@@ -80,7 +81,8 @@ def _trips(stream: FrameStream, request: HopRequest) -> tuple[Trip, ...]:
 
 
 def _late(found: list[Trip], size: int, taken: list[float], deadline: float) -> bool:
-    """Whether another trip would not end in time; a first one of two sizes is always tried."""
+    """Whether another trip is expected to end too late. The first trips of two sizes are always
+    tried."""
     if not taken and len(found) < 2:
         return False
     expected_s = taken[-1] if taken else found[-1].seconds * size / found[-1].num_bytes
@@ -89,7 +91,7 @@ def _late(found: list[Trip], size: int, taken: list[float], deadline: float) -> 
 
 def _trip(stream: FrameStream, size: int, deadline: float) -> float:
     """Seconds of one message, there and back."""
-    message = torch.randint(256, (size,), dtype=torch.uint8)  # which no link can compress
+    message = torch.randint(256, (size,), dtype=torch.uint8)  # random, so that no link compresses
     began = time.perf_counter()
     stream.send(Frame(FrameKind.ACTIVATION, 0, 0, 0, (message,)))
     try:
@@ -104,7 +106,7 @@ def _trip(stream: FrameStream, size: int, deadline: float) -> float:
 def _ask(
     dialer: Dialer, device: DeviceAddress, method: str, request: bytes, timeout_s: float
 ) -> bytes:
-    """The answer to one request."""
+    """Send one request and return the answer. Raises ``LinkError`` if the call fails."""
     with dialer.channel(device.name, device.address) as channel:
         try:
             answer: bytes = channel.unary_unary(method)(request, timeout=timeout_s)

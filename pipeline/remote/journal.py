@@ -1,5 +1,7 @@
-"""What a step put into the segments and got out of them, so that it can be done again without the
-embedding and the head, which have gone on."""
+"""Record a step's inputs of the segments, so that the step can be repeated after a loss.
+
+The embedding and the head have already finished the step and cannot repeat it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +24,13 @@ class StepRecord:
 
 
 class Recording:
-    """A first or last stage that gives what was recorded of it, and takes what it is given."""
+    """A first or last stage that replays recorded tensors and ignores its inputs."""
 
     def __init__(self, forwards: Mapping[int, Passed], backwards: Mapping[int, Passed]) -> None:
         self._forwards, self._backwards = forwards, backwards
 
     def forget(self) -> None:
-        """What was recorded stays."""
+        """Do nothing: the recorded tensors are kept."""
 
     def ready(self, action: Action) -> bool:
         return True
@@ -41,7 +43,7 @@ class Recording:
 
 
 class RecordedHead:
-    """The head, asked once for each micro-batch however often the segments pass it."""
+    """The head of a step that may be repeated: it computes each micro-batch only once."""
 
     def __init__(self, head: LastStage, record: StepRecord) -> None:
         self._asked, self._record = head, record
@@ -64,7 +66,8 @@ class RecordedHead:
 
 
 class RecordingPorts:
-    """The embedding's ports, which write down what it sends; ``hops`` bring as much, no more."""
+    """The embedding's ports; they record its activations, whose size also limits the frames that
+    ``hops`` may receive."""
 
     def __init__(self, ports: Ports, record: StepRecord, hops: Sequence[FrameStream]) -> None:
         self._ports, self._record, self._hops = ports, record, hops

@@ -1,4 +1,4 @@
-"""What devices measured of a round's steps, by their own clocks."""
+"""Collect the devices' measurements of a round's steps, which use the devices' clocks."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,18 @@ _MOST = 2.0**53  # seconds, or bytes: sums of them are finite
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What to add to a device's clock for the control unit's, and how far that may be wrong."""
+    """The offset from a device's clock to the control unit's clock, and its largest error."""
 
     offset_s: float
     error_s: float
 
 
 class Measurements:
-    """Of each device since it has had its blocks: seconds of its actions, and what it used.
+    """Each device's times and resource usage since it received its blocks.
 
-    A step's table is float64 [actions, 4]: when each action asked for its input, began and ended,
-    and when what it made had left. ``usage`` is
-    float64 [2]: bytes sent to neighbours since the segment came, and the process's peak memory.
+    A step's table is float64 [actions, 4], in seconds: when each action requested its input, began,
+    ended, and had sent its output. ``usage`` is float64 [2]: bytes sent to neighbours since the
+    segment was loaded, and the process's peak memory in bytes.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Measurements:
         self._began_s = time.monotonic()
 
     def clear(self) -> None:
-        """Another plan begins."""
+        """Remove all measurements, because another plan begins."""
         self._tables.clear()
         self._usage.clear()
 
     def add(self, device: str, num_actions: int, table: Tensor, usage: Tensor) -> None:
-        """Take in a step. Raises ``WireError`` for what cannot be one's measurements."""
+        """Add the measurements of a step. Raises ``WireError`` if they are impossible."""
         for name, came, shape in (("times", table, (num_actions, 4)), ("usage", usage, (2,))):
             if came.dtype != torch.float64 or came.shape != shape or not came.isfinite().all():
                 raise WireError(f"{name} of its actions as {came.dtype} {list(came.shape)}")
@@ -60,8 +60,8 @@ class Measurements:
         return [tables[-1] for tables in self._tables.values()]
 
     def reports(self, plan: ClusterPlan) -> list[DeviceReport]:
-        """Of the plan's devices, in their order."""
-        actions = len(schedule.build(plan.schedule, 1, 1)[0])  # of a micro-batch
+        """Summarise the measurements of the plan's devices, in their order."""
+        actions = len(schedule.build(plan.schedule, 1, 1)[0])  # per micro-batch
         return [
             self._report(segment, actions, self._tables[segment.device])
             for segment in plan.segments
@@ -69,7 +69,7 @@ class Measurements:
         ]
 
     def traces(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> list[DeviceTrace]:
-        """When the plan's devices did what, by the control unit's clock."""
+        """Return the times of the devices' actions by the control unit's clock."""
         names = [each.device for each in plan.segments if each.device in self._tables]
         return [self._trace(name, clocks[name]) for name in names]
 

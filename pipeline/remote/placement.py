@@ -1,4 +1,4 @@
-"""A plan's segments on devices: loaded, connected, told, asked and watched."""
+"""Place a plan's segments on devices: load, connect, command and monitor them."""
 
 import secrets
 import threading
@@ -37,15 +37,15 @@ from pipeline.remote.ports import HopError, UndialledError
 from pipeline.remote.relay import relay
 from pipeline.remote.replica import Replica
 
-_LOAD, _CONNECT = range(2)  # steps of gathering, as frames count them
+_LOAD, _CONNECT = range(2)  # step numbers of frames while devices are set up
 _CLOCK_TRIPS = 3
-_BUSY_S = 0.2  # between two attempts to dial a device that works for another caller
-_LOOK_S = 0.1  # between two looks at cancellation and signs of life
-_STOPPED_S = 1.0  # a longer time without a look was this machine's own
+_BUSY_S = 0.2  # pause between attempts to dial a busy device
+_LOOK_S = 0.1  # pause between checks of cancellation and signs of life
+_STOPPED_S = 1.0  # if checks are further apart, this process was paused
 
 
 class UnreachedError(StageError):
-    """A device cannot be dialled by its neighbour ``source``, though both live."""
+    """The neighbour ``source`` cannot dial a device, although both are alive."""
 
     def __init__(self, device: str, cause: str, source: str) -> None:
         super().__init__(device, cause)
@@ -56,10 +56,11 @@ class UnreachedError(StageError):
 class Placement:
     """The devices that hold a plan's segments, in their order.
 
-    ``common`` is what their segments have in common. ``connections`` are those that there
-    are, also of devices that the plan does not name; ``arrived`` is set when one says anything.
-    Whatever waits raises ``StageError`` where a device of the plan is lost, ``NonFiniteLossError``
-    where one has values that are not finite, and ``CancelledRoundError``.
+    ``common`` is the part of the round's description that all segments share. ``connections``
+    includes devices that the plan does not use. ``arrived`` is set when a device sends a frame.
+
+    Methods that wait raise ``StageError`` if a device of the plan is lost, ``NonFiniteLossError``
+    if a device has values that are not finite, and ``CancelledRoundError``.
     """
 
     plan: ClusterPlan
@@ -70,7 +71,7 @@ class Placement:
     arrived: threading.Event = field(default_factory=threading.Event)
     clocks: dict[str, Clock] = field(default_factory=dict)
     hops: list[FrameStream] = field(default_factory=list)
-    """Before the first segment, behind the last; then those that are relayed."""
+    """Streams to the first segment's input and the last one's output, then relayed streams."""
 
     def __post_init__(self) -> None:
         self.hung_s = self.cluster.hung_s(self.plan)
@@ -85,7 +86,7 @@ class Placement:
         return [self.connections[name] for name in self.names]
 
     def followed_by(self, plan: ClusterPlan, cluster: Cluster) -> "Placement":
-        """The same devices under another plan, in another epoch."""
+        """Return a placement of another plan with the same connections, in the next epoch."""
         self.hang_up()
         for connection in self.connections.values():
             connection.drop_parts()
@@ -94,10 +95,10 @@ class Placement:
         return Placement(plan, cluster, common, self.replica, *shared)
 
     def gather(self) -> None:
-        """Give each device its segment, and connect them in their order.
+        """Load each device's segment, and connect the devices in their order.
 
-        Devices that still work for another caller, such as a round that was cancelled, are waited
-        for as long as one action may take.
+        A device may still be busy for another caller, such as a cancelled round; the wait for it
+        is limited to the time of one action.
         """
         until = time.monotonic() + self.hung_s
         epoch, segments = self.common.epoch, self.plan.segments
@@ -125,7 +126,7 @@ class Placement:
                     lacking.append((connection, name))
         self._connect(sessions)
         self.all_answer(FrameKind.READY, _CONNECT)
-        for connection, name in lacking:  # without which a step can begin, but not end
+        for connection, name in lacking:  # last: a step needs the moments only at its end
             self._send(connection, FrameKind.MOMENTS, name, self.replica.moments(name))
 
     def hang_up(self) -> None:
@@ -143,22 +144,22 @@ class Placement:
         return Frame(FrameKind.BEGIN, self.common.round, step, 0, (), self.common.epoch)
 
     def tell(self, kind: FrameKind, step: int, *tensors: Tensor) -> None:
-        """Send a command of a step to each device."""
+        """Send a command that belongs to a step to each device."""
         for connection in self.members:
             connection.tell(kind, self.where(step), *tensors)
 
     def all_answer(self, kind: FrameKind, step: int) -> list[Frame]:
-        """An answer of each device to a command of that step."""
+        """Wait for each device's answer to a command of that step. Returns them in order."""
         return self._answers(kind, step, self.members)
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Until it is so."""
+        """Block until the condition is true."""
         while not condition():
             self.idle()
-        self._look_for_trouble()  # that was told before what was waited for
+        self._look_for_trouble()  # a device may have reported it before the condition was true
 
     def idle(self) -> None:
-        """Wait for something to come."""
+        """Wait a short time for a frame, then check cancellation and the devices."""
         self.arrived.wait(_LOOK_S)
         self.arrived.clear()
         cancellation.check()
@@ -173,16 +174,15 @@ class Placement:
     def _look_for_trouble(self) -> None:
         for connection in self.members:
             if trouble := connection.troubles.get(self.common.epoch):
-                if trouble.kind == NonFiniteLossError.__name__:  # no fault of the device
+                if trouble.kind == NonFiniteLossError.__name__:  # not the device's fault
                     devices = self.cluster.devices.values()
                     raise NonFiniteLossError(without_addresses(trouble.message, devices))
                 raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
 
     def blamed(self, error: StageError | HopError) -> StageError:
-        """Whose fault it is: of the device that is gone, where one is, before who complains of it.
+        """Choose the device to drop: an unreachable one, else the neighbour named in the error.
 
-        A hop that ended between two devices that live is the fault of the one that is complained
-        of.
+        If no neighbour is named, this is the device that reported the error.
         """
         suspect = self._suspect(error)
         deadline = time.monotonic() + SILENT_S
@@ -205,12 +205,13 @@ class Placement:
         return StageError(suspect, str(error))
 
     def trouble(self, device: str) -> Trouble | None:
-        """What the device has told under this plan."""
+        """The error that the device has reported under this plan, or None."""
         connection = self.connections.get(device)
         return connection.troubles.get(self.common.epoch) if connection else None
 
     def _dialled(self, name: str, until: float) -> DeviceConnection:
-        """A connection to a device that is free before ``until``, of ``time.monotonic``."""
+        """Dial a device; retry while it is busy, until the time ``until`` of
+        ``time.monotonic``."""
         if name not in self.cluster.devices:
             raise StageError(name, "the cluster's file has no such device")
         device, dialer = self.cluster.devices[name], self.cluster.dialer
@@ -247,7 +248,8 @@ class Placement:
     def _send(
         self, connection: DeviceConnection, kind: FrameKind, name: str, tensors: Tensors
     ) -> None:
-        """A block's tensors, a few at a time, read from the replica when it is their turn."""
+        """Queue a block's tensors in small groups; each group is read from the replica when it is
+        sent."""
         groups = grouped(tensors)
 
         def part(number: int) -> Frame:
@@ -259,8 +261,8 @@ class Placement:
             connection.send_later(partial(part, number))
 
     def _connect(self, sessions: Sequence[str]) -> None:
-        """Open this side's streams: before the first segment, behind the last, and between them
-        where devices do not dial each other."""
+        """Open the control unit's streams to the first segment's input and the last segment's
+        output, and streams between the segments if hops are relayed."""
         members = self.members
         self.hops.append(members[0].hop(sessions[0], BEFORE))
         self.hops.append(members[-1].hop(sessions[-1], BEHIND))
@@ -271,7 +273,7 @@ class Placement:
             relay(*self.hops[-2:])
 
     def _clock(self, connection: DeviceConnection) -> Clock:
-        """From a few round trips; the quickest tells most."""
+        """Measure the device's clock by a few round trips; the quickest has the least error."""
         clocks = []
         for trip in range(_CLOCK_TRIPS):
             asked = time.monotonic()
@@ -297,7 +299,7 @@ class Placement:
         return [frames[each.name] for each in members]
 
     def _suspect(self, error: StageError | HopError) -> str | None:
-        """The neighbour that is complained of; None: the device itself has the trouble."""
+        """The neighbour that an error names; None if the device itself failed."""
         names = self.names
         if isinstance(error, HopError):
             return names[-1] if error.side == BEFORE else names[0]
@@ -309,7 +311,7 @@ class Placement:
 
 
 def _wanted(connection: DeviceConnection, answer: Frame) -> Wanted:
-    """What the device lacks."""
+    """Return the blocks that the device lacks. Raises ``StageError`` for an invalid answer."""
     try:
         return unpacked(Wanted, *answer.tensors[:1])
     except (WireError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Ports that are streams of frames, and the fence around them: nothing of another plan or step."""
+"""Ports that send and receive frames, and the check that frames belong to the plan and step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from pipeline.stage import Passed
 
 
 class HopError(LinkError):
-    """The stream to a neighbour ended, or brought what does not fit. ``side`` is where it stands,
-    ``before`` or ``behind``."""
+    """The stream to a neighbour ended or delivered an invalid frame. ``side`` is the neighbour's
+    position, ``before`` or ``behind``."""
 
     def __init__(self, side: str, cause: str) -> None:
         super().__init__(cause)
@@ -29,12 +29,13 @@ class UndialledError(HopError):
 
 
 Wait = Callable[[Callable[[], bool]], None]
-"""Return when it is so; raise where it never will be."""
+"""Blocks until a condition is true; raises an error if it cannot become true."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Where frames belong, and what their tensors are: [b, s, d] as the ``codec`` sends it."""
+    """The round, epoch and step of valid frames, and the form of their tensors: [b, s, d], encoded
+    by the ``codec``."""
 
     round: int
     epoch: int
@@ -43,12 +44,12 @@ class Fence:
     codec: HopCodec
 
     def frame(self, kind: FrameKind, micro_batch: int = 0, *tensors: Tensor) -> Frame:
-        """A frame that belongs here."""
+        """Make a frame of this round, epoch and step."""
         return Frame(kind, self.round, self.step, micro_batch, tensors, self.epoch)
 
     def received(self, frame: Frame, kind: FrameKind, micro_batch: int, peer: str) -> Passed:
-        """The tensors of ``frame``. Raises ``WireError`` where it is not the one that is
-        expected."""
+        """Return the tensors of ``frame``. Raises ``WireError`` if it is not the expected
+        frame."""
         wanted = self.round, self.epoch, self.step, micro_batch
         came = frame.round, frame.epoch, frame.step, frame.micro_batch
         if frame.kind != kind or came != wanted:
@@ -59,7 +60,7 @@ class Fence:
         hidden, *others = tensors = self.codec.decode(frame.tensors)
         fits = len(others) == (1 if kind == FrameKind.ACTIVATION else 0)
         fits = fits and hidden.dim() == 3 and hidden.shape[2] == self.dim
-        fits = fits and hidden.numel() > 0  # of no sample, any length
+        fits = fits and hidden.numel() > 0  # without samples any length would fit
         if fits and kind == FrameKind.ACTIVATION:
             mask = others[0]
             fits = mask.dtype == torch.bool and mask.dim() == 2
@@ -71,9 +72,9 @@ class Fence:
 
 
 class StreamPorts:
-    """Ports to the stages ``before`` and ``behind``; None: nothing comes from there or goes there.
+    """Ports to the stages ``before`` and ``behind``; None if there is no such stage.
 
-    An activation of which the gradient is awaited is remembered by its shape, and checked.
+    The shape of each sent activation is kept, to check the gradient that returns for it.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class StreamPorts:
         self._wait(lambda: self.holds(action))
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
         try:
-            frame = stream.receive(0)  # nobody else takes from it
+            frame = stream.receive(0)  # nothing else reads this stream
             tensors = self._fence.received(frame, kind, action.micro_batch, stream.peer)
             shape = tensors[0].shape
             if not forward and shape != self._sent.pop(action.micro_batch):

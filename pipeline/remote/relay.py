@@ -1,4 +1,4 @@
-"""Hops through the control unit, for devices that do not reach each other."""
+"""Relay hops through the control unit, for devices that cannot reach each other."""
 
 import threading
 
@@ -7,10 +7,10 @@ from collapipe.wire.streams import FrameStream
 
 
 def relay(front: FrameStream, behind: FrameStream) -> None:
-    """Pass on what each sends to the other, until one of the two ends; then both do.
+    """Forward frames between two streams in both directions until one ends; then close both.
 
-    Returns at once. What one has sent and the other has not taken yet is kept here: at most a
-    step's m activations or gradients.
+    Returns at once; threads do the work. Frames that the receiver has not taken yet are kept in
+    memory: at most the m activations or gradients of a step.
     """
     for source, sink in ((front, behind), (behind, front)):
         threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
@@ -20,6 +20,6 @@ def _pass_on(source: FrameStream, sink: FrameStream) -> None:
     try:
         while True:
             sink.send(source.receive())
-    except (LinkError, WireError):  # who is gone is found by the devices' control streams
+    except (LinkError, WireError):  # the control streams detect which device is lost
         sink.close()
         source.close()

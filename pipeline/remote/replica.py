@@ -1,4 +1,4 @@
-"""Copies of all blocks on the control unit's disk: what a cluster goes on from without a device."""
+"""Copies of all blocks on the control unit's disk, from which a cluster recovers lost devices."""
 
 import threading
 from collections import defaultdict
@@ -14,17 +14,19 @@ from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.parts import joined, mapped_part, most_bytes, read_part
 
 Start = Callable[[str], Tensors]
-"""A block's weights and optimiser state before the round's first step, by their names in the whole
-model."""
+"""Returns a block's weights and optimiser state before the round's first step, by their names in
+the whole model."""
 
 
 class Replica:
-    """Of each block what trains, with the optimiser's state, as it is after a step.
+    """The trainable weights and optimiser state of each block after a step.
 
-    ``step`` is the last one that is complete; before the first is, blocks are as at the ``start``.
-    Nothing is ``put`` before ``open``. Devices' threads ``put`` at once; older steps than the last
-    complete one are forgotten. ``state_like`` tells what the optimiser remembers of weights;
-    ``trained`` are names of weights that no block may lack; what else is frozen never changes.
+    ``step`` is the last step of which all blocks have arrived; until the first is complete, blocks
+    are those of ``start``. Call ``open`` before ``put``. Several threads may call ``put`` at the
+    same time. Steps older than the last complete one are deleted.
+
+    ``state_like`` returns the names and shapes of the optimiser's state for given weights.
+    ``trained`` are the names of the trainable weights, which every copy must contain.
     """
 
     def __init__(
@@ -41,13 +43,14 @@ class Replica:
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
         self._came: defaultdict[tuple[str, int], dict[int, set[str]]] = defaultdict(dict)
-        self._expected: tuple[int, Mapping[str, str]] = 0, {}  # changed at once, never inside
+        self._expected: tuple[int, Mapping[str, str]] = 0, {}  # replaced as a whole, never mutated
         self.step: int | None = None
-        self.told: int | None = None  # the last step that devices were told to do
+        self.told: int | None = None  # the last step that devices were commanded to do
         self._temporary: TemporaryFolder | None = None
 
     def open(self) -> None:
-        """Make the folder of the files; who calls this calls ``close``. Raises ``StorageError``."""
+        """Make the folder of the files; the caller must call ``close``. Raises ``StorageError`` if
+        it cannot be made."""
         try:
             self._temporary = TemporaryFolder("replica")
         except OSError as error:
@@ -62,24 +65,27 @@ class Replica:
             self._temporary.close()
 
     def expect(self, epoch: int, holders: Mapping[str, str]) -> None:
-        """From now on take blocks under the plan of ``epoch`` alone, each of the device that holds
-        it. Those of a step that is not complete are forgotten: another cut computes it anew."""
+        """Accept blocks only under the plan of ``epoch`` from now on, and only from their
+        ``holders``. Blocks of incomplete steps are deleted, because the new plan repeats them."""
         with self._lock:
             self._expected = epoch, holders
             for step in {each for _, each in self._came} - {self.step}:
                 self._forget(step)
 
     def most_bytes(self) -> int:
-        """More than anything that is ``put`` takes."""
+        """An upper bound of the size in bytes of the data in one ``put``."""
         return max(map(self._most_bytes, self._blocks))
 
     def put(
         self, sender: str, epoch: int, name: str, step: int, left: int, data: bytes | memoryview
     ) -> None:
-        """Keep tensors of a block as they are after ``step``, of which ``left`` such follow;
-        nothing of a plan that was given up, or of a step that is complete. Raises ``WireError`` for
-        what cannot be one: of a device that does not hold it, of a step that nobody was told to do,
-        too large, twice, of other names, shapes or dtypes, or with values that are not finite."""
+        """Store a part of a block after ``step``; ``left`` parts of it follow. Parts of an earlier
+        plan or of a complete step are ignored.
+
+        Raises ``WireError`` if the part is invalid: the sender does not hold the block, the step
+        was not commanded, the part is too large or repeated, or its names, shapes, dtypes or
+        values are wrong.
+        """
         current, holders = self._expected
         if epoch != current:
             return
@@ -87,8 +93,8 @@ class Replica:
             raise WireError(f"part {name[:40]!r} of step {step}, which it was not told to do")
         if not self._newer(step):
             return
-        with self._lock:  # also so that one at a time takes memory
-            if epoch != self._expected[0]:  # blocks are on their way to devices, all of one step
+        with self._lock:  # also so that only one part at a time uses memory
+            if epoch != self._expected[0]:  # devices receive blocks of one step; it must not change
                 return
             try:
                 kept = self._keep(name, step, left, data)
@@ -106,22 +112,22 @@ class Replica:
                 self._forget(older)
 
     def weights(self, name: str, whole: bool) -> Tensors:
-        """A block's weights, or, if not ``whole``, those that train."""
+        """A block's weights: all if ``whole``, else the trainable ones."""
         own, trained = self.tensors(name).items(), self._trained[name]
         return {k: each for k, each in own if "/" not in k and (whole or k in trained)}
 
     def moments(self, name: str) -> Tensors:
-        """A block's optimiser state. No step is complete before all devices have theirs."""
+        """A block's optimiser state. It may be sent late: no step completes without it."""
         return {key: each for key, each in self.tensors(name).items() if "/" in key}
 
     def packed(self, name: str, keys: Collection[str]) -> Tensor:
-        """Some of a block's tensors, as safetensors in a uint8 [n]."""
+        """The block's tensors ``keys`` in the safetensors format, as uint8 [n]."""
         own = self.tensors(name)
         return joined({key: own[key] for key in keys})
 
     def tensors(self, name: str) -> Tensors:
-        """A block with its optimiser's state, by names in the whole model; of files, from which
-        it is read when it is used."""
+        """A block's weights and optimiser state by their names in the whole model. Tensors of files
+        are memory-mapped, so they are read on access."""
         start, step = self._start(name), self.step
         if step is None:
             return start
@@ -131,14 +137,14 @@ class Replica:
         return found
 
     def waits_for(self) -> str:
-        """A device that has not sent a block of the step that is completed next."""
+        """A device whose block is missing in the next step to be completed."""
         with self._lock:
             later = [step for step in self._have if self._newer(step)]
             have = self._have[min(later)] if later else set()
             return next(device for name, device in self._expected[1].items() if name not in have)
 
     def _keep(self, name: str, step: int, left: int, data: bytes | memoryview) -> bool:
-        """Whether it is kept."""
+        """Check and store a part; return whether it was stored."""
         if len(data) > self._most_bytes(name):
             raise WireError(f"{name}: {len(data):,} bytes, at most {self._most_bytes(name):,}")
         self._file("new").write_bytes(data)
@@ -148,7 +154,7 @@ class Replica:
             raise WireError(f"{name}: came twice after step {step}")
         if not left and (missing := self._missing(name, keys | known)):
             raise WireError(f"{name}: came without {min(missing)[:80]!r}")
-        if left and not keys:  # of which any number might come
+        if left and not keys:  # empty parts could arrive without end
             return False
         self._file("new").rename(self._file(name, step, left))
         came[left] = keys
@@ -158,7 +164,7 @@ class Replica:
         return most_bytes(max(each.nbytes for each in self._start(name).values()))
 
     def _check(self, name: str) -> set[str]:
-        """Names of the tensors that have come last."""
+        """Check the tensors of the last part, and return their names."""
         weights = {key: each for key, each in self._start(name).items() if "/" not in key}
         known = weights | self._state_like(weights)
         try:
@@ -174,7 +180,8 @@ class Replica:
         return set(tensors)
 
     def _missing(self, name: str, came: Collection[str]) -> set[str]:
-        """What trains, and what is left of state that came: nobody could load half of it."""
+        """Names that are missing: trainable weights, and the rest of any partial optimiser
+        state."""
         start, stepped = self._start(name), {key.partition("/")[0] for key in came if "/" in key}
         state = self._state_like({key: start[key] for key in stepped})
         return (self._trained[name] | state.keys()).difference(came)
@@ -194,7 +201,8 @@ class Replica:
 
 
 def starting_with(weights: Tensors, state: Tensors) -> Start:
-    """A block's share of the encoder's weights and optimiser state."""
+    """Return a function that selects a block's share of the encoder's weights and optimiser
+    state."""
 
     def start(name: str) -> Tensors:
         return prefixed(name, select(weights, name)) | prefixed(name, select(state, name))

@@ -1,4 +1,4 @@
-"""The encoder's segments on devices, which go on without those that are lost."""
+"""The encoder's segments on devices, with recovery from lost devices."""
 
 import logging
 import threading
@@ -33,17 +33,19 @@ from pipeline.remote.replica import Replica
 from pipeline.stage import FirstStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
 
-_AHEAD = 16  # steps that may follow one whose copies are under way
+_AHEAD = 16  # steps that may run before the copies of an earlier one are complete
 _log = logging.getLogger(__name__)
 
 
 class RemoteSegments:
-    """A plan's segments on the devices that it names, while the context is open.
+    """A plan's segments on its devices, while the context is open.
 
-    ``common`` is what their descriptions have in common. Where a device is lost, the cluster
-    is planned anew, its blocks come from the ``replica``, and the steps since are done again: the
-    result is the same as without the loss. Where a device cannot dial the next one, though both
-    live, hops go through the control unit. Raises ``StageError`` where no plan is left.
+    ``common`` is the part of the round's description that all segments share.
+
+    If a device is lost, the cluster is planned again, the blocks are restored from the ``replica``,
+    and the steps since then are repeated. The result is the same as without the loss. If a device
+    cannot dial the next one although both are alive, hops go through the control unit. Raises
+    ``StageError`` if no plan is left.
     """
 
     def __init__(
@@ -59,9 +61,9 @@ class RemoteSegments:
         self._cluster, self._common, self._dim = cluster, common, dim
         self._replica, self._timer = replica, timer
         self._measured = Measurements()
-        self._lost: dict[str, str] = {}  # with the cause
+        self._lost: dict[str, str] = {}  # device → cause
         self._journal: list[StepRecord] = []  # steps since the last complete replica
-        self._record: StepRecord | None = None  # the step under way
+        self._record: StepRecord | None = None  # the current step
         self._norms: list[float] = []
         self.events: list[str] = []
 
@@ -96,12 +98,12 @@ class RemoteSegments:
 
     @property
     def arrived(self) -> threading.Event:
-        """Once it is set, who waits for devices looks whether the head can go on."""
+        """An event that wakes the control loop, to check whether an action is ready."""
         return self._placed.arrived
 
     @property
     def lost(self) -> Collection[str]:
-        """Devices that are gone, or could not go on."""
+        """Devices that were lost or failed."""
         return self._lost.keys()
 
     @property
@@ -111,27 +113,28 @@ class RemoteSegments:
 
     @property
     def plan(self) -> ClusterPlan:
-        """Who holds what now."""
+        """The current plan, which changes after a loss."""
         return self._placed.plan
 
     @property
     def action_times(self) -> list[torch.Tensor]:
-        """Of the last step, each segment's table as ``Measurements`` has it."""
+        """Each segment's table of times in the last step, see ``Measurements``."""
         return self._measured.last_step
 
     def measured(self) -> list[DeviceReport]:
-        """What each device of the plan measured since it has had its blocks, in their order."""
+        """Each device's measurements since it received its blocks, in the plan's order."""
         return self._measured.reports(self.plan)
 
     def traces(self) -> list[DeviceTrace]:
-        """When the devices of the plan did what, by the control unit's clock."""
+        """The times of the devices' actions by the control unit's clock."""
         return self._measured.traces(self.plan, self._placed.clocks)
 
     def squared_norms(self) -> list[float]:
         return self._norms
 
     def step(self, rate: float, scale: float) -> None:
-        """Return at once; a device that is lost meanwhile is noticed by the next that waits."""
+        """Command the optimiser's step and return at once. A loss of a device is detected by the
+        next call that waits."""
         assert self._record is not None
         record, self._record = replace(self._record, rate=rate, scale=scale), None
         self._trim()
@@ -145,10 +148,10 @@ class RemoteSegments:
         return {key: each for key, each in self._state() if "/" in key}
 
     def forget(self) -> None:
-        """Devices drop what they hold when their streams end."""
+        """Do nothing: devices release their segments when their streams end."""
 
     def collect(self) -> None:
-        """Wait until all blocks are here as they are after the last step."""
+        """Wait until the replica has all blocks after the last step."""
         if not self._trim():
             return
         last, every = self._journal[-1].step, self._common.replicate_every
@@ -157,13 +160,14 @@ class RemoteSegments:
         self._placed.wait(lambda: self._replica.step == last)
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All that the blocks are after the last step, a block at a time."""
+        """Yield the blocks' weights and optimiser state after the last step, one block at a
+        time."""
         self._recovering(self.collect)
         for index in range(sum(each.span.blocks for each in self.plan.segments)):
             yield from self._replica.tensors(block_name(index)).items()
 
     def _recovering(self, work: Callable[[], None]) -> None:
-        """Do ``work``; where a device is lost, again, without it."""
+        """Do ``work``, and repeat it without each device that is lost meanwhile."""
         while True:
             try:
                 return work()
@@ -172,7 +176,7 @@ class RemoteSegments:
             self._recover(lost)
 
     def _recover(self, lost: StageError) -> None:
-        """Go on without a device, and without those that are lost meanwhile."""
+        """Recover from the loss of a device, and of others that are lost meanwhile."""
         began, before = time.monotonic(), len(self._lost)
         while True:
             try:
@@ -189,7 +193,7 @@ class RemoteSegments:
                 return
 
     def _without(self, lost: StageError) -> None:
-        """Another plan or other hops, and the steps since the last complete replica."""
+        """Change the plan or the hops, and repeat the steps since the last complete replica."""
         plan = self._relayed(lost) if isinstance(lost, UnreachedError) else self._replanned(lost)
         self._placed = self._placed.followed_by(plan, self._cluster)
         self._gather()
@@ -199,7 +203,7 @@ class RemoteSegments:
             self._tell_step(record)
 
     def _relayed(self, unreached: UnreachedError) -> ClusterPlan:
-        """The same plan, from now on with hops through the control unit."""
+        """Keep the plan, and send hops through the control unit from now on."""
         self._cluster = replace(self._cluster, relay=True)
         ends, cause = f"{unreached.source} cannot dial {unreached.device}", unreached.cause
         _log.info("unit %d: %s: %s", self._common.unit, ends, cause)
@@ -210,8 +214,8 @@ class RemoteSegments:
         return self.plan
 
     def _replanned(self, lost: StageError) -> ClusterPlan:
-        """A plan without the device, whose streams end."""
-        told = self._placed.trouble(lost.device)  # says more than that its stream ended
+        """Close the device's streams, and plan without it."""
+        told = self._placed.trouble(lost.device)  # more specific than the end of a stream
         cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
         self._lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
@@ -219,21 +223,21 @@ class RemoteSegments:
         return self._cluster.replan(dict(self._lost))
 
     def _gather(self) -> None:
-        """Give devices their segments, from the last complete replica, unless they have them."""
+        """Load the segments from the last complete replica, unless the devices have them."""
         if not self._placed.hops:
             self._measured.clear()
             self._placed.gather()
-            self._trim()  # to the copies that devices have got
+            self._trim()  # removes the steps that the devices' blocks include
 
     def _trim(self) -> int:
-        """Forget steps that all blocks have been sent after; how many are left."""
+        """Forget steps up to the last complete replica. Returns the number of remaining steps."""
         base = self._replica.step
         self._journal = [each for each in self._journal if base is None or each.step > base]
         return len(self._journal)
 
     def _keep_up(self) -> None:
-        """Wait where copies of the blocks are far behind, for all steps since are kept too. Raises
-        ``StageError`` where a device sends none."""
+        """Wait if the copies of the blocks are too many steps old, because memory holds all steps
+        since then. Raises ``StageError`` if a device sends no copies."""
         done, began = self._replica.step, time.monotonic()
         while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
             if self._replica.step != done:
@@ -243,7 +247,7 @@ class RemoteSegments:
             self._placed.idle()
 
     def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
-        """Forward and backward of a batch through all segments, and their norms."""
+        """Run forward and backward of a batch through all segments, and collect their norms."""
         placed, segments, m = self._placed, self.plan.segments, record.num_micro_batches
         first, last = placed.hops[:2]
         fence = self._fence(record.step)
@@ -264,11 +268,11 @@ class RemoteSegments:
         return Fence(common.round, common.epoch, step, self._dim, codec)
 
     def _take_norms(self, segment: SegmentPlan, num_actions: int, frame: Frame) -> None:
-        """A segment's squared norms, and what the device measured."""
+        """Check and store a segment's squared norms and the device's measurements."""
         try:
             norms, *measured = frame.tensors
             fits = norms.dtype == torch.float64 and norms.shape == (segment.span.blocks,)
-            if not fits or bool((norms < 0).any()):  # squares, which have a root
+            if not fits or bool((norms < 0).any()):  # squared norms are not negative
                 raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
             self._measured.add(segment.device, num_actions, *measured)
         except (WireError, TypeError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""What a run needs to go on after it was interrupted: written, read, checked."""
+"""Checkpoints, from which an interrupted run is resumed: write, read and check them."""

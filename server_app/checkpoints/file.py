@@ -1,18 +1,18 @@
-"""Checkpoints on disk: whole or not there, and checked before anything is made of them.
+"""Checkpoints on disk: they are written atomically, and verified before they are used.
 
-There are no generators to keep: whatever is random is drawn from the seed, a purpose and the number
-of the round or step, and so is the order of a unit's rows.
+States of random generators are not needed: all random numbers, and the order of a unit's rows, are
+derived from the seed, a purpose and the number of the round or step.
 
 ::
 
     checkpoints/000010/state.json            everything but tensors; digests of all files
-    checkpoints/000010/tensors.safetensors   the server's
-    checkpoints/000010/unit-3.safetensors    what unit 3 keeps between rounds
+    checkpoints/000010/tensors.safetensors   the server's tensors
+    checkpoints/000010/unit-3.safetensors    the state of unit 3 between rounds
     checkpoints/latest                       → 000010
-    checkpoints/.000015.partial              being written, or what a killed run left of it
+    checkpoints/.000015.partial              being written, or left by a killed run
 
 A unit's file is written when its state arrives, and read when the unit is restored, so that memory
-never has the states of all units.
+never holds the states of all units.
 """
 
 import hashlib
@@ -50,9 +50,9 @@ _FORMAT = 3
 _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "latest", ".partial"
 _NAME = re.compile(r"[0-9]{6,}")
 _UNIT = re.compile(r"unit-(0|[1-9][0-9]*)\.safetensors")
-# what reading a damaged one may come to
+# errors of reading a damaged file
 _ODD = (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError, CollaPipeError)
-# How many keys lead to the tensors of each part of the server's ``TrainingState``.
+# Depth of the mappings above the tensors in each field of the server's ``TrainingState``.
 _KEYS = {
     "weights": 0,
     "server_optimizer": 0,
@@ -66,8 +66,19 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is after ``round``: seconds that all its parts have taken, its tokeniser's
-    digest, the bytes of its files that grow, and which unit each name is, where units have any."""
+    """A run's progress after ``round``.
+
+    Attributes
+    ----------
+    wall_s
+        Seconds since the start, added up over all parts of a resumed run.
+    tokenizer
+        The tokeniser's digest.
+    sizes
+        Bytes of the run's files that grow.
+    names
+        The unit of each name, if units have names.
+    """
 
     round: int
     wall_s: float
@@ -88,11 +99,11 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Such as ``000010``."""
+        """The folder's name, such as ``000010``."""
         return _name(self.progress.round)
 
 
-PROGRESS = TypeAdapter(Progress)  # as JSON; numbers stay what they are
+PROGRESS = TypeAdapter(Progress)  # converts to JSON and back without loss
 
 
 class CheckpointFolder:
@@ -102,22 +113,22 @@ class CheckpointFolder:
         self._path = run_dir / "checkpoints"
 
     def names(self) -> list[str]:
-        """List the checkpoints that are there, oldest first."""
+        """List the existing checkpoints, oldest first."""
         found = [path.name for path in self._path.glob("*") if _NAME.fullmatch(path.name)]
         return sorted(found, key=int)
 
     def begin(self, name: str) -> None:
-        """Make room for a checkpoint, which has its name once ``write`` has ended."""
+        """Create a partial folder for a checkpoint; ``write`` renames it to its final name."""
         self.clear()
         self._partial(name).mkdir(parents=True)
 
     def add(self, name: str, unit: int, kept: Kept) -> None:
-        """Write what a unit keeps to the checkpoint that was begun."""
+        """Write a unit's state to the checkpoint that was begun."""
         if tensors := kept_file.flat(kept):
             _save(tensors, self._partial(name) / f"unit-{unit}.safetensors")
 
     def write(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Complete a checkpoint that was begun, then leave the last ``keep``."""
+        """Complete a checkpoint that was begun, and retain only the last ``keep``."""
         partial = self._partial(checkpoint.name)
         for unit, kept in checkpoint.training.units.items():
             self.add(checkpoint.name, unit, kept)
@@ -130,7 +141,7 @@ class CheckpointFolder:
         self._remove(self.names()[:-keep])
 
     def read(self, name: str) -> Checkpoint:
-        """Raises ``ConfigError`` where it is damaged, or of another version's format."""
+        """Read a checkpoint. Raises ``ConfigError`` if it is damaged or has another format."""
         path = self._path / name
         try:
             return _read(path)
@@ -141,11 +152,11 @@ class CheckpointFolder:
 
     @property
     def kept(self) -> "KeptFiles":
-        """What units kept by the last checkpoint, whichever that is when it is read."""
+        """The units' states in the checkpoint that is the last one at the time of reading."""
         return KeptFiles(self._path / _LATEST)
 
     def rewind(self, name: str, keep: int) -> None:
-        """Remove the checkpoints after ``name``, and leave the last ``keep``."""
+        """Remove the checkpoints after ``name``, and retain only the last ``keep``."""
         self.clear()
         self._point_to(name)
         self._remove([other for other in self.names() if int(other) > int(name)])
@@ -158,12 +169,12 @@ class CheckpointFolder:
         _sync(self._path)
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Rename each, then delete it: no name ever stands for half a checkpoint."""
+        """Rename each checkpoint before deleting it, so that no name refers to a partial one."""
         for name in names:
             shutil.rmtree((self._path / name).rename(self._partial(name)))
 
     def clear(self) -> None:
-        """Remove what is half-done."""
+        """Remove partial checkpoints."""
         for path in self._path.glob(f".*{_PARTIAL}"):
             if path.is_symlink():
                 path.unlink()
@@ -176,9 +187,9 @@ class CheckpointFolder:
 
 @dataclass(frozen=True, eq=False)
 class KeptFiles(Mapping[int, Kept]):
-    """What units keep, from the files of the checkpoint in ``folder``; each is read when asked for.
+    """The units' states in the checkpoint in ``folder``; each file is read on access.
 
-    Raises ``ConfigError`` if a file is damaged.
+    Access raises ``ConfigError`` if a file is damaged.
     """
 
     folder: Path
@@ -201,20 +212,21 @@ class KeptFiles(Mapping[int, Kept]):
 
 
 class RunCheckpoints:
-    """The checkpoints of a run: every ``federation.checkpoint_every`` rounds, and after the last
-    one, so that a run that is complete can be given more.
+    """Writes a run's checkpoints: every ``federation.checkpoint_every`` rounds, and after the last
+    round, so that a complete run can be extended.
 
-    If a checkpoint cannot be written, as when the disk is full, the run goes on without it, and the
-    log says so.
+    If a checkpoint cannot be written, for example because the disk is full, the run continues
+    without it and logs a warning.
     """
 
     def __init__(self, settings: Settings, folder: RunFolder, tokenizer: Tokenizer) -> None:
         self._settings, self._folder, self._tokenizer = settings, folder, tokenizer
         self._files = CheckpointFolder(folder.path)
-        self._stored: set[int] | None = None  # units, in the checkpoint that was begun
+        self._stored: set[int] | None = None  # units in the current checkpoint; None without one
 
     def begin(self, round_: int) -> Store | None:
-        """Begin the round's checkpoint; what stores units' states in it. None if none is due."""
+        """Begin the round's checkpoint. Returns a function that stores a unit's state in it, or
+        None if no checkpoint is due."""
         if not self._due(round_):
             return None
         self._stored = set()
@@ -222,11 +234,11 @@ class RunCheckpoints:
         return lambda unit, kept: self._store(round_, unit, kept)
 
     def write(self, history: History, state: RunState, names: Mapping[str, int]) -> None:
-        """Complete the round's checkpoint, if one is due. The round's lines and weights must be in
-        the run's folder.
+        """Complete the round's checkpoint if one is due. The round's records and weights must
+        already be in the run's folder.
 
-        A unit that is away, or whose state was refused, has in it its state by the checkpoint
-        before.
+        For a unit that is absent, or whose state was invalid, the state of the previous checkpoint
+        is copied.
         """
         if self._due(round_ := history.num_rounds):
             self._tried(round_, lambda: self._complete(history, state, names))
@@ -259,24 +271,25 @@ class RunCheckpoints:
         self._files.write(checkpoint, federation.keep)
 
     def _tried(self, round_: int, action: Callable[[], None]) -> None:
-        """Do it unless the checkpoint was given up; give it up if that fails."""
+        """Run ``action``, and abandon the checkpoint if it fails. Does nothing if the checkpoint
+        was abandoned before."""
         if self._stored is None:
             return
         try:
             action()
         except (CollaPipeError, OSError, KeyError) as error:
             self._stored = None
-            self._files.clear()  # the room is needed
+            self._files.clear()  # frees disk space
             _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """Tells whether a tokeniser is still the one that the run began with."""
+    """Return a digest by which a resumed run recognises its tokeniser."""
     return hashlib.sha256(tokenizer.pack().encode()).hexdigest()
 
 
 def flat(training: TrainingState) -> Tensors:
-    """The server's tensors under ``GROUP/NAME``, such as ``heads.2/head.weight/exp_avg``."""
+    """Return the server's tensors by names such as ``heads.2/head.weight/exp_avg``."""
 
     def named(path: str, tree: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
         for key, value in tree.items():
@@ -289,7 +302,7 @@ def flat(training: TrainingState) -> Tensors:
 
 
 def nested(tensors: Mapping[str, Any]) -> TrainingState:
-    """The inverse of ``flat``. Raises ``ValueError`` for a name that ``flat`` does not make."""
+    """Invert ``flat``. Raises ``ValueError`` for a name that ``flat`` does not make."""
     training = TrainingState()
     for full, tensor in tensors.items():
         path, _, name = full.partition("/")
@@ -315,7 +328,7 @@ def _state_text(checkpoint: Checkpoint, folder: Path) -> str:
         "configuration": checkpoint.configuration,
         "progress": PROGRESS.dump_python(checkpoint.progress, mode="json"),
     }
-    plain = json.loads(json.dumps(state))  # keys as texts, as they are read
+    plain = json.loads(json.dumps(state))  # keys become texts, as after reading
     return json.dumps({"sha256": _digest_of(plain), **plain}, indent=1) + "\n"
 
 
@@ -375,7 +388,7 @@ def _digest(file: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file or folder to the disk, so that it outlasts a power failure."""
+    """Flush a file or folder to disk, so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

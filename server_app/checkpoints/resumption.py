@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, and whether it may with the options that it has now."""
+"""Choose the checkpoint from which a run is resumed, and check the run's current options."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 
-# What may change between rounds: nothing that was learned or decided depends on it.
+# Options that may change between rounds, because no model and no plan depends on them.
 _FREE = (
     "federation.rounds",
     "federation.eval_every",
@@ -38,10 +38,11 @@ _SHOWN = 4
 
 
 def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
-    """The run's checkpoint called ``name``, or the last, checked against its folder and options.
+    """Read the run's checkpoint ``name``, or the last one, and check it against the run's folder
+    and options.
 
-    Raises ``ConfigError`` where it is not there; and where it is damaged, or another run's, one
-    that offers the one before it.
+    Raises ``ConfigError`` if it does not exist, is damaged or belongs to another run. The message
+    names the checkpoint before it, if there is one.
     """
     run_dir = Path(settings.run_dir)
     folder = CheckpointFolder(run_dir)
@@ -75,8 +76,8 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
 
 
 def check_goes_on(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Raise ``ConfigError`` where ``settings`` would learn something else, or have no round left
-    of a run that is complete."""
+    """Raise ``ConfigError`` if ``settings`` would change the result of the run, or if no round is
+    left."""
     if found := changed(checkpoint.configuration, settings.tree):
         raise ConfigError(
             f"{settings.run_dir}: a run goes on as it began, but {_listed(found)}; leave these as "
@@ -98,10 +99,10 @@ def check_goes_on(settings: Settings, checkpoint: Checkpoint) -> None:
 def rewind_run(
     folder: RunFolder, settings: Settings, checkpoint: Checkpoint, tokenizer: Tokenizer
 ) -> None:
-    """Bring the folder back to what it was when the checkpoint had been written.
+    """Restore the folder's content at the time of the checkpoint.
 
-    Raises ``ConfigError`` where the ``tokenizer`` is another by now: that of the folder, or where
-    there is none, of the training rows.
+    Raises ``ConfigError`` if the ``tokenizer`` has changed since the run began. It comes from the
+    run's folder, or from the training rows if the folder has no tokeniser.
     """
     if tokenizer_digest(tokenizer) != checkpoint.progress.tokenizer:
         raise ConfigError(
@@ -121,8 +122,8 @@ def rewind_run(
 
 
 def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> str:
-    """Who is there for the first time and who is not there any more, such as ``; new:
-    cyd``; empty where all are that were."""
+    """Describe units that are new or missing since the checkpoint, such as ``; new: cyd``. Empty if
+    the units have not changed."""
     progress = checkpoint.progress
     clusters = progress.scheduler.roster.reported
     reported = {each.unit for each in clusters if isinstance(each, ClusterState)}
@@ -136,7 +137,8 @@ def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> st
 
 
 def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
-    """Raise ``ConfigError`` unless the weights are of the model whose weights are ``expected``."""
+    """Raise ``ConfigError`` unless the checkpoint's weights have the names, types and shapes of
+    ``expected``."""
     training = checkpoint.training
     for weights in (training.weights, *training.own_models.values()):
         for name in sorted(weights.keys() | expected.keys()):
@@ -149,7 +151,7 @@ def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Option → value then and now, of those that a run must not change."""
+    """Return option → values then and now, for changed options that a run must not change."""
     before, after = (
         {option: json.dumps(value, ensure_ascii=False) for option, value in flattened(tree).items()}
         for tree in (then, now)
@@ -169,8 +171,8 @@ def _listed(found: Mapping[str, tuple[str, str]]) -> str:
 
 
 def _check_units(state: SchedulerState, num_units: int) -> None:
-    """Raise ``ConfigError`` where its state is not one of ``num_units``, or would move a terminal's
-    cursor."""
+    """Raise ``ConfigError`` if the state has not ``num_units`` units, or if its messages contain
+    control characters."""
     lists = (state.roster.reported, state.queues, state.losses, state.environment.units)
     counts = [len(each) for each in lists]
     others = [

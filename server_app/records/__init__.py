@@ -1,1 +1,1 @@
-"""What a run leaves behind for people and tools to read."""
+"""A run's records for people and tools: progress, metrics, summary and shards."""

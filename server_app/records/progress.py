@@ -1,4 +1,4 @@
-"""What a person sees of a run: live lines on a terminal, plain ones elsewhere."""
+"""Show a run's progress: live lines on a terminal, plain lines elsewhere."""
 
 import logging
 import threading
@@ -20,15 +20,15 @@ _log = logging.getLogger(__name__)
 
 
 class RunProgress:
-    """Shows steps, rounds and evaluations; a context, since a live display must end.
+    """Shows steps, rounds and evaluations; a context manager, since a live display must end.
 
-    A round is one line, after what went wrong in it; the log has how long pipelines took. Steps
-    come from the decoder link's threads.
+    Each round prints its exclusions and failures, then one line of figures. The log has the
+    pipelines' times. The decoder link's threads call ``step``.
     """
 
     def __init__(self, console: Console, rounds: int, steps_per_round: int, called: Called) -> None:
         self._console, self._lock, self._called = console, threading.Lock(), called
-        self._excluded = dict[int, str]()  # as of the round before
+        self._excluded = dict[int, str]()  # in the previous round
         self._restart()
         self._rounds, self._steps = rounds, steps_per_round
         self._skipped: str | None = None
@@ -59,23 +59,23 @@ class RunProgress:
         self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def arrival(self, round_: int, unit: int, how: str) -> None:
-        """A unit takes part from this round on."""
+        """Show that a unit takes part from this round on."""
         self.say(f"round {round_}: {self._called(unit)} {how}")
 
     def step(self, unit: int, step: int, loss: float, samples: int) -> None:
-        """A unit's step is done."""
+        """Show that a unit has finished a step."""
         with self._lock:
             self._samples += samples
             speed = self._samples / (time.perf_counter() - self._start)
         self._live.update(self._task, advance=1, loss=f"{loss:.3f}", speed=f"{speed:,.0f}")
 
     def _restart(self) -> None:
-        """Count samples per second anew: rounds are measured, not what lies between them."""
+        """Restart the count of samples per second, so that time between rounds does not count."""
         with self._lock:
             self._samples, self._start = 0, time.perf_counter()
 
     def round(self, report: RoundReport, wall_s: float) -> None:
-        """A round is done."""
+        """Show that a round is finished."""
         speed = report.samples / wall_s
         loss = "–" if report.train_loss is None else f"{report.train_loss:.4f}"
         self._live.update(
@@ -115,7 +115,7 @@ class RunProgress:
             )
 
     def evaluation(self, round_: int, evaluated: Evaluated) -> None:
-        """The model was evaluated."""
+        """Show an evaluation of the model."""
         self._restart()
         where = f"round {round_}/{self._rounds}"
         if evaluated.first is not None:
@@ -127,7 +127,8 @@ class RunProgress:
 
 
 def told_of_units(units: UnitsEvaluation, called: Called) -> Iterator[str]:
-    """The figures of their rows and whose these are, then who is left out."""
+    """Yield lines on an evaluation on units: the figures, then units without rows or with
+    failures."""
     if units.metric is None:
         yield "no evaluation on units: none told anything of rows of its own"
     else:
@@ -142,13 +143,13 @@ def told_of_units(units: UnitsEvaluation, called: Called) -> Iterator[str]:
 
 
 def shown(score: Score) -> str:
-    """Such as ``accuracy 0.781  macro-F1 0.764``."""
+    """Format a score, such as ``accuracy 0.781  macro-F1 0.764``."""
     values = {score.name: score.value, **score.extra_metrics}
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def end_table(rows: Sequence[tuple[str, str]]) -> Table:
-    """The short table at the end of a run."""
+    """Build the short table at the end of a run."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows:
         table.add_row(Text(name), Text(printable(value)))  # a value may look like markup

@@ -1,4 +1,4 @@
-"""The last round as a file for Prometheus, which ``collapipe deploy serve`` hands out."""
+"""Write the last round's figures for Prometheus; ``collapipe deploy serve`` serves the file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from collapipe.report import RoundReport
 
 
 def write_metrics(file: Path, line: RoundReport) -> None:
-    """Replace ``file`` by what is known after the round; bytes and seconds are the round's own."""
+    """Replace ``file`` by the figures after a round; bytes and seconds are of this round only."""
     registry = CollectorRegistry()
 
     def tell(name: str, words: str, value: float | None) -> None:

@@ -1,5 +1,5 @@
-"""What is written down of every round, while the run goes on: for ``collapipe report``, for
-spreadsheets, and as curves on TensorBoard and MLflow, which is an extra."""
+"""Record every round while the run is in progress: files for ``collapipe report`` and
+spreadsheets, and curves for TensorBoard and, with the extra ``mlflow``, for MLflow."""
 
 import gzip
 import logging
@@ -36,9 +36,11 @@ LogScalars = Callable[[Mapping[str, float], int], None]
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """Lines of ``metrics.jsonl`` and ``metrics.csv``, curves, and in ``requests.jsonl.gz`` what
-    each round was planned from, so that it can be planned again. ``start`` is the run's, of
-    ``time.perf_counter``."""
+    """Appends each round to ``metrics.jsonl``, ``metrics.csv`` and the curves.
+
+    ``requests.jsonl.gz`` gets each round's request, from which it can be planned again. ``start``
+    is the run's start by ``time.perf_counter``.
+    """
 
     folder: RunFolder
     curves: Sequence[LogScalars]
@@ -52,7 +54,7 @@ class RunLog:
         evaluated: Evaluated,
         seconds: Mapping[str, float],
     ) -> None:
-        """A round's line everywhere; ``seconds`` are the server's own."""
+        """Record a round in all files and curves; ``seconds`` are the server's phases."""
         evaluation = evaluated.first
         line = replace(
             report,
@@ -77,7 +79,7 @@ class RunLog:
 
 @contextmanager
 def run_log(folder: RunFolder, settings: Settings, history: History) -> Iterator[RunLog]:
-    """A run's log; curves of an earlier part end with the rounds of ``history``."""
+    """Open a run's log. In a resumed run, curves after the rounds of ``history`` are removed."""
     with ExitStack() as stack:
         curves = [stack.enter_context(_tensorboard(folder, history.num_rounds))]
         if settings.tracking.mlflow:
@@ -108,10 +110,10 @@ def _tensorboard(folder: RunFolder, rounds_done: int) -> Iterator[LogScalars]:
 
 @contextmanager
 def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogScalars]:
-    """A function that logs a round's scalars; a resumed run goes on with the run that it began.
+    """Yield a function that logs a round's scalars. A resumed run continues its MLflow run.
 
-    A server that does not answer costs a warning: what it misses is in the run's folder. Raises
-    ``ConfigError`` where MLflow is not installed or does not know such an address.
+    If the MLflow server does not answer, the log has a warning; the run's folder has all figures.
+    Raises ``ConfigError`` if MLflow is not installed or cannot use the address.
     """
     try:
         from mlflow import MlflowClient
@@ -124,7 +126,7 @@ def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogS
         os.environ.setdefault(name, value)
     try:
         client = MlflowClient(tracking_uri=uri)
-    except Exception as error:  # whatever its client raises
+    except Exception as error:  # the client has no common error class
         raise ConfigError(f"tracking.mlflow={uri}: {one_line(error)}") from error
     run_id = ""
     with _warned(f"{uri}: the run"):
@@ -158,7 +160,7 @@ def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogS
 
 @contextmanager
 def _warned(what: str) -> Iterator[None]:
-    """Warn where MLflow's client raises, whatever it is."""
+    """Turn any error of MLflow's client into a warning."""
     try:
         yield
     except StorageError:  # of the run's folder
@@ -168,7 +170,7 @@ def _warned(what: str) -> Iterator[None]:
 
 
 def _scalars(line: RoundReport) -> dict[str, float]:
-    """Names and values of curves."""
+    """Return the values of the curves by name."""
     found: dict[str, float | None] = {
         "train/loss": line.train_loss,
         "round/delay_s": line.cost.delay_s if line.cost else None,
@@ -186,11 +188,11 @@ def _scalars(line: RoundReport) -> dict[str, float]:
 
 
 def csv_row(line: RoundReport) -> dict[str, Cell]:
-    """A cell for each column of ``metrics.csv``, the same in every run, so that tables can be put
-    together; empty where the round has no such figure.
+    """Return the cells of a row of ``metrics.csv``. Every run has the same columns, so that tables
+    can be joined; a cell is empty if the round has no such figure.
 
-    Units are numbers with spaces in between. ``delay_s`` and energies are modelled; ``plan_s`` …
-    ``evaluate_s`` and ``wall_s`` are measured, ``clock_s`` is what the run's clock is.
+    Units are numbers separated by spaces. ``delay_s`` and energies are modelled; ``plan_s`` …
+    ``evaluate_s`` and ``wall_s`` are measured. ``clock_s`` follows ``federation.clock``.
     """
     costs, queues, metric = line.costs.values(), line.kept_queues, line.metric
     units = line.on_units

@@ -1,4 +1,4 @@
-"""Shards as a picture: what each unit holds."""
+"""Draw the rows and labels of each unit's shard."""
 
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +25,10 @@ def draw(
     labels: Sequence[str],
     file: Path,
 ) -> None:
-    """Write a PNG of the shards of ``units``, of the first ``_MOST_UNITS`` at most.
+    """Write a PNG of the shards of ``units``, at most of the first ``_MOST_UNITS``.
 
-    ``counts`` are a unit's labels, ``labels`` all of them in the order of their ids; where there
-    are none, bars are as long as shards are large.
+    ``counts`` has the number of rows of each label for each unit; ``labels`` are all labels in the
+    order of their ids. Without labels, a bar's length is the shard's number of rows.
     """
     drawn = sizes[:_MOST_UNITS]
     height = _ROW_IN * max(len(drawn), min(len(labels), _MOST_LABELS) + 1) + _MARGIN_IN
@@ -39,7 +39,7 @@ def draw(
         _draw_shares(axes, counts[:_MOST_UNITS], labels, letters)
     else:
         axes.barh(range(len(drawn)), drawn, _BAR, color=_PLAIN)
-        axes.margins(x=0.1)  # room for the numbers
+        axes.margins(x=0.1)  # space for the numbers
         axes.set_xlabel("rows", fontsize=8)
     for unit, size in enumerate(drawn):
         end = (1 if labels else size, unit)
@@ -62,7 +62,8 @@ def draw(
 def _draw_shares(
     axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequence[str], letters: Container[int]
 ) -> None:
-    """A bar for each of the most frequent labels, in the order of their ids, one for the others."""
+    """Draw a bar for each of the most frequent labels in the order of their ids, and one for the
+    other labels."""
     total = {name: sum(count.get(name, 0) for count in counts) for name in labels}
     kept = set(sorted(labels, key=lambda name: -total[name])[:_MOST_LABELS])
     shown = [name for name in labels if name in kept]
@@ -86,8 +87,8 @@ def _draw_shares(
 
 
 def _drawn(name: str, instead: str, letters: Container[int]) -> str:
-    """A name, or a text ``instead`` if the font lacks a letter. Matplotlib reads $ as
-    mathematics."""
+    """Return a name, or ``instead`` if the font lacks a letter of it. $ is escaped, because
+    Matplotlib reads it as mathematics."""
     if not all(ord(letter) in letters for letter in name):
         return instead
     shown = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"

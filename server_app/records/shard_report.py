@@ -1,4 +1,4 @@
-"""What the units hold: rows and labels of each shard, as a table, ``shards.json`` and a picture."""
+"""Report the rows and labels of each unit's shard: a table, ``shards.json`` and a picture."""
 
 import json
 import logging
@@ -22,8 +22,9 @@ _log = logging.getLogger(__name__)
 def write_shard_report(
     told: Mapping[int, RowsReply], labels: Sequence[str], folder: RunFolder, console: Console
 ) -> None:
-    """Print the table of what units have ``told``; write ``shards.json`` and ``shards.png`` into
-    ``folder``. ``labels`` are the run's, in the order of their ids. Raises ``StorageError``."""
+    """Print the table of the units' replies ``told``; write ``shards.json`` and ``shards.png`` into
+    ``folder``. ``labels`` are the run's, in the order of their ids. Raises ``StorageError`` if a
+    file cannot be written."""
     units = list(told)
     numbers = [f"{told[unit].name} {unit}".lstrip() for unit in units]
     sizes, counts = [told[u].num_rows for u in units], [told[u].labels for u in units]
@@ -39,7 +40,7 @@ def write_shard_report(
             shard_picture.draw(numbers, sizes, counts, labels, file)
     except StorageError:
         raise
-    except Exception as error:  # of a library whose settings and fonts are the user's
+    except Exception as error:  # Matplotlib depends on the user's settings and fonts
         _log.warning("shards.png: not drawn (%s)", one_line(error))
     columns = Column("unit", justify="right"), Column("rows", justify="right")
     last = "labels" if any(counts) else ""
@@ -52,8 +53,8 @@ def write_shard_report(
 
 
 def add_shard(folder: RunFolder, state: ClusterState, name: str, round_: int) -> None:
-    """Put a unit into ``shards.json`` that came after the run had begun: its rows and the first
-    ``round_`` that it takes part in; it was not asked for its labels."""
+    """Add a unit that joined during the run to ``shards.json``: its rows and its first ``round_``.
+    Its labels are not known, because it was not asked for them."""
     held = json.loads((folder.path / _FILE).read_text(encoding="utf-8"))
     added = {"unit": state.unit, "rows": state.num_samples, "labels": {}, "joined": round_}
     kept = [each for each in held["shards"] if each["unit"] != state.unit]

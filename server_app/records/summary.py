@@ -33,15 +33,15 @@ _SHOWN_UNITS = 12  # in the table at the end
 
 @dataclass
 class History:
-    """What the summary is made of."""
+    """Figures of all rounds so far, from which the summary is made."""
 
     start: float
     num_rounds: int = 0
     losses: list[float] = field(default_factory=list)
     clock_s: float = 0.0
-    epsilon: float | None = None  # of all rounds, at privacy.delta
-    ended: str | None = None  # why a completed run has fewer rounds than it was to have
-    uploads_counted: bool = True  # in every round's modelled time
+    epsilon: float | None = None  # ε of all rounds, at privacy.delta
+    ended: str | None = None  # why a completed run has fewer rounds than federation.rounds
+    uploads_counted: bool = True  # whether every round's modelled time includes uploads
     energy_j: float = 0.0
     estimates: Estimates = field(default_factory=Estimates)
     samples: int = 0
@@ -49,9 +49,9 @@ class History:
     bytes_down: int = 0
     test: Evaluation | None = None
     test_on_units: UnitsEvaluation | None = None
-    rounds: Counter[int] = field(default_factory=Counter)  # that a unit finished
-    plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last
-    skipped: int = 0  # rounds of all that came to nothing; older checkpoints lack it
+    rounds: Counter[int] = field(default_factory=Counter)  # finished rounds of each unit
+    plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last plan
+    skipped: int = 0  # number of skipped rounds; older checkpoints lack it
 
     def add(self, report: RoundReport) -> None:
         self.num_rounds += 1
@@ -77,7 +77,7 @@ def summarised(
     console: Console,
     called: Called,
 ) -> Iterator[None]:
-    """Write the summary when the run ends, however it does."""
+    """Write the summary when the run ends, also if it ends with an error."""
     error: BaseException | None = None
     try:
         yield
@@ -122,7 +122,7 @@ def summarised(
         except StorageError as unwritten:
             if error is None:
                 raise
-            if not isinstance(error, StorageError):  # which says the same
+            if not isinstance(error, StorageError):  # a StorageError has reported the same cause
                 _log.warning("%s", unwritten)
         if history.num_rounds:
             rows = _end_rows(history, settings, f"{status} after", wall_s, called)
@@ -136,7 +136,7 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
     """Status, cause and exit status of a run that ended with ``error``."""
     if error is None:
         return "completed", None, 0
-    if isinstance(error, KeyboardInterrupt | SystemExit):  # the latter of Flower, for a stopped run
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # Flower stops runs with SystemExit
         return "interrupted", "interrupted", 1
     if isinstance(error, CollaPipeError):
         return "failed", str(error), error.exit_status
@@ -144,7 +144,7 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
 
 
 def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
-    """What to type after a run that ended early, or why it cannot go on."""
+    """Return the command that resumes a run that ended early, or why it cannot be resumed."""
     if (round_ := latest_checkpoint(run_dir)) is None:
         first = f"; the first follows round {checkpoint_every}" if checkpoint_every else ""
         asked = f"federation.checkpoint_every={checkpoint_every}{first}"
@@ -155,7 +155,8 @@ def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
 def _end_rows(
     history: History, settings: Settings, ended: str, wall_s: float, called: Called
 ) -> list[tuple[str, str]]:
-    """Names and values; a unit may be called as another row is."""
+    """Return the table's names and values. A list, because a unit may have the name of another
+    row."""
     num_units = settings.federation.num_units
     rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
@@ -183,7 +184,7 @@ def _end_rows(
 
 
 def _private(history: History, settings: Settings) -> dict[str, object]:
-    """What the run tells of any one unit; nothing without noise."""
+    """Return the summary's entry on privacy; empty without noise."""
     if history.epsilon is None:
         return {}
     seed = settings.privacy.noise_seed
@@ -194,16 +195,17 @@ def _private(history: History, settings: Settings) -> dict[str, object]:
 
 
 def privacy_told(epsilon: float, settings: PrivacySettings) -> str:
-    """Such as ``ε = 7.9, δ = 1e-05 of each unit``, and whether its noise can be repeated."""
+    """Describe the guarantee, such as ``ε = 7.9, δ = 1e-05 of each unit``, with a warning if the
+    noise can be reproduced."""
     seed = settings.noise_seed
     known = "" if seed is None else f"; NOT private to who knows privacy.noise_seed={seed}"
     return f"ε = {epsilon:.3g}, δ = {settings.delta:g} of each unit{known}"
 
 
 def budget_told(settings: PrivacySettings) -> str | None:
-    """What ``privacy.max_epsilon`` allows; None: there is no such limit.
+    """Describe how many rounds ``privacy.max_epsilon`` allows; None if it is not set.
 
-    Raises ``ConfigError`` where that is no round at all.
+    Raises ``ConfigError`` if it allows no round.
     """
     if (limit := settings.max_epsilon) is None:
         return None
@@ -218,8 +220,10 @@ def budget_told(settings: PrivacySettings) -> str | None:
 
 
 def noise_told(settings: Settings, weights: int) -> str | None:
-    """How long the noise in a round's mean is beside an update, of so many weights that train; None
-    where it is no longer, or there is none."""
+    """Compare the norm of the noise in a round's mean with the largest norm of an update.
+
+    ``weights`` is the number of trainable weights. Returns None if the noise is not larger.
+    """
     units = _units_a_round(settings)
     times = settings.privacy.noise_multiplier * math.sqrt(weights) / units
     if settings.privacy.noise_by == "units":
@@ -233,13 +237,14 @@ def noise_told(settings: Settings, weights: int) -> str | None:
 
 
 def clock_told(history: History, clock: str) -> str:
-    """Such as ``144.7 s, modelled, uploads not counted``: a strategy may plan no channels."""
+    """Describe the run's clock, such as ``144.7 s, modelled, uploads not counted``. Uploads are not
+    counted if the strategy plans no channels."""
     missing = "" if history.uploads_counted or clock != "modelled" else ", uploads not counted"
     return f"{history.clock_s:,.1f} s, {clock}{missing}"
 
 
 def sent(history: History) -> dict[str, str]:
-    """The table's row of bytes; none where nothing was trained, and so nothing sent."""
+    """Return the table's row of bytes; empty if nothing was sent."""
     if not history.bytes_up and not history.bytes_down:
         return {}
     up, down = (f"{size / 1e6:,.1f} MB" for size in (history.bytes_up, history.bytes_down))
@@ -247,7 +252,8 @@ def sent(history: History) -> dict[str, str]:
 
 
 def _partition(plan: ClusterPlan) -> str:
-    """Such as ``2 phone-1 + 4 laptop-2; m=4``, and where the head was if that was chosen."""
+    """Describe a plan, such as ``2 phone-1 + 4 laptop-2; m=4``, with the head's place if the
+    scheduler chose it."""
     if not plan.segments:
         return "the whole model on each device"
     held = " + ".join(f"{segment.span.blocks} {segment.device}" for segment in plan.segments)
@@ -257,7 +263,7 @@ def _partition(plan: ClusterPlan) -> str:
 
 
 def opening(settings: Settings, folder: RunFolder) -> str:
-    """What is run where, such as ``collapipe: task dates, 3 units of 3 devices, …``."""
+    """Return the run's first line, such as ``collapipe: task dates, 3 units of 3 devices, …``."""
     federation, devices = settings.federation, settings.build("cluster").num_devices
     units, most = federation.num_units, _units_a_round(settings)
     chosen = f"{most} of {units} units a round, " if most < units else ""
@@ -271,7 +277,7 @@ def opening(settings: Settings, folder: RunFolder) -> str:
 
 
 def _units_a_round(settings: Settings) -> int:
-    """How many of the units take part in a round at most."""
+    """Return the largest number of units that take part in a round."""
     units, strategy = settings.federation.num_units, settings.planner
     most = getattr(strategy, "num_scheduled", units)
     if isinstance(strategy, Dssra):

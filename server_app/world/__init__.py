@@ -1,1 +1,1 @@
-"""The world around a run: what devices and channels are like in each round."""
+"""The simulated world of a run: the conditions of devices and channels in each round."""

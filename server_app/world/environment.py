@@ -1,7 +1,7 @@
 """The wireless world of a run: how devices and channels change from round to round.
 
-It goes by rounds, not by the clock, and nothing that a strategy or a unit does enters it: runs with
-the same seed see the same world, whoever decides in them.
+It depends on the round's number, not on the clock or on decisions of strategies and units. Runs
+with the same seed therefore see the same world under every strategy.
 """
 
 import math
@@ -16,13 +16,13 @@ from collapipe.errors import ConfigError
 from collapipe.state import ClusterState, DeviceProfile
 from server_app.world.mobility import Mobility, Probability, Walk
 
-_LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # what collapipe.state admits
+_LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # bounds of values in collapipe.state
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCondition:
-    """A device in a round, relative to its profile: the natural logarithm of its speed, and its
-    shares of memory and of the energy budget. One that is away holds no block."""
+    """A device's condition in a round, relative to its profile: the natural logarithm of its speed,
+    and its shares of memory and of the energy budget. An absent device holds no block."""
 
     log_speed: float
     present: bool
@@ -46,7 +46,8 @@ class UnitCondition:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentState:
-    """All that a round's world is made of and the next one follows from; N units, in order."""
+    """The conditions of N units in a round, in order; the next round's conditions follow from
+    them."""
 
     units: tuple[UnitCondition, ...]
 
@@ -84,7 +85,8 @@ class Environment:
     def start(
         self, clusters: Sequence[ClusterState], num_channels: int, rng: np.random.Generator
     ) -> EnvironmentState:
-        """Before the first round: all devices are there, speeds and velocities are stationary."""
+        """Return the state before the first round: all devices are present, and speeds and
+        velocities have their stationary distributions."""
         units = [
             self._newcomer(len(cluster.devices), num_channels, stream)
             for cluster, stream in zip(clusters, rng.spawn(len(clusters)), strict=True)
@@ -92,7 +94,7 @@ class Environment:
         return EnvironmentState(tuple(units))
 
     def step(self, state: EnvironmentState, rng: np.random.Generator) -> EnvironmentState:
-        """The next round; ``rng`` is that round's own."""
+        """Return the state of the next round; ``rng`` is that round's generator."""
         streams = rng.spawn(len(state.units))
         return EnvironmentState(tuple(map(self._unit, state.units, streams)))
 
@@ -153,7 +155,8 @@ def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterStat
 
 
 def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
-    """Blocks take longer on a slower device; its hops and the joules of a block stay."""
+    """Return the device under this round's condition. A slower device needs more time per block;
+    hops and the energy of a block do not change."""
     speed, time = math.exp(now.log_speed), device.time
     u, v = (_admitted(seconds / speed, _MOST_LAW) for seconds in (time.u, time.v))
     max_blocks, energy, memory = device.max_blocks, device.energy, device.memory
@@ -177,6 +180,6 @@ def _check_count(what: str, told: Sized, conditions: Sized) -> None:
 
 
 def _admitted(value: float, most: float) -> float:
-    """A unit that tells extremes must not end the run once they are scaled: less than the least
-    number that it may tell is 0, and ``most`` is the most."""
+    """Limit a scaled value to the range that ``collapipe.state`` accepts: a value below ``_LEAST``
+    becomes 0, one above ``most`` becomes ``most``. Extreme reports must not end the run."""
     return 0.0 if value < _LEAST else min(value, most)

@@ -2,7 +2,7 @@
 
 The Gauss–Markov mobility model: Liang and Haas, "Predictive distance-based mobility management for
 PCS networks", INFOCOM 1999; Camp, Boleng and Davies, "A survey of mobility models for ad hoc
-network research", 2002. Here with a mean velocity of 0, in a disc whose edge reflects.
+network research", 2002. Here the mean velocity is 0, and the edge of the disc reflects.
 """
 
 import math
@@ -21,7 +21,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Where a unit is, the server being at (0, 0), how it moves, and how far away it began."""
+    """A unit's position and velocity, and its distance at the start; the server is at (0, 0)."""
 
     x_m: float
     y_m: float
@@ -37,10 +37,11 @@ class Walk:
 
 @dataclass(frozen=True)
 class Mobility:
-    """A correlated walk of ``round_s`` seconds between two rounds, however long they take.
+    """A correlated walk of ``round_s`` seconds per round, independent of the rounds' real time.
 
-    A round's velocity keeps the share α, ``correlation``, of the one before. The gain falls with
-    distance^γ, γ being ``path_loss_exponent``, and not below ``least_distance_m``.
+    A round's velocity keeps the share α = ``correlation`` of the previous velocity. The gain is
+    proportional to distance^−γ with γ = ``path_loss_exponent``; it is constant below
+    ``least_distance_m``.
     """
 
     speed_m_per_s: Annotated[float, Field(ge=0, le=1e3)]
@@ -65,14 +66,15 @@ class Mobility:
             )
 
     def start(self, rng: np.random.Generator) -> Walk:
-        """A place drawn evenly from the disc, and a stationary velocity."""
+        """Draw a position uniformly from the disc, and a velocity from its stationary
+        distribution."""
         distance, angle = self.radius_m * math.sqrt(rng.random()), math.tau * rng.random()
         x, y = distance * math.cos(angle), distance * math.sin(angle)
         x_speed, y_speed = (self._deviation * rng.standard_normal(2)).tolist()
-        return Walk(x, y, x_speed, y_speed, math.hypot(x, y))  # who stands has gain 1 exactly
+        return Walk(x, y, x_speed, y_speed, math.hypot(x, y))  # a unit at rest has gain exactly 1
 
     def step(self, walk: Walk, rng: np.random.Generator) -> Walk:
-        """A round later: v ← α·v + σ·√(1 − α²)·w with w standard normal, then p ← p + v·t."""
+        """Advance one round: v ← α·v + σ·√(1 − α²)·w with w standard normal, then p ← p + v·t."""
         noise = self._deviation * math.sqrt(1 - self.correlation**2) * rng.standard_normal(2)
         x_speed = self.correlation * walk.x_m_per_s + float(noise[0])
         y_speed = self.correlation * walk.y_m_per_s + float(noise[1])
@@ -80,18 +82,18 @@ class Mobility:
         return self._reflected(Walk(x, y, x_speed, y_speed, walk.start_distance_m))
 
     def relative_gain(self, walk: Walk) -> float:
-        """The path's gain, divided by that at the place where the walk began."""
+        """The path's gain divided by the gain at the walk's start."""
         distances = walk.distance_m, walk.start_distance_m
         now, start = (max(distance, self.least_distance_m) for distance in distances)
         return float((start / now) ** self.path_loss_exponent)
 
     @property
     def _deviation(self) -> float:
-        """σ of each coordinate: a speed of two of them has the mean σ·√(π/2)."""
+        """σ of each velocity coordinate: the mean speed of two such coordinates is σ·√(π/2)."""
         return self.speed_m_per_s / math.sqrt(math.pi / 2)
 
     def _reflected(self, walk: Walk) -> Walk:
-        """Mirrored at the disc's edge, with its velocity; inside whatever the length of a step."""
+        """Mirror position and velocity at the disc's edge, so that any step ends inside."""
         distance = walk.distance_m
         if distance <= self.radius_m:
             return walk
