@@ -1,4 +1,5 @@
-"""The ClientApp's message handlers, thin: unpack, call the control unit, pack."""
+"""The ClientApp's message handlers: they unpack a message, call the control unit and pack its
+reply."""
 
 import functools
 import logging
@@ -97,7 +98,7 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 @app.query("rows")
 @_answering
 def rows(message: Message, context: Context) -> RecordDict:
-    """What the server must know of the rows that this unit trains on."""
+    """Summarise the unit's training rows for the server."""
     _check_account(context)
     request = records.unpack(RowsRequest, message.content)
     told = tell_rows(_settings(context), _number(context), request.words)
@@ -107,10 +108,11 @@ def rows(message: Message, context: Context) -> RecordDict:
 @app.query("state")
 @_answering
 def state(message: Message, context: Context) -> RecordDict:
-    """Keep what the run is made of; the cluster's state, and the frozen parts not stored here."""
+    """Store the run's setup. Returns the cluster's state, and the names of frozen parts that this
+    machine lacks."""
     _check_account(context)
     setup = records.unpack(Setup, message.content)
-    if has_owner(context.node_config):  # the tokeniser is somebody else's
+    if has_owner(context.node_config):  # the server may send an invalid tokeniser
         _try_tokenizer(setup.tokenizer)
     context.state.update(records.pack(setup))
     absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
@@ -124,7 +126,7 @@ def state(message: Message, context: Context) -> RecordDict:
 @app.query("frozen")
 @_answering
 def frozen(message: Message, context: Context) -> RecordDict:
-    """Store the parts of the model that do not train on disk, for later runs, too."""
+    """Store frozen parts of the model on disk, for this run and later ones."""
     expected = _setup(context).frozen
     for part, tensors in records.unpack_groups(message.content).items():
         if digest(tensors) != expected.get(part):
@@ -136,8 +138,8 @@ def frozen(message: Message, context: Context) -> RecordDict:
 @app.query("keep")
 @_answering
 def keep(message: Message, context: Context) -> RecordDict:
-    """What is kept here between rounds, for a checkpoint; where updates are masked nothing that is
-    made of gradients, as an optimiser's memory is."""
+    """Return the unit's state between rounds for a checkpoint. If updates are masked, this excludes
+    state that depends on gradients, such as the optimiser's."""
     told = NOT_TRAINED if _settings(context).privacy.secure_aggregation else KEPT
     kept = _kept(context)
     return records.pack_groups({key: kept[key] for key in told if kept.get(key)})
@@ -146,7 +148,7 @@ def keep(message: Message, context: Context) -> RecordDict:
 @app.query("restore")
 @_answering
 def restore(message: Message, context: Context) -> RecordDict:
-    """Replace what is kept here by what was kept at a checkpoint."""
+    """Replace the unit's state between rounds by its state at a checkpoint."""
     groups = records.unpack_groups(message.content)
     if not groups.keys() <= set(KEPT):
         raise WireError(f"only {', '.join(KEPT)} can be restored")
@@ -160,7 +162,8 @@ def restore(message: Message, context: Context) -> RecordDict:
 @app.query("mask_keys")
 @_answering
 def mask_keys(message: Message, context: Context) -> RecordDict:
-    """Make the keys of a masked sum, of a round that no update was masked for yet."""
+    """Make the keys for a masked sum. Raises ``WireError`` if an update was already masked for this
+    round or a later one."""
     _check_account(context)
     request, state = records.unpack(KeysRequest, message.content), context.state
     if LastMasked.__name__ in state and request.round <= records.unpack(LastMasked, state).round:
@@ -190,7 +193,7 @@ def mask_shares(message: Message, context: Context) -> RecordDict:
 @app.query("survivors")
 @_answering
 def survivors(message: Message, context: Context) -> RecordDict:
-    """Confirm to the other survivors of a masked sum who they are."""
+    """Confirm the list of survivors of a masked sum to the other survivors."""
     stage = records.take_stage(MaskedUnit, context.state)
     told, reply = stage.confirm(records.unpack(SurvivorsRequest, message.content))
     records.keep_stage(told, context.state)
@@ -200,7 +203,7 @@ def survivors(message: Message, context: Context) -> RecordDict:
 @app.query("unmask")
 @_answering
 def unmask(message: Message, context: Context) -> RecordDict:
-    """Reveal shares of units' secrets, once; nothing is left of them then."""
+    """Reveal shares of units' secrets once; the unit deletes its copies."""
     stage = records.take_stage(UnitWithSurvivors, context.state)
     return records.pack(stage.reveal(records.unpack(UnmaskRequest, message.content)))
 
@@ -209,7 +212,7 @@ def unmask(message: Message, context: Context) -> RecordDict:
 @_answering
 @message_taken()
 def train(message: Message, context: Context) -> RecordDict:
-    """Run a round, and keep what the next one goes on from."""
+    """Run a round, and keep the state from which the next one starts."""
     account = _check_account(context)
     request = records.unpack(TrainRequest, message.content)
     if request.link is not None:
@@ -223,12 +226,12 @@ def train(message: Message, context: Context) -> RecordDict:
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
         unit, frozen = _control_unit(context), _setup(context).frozen
-        with _reading:  # units of one process share what is read
+        with _reading:  # units in one process share the cached weights
             fixed = _cached_weights(tuple(frozen.items()), unit.device)
         kept = _kept(context)
         inputs = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
         done = run_round(unit, inputs)
-        cancellation.check()  # a round that the server has given up leaves no state
+        cancellation.check()  # a cancelled round must not change the state
         if account is not None:
             account.charge(settings.privacy)
         _keep(context, done.kept)
@@ -242,7 +245,7 @@ def train(message: Message, context: Context) -> RecordDict:
 @app.evaluate()
 @_answering
 def evaluate(message: Message, context: Context) -> RecordDict:
-    """Tell what the server's model is worth on the unit's own rows."""
+    """Evaluate the server's model on the unit's own rows."""
     request = records.unpack(EvaluateRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
     settings, setup, unit = _settings(context), _setup(context), _number(context)
@@ -270,30 +273,31 @@ def _settings(context: Context) -> Settings:
 
 
 def _check_account(context: Context) -> OwnerAccount | None:
-    """The owner's account, if there is one. Raises ``BudgetSpentError`` if it has too little left
-    for a round of this run."""
+    """Return the owner's privacy account, if there is one. Raises ``BudgetSpentError`` if its rest
+    does not suffice for a round of this run."""
     if (account := account_of(context.node_config)) is not None:
         account.check(_settings(context).privacy)
     return account
 
 
 def _number(context: Context) -> int:
-    """Who the unit is in the run: as the server has told, or else as its node is configured."""
+    """Return the unit's number: the one from the server, or else the one in the node's
+    configuration."""
     if Setup.__name__ in context.state and (told := _setup(context).unit) is not None:
         return told
     return int(context.node_config["partition-id"])
 
 
-@functools.lru_cache(maxsize=1)  # of the run that the process serves
+@functools.lru_cache(maxsize=1)  # a process serves one run
 def _try_tokenizer(packed: str) -> None:
-    """Raise ``WireError`` for a tokeniser of the server's that does not work."""
+    """Raise ``WireError`` if the server's tokeniser is invalid."""
     try:
         check_tokenizer(packed, "packed")
     except ConfigError as error:
         raise WireError(f"the run's tokeniser: {error}") from error
 
 
-@functools.lru_cache(maxsize=1)  # of the run that the process serves, for all its units and rounds
+@functools.lru_cache(maxsize=1)  # a process serves one run; its units share the weights
 def _cached_weights(parts: tuple[tuple[str, str], ...], device: torch.device) -> Tensors:
     store = FrozenStore(default_folder())
     named = [prefixed(part, store.load(name)) for part, name in parts]
@@ -308,15 +312,15 @@ def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
 
 
 def _kept(context: Context) -> dict[str, Tensors]:
-    """What the unit's last round left, in its state or in a file that this names; nothing before
-    the first."""
+    """Read the groups that the unit kept after its last round, from its state or from a file that
+    the state names. Empty before the first round."""
     if KeptFile.__name__ in context.state:
         return records.unpack(KeptFile, context.state).read()
     return records.unpack_groups(context.state)
 
 
 def _keep(context: Context, groups: Mapping[str, Tensors]) -> None:
-    """Let the unit keep these groups alone."""
+    """Replace the groups that the unit keeps."""
     if (file := KeptFile.of(context.node_id, context.node_config)) is not None:
         file.write(groups)
         context.state.update(records.pack(file))

@@ -1,4 +1,4 @@
-"""When the message that is being answered was taken, by the clock of a round's phases."""
+"""The time at which the current message was received, by the clock of a round's phases."""
 
 import time
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ _taken_s: ContextVar[float] = ContextVar("collapipe_message_taken")
 
 @contextmanager
 def message_taken() -> Iterator[None]:
-    """What is inside answers a message that is taken now; of nested ones the outermost counts,
-    which has fetched it."""
+    """Record the current time as the arrival of the message that the context answers. In nested
+    contexts the outermost time counts."""
     token = _taken_s.set(_taken_s.get(time.perf_counter()))
     try:
         yield
@@ -20,5 +20,5 @@ def message_taken() -> Iterator[None]:
 
 
 def taken_s() -> float:
-    """When the message was taken, of ``time.perf_counter``."""
+    """Return the current message's arrival by ``time.perf_counter``."""
     return _taken_s.get()

@@ -1,4 +1,4 @@
-"""What a unit reports of its cluster: devices, rows, and the bits that it will upload."""
+"""The state of its cluster that a unit reports: devices, rows, and the bits of its uploads."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ from pipeline.schedule import splits_backward
 def cluster_state(
     settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary
 ) -> ClusterState:
-    """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
+    """Draw the cluster's devices and uplink, which depend only on the run's seed and the unit."""
     cluster: ClusterPreset = settings.build("cluster")
     cost = block_cost(settings)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
@@ -43,14 +43,15 @@ def cluster_state(
 
 
 def block_cost(settings: Settings) -> BlockCost:
-    """What a block of the run's model asks of a device under the run's schedule."""
+    """Return the compute, memory and traffic of a block under the run's schedule."""
     sizes = settings.task.max_length, settings.batch_size
     split = splits_backward(settings.pipeline.schedule) and not settings.framework.unsplit
     return measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
 
 
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:
-    """With all payloads that the scheduler may choose from, else with the one that is set."""
+    """Draw the unit's uplink. It offers all payloads if the scheduler chooses, else it has the
+    configured one."""
     traffic = LinkTraffic.of(settings, unit, examples) if settings.server_has_heads else None
     offered = payloads(settings.compression, tuple(_heads(settings, vocabulary, traffic)))
     return settings.channel.draw_uplink(
@@ -67,7 +68,7 @@ def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocab
 def _heads(
     settings: Settings, vocabulary: Vocabulary, traffic: LinkTraffic | None
 ) -> Iterator[HeadChoice]:
-    """What the unit sends with its head on the server, and on the unit itself."""
+    """Yield the unit's payloads for each allowed place of its head."""
     chosen = settings.chooses_heads
     model_bits = partial(_model_bits, settings, vocabulary)
     if traffic:
@@ -81,12 +82,13 @@ def _heads(
 def _model_bits(
     settings: Settings, vocabulary: Vocabulary, precision: str, with_head: bool
 ) -> float:
-    """θ_n^enc: what is really sent, or the preset's share of what float32 would be.
+    """Return θ_n^enc, the bits of the upload: the real size, or the preset's size scaled by the
+    upload's share of a float32 upload.
 
-    A head whose place is chosen takes its optimiser's memory along. A preset's figure is then that
-    of a unit whose head is on the server.
+    If the scheduler chooses a head's place, the upload includes the head's optimiser state. The
+    preset then describes a unit with its head on the server.
     """
-    if not settings.framework.aggregate:  # it travels here to be evaluated, there never
+    if not settings.framework.aggregate:  # models are sent only for evaluation
         return 0.0
     travels = with_head and settings.chooses_heads and settings.optimizer.state == "keep"
 
@@ -96,7 +98,7 @@ def _model_bits(
         if not settings.privacy.secure_aggregation:
             return plain(precision, dtype, with_head)
         values = int(plain(FLOAT32, torch.float32, with_head)) // (8 * torch.float32.itemsize)
-        most = 1.0, settings.federation.num_units  # any bound has as many bits
+        most = 1.0, settings.federation.num_units  # the size does not depend on the bound
         how = settings.compression.upload, settings.privacy
         return 8.0 * Quantiser.of(*how, values, *most).num_bytes
 
@@ -119,8 +121,9 @@ def _head_seconds(
     cost: BlockCost,
     unit: int,
 ) -> float:
-    """Of all local steps of a round in a head on the control unit, by its FLOPs in blocks."""
-    told = getattr(cluster, "control_unit", None)  # which older plug-ins lack
+    """Return the seconds of a head on the control unit in all local steps of a round, from its
+    FLOPs relative to a block's."""
+    told = getattr(cluster, "control_unit", None)  # older plug-ins lack it
     law: AffineLaw | None = told(cost, unit) if told else None
     if law is None and settings.chooses_heads:
         raise ConfigError(

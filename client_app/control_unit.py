@@ -1,4 +1,4 @@
-"""A control unit: its rows, its devices, and the state of its cluster. Knows nothing of Flower."""
+"""A control unit: its rows, its devices, and the state of its cluster. Independent of Flower."""
 
 import functools
 import logging
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class ControlUnit:
-    """Unit n, ``number``: its shard and its devices, for all rounds of a run.
+    """Unit n = ``number``: its shard and its devices, for all rounds of a run.
 
     ``device`` computes the embedding and the segments of simulated devices. ``lengths`` has the
-    tokens of each row. ``devices`` is None if the cluster's devices are simulated.
+    number of tokens of each row. If the cluster's devices are simulated, ``devices`` is None.
 
     Raises ``DataError`` if a row cannot be read, ``ConfigError`` if this machine lacks the
     ``device``.
@@ -57,20 +57,20 @@ class ControlUnit:
 
     @functools.cached_property
     def described(self) -> ClusterState:
-        """The cluster as it is configured, whichever real devices answer."""
+        """The configured cluster, including real devices that do not answer."""
         return cluster_state(self.settings, self.number, self._examples, self.vocabulary)
 
     def state(self, alive: Collection[str] = ()) -> ClusterState:
-        """The cluster now. Real devices are asked whether they answer, except those that are known
-        to be ``alive``; a device that does not answer can hold no block."""
+        """Return the cluster's current state. Real devices are contacted, except those that are
+        known to be ``alive``. A device that does not answer can hold no block."""
         if self.devices is None:
             return self.described
         there = self.devices.present(self.described.devices, alive)
         return replace(self.described, devices=there, real_devices=True)
 
     def recall_slowness(self, kept: Tensors) -> None:
-        """Go on from the speeds of real devices that earlier rounds measured. Raises ``WireError``
-        for speeds that no round measures."""
+        """Restore the speeds of real devices that earlier rounds measured. Raises ``WireError`` if
+        they are impossible."""
         if self.devices is not None:
             self.devices.recall(kept)
 
@@ -79,8 +79,8 @@ class ControlUnit:
         return self.devices.slowness.pack() if self.devices else {}
 
     def batch(self, step: int) -> tuple[Batch, Tensor]:
-        """The batch of a local step, counted over the whole run, and its rows' numbers, int64
-        [b]."""
+        """Return the batch of a local step and its rows' numbers, int64 [b]. Steps are numbered
+        over the whole run."""
         numbers = batch_rows(self.lengths, self.settings.batch_size, step, self._data_seed)
         rows = torch.from_numpy(numbers)
         return replace(self._examples.batch(numbers.tolist()), rows=rows), rows

@@ -1,4 +1,4 @@
-"""A control unit's devices: who they are, what each holds, and another plan when one is lost."""
+"""A control unit's real devices: their addresses, speeds, pipeline, and the plan after a loss."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -37,13 +37,13 @@ from pipeline.remote.segments import RemoteSegments
 from pipeline.timer import PhaseTimer
 
 _log = logging.getLogger(__name__)
-_HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # an action takes longer than this, and than so many planned
+_HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after which a device hangs
 
 
 class Devices:
-    """The real devices of unit ``unit``: which are there, and how fast each was measured to be.
+    """The real devices of unit ``unit``: which of them answer, and their measured speeds.
 
-    Their ``slowness`` is that of the round or question at hand: who keeps it between them sets it.
+    ``slowness`` belongs to the current round or question; call ``recall`` to restore it before.
     """
 
     def __init__(self, settings: Settings, cluster: DeviceCluster, unit: int) -> None:
@@ -52,22 +52,22 @@ class Devices:
         own = cluster.credentials
         self.dialer = Dialer(load(own) if own else None)
         self._profile = settings.pipeline.profile is not False
-        self.relay = settings.pipeline.relay  # also once a device could not dial another
+        self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
         self.slowness = Slowness()
-        self.absent: Mapping[str, str] = {}  # when they were last asked, and why
-        self.news: list[str] = []  # of who came and went since a report has told it
+        self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
+        self.news: list[str] = []  # lost and returned devices since the last report
 
     def recall(self, kept: Tensors) -> None:
-        """Go on from the slowness that was ``kept``, but for devices that are no longer described.
-        Raises ``WireError``."""
+        """Restore the ``kept`` slowness of devices that still belong to the cluster. Raises
+        ``WireError`` if it is malformed."""
         known = {name: each for name, each in kept.items() if name in self.roster}
         self.slowness = Slowness.unpack(known, known) if self._profile else Slowness()
 
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
     ) -> tuple[DeviceProfile, ...]:
-        """Devices with the speed that was measured of them, where those that do not answer hold no
-        block; those that are ``alive`` are not asked."""
+        """Return the devices with their measured speeds. Devices that do not answer can hold no
+        block; devices that are ``alive`` are not contacted."""
         names = [each.name for each in profiles if each.name not in alive]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             faults = dict(zip(names, pool.map(self._fault, names), strict=True))
@@ -84,8 +84,8 @@ class Devices:
     def learn(
         self, reports: Collection[DeviceReport], planned: Mapping[str, AffineLaw], samples: float
     ) -> Iterator[str]:
-        """Take over speeds that are far from the ``planned`` laws, and say so; a micro-batch had
-        ``samples``."""
+        """Update the slowness from measured speeds, and yield a message for each device that is far
+        from its ``planned`` law. A micro-batch had ``samples`` samples."""
         if not self._profile:
             return
         ratios = dict[str, float]()
@@ -101,7 +101,7 @@ class Devices:
                 )
 
     def told(self, text: str) -> str:
-        """What the server is told of devices: their names, but no address."""
+        """Remove addresses from a text on devices, and put it on one line, for the server."""
         return one_line(without_addresses(text, self.roster.values()))
 
     def _fault(self, name: str) -> str | None:
@@ -110,7 +110,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class RoundStart:
-    """What a round starts from: weights, the optimiser's state, and the digests of each part's
+    """The start of a round: weights, the optimiser's state, and the digests of each part's
     ``frozen`` weights."""
 
     weights: Tensors
@@ -120,8 +120,8 @@ class RoundStart:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """What real devices measured in a round, one sentence for each thing that happened to them, and
-    the names of those that are ``alive`` at its end."""
+    """The devices' measurements in a round, a sentence for each event, and the names of the devices
+    that are ``alive`` at its end."""
 
     reports: tuple[DeviceReport, ...]
     events: tuple[str, ...]
@@ -175,13 +175,13 @@ class DevicePipeline:
         self._segments.__exit__(*error)
 
     def pipeline(self, embedding: Part, head: PipelineHead) -> Pipeline:
-        """Embedding and head around the devices' segments."""
+        """Build the pipeline of the embedding, the devices' segments and the head."""
         m = self._plan.num_micro_batches
         head.on_answer(self._segments.arrived)
         return Pipeline(m, embedding, self._segments, head, self._timer)
 
     def figures(self) -> DeviceFigures:
-        """What the devices measured in the round, and what happened to them."""
+        """Return the devices' measurements and events in the round, and update their slowness."""
         measured, m = tuple(self._segments.measured()), self._plan.num_micro_batches
         laws = {name: each.time for name, each in self._devices.items()}
         drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
@@ -196,7 +196,8 @@ class DevicePipeline:
         )
 
     def _without(self, lost: Mapping[str, str]) -> ClusterPlan:
-        """The fastest split over the devices that are left, in the same micro-batches."""
+        """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
+        ``RoundFailedError`` if there is none."""
         gone = {**self._all.absent, **lost}
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))
@@ -214,7 +215,7 @@ class DevicePipeline:
         return ClusterPlan(self._plan.unit, segments, m, self._plan.schedule)
 
     def _hung_s(self, plan: ClusterPlan) -> float:
-        """More than any action of a healthy device takes."""
+        """Return an upper bound of the seconds that an action takes on a healthy device."""
         samples = self._settings.batch_size / self._plan.num_micro_batches
         held = {each.device: each.span.blocks for each in plan.segments}
         planned = (self._devices[name].time.compute(n, samples) for name, n in held.items())
@@ -222,7 +223,7 @@ class DevicePipeline:
 
 
 def _trained(spec: ModelSpec) -> frozenset[str]:
-    """Names of the blocks' weights that train."""
+    """Return the names of the blocks' trainable weights."""
     names = set[str]()
     for index in range(spec.num_blocks):
         with torch.device("meta"):

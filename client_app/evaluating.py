@@ -19,11 +19,10 @@ def evaluate(
     weights: Tensors,
     fixed: Tensors,
 ) -> Statistics | None:
-    """Statistics of the model's answers to the unit's rows; None where it has none.
+    """Return statistics of the model's answers on the unit's rows, or None if it has no rows.
 
-    ``tokenizer`` is packed; ``fixed`` are the weights that never change, on the unit's device.
-    Raises ``DataError``,
-    ``ConfigError``, ``NonFiniteLossError`` or ``CancelledRoundError``.
+    ``tokenizer`` is packed; ``fixed`` are the frozen weights, on the unit's device. Raises
+    ``DataError``, ``ConfigError``, ``NonFiniteLossError`` or ``CancelledRoundError``.
     """
     evaluator = _evaluator(settings, unit, tokenizer, split)
     if evaluator is None:

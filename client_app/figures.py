@@ -1,4 +1,4 @@
-"""A deployed unit's own figures for Prometheus: what its messages and its rounds took."""
+"""A deployed unit's figures for Prometheus: times and bytes of its messages and rounds."""
 
 from prometheus_client import Counter, Gauge, Summary
 
@@ -11,7 +11,7 @@ _DEVICES = Gauge("collapipe_devices", "Real devices that worked in the last roun
 
 
 def count_message(kind: str, seconds: float, num_bytes: int, answered: int | None) -> None:
-    """Add a message of ``num_bytes`` that was answered with so many; None: it failed."""
+    """Add a message of ``num_bytes``. ``answered`` is the bytes of the reply, None if it failed."""
     outcome = "failed" if answered is None else "answered"
     _SECONDS.labels(kind, outcome).observe(seconds)
     _BYTES.labels("down").inc(num_bytes)
@@ -19,7 +19,7 @@ def count_message(kind: str, seconds: float, num_bytes: int, answered: int | Non
 
 
 def count_round(report: ClusterReport) -> None:
-    """Add what a round took beside its message."""
+    """Add a round's phases, link traffic and devices; ``count_message`` adds its message."""
     for phase, taken_s in report.seconds.items():
         _PHASES.labels(phase).inc(taken_s)
     _BYTES.labels("down").inc(report.link_bytes_down)

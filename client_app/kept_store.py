@@ -1,6 +1,7 @@
-"""What a deployed unit keeps in a run, on its owner's disk: a process that starts anew goes on.
+"""Store a deployed unit's state on its owner's disk, so that a restarted process can continue.
 
-Of the last run alone, after its last round and before it; only its owner may read the files.
+The files belong to the last run only: its state after its last round, and before that round. Only
+the owner may read them.
 """
 
 import logging
@@ -21,19 +22,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptStore:
-    """``folder`` holds one run's files, which are replaced as a whole: messages as JSON, and groups
-    of tensors, by their names."""
+    """The files of one run in ``folder``, which are replaced as a whole. They have messages as
+    JSON, and groups of tensors, by name."""
 
     folder: Path
 
     def read(self, run: int) -> tuple[dict[str, str], dict[str, Tensors]]:
-        """What was kept in this run; what was kept in others is removed. Nothing where the file
-        cannot be read; it is removed, which the log says."""
+        """Read this run's state, and remove the files of other runs. If the file cannot be read, it
+        is removed with a warning, and the state is empty."""
         last, before = self._only(run)
-        return _read(last if last.exists() else before)  # a process was killed between the two
+        return _read(last if last.exists() else before)  # after a kill only ``before`` may exist
 
     def go_back(self, run: int) -> tuple[dict[str, str], dict[str, Tensors]]:
-        """What was kept in this run before the last round, which is forgotten."""
+        """Restore and read this run's state from before the last round; delete the later state."""
         last, before = self._only(run)
         last.unlink(missing_ok=True)
         if before.exists():
@@ -47,8 +48,8 @@ class KeptStore:
         groups: Mapping[str, Tensors],
         after_round: bool = False,
     ) -> None:
-        """Replace what was kept, or after a round add to it. Where that fails, nothing is kept
-        rather than what is out of date."""
+        """Replace the stored state. After a round, the old state is retained as the state before
+        the round. If writing fails, both states are deleted, because they are out of date."""
         last, before = self._only(run)
         if after_round and last.exists():
             last.replace(before)
@@ -60,7 +61,7 @@ class KeptStore:
             _log.warning("a restart would forget this run: %s", error)
 
     def _only(self, run: int) -> tuple[Path, Path]:
-        """The files of ``run``, after its last round and before it; beside them are no others."""
+        """Return the files of ``run`` after and before its last round; remove all other files."""
         own = self.folder / f"{run}.safetensors", self.folder / f"{run}.before.safetensors"
         for pattern in ("[0-9]*.safetensors", ".*.partial"):  # which a killed process may leave
             for other in self.folder.glob(pattern):

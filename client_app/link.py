@@ -31,16 +31,17 @@ from collapipe.wire.streams import FrameStream
 
 _log = logging.getLogger(__name__)
 _PEER = "decoder link"
-_POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
-_AGAIN_S = 0.2  # between two attempts to open a stream again
+_POLL_S = 0.1  # pause between checks of cancellation while waiting for the decoder
+_AGAIN_S = 0.2  # pause between attempts to reopen a stream
 
 
 @functools.lru_cache(maxsize=2)
 def _channel(link: LinkAddress) -> grpc.Channel:
-    """A connection that outlives the round, for its handshake costs more than a small round.
+    """Open a connection that outlives the round, because its handshake may take longer than a small
+    round.
 
-    Certificates and keys are those of one run; a channel of an earlier run closes when the cache
-    drops it. ``link`` has no token here, for that is the round's.
+    Certificates and keys belong to one run; a channel of an earlier run closes when the cache drops
+    it. ``link`` must have no token, because a token belongs to one round.
     """
     credentials = grpc.ssl_channel_credentials(
         link.server_certificate, link.unit_key, link.unit_certificate
@@ -51,8 +52,8 @@ def _channel(link: LinkAddress) -> grpc.Channel:
 
 @dataclass(frozen=True, slots=True)
 class LinkPrecisions:
-    """How activations and gradients travel; with a ``coder`` activations may go as changes, and a
-    ``meter`` sees them before they are rounded."""
+    """Precisions of activations and gradients. A ``coder`` sends activations as changes; a
+    ``meter`` measures them before they are rounded."""
 
     activation: str = FLOAT32
     gradient: str = FLOAT32
@@ -61,14 +62,14 @@ class LinkPrecisions:
 
 
 class DecoderLink:
-    """A ``PipelineHead`` that streams activations to the server and gets losses and gradients
-    back; of both the rows that the head reads.
+    """A ``PipelineHead`` that streams activations to the server and receives losses and gradients;
+    both are limited to the rows that the head reads.
 
-    A stream that breaks is opened again for ``link.reconnect_s``, and the step under way is sent
-    again; not where activations travel as changes, which the server has taken in. The answer to a
-    step's norms says that the server has done the step: after the last one of a round nothing is
-    left that could be lost. Raises ``LinkError`` where the server refuses, closes or vanishes, with
-    gRPC's own cause.
+    If a stream breaks, the link tries to reopen it for ``link.reconnect_s`` and repeats the current
+    step. A step whose activations are sent as changes cannot be repeated, because the server has
+    already applied them. The answer to a step's norms confirms that the server has finished the
+    step, so after the last step of a round no answer is outstanding. Raises ``LinkError`` with
+    gRPC's cause if the server refuses or closes the stream, or cannot be reached.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class DecoderLink:
         rows: RowsRead,
         precisions: LinkPrecisions = LinkPrecisions(),
     ) -> None:
-        self.bytes_up = self.bytes_down = 0  # each frame once, also where it had to be said again
+        self.bytes_up = self.bytes_down = 0  # counts each frame once, even if it was repeated
         self._link, self._unit, self._settings = link, unit, settings
         self._round, self._rows, self._precisions = round_, rows, precisions
         self._step = 0
         self._answers: dict[int, tuple[float, Tensor]] = {}
-        self._submitted: dict[int, tuple[Tensor, Tensor]] = {}  # what was sent, and its rows
-        self._said: list[Frame] = []  # of the step under way
+        self._submitted: dict[int, tuple[Tensor, Tensor]] = {}  # sent activations, and their rows
+        self._said: list[Frame] = []  # sent frames of the current step
         self._answered = set[int]()
         self._opened_again = False
         self._arrived = threading.Event()
@@ -106,7 +107,7 @@ class DecoderLink:
         self._send(FrameKind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """Return at once; the frame waits for its turn."""
+        """Queue the activation's frame and return at once."""
         batch, how = self._micro_batches[micro_batch], self._precisions
         read = self._rows.of(batch.mask, batch.targets)
         sent = hidden.detach().cpu()[read]
@@ -137,7 +138,7 @@ class DecoderLink:
         self._arrived = self._stream.arrived = arrived
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
-        """The server steps its decoder by the same norms."""
+        """Send the norms, by which the server steps its head. Returns the head's squared norm."""
         self._send(FrameKind.NORMS, 0, torch.tensor(squared_norms, dtype=torch.float64))
         frame = self._receive(FrameKind.NORMS)
         if len(frame.tensors) != 1 or frame.tensors[0].shape != (1,):
@@ -145,17 +146,17 @@ class DecoderLink:
         return [float(frame.tensors[0])]
 
     def step(self, rate: float, scale: float) -> None:
-        """Nothing to do: the server stepped in ``exchange_norms``."""
+        """Do nothing: the server stepped in ``exchange_norms``."""
 
     def weights(self) -> Tensors:
-        """Empty: the server has the head."""
+        """Return no weights: the server has the head."""
         return {}
 
     def optimizer_state(self) -> Tensors:
         return {}
 
     def forget(self) -> None:
-        """The server drops the step when the stream ends."""
+        """Drop the current step's tensors; the server drops its step when the stream ends."""
         self._answers.clear()
         self._submitted.clear()
 
@@ -178,8 +179,8 @@ class DecoderLink:
         return frame
 
     def _taken(self, expected: FrameKind) -> Frame | None:
-        """What comes next, if it is ``expected``; None: what is known already, or another stream
-        was opened instead, where nothing may be due."""
+        """Receive a frame of the ``expected`` kind. Returns None if the frame is a repetition, or
+        if the stream was reopened without a pending answer."""
         frame: Frame | None
         try:
             frame = self._next()
@@ -208,7 +209,7 @@ class DecoderLink:
                 raise self._explained(error) from None
 
     def _explained(self, error: LinkError) -> LinkError:
-        """The same, with what it means here."""
+        """Return the error with an explanation for this link."""
         if isinstance(error, RefusedLinkError):
             return RefusedLinkError(f"{_PEER}: refused: no open round has this unit's token")
         if grpc.StatusCode.UNAVAILABLE.name in str(error) and not self._stream.bytes_in:
@@ -217,13 +218,13 @@ class DecoderLink:
         return error
 
     def _known(self, frame: Frame) -> bool:
-        """Whether a second stream answers what the first one has answered."""
+        """Whether a reopened stream repeats an answer that has already arrived."""
         same = frame.kind == FrameKind.GRADIENT and frame.step == self._step
         return same and frame.micro_batch in self._answered and self._opened_again
 
     def _reopened(self, broken: BrokenLinkError) -> Frame | None:
-        """Open another stream, and say again what the step under way has said. The norms that the
-        server answered with, where it had done the step and its answer was lost."""
+        """Open another stream and repeat the current step's frames. If the server had finished the
+        step and its answer was lost, return that answer instead."""
         _log.warning("%s; it is opened again, and goes on with step %d", broken, self._step)
         again_s = self._settings.reconnect_s
         deadline = time.monotonic() + again_s
@@ -235,7 +236,7 @@ class DecoderLink:
                 return self._resumed(self._next())
             except RefusedLinkError:
                 raise
-            except LinkError:  # also while the server has not seen that the first one broke
+            except LinkError:  # also until the server notices that the first stream broke
                 time.sleep(_AGAIN_S)
         raise LinkError(f"{broken}; not back within link.reconnect_s={again_s:g}")
 
@@ -253,7 +254,7 @@ class DecoderLink:
         if self._precisions.coder:
             raise RefusedLinkError(f"{_PEER}: broke before the server had done step {self._step}")
         for frame in self._said:
-            if frame.kind == FrameKind.NORMS:  # would overtake activations: all were answered
+            if frame.kind == FrameKind.NORMS:  # must follow the activations' repeated answers
                 for _ in self._answered:
                     self._next()
             self._stream.send(frame)

@@ -1,4 +1,4 @@
-"""A unit's change of the weights as the masked vector that it sends. Knows nothing of Flower."""
+"""A unit's change of the weights as the masked vector that it sends. Independent of Flower."""
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ def masked_update(
     end: Tensors,
     settings: Settings,
 ) -> tuple[MaskedUnit, Tensors]:
-    """What travels in place of the weights ``end``, which were ``start``, and what is kept until
-    others' masks are taken off.
+    """Mask the change from ``start`` to ``end``. Returns the state that the unit keeps until the
+    sum is unmasked, and the tensors to send.
 
-    The change is clipped here, and gets the unit's part of the noise where units add it; whole
-    numbers among the weights are not sent. Rounding follows from the run's seed, so that a round
-    can be repeated. Raises ``WireError`` or ``NonFiniteLossError``.
+    The change is clipped and gets the unit's share of the noise if units add it. Integer tensors
+    are not sent. Random rounding derives from the run's seed, so that a round can be repeated.
+    Raises ``WireError`` or ``NonFiniteLossError``.
     """
     if request.clip_norm is None:
         raise WireError("a masked update needs privacy.clip_norm, which the server did not send")

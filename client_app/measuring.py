@@ -1,4 +1,4 @@
-"""The laws of an inventory's devices, measured with micro-batches of a model."""
+"""Measure the time laws of an inventory's devices with micro-batches of a model."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.inquiries import PROBE_FRAME_BYTES
 
-_BITS = 8  # of a byte
+_BITS = 8  # per byte
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDevice:
-    """A device's law with the relative errors of both fits, or why there is none."""
+    """A device's law with the relative errors of both fits, or the ``fault`` that prevented it."""
 
     device: SurveyedDevice
     law: AffineLaw | None = None
@@ -37,17 +37,16 @@ class MeasuredDevice:
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """Measures devices by a ``trial``; ``tell`` gets a line now and then."""
+    """Measures devices by a ``trial``; ``tell`` is called with lines on the progress."""
 
     dialer: Dialer
     trial: Trial
     tell: Tell
 
     def laws(self, section: InventorySection) -> list[MeasuredDevice]:
-        """The law of each device, in the file's order.
+        """Measure the law of each device. Returns them in the file's order.
 
-        Devices at one host's address compute one after another. Hops are timed after that, one by
-        one.
+        Devices at the same host compute one after another. Hops are timed afterwards, one by one.
         """
         clusters = ask_all(section, self.dialer)
         chunks = iter(self._chunks([device for devices in clusters for device in devices]))
@@ -58,7 +57,7 @@ class Measuring:
         ]
 
     def _chunks(self, devices: Sequence[SurveyedDevice]) -> list[Fit | CollaPipeError]:
-        """The fit of each device, or why there is none."""
+        """Return each device's fit, or the error that prevented it."""
         hosts: defaultdict[str, list[int]] = defaultdict(list)
         for place, device in enumerate(devices):
             hosts[device.address.address.rpartition(":")[0]].append(place)
@@ -84,7 +83,7 @@ class Measuring:
         return [found[place] for place in range(len(devices))]
 
     def _chunk(self, device: SurveyedDevice, weights: Tensors) -> Fit:
-        """u and v. Raises ``CollaPipeError`` where the device does not tell."""
+        """Measure u and v. Raises ``CollaPipeError`` if the device cannot be measured."""
         _check_free(device)
         samples = self.trial.samples
         points, taken = list[tuple[float, float]](), list[float]()
@@ -109,7 +108,8 @@ class Measuring:
     def _measured(
         self, device: SurveyedDevice, target: SurveyedDevice | None, chunk: Fit | CollaPipeError
     ) -> MeasuredDevice:
-        """The law of a device whose hop leads to ``target``, None: to the control unit."""
+        """Return the law of a device whose hop leads to ``target``, or to the control unit if that
+        is None."""
         if isinstance(chunk, CollaPipeError):
             return MeasuredDevice(device, fault=str(chunk))
         way = f"hop to {target.name if target else f'the {CONTROL_UNIT}'}"
@@ -124,7 +124,8 @@ class Measuring:
         return MeasuredDevice(device, law, chunk.error, hop.error)
 
     def _hop(self, device: SurveyedDevice, target: SurveyedDevice | None) -> Fit:
-        """Seconds of a byte, and of a message. Raises ``CollaPipeError``."""
+        """Measure a hop's seconds per byte and per message. Raises ``CollaPipeError`` if an end
+        cannot be reached or is busy."""
         if target is not None:
             _check_free(target)
         sample = int(self.trial.cost.activation_bits / _BITS)
@@ -133,7 +134,7 @@ class Measuring:
 
 
 def _check_free(device: SurveyedDevice) -> None:
-    """Raise ``CollaPipeError`` where the device cannot be measured now."""
+    """Raise ``CollaPipeError`` if the device cannot be reached or is busy."""
     if device.error or device.status is None:
         raise LinkError(str(device.error))
     if device.status.busy:
@@ -141,7 +142,7 @@ def _check_free(device: SurveyedDevice) -> None:
 
 
 def _fresh_weights(spec: ModelSpec) -> Tensors:
-    """Of the first two blocks."""
+    """Make random weights of the first two blocks."""
     weights: Tensors = {}
     for index in range(min(2, spec.num_blocks)):
         weights |= prefixed(block_name(index), spec.build_block(index).state_dict())

@@ -1,4 +1,4 @@
-"""What a unit remembers of its rows from round to round, in the form that a round uses."""
+"""Convert a unit's memory of its rows between rounds to the form that a round uses."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,8 +16,8 @@ from collapipe.wire.messages import ACTIVATIONS, STEM, STEM_ROWS, TrainRequest
 
 
 def stem_rows(unit: ControlUnit, kept: Mapping[str, Tensors]) -> StemRows:
-    """The round's account of rows that a frozen stem computes. A run that goes on may have had more
-    rows: those that this unit lacks do not count."""
+    """Return the round's account of rows that a frozen stem computes. Stored rows that the unit no
+    longer has are ignored, because a resumed run may have fewer rows."""
     adapter, spec = unit.settings.adapter, unit.settings.model
     further = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
     stored = np.zeros(len(unit.lengths), np.bool_)
@@ -31,8 +31,8 @@ def stem_rows(unit: ControlUnit, kept: Mapping[str, Tensors]) -> StemRows:
 
 
 def activation_memory(unit: ControlUnit, kept: Tensors) -> ActivationMemory:
-    """The activations that were ``kept`` of the unit's rows. A run that goes on may have had more
-    rows. Raises ``WireError`` if they do not fit this model."""
+    """Unpack the ``kept`` activations of the unit's rows; rows that the unit no longer has are
+    ignored. Raises ``WireError`` if they do not fit this model."""
     memory = ActivationMemory.unpack(kept, unit.settings.model.dim, unit.dtype)
     there = {row: each for row, each in memory.rows.items() if row < len(unit.lengths)}
     return replace(memory, rows=there)
@@ -41,10 +41,11 @@ def activation_memory(unit: ControlUnit, kept: Tensors) -> ActivationMemory:
 def change_coder(
     unit: ControlUnit, request: TrainRequest, kept: Mapping[str, Tensors]
 ) -> ChangeCoder | None:
-    """The round's coder of activations as changes; None if activations travel whole or not at all.
+    """Return the round's coder of activations as changes, or None if activations are sent whole or
+    not at all.
 
-    The unit does not know whether the server counted the last round, so it kept the activations
-    before and after that round; the request says which of them the server remembers.
+    The unit does not know whether the server counted the last round, so it keeps the activations
+    before and after that round. The request says which of them the server remembers.
     """
     if not unit.settings.compression.feedback or request.link is None:
         return None

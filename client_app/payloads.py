@@ -1,4 +1,4 @@
-"""What a unit could send in a round: all payloads that a scheduler may choose."""
+"""The payloads that a scheduler may choose for a unit's round."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +10,13 @@ from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import HeadPlace, Payload, Precision
 
 Bits = Callable[[Precision], float]
-"""Of what is sent in a precision."""
+"""Returns the bits that are sent in a precision."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadChoice:
-    """What a unit sends with its head in one place; no activations if the head is on the unit."""
+    """A unit's bits with its head in one place; no activations if the head is on the unit."""
 
     head: HeadPlace | None  # None: the scheduler does not decide it
     model_bits: Bits
@@ -24,7 +24,7 @@ class HeadChoice:
 
 
 def payloads(compression: CompressionSettings, heads: Sequence[HeadChoice]) -> tuple[Payload, ...]:
-    """All that ``auto`` leaves open, those with the least error first, before any was measured."""
+    """Return all payloads that ``auto`` allows, sorted by their benchmarked error."""
     offered = itertools.chain.from_iterable(_payloads(compression, each) for each in heads)
     return tuple(sorted(offered, key=lambda each: each.gradient_error))
 
@@ -32,7 +32,7 @@ def payloads(compression: CompressionSettings, heads: Sequence[HeadChoice]) -> t
 def _payloads(compression: CompressionSettings, chosen: HeadChoice) -> Iterator[Payload]:
     activations = _choices(compression.activation if chosen.activation_bits else "float32")
     uploads = _choices(compression.upload)
-    # Once for each precision: what a link will carry is counted on batches.
+    # Computed once for each precision, because the link's bits are counted on batches.
     sent = chosen.activation_bits or (lambda _: 0.0)
     sizes = {each: sent(each) for each in activations}
     weights = {each: chosen.model_bits(each) for each in uploads}

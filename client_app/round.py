@@ -1,4 +1,4 @@
-"""A unit's round of training: prepare, run, report. Knows nothing of Flower."""
+"""A unit's round of training: prepare, run, report. Independent of Flower."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -40,20 +40,22 @@ from collapipe.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class RoundInputs:
-    """What a unit's round gets from the server and from the unit's own memory.
+    """The inputs of a unit's round, from the server and from the unit's state.
 
     Attributes
     ----------
     weights
-        Weights that train and are returned; ``fixed`` are the frozen ones.
+        Trainable weights, which are returned.
+    fixed
+        Frozen weights.
     frozen
         Digests of the frozen weights of each part.
     head_state
         The optimiser's state of a head that trained elsewhere in the last round.
     kept
-        What the unit's last round left, by group.
+        The unit's state after its last round, by group.
     masks
-        What hides the update from the server; None if it travels plain.
+        The secrets and shares that mask the update; None if it is not masked.
     """
 
     request: TrainRequest
@@ -67,8 +69,8 @@ class RoundInputs:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """The reply to the server, what the unit keeps from now on, and after a masked update the
-    secrets that unmask the others' sum."""
+    """The reply to the server, the state that the unit keeps, and after a masked update the secrets
+    for unmasking the sum."""
 
     reply: TrainReply
     kept: Mapping[str, Tensors]
@@ -77,8 +79,8 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A round before its first step: ``weights`` as they were received, where training starts, and
-    the account of rows that a frozen stem computes, which the steps continue."""
+    """A round before its first step: the received ``weights``, the start of the training, and the
+    account of rows that a frozen stem computes, which the steps update."""
 
     weights: Tensors
     start: Start
@@ -109,7 +111,7 @@ class _Trained:
 
 
 def run_round(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
-    """Train as the request says.
+    """Train a round for the request.
 
     Raises ``NonFiniteLossError``, ``LinkError``, ``CancelledRoundError``, ``RoundFailedError`` if
     all devices are lost, or ``WireError`` if what the unit kept or the request is invalid.
@@ -188,7 +190,7 @@ def _report(
         kept[OPTIMIZER] = own
     if prepared.stem.kept.any():
         kept[STEM] = {STEM_ROWS: torch.from_numpy(np.flatnonzero(prepared.stem.kept))}
-    if (coder := start.coder) is not None:  # the next request says whether this round counts
+    if (coder := start.coder) is not None:  # keep both: the next request selects one
         kept |= zip(ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
     report = ClusterReport(
         unit=unit.number,
@@ -212,8 +214,8 @@ def _report(
 def _sent(
     unit: ControlUnit, inputs: RoundInputs, start: Tensors, end: Tensors
 ) -> tuple[Tensors, Tensors, MaskedUnit | None]:
-    """What is sent instead of the weights ``end``, what rounding took from them, and after a masked
-    update the unit's secrets."""
+    """Return the tensors that encode the weights ``end``, the residual of their rounding, and after
+    a masked update the unit's secrets."""
     if inputs.masks is not None:
         stage, shares = inputs.masks
         masked, vector = masked_update(stage, inputs.request, shares, start, end, unit.settings)
@@ -224,8 +226,11 @@ def _sent(
 
 
 def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Tensors]:
-    """The part of the optimiser's ``state`` that the unit keeps, None if it keeps what it has; and
-    the head's, which the server keeps if it chooses where the head trains next."""
+    """Split the optimiser's ``state`` into the unit's part and the head's part.
+
+    The unit's part is None if the optimiser keeps no state. The head's part goes to the server if
+    the scheduler chooses where the head trains next; else it is empty.
+    """
     if unit.settings.optimizer.state != "keep":
         return None, {}
     if not unit.settings.chooses_heads:

@@ -1,7 +1,7 @@
-"""Which of a unit's rows the frozen stem must compute, by the run's own account.
+"""Account for the rows that a unit's frozen stem must compute.
 
-What a disk holds depends on other runs, on when this one was interrupted, and on who else uses the
-machine. The modelled clock counts as if each unit had a machine and an empty disk of its own.
+The content of the real disk depends on other runs, interruptions and other users of the machine.
+The modelled clock therefore assumes that each unit began with an empty disk.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class StemRows:
     sizes
         Bytes of each row's activation, int64 [rows].
     kept
-        Whether an earlier step kept a row's, bool [rows]; ``take`` goes on with it.
+        Whether an earlier step kept a row's activation, bool [rows]; ``take`` updates it.
     limit_bytes
-        Most that is kept; 0: nothing is.
+        Largest total size of kept activations; 0 keeps none.
     computed
         Rows that this round's steps had to compute.
     """
@@ -32,7 +32,7 @@ class StemRows:
     computed: int = 0
 
     def take(self, rows: NDArray[np.int64]) -> None:
-        """A step takes these rows: count those not kept, and keep them while there is room."""
+        """Count the rows of a step that are not kept, and keep them up to the limit."""
         new = rows[~self.kept[rows]]
         room = self.limit_bytes - int(self.sizes[self.kept].sum())
         self.computed += len(new)

@@ -1,11 +1,11 @@
-"""A unit in a deployed federation: Flower's SuperNode beside this process, which answers its
-messages.
+"""A unit in a deployed federation: this process answers the messages of Flower's SuperNode.
 
-Flower would start a process for every message and run in it what the server has sent as code. Here
-the installation of the unit's owner answers, in one process that keeps what is expensive to make,
-and what the server sends is options and weights alone. The SuperNode hands messages out by its
-Runtime API, on this machine, to who knows the secret that it was started with; how that is done is
-Flower's own and no published interface: this file alone knows of it.
+Flower would start a process for each message, and run code from the server in it. Here the owner's
+installation answers in one process, which caches expensive objects. The server only sends options
+and weights.
+
+The SuperNode provides messages on this machine through its Runtime API, which requires the secret
+with which it was started. This interface of Flower is not published; only this file uses it.
 """
 
 import logging
@@ -44,22 +44,22 @@ from collapipe.wire.messages import Failure
 _log = logging.getLogger(__name__)
 _APP = "collapipe/collapipe"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_TRIES = 5  # of a request
-_CHANGING = records.STATE, records.RESTORE, records.TRAIN  # messages after which more is kept
-_PAUSE_S = 0.3  # between questions whether there is a message
+_TRIES = 5  # attempts of a request
+_CHANGING = records.STATE, records.RESTORE, records.TRAIN  # messages that change the unit's state
+_PAUSE_S = 0.3  # pause between polls for a message
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Those that a SuperNode has for this unit. ``address`` is that of its Runtime API; what the
-    unit keeps between them outlasts the SuperNode's memory in ``kept``."""
+    """Answers the messages that a SuperNode has for this unit. ``address`` is its Runtime API.
+    ``kept`` stores the unit's state, because a restart of the SuperNode loses its memory."""
 
     address: str
     secret: bytes = field(repr=False)
     kept: KeptStore
 
     def answer(self, app: ClientApp) -> None:
-        """Answer one after another with ``app``, for good."""
+        """Answer messages with ``app`` one after another, without end."""
         wait_briefly()
         auth = SuperExecAuthHttpInterceptor(
             master_secret=self.secret, protected_methods=frozenset({_ACQUIRE})
@@ -74,19 +74,20 @@ class Messages:
                         self._answer_one(app, found.token)
                     continue
             except httpx.HTTPError:
-                pass  # a SuperNode that has ended is started again
-            except (Exception, SystemExit):  # else the unit would be online and never answer
+                pass  # another process restarts a SuperNode that has ended
+            except (Exception, SystemExit):  # otherwise the unit would stay online without answers
                 _log.exception("takes the next message after an unexpected error")
             time.sleep(_PAUSE_S)
 
     def _answer_one(self, app: ClientApp, token: str) -> None:
-        """Or say that there is no answer: the SuperNode takes no other message before."""
+        """Answer one message, or report that there is no answer, because the SuperNode waits for
+        one before the next message."""
         with self._task(token) as client:
             try:
-                # The last of these is the server's code, which is not used.
+                # The last result is the server's code, which is not used.
                 message, context, run, _ = pull_task_input(client)
                 kind = message.metadata.message_type
-                if not context.state:  # as after a restart
+                if not context.state:  # after a restart
                     context.state.update(records.pack_kept(*self.kept.read(context.run_id)))
                 go_back(self.kept, message, context)
                 reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
@@ -96,7 +97,7 @@ class Messages:
                 more = ", failed" if failed else ""
                 if kind == records.TRAIN and not failed:
                     report = records.unpack(records.UnitReply, reply.content).report
-                    assert report is not None  # as the answer to a round has one
+                    assert report is not None  # every reply to a round has a report
                     count_round(report)
                     more = f", the first micro-batch after {report.seconds[START]:.2f} s"
                 _log.info("%s: %.1f s%s", kind, seconds, more)
@@ -106,13 +107,13 @@ class Messages:
                 push_message(client, reply, context)
                 push_task_output(client, context, SubStatus.COMPLETED, "")
             except BaseException as error:
-                # Such as after a minute's sleep of the machine, when it has been given up.
+                # For example, the SuperNode gives up the message if the machine sleeps a minute.
                 _log.warning("a message is not answered: %s", one_line(error))
                 push_task_output(client, None, SubStatus.FAILED, "not answered")
 
     @contextmanager
     def _task(self, token: str) -> Iterator[RuntimeHttpClient]:
-        """The SuperNode for one message; it takes us for alive meanwhile."""
+        """Open a client for one message, and send heartbeats to the SuperNode meanwhile."""
         client = self._client(
             RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
             RuntimeTokenHttpInterceptor(token),
@@ -120,7 +121,7 @@ class Messages:
         beat = make_task_heartbeat_fn_http(client)
 
         def beat_while_wanted() -> bool:
-            with suppress(httpx.HTTPStatusError):  # given up: who pushes the reply hears it
+            with suppress(httpx.HTTPStatusError):  # pushing the reply reports the same error
                 return beat()
             return True
 
@@ -143,8 +144,8 @@ class Messages:
 
 
 def go_back(kept: KeptStore, message: Message, context: Context) -> None:
-    """Forget a round whose answer did not arrive: the unit was killed before it had sent it, or it
-    was lost on the way. What the server does not know either is forgotten, too."""
+    """Undo a round whose answer did not reach the server, because the unit was killed or the answer
+    was lost. If the state before that round is not stored, all state is dropped."""
     arrived, last = records.arrived_round(message.content), records.trained_round(context.state)
     if arrived in (None, last):
         return
@@ -152,7 +153,7 @@ def go_back(kept: KeptStore, message: Message, context: Context) -> None:
     known = records.trained_round(before) == arrived
     how = "goes back to" if known else "begins afresh, for it has not what it kept after"
     _log.info("the server has no answer to round %d: the unit %s round %d", last, how, arrived)
-    # the server may have told another setup since, and have begun a masked sum of this round
+    # the server may have sent a new setup since, and have begun a masked sum of this round
     later = {name: context.state[name] for name in records.OF_NO_ROUND if name in context.state}
     context.state.clear()
     if known:
@@ -161,8 +162,8 @@ def go_back(kept: KeptStore, message: Message, context: Context) -> None:
 
 
 def _again() -> RetryInvoker:
-    """Ask again where a connection that rested was closed meanwhile. Flower's own invoker also
-    sends this process SIGINT where a token has expired."""
+    """Retry requests on connections that were closed while idle. Flower's own retry invoker would
+    also send SIGINT to this process if a token has expired."""
     return RetryInvoker(
         lambda: exponential(max_delay=1), httpx.TransportError, max_tries=_TRIES, max_time=None
     )
@@ -173,15 +174,15 @@ def _has_failed(reply: Message) -> bool:
 
 
 def _answered(app: ClientApp, message: Message, context: Context, sender: str) -> Message:
-    """The reply of ``app``, or why there is none: without the words of errors, which may have
-    values of the owner's in them."""
+    """Return the reply of ``app``, or an error without the exception's text, because that may
+    contain the owner's data."""
     own = f"{_APP} {collapipe.__version__}"
     if sender != own:
         reason = f"the unit has {own}, the run is of {sender}; install the same version"
     else:
         try:
             return app(message, context)
-        except BaseException as error:  # a library's panic, too, or its sys.exit
+        except BaseException as error:  # also panics and sys.exit of libraries
             _log.exception("the unit failed")
             reason = f"{type(error).__name__}; the unit's log says more"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

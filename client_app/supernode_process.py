@@ -1,7 +1,7 @@
-"""``python -m client_app.supernode_process PARENT OPTIONS…``: Flower's SuperNode, which ends with
-the process PARENT, and looks for messages more often than Flower's own every 3 s.
+"""``python -m client_app.supernode_process PARENT OPTIONS…``: run Flower's SuperNode, which ends
+with the process PARENT and polls for messages every 0.5 s instead of Flower's 3 s.
 
-How often is no option of Flower's: the name ``time`` in its loop is replaced.
+Flower has no option for this interval, so the name ``time`` in its loop is replaced.
 """
 
 import sys
@@ -15,7 +15,7 @@ from collapipe.processes import end_with_parent
 from collapipe.wire.flower_waits import wait_briefly
 
 _POLL_S = 0.5
-_BEAT_S = 20.0  # for a heartbeat: after Flower's 5 s a unit on a busy machine counts as absent
+_BEAT_S = 20.0  # heartbeat timeout; with Flower's 5 s a unit on a busy machine counts as absent
 
 
 def _sleep(seconds: float) -> None:
@@ -23,10 +23,10 @@ def _sleep(seconds: float) -> None:
 
 
 def main() -> None:
-    """Run until the parent has ended, or a signal comes."""
+    """Run until the parent ends or a signal arrives."""
     end_with_parent(int(sys.argv.pop(1)))
     wait_briefly()
-    assert hasattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT")  # or Flower has moved
+    assert hasattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT")  # fails if Flower has changed
     setattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT", _BEAT_S)  # noqa: B010 - a module
     setattr(start_client_internal, "time", SimpleNamespace(sleep=_sleep))  # noqa: B010 - a module
     flower_supernode()

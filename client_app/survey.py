@@ -1,4 +1,4 @@
-"""An inventory's devices and hops, asked from the control unit: what works, and what does not."""
+"""Check an inventory's devices and hops from the control unit."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from collapipe.wire.inquiries import DeviceStatus, HopRequest, HopTimes
 from collapipe.wire.segments import DeviceAddress
 from pipeline.remote.inquiries import ask_hop, ask_status, time_trips
 
-ANSWER_S = 8.0  # in which a device that works answers, also on a busy machine
+ANSWER_S = 8.0  # time in which a working device answers, also on a busy machine
 CONTROL_UNIT = "control unit"
 _AT_ONCE = 64
 _PAUSE_S = 0.1
@@ -26,7 +26,7 @@ _SIZES, _REPEATS = (1, 2**16, 2**20), 5
 
 @dataclass(frozen=True, slots=True)
 class SurveyedDevice:
-    """A device of the file: what it says of itself, or else why it cannot be used."""
+    """A device of the file: its reported status, and the error if it cannot be used."""
 
     cluster: str
     device: DeviceSection
@@ -35,39 +35,40 @@ class SurveyedDevice:
 
     @property
     def name(self) -> str:
-        """By which its cluster knows it."""
+        """The device's name in its cluster."""
         return self.device.name
 
     @property
     def address(self) -> DeviceAddress:
-        """Its name and address."""
+        """The device's name and address."""
         return DeviceAddress(self.name, str(self.device.address))
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """The way between two ends, by their names; times are missing where there is an ``error``, and
-    where one of them cannot be used or is busy."""
+    """The hop between two ends, by their names. Times are missing if there is an ``error``, or if
+    an end cannot be used or is busy."""
 
     source: str
     target: str
     error: str | None = None
-    round_trip_s: float | None = None  # of the smallest message
-    rate_bps: float | None = None  # one way, both taken for equally fast; None: any size is as fast
+    round_trip_s: float | None = None  # for the smallest message
+    rate_bps: float | None = None  # one way, half of the round trip; None if size has no effect
 
 
 def fit_hop(times: HopTimes) -> Fit:
-    """Seconds of a byte there and back, and of a message without any."""
+    """Fit a round trip's seconds per byte, and per message without bytes."""
     return fit([(t.num_bytes, 1.0) for t in times.trips], [t.seconds for t in times.trips])
 
 
 def own_credentials(file: Path, section: InventorySection) -> Credentials | None:
-    """Those that the inventory in ``file`` names. Raises ``ConfigError`` for bad ones."""
+    """Load the credentials that the inventory in ``file`` names. Raises ``ConfigError`` if they are
+    invalid."""
     return load(file.parent / section.credentials) if section.credentials else None
 
 
 def ask_all(section: InventorySection, dialer: Dialer) -> list[list[SurveyedDevice]]:
-    """The devices of each cluster, all asked at once."""
+    """Ask all devices for their status at the same time. Returns them by cluster."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = [
             [pool.submit(_asked, cluster.name, device, dialer) for device in cluster.devices]
@@ -77,9 +78,10 @@ def ask_all(section: InventorySection, dialer: Dialer) -> list[list[SurveyedDevi
 
 
 def hops(devices: Sequence[SurveyedDevice], dialer: Dialer) -> Iterator[Hop]:
-    """The hops of a cluster in the order of its pipeline, from the control unit and back to it.
+    """Time the hops of a cluster in the order of its pipeline, from the control unit and back to
+    it.
 
-    One after another, so that none disturbs another.
+    Hops are timed one after another, so that they do not disturb each other.
     """
     for source, target in pairwise((None, *devices, None)):
         way = Hop(_name(source), _name(target))
@@ -104,9 +106,10 @@ def time_hop(
     repeats: int,
     dialer: Dialer,
 ) -> HopTimes:
-    """Messages from ``source`` to ``target`` and back; None is the control unit, which dials.
+    """Time messages from ``source`` to ``target`` and back. None is the control unit, which dials
+    the other end.
 
-    Raises ``LinkError`` where none come back.
+    Raises ``LinkError`` if no message comes back.
     """
     ends = [each.address for each in (source, target) if each is not None]
     ticket = [_free(dialer, end).ticket for end in ends][-1]
@@ -117,7 +120,7 @@ def time_hop(
 
 
 def _free(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
-    """Its status once it has let go of a control unit that has just left, or else after a while."""
+    """Poll a device until it is idle, for at most ``ANSWER_S``. Returns its last status."""
     until = time.monotonic() + ANSWER_S
     status = ask_status(dialer, device)
     while status.busy and time.monotonic() < until:
@@ -137,15 +140,15 @@ def _asked(cluster: str, device: DeviceSection, dialer: Dialer) -> SurveyedDevic
         try:
             status = ask_status(dialer, DeviceAddress(device.name, device.address))
             error = _misfit(device, status)
-        except ConfigError as cause:  # of this device
+        except ConfigError as cause:  # its text does not name the device
             error = str(cause)
-        except CollaPipeError as cause:  # which names it
+        except CollaPipeError as cause:  # its text names the device
             return SurveyedDevice(cluster, device, None, str(cause))
     return SurveyedDevice(cluster, device, status, error and f"{device.name}: {error}")
 
 
 def _misfit(device: DeviceSection, status: DeviceStatus) -> str | None:
-    """Why it is not the device that is meant, or of no use here."""
+    """Return why the device at the address is another one or has another version, else None."""
     if status.name != device.name:
         return f"{status.name} is at its address; correct name or address in the file"
     if status.version != __version__:

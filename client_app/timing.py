@@ -1,4 +1,4 @@
-"""Micro-batches through fresh blocks on one device, timed by its own clock."""
+"""Time micro-batches through new blocks on one device, by the device's clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ from pipeline.schedule import Action
 from pipeline.stage import Passed
 from pipeline.timer import PhaseTimer
 
-_SCHEDULE = "one_f_one_b"  # keeps two micro-batches
-_PARTS = 4  # of a batch: the largest micro-batch is one of them
-_WARM_UPS = 2  # micro-batches that are thrown away
-_HUNG_S = 600.0  # an action that takes longer
-_NO_STEP = OptimizerSettings(  # it has no state, and is never asked for a step
+_SCHEDULE = "one_f_one_b"  # keeps only two micro-batches
+_PARTS = 4  # the largest micro-batch is a batch divided by this
+_WARM_UPS = 2  # micro-batches that are not counted
+_HUNG_S = 600.0  # time limit of an action
+_NO_STEP = OptimizerSettings(  # without state; it never steps
     name="sgd",
     lr=1.0,
     momentum=0.0,
@@ -49,7 +49,8 @@ _NO_STEP = OptimizerSettings(  # it has no state, and is never asked for a step
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is sent through devices, ``repeats`` times; ``cost`` is a block's for a whole batch."""
+    """The micro-batches that are sent through devices ``repeats`` times. ``cost`` is a block's cost
+    for a whole batch."""
 
     spec: ModelSpec
     cost: BlockCost
@@ -59,17 +60,17 @@ class Trial:
 
     @property
     def samples(self) -> tuple[int, int]:
-        """Of the smaller and the larger micro-batch."""
+        """The sample counts of the smaller and the larger micro-batch."""
         return 1, max(2, self.batch_size // _PARTS)
 
 
 def chunk_seconds(
     device: DeviceAddress, dialer: Dialer, trial: Trial, weights: Tensors, blocks: int
 ) -> list[float]:
-    """Seconds of a micro-batch, forward and backward, through the first ``blocks`` blocks.
+    """Time a micro-batch, forward and backward, through the first ``blocks`` blocks.
 
-    The median of the trial's repeats, for each number of its samples. ``weights`` are those of the
-    blocks. Raises ``LinkError`` where the device does not do it.
+    Returns the median seconds over the trial's repeats for each of its sample counts. ``weights``
+    are the blocks' weights. Raises ``LinkError`` if the device is lost or fails.
     """
     spec = trial.spec
     segment = SegmentPlan(device.name, Span(0, blocks))
@@ -80,7 +81,7 @@ def chunk_seconds(
         round=0,
         seed=0,
         model=describe(spec),
-        recompute=False,  # the planner adds what it takes
+        recompute=False,  # the planner adds the time of recomputation
         dtype="float32",
         optimizer=_NO_STEP,
         replicate_every=0,
@@ -98,7 +99,7 @@ def chunk_seconds(
 def _median_seconds(
     segments: RemoteSegments, plan: ClusterPlan, hidden: torch.Tensor, step: int
 ) -> float:
-    """Of a micro-batch with these activations [b, s, d]."""
+    """Return the median seconds of a micro-batch with the activations ``hidden`` [b, s, d]."""
     m = plan.num_micro_batches
     activation = hidden, torch.ones(hidden.shape[:2], dtype=torch.bool)
     embedding = Recording(dict.fromkeys(range(m), activation), {})
@@ -112,13 +113,13 @@ def _median_seconds(
 
 
 def _give_up(lost: Mapping[str, str]) -> ClusterPlan:
-    """There is no other device."""
+    """Raise ``LinkError``, because a trial has no other device."""
     device, cause = next(iter(lost.items()))
     raise LinkError(f"{device}: {cause}")
 
 
 class _Mirror:
-    """A head whose gradients are the activations that it got."""
+    """A head that returns the received activations as gradients."""
 
     def __init__(self) -> None:
         self._held = dict[int, torch.Tensor]()

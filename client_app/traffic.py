@@ -1,4 +1,4 @@
-"""What a unit's decoder link will carry in a round, to the byte, before any of it is sent."""
+"""Predict a unit's traffic on the decoder link in a round, exact to the byte."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ from collapipe.wire import frames
 from collapipe.wire.compression import layout, sent_share
 from pipeline.micro_batch import split
 
-_SAMPLED = 64  # batches: a second for tens of thousands of rows
+_SAMPLED = 64  # batches; about a second for tens of thousands of rows
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFormat:
-    """What the size of the frames of a unit's link depends on, apart from its batches."""
+    """The format that, with the batches, determines the size of the frames on a unit's link."""
 
-    num_parts: int  # embedding and blocks, L + 1: each has a gradient norm
+    num_parts: int  # embedding and blocks, L + 1; each has a gradient norm
     dim: int
-    dtype: torch.dtype  # in which the model computes
-    gradient: str  # in which precision gradients come
-    rows: RowsRead  # that travel
-    feedback: bool = False  # numbers of the samples travel with them
+    dtype: torch.dtype  # of the model's computation
+    gradient: str  # precision of received gradients
+    rows: RowsRead  # the rows that are sent
+    feedback: bool = False  # whether row numbers are sent with the activations
 
     def share(self, precision: str) -> float:
-        """Of an activation's bits in float32, in which a preset has them."""
+        """The share of an activation's float32 bits; presets give float32 bits."""
         return sent_share(self.dim, precision)
 
     def answers(self, micro_batches: Sequence[Batch]) -> int:
-        """Bytes of the frames with each micro-batch's loss and gradient."""
+        """Bytes of the answers: frames with each micro-batch's loss and gradient."""
         shapes = [(self._count(part), self.dim) for part in micro_batches]
         return sum(
             frames.num_bytes([(torch.float64, ()), *layout(shape, self.dtype, self.gradient)])
@@ -63,8 +63,8 @@ class LinkFormat:
 def sampled_steps(
     examples: Examples, batch_size: int, num_micro_batches: int, seed: int
 ) -> list[Sequence[Batch]]:
-    """Micro-batches of the steps of a first epoch, of at most ``_SAMPLED`` of them, evenly spaced;
-    ``seed`` is that of the unit's data."""
+    """Return the micro-batches of at most ``_SAMPLED`` evenly spaced steps of a first epoch.
+    ``seed`` is the seed of the unit's data."""
     lengths = examples.lengths
     epoch = len(lengths) // min(batch_size, len(lengths))
     count = min(epoch, _SAMPLED)
@@ -74,16 +74,16 @@ def sampled_steps(
 
 @dataclass(frozen=True, slots=True)
 class LinkTraffic:
-    """What a unit's link is expected to carry in a round."""
+    """The expected traffic on a unit's link in a round."""
 
     form: LinkFormat
     local_steps: int
-    steps: Sequence[Sequence[Batch]]  # micro-batches of some of the first epoch's steps
-    preset_bits: float | None  # of a step's activations in float32, and of their gradients
+    steps: Sequence[Sequence[Batch]]  # micro-batches of sampled steps of the first epoch
+    preset_bits: float | None  # float32 bits of a step's activations, and of its gradients
 
     @classmethod
     def of(cls, settings: Settings, unit: int, examples: Examples) -> "LinkTraffic":
-        """Of the unit's own rows."""
+        """Predict the traffic for the unit's own rows."""
         spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
         compression, rows = settings.compression, RowsRead.by(spec)
         precision, feedback = compression.gradient, compression.feedback
@@ -95,7 +95,8 @@ class LinkTraffic:
         return cls(form, settings.federation.local_steps, sampled, preset)
 
     def up_bits(self, precision: str) -> float:
-        """z_n^enc with activations in this precision: frames, or the preset's share."""
+        """Return z_n^enc, the bits that are sent with activations in this precision: the frames'
+        bits, or the preset's scaled bits."""
         if self.preset_bits is not None:
             return self.local_steps * self.preset_bits * self.form.share(precision)
         step = fmean(self.form.step(each, precision) for each in self.steps)
@@ -103,7 +104,7 @@ class LinkTraffic:
 
     @property
     def down_bits(self) -> float:
-        """Of the gradients that answer."""
+        """The bits of the received gradients."""
         if self.preset_bits is not None:
             return self.local_steps * self.preset_bits * self.form.share(self.form.gradient)
         return 8 * self.local_steps * fmean(map(self.form.answers, self.steps))

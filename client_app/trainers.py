@@ -1,4 +1,4 @@
-"""What trains a unit's model in a round: the cluster's pipeline, or the unit alone."""
+"""The trainers of a unit's model in a round: the cluster's pipeline, or the unit alone."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -42,10 +42,10 @@ from pipeline.timer import PhaseTimer
 
 
 class UnsplitTrainer:
-    """The baseline ``vanilla_fl``: the unit alone trains the whole model, in a pipeline's steps.
+    """The baseline ``vanilla_fl``: the unit alone trains the whole model, in the pipeline's steps.
 
-    Shares no code with the pipeline: one model, one optimiser, torch's own clipping. Tests compare
-    the pipeline with it.
+    It shares no code with the pipeline: it has one model, one optimiser and torch's clipping. Tests
+    compare the pipeline with it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class UnsplitTrainer:
         self.timer = PhaseTimer()
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
-        """Forward and backward; the loss."""
+        """Run forward and backward. Returns the mean loss per target token."""
         assert isinstance(self._model, SplitModel)
         with self.timer.phase("forward"):
             loss = self._model.loss(batch.to(self._model.device), key) / batch.num_targets
@@ -73,7 +73,7 @@ class UnsplitTrainer:
         return float(loss.detach())
 
     def step(self, rate: float, clip_norm: float | None) -> float:
-        """Clip by the global norm and step; the norm's square, before it was clipped."""
+        """Clip by the global norm and step. Returns the squared norm before clipping."""
         with self.timer.phase("norms"):
             limit = math.inf if clip_norm is None else clip_norm
             norm = float(clip_grad_norm_(self._model.parameters(), limit))
@@ -94,12 +94,12 @@ class UnsplitTrainer:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a round's trainer starts from.
+    """The inputs of a round's trainer.
 
-    ``weights`` is the whole model; ``state`` the optimiser's, by the weights' names; ``frozen``
-    has the digests of the frozen weights of each part. Rows of a frozen stem are stored up to
-    ``stem_limit_bytes``. ``coder`` sends activations as changes, and ``meter`` measures what
-    rounding takes from them; each is None if the run does not use it.
+    ``weights`` is the whole model. ``state`` is the optimiser's state by the weights' names.
+    ``frozen`` has the digests of the frozen weights of each part. Activations of a frozen stem are
+    stored up to ``stem_limit_bytes``. ``coder`` sends activations as changes, and ``meter``
+    measures their rounding errors; each is None if the run does not use it.
     """
 
     weights: Tensors
@@ -121,8 +121,8 @@ class RoundTrainer:
 
 @contextmanager
 def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iterator[RoundTrainer]:
-    """The trainer of a round, while the context is open. Raises ``LinkError`` if the server's head
-    or a real device cannot be reached."""
+    """Open the trainer of a round. Raises ``LinkError`` if the server's head or a real device
+    cannot be reached."""
     settings, spec = unit.settings, _with_store(unit, start)
     if settings.framework.unsplit:
         yield RoundTrainer(
@@ -164,7 +164,8 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
 
 
 def _with_store(unit: ControlUnit, start: Start) -> ModelSpec:
-    """The model, whose frozen stem, if it has one, stores the activations of rows on disk."""
+    """Return the model's specification; if it has a frozen stem, the stem stores activations of
+    rows on disk."""
     spec = unit.settings.model
     if not (isinstance(spec, StemSpec) and start.stem_limit_bytes and EMBEDDING in start.frozen):
         return spec
@@ -173,8 +174,8 @@ def _with_store(unit: ControlUnit, start: Start) -> ModelSpec:
 
 
 def _link(unit: ControlUnit, request: TrainRequest, start: Start) -> DecoderLink | None:
-    """The link to the server's head; None if the head is on the unit, which targets do not leave
-    then."""
+    """Return the link to the server's head, or None if the head is on the unit; then the targets
+    stay there, too."""
     if request.link is None:
         return None
     compression = unit.settings.compression.of(request.plan.uplink)

@@ -1,4 +1,4 @@
-"""What a process computes once for each of the units that it serves."""
+"""Cache results for each unit that a process serves."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def cached_per_unit(function: Callable[..., T]) -> Callable[..., T]:
-    """Remember the last results of ``function(settings, unit, …)``, as many as the run has units.
+    """Cache the last N results of ``function(settings, unit, …)``, with the run's N units.
 
     Units take turns in every round, so a smaller cache would miss each time.
     """

@@ -1,1 +1,1 @@
-"""Does: serves a segment of the encoder on an edge box. Knows torch and gRPC, not Flower."""
+"""Serves a segment of the encoder on an edge device. Depends on torch and gRPC, not on Flower."""

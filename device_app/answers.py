@@ -1,4 +1,4 @@
-"""What a daemon answers beside its segment: how it is, and echoes and timed trips of its hops."""
+"""A daemon's answers outside of rounds: its status, echoes of probes, and timed hops."""
 
 import queue
 import secrets
@@ -24,14 +24,15 @@ from collapipe.wire.streams import FrameStream
 from device_app.session import Session
 from pipeline.remote.inquiries import time_trips
 
-_TICKETS = 16  # that are good at once
-_SIDE, _PRODUCTS = 384, 3  # of the matrices by whose products the speed is told
+_TICKETS = 16  # number of valid tickets at the same time
+_SIDE, _PRODUCTS = 384, 3  # side of the matrices, and number of their products, that measure speed
 
 
 class Answers:
-    """Answers for one daemon, whose session, if any, is ``session()``.
+    """Answers questions for one daemon; ``session()`` is its current session, if any.
 
-    One probe at a time, of this device or by it, and none while it works for a control unit.
+    Only one probe, from or to this device, runs at a time, and none while a control unit uses the
+    device.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Answers:
         self._tickets = deque[str](maxlen=_TICKETS)
 
     def status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """A ``DeviceStatus``, with a ticket for one probe."""
+        """Return the ``DeviceStatus``, with a ticket for one probe."""
         session = self._session()
         segment = session.held if session else None
         held = segment.description if segment else None
@@ -71,7 +72,7 @@ class Answers:
         return as_json(status)
 
     def time_hop(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """The ``HopTimes`` of a ``HopRequest``."""
+        """Time the hop of a ``HopRequest``. Returns ``HopTimes``."""
         with self._alone(context):
             try:
                 dialer = Dialer(self._credentials)
@@ -82,7 +83,7 @@ class Answers:
 
     @contextmanager
     def probed(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """The caller of PROBE has a ticket, and is the only one."""
+        """Check that the caller of PROBE has a ticket, and exclude other probes meanwhile."""
         ticket = dict(context.invocation_metadata()).get(TICKET, "")
         try:
             self._tickets.remove(ticket)
@@ -104,7 +105,7 @@ class Answers:
             self._probing.release()
 
     def _speed(self) -> float | None:
-        """FLOP/s of a product of matrices, the best of a few; None where that would disturb."""
+        """Measure the FLOP/s of a matrix product, the best of a few; None if a probe is running."""
         if not self._probing.acquire(blocking=False):
             return None
         try:
@@ -115,7 +116,8 @@ class Answers:
 
 
 def echo(stream: FrameStream) -> None:
-    """Send back what comes, until the caller goes, ``PROBE_BYTES`` have come or the time is up."""
+    """Send received tensors back until the caller closes the stream, ``PROBE_BYTES`` have arrived
+    or the time is up."""
     deadline = time.monotonic() + 2 * PROBE_S  # the caller ends before, by its own clock
     try:
         while stream.bytes_in <= PROBE_BYTES:

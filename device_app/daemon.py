@@ -1,4 +1,4 @@
-"""The daemon: a port, one control unit at a time, and the streams of a segment's neighbours."""
+"""The daemon: it listens on a port and serves one control unit, and its segment's neighbours."""
 
 import logging
 import threading
@@ -38,9 +38,9 @@ from device_app.answers import Answers, echo
 from device_app.held_segment import HeldSegment
 from device_app.session import Session
 
-_STREAMS = 16  # at once: a control unit's, neighbours', those of an epoch that ends, strangers'
+_STREAMS = 16  # at the same time: control unit, neighbours, an ending epoch's, unknown callers
 _MOST_FRAME_BYTES = 2**32
-_SHARE = 8  # and less of its memory is an activation: every block keeps more than that of it
+_SHARE = 8  # an activation needs less than this fraction of the memory, as every block keeps more
 _GOODBYE_S = 2.0
 _MAY_CALL = {
     **dict.fromkeys((CONTROL, STATUS, TIME_HOP), (Role.CONTROL_UNIT,)),
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeviceSettings:
-    """What the owner of a device says of it."""
+    """The owner's settings of a device."""
 
     name: str
     listen: str
@@ -60,9 +60,9 @@ class DeviceSettings:
 
 
 class Daemon:
-    """Serves for as long as the context is open; ``address`` has the port that is listened on.
+    """Serves while the context is open; ``address`` has the port on which it listens.
 
-    Raises ``ConfigError`` where the address cannot be listened on.
+    Raises ``ConfigError`` if it cannot listen on the address.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Daemon:
         self._threads.shutdown(wait=False)
 
     def leave(self) -> None:
-        """Finish the action under way, however long it takes, and tell the control unit."""
+        """Finish the current action, however long it takes, and report to the control unit."""
         self._ask_to_leave()
         if self._work is not None:
             self._work.join()
@@ -116,7 +116,8 @@ class Daemon:
             session.arrived.set()
 
     def _methods(self, credentials: Credentials | None) -> dict[str, grpc.RpcMethodHandler]:
-        """What is served, by names within the service; behind doorkeepers with ``credentials``."""
+        """Return the handlers by their names in the service; with ``credentials`` they check the
+        caller's certificate."""
         streams = {CONTROL: self._control, HOP: self._hop, PROBE: self._probe}
         answers = {STATUS: self._answers.status, TIME_HOP: self._answers.time_hop}
         handlers = {k: grpc.stream_stream_rpc_method_handler(each) for k, each in streams.items()}
@@ -128,7 +129,7 @@ class Daemon:
         return {path.rpartition("/")[2]: handler for path, handler in handlers.items()}
 
     def _port(self, wanted: str, credentials: Credentials | None) -> int:
-        """The port that is listened on at the ``wanted`` address."""
+        """Listen on the ``wanted`` address, and return the port."""
         try:
             if credentials is None:
                 require_loopback(wanted)
@@ -141,7 +142,7 @@ class Daemon:
             ) from error
 
     def _control(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        arrived = threading.Event()  # until it has said how large parts are, it sends messages
+        arrived = threading.Event()  # LOAD raises the frame limit to the size of parts
         stream = FrameStream(f"control unit {context.peer()}", 2 * MOST_JSON_BYTES, arrived)
         session = Session(stream, self._hold, self._dial, arrived, self._leaving)
         with self._occupied(session, context):
@@ -149,7 +150,7 @@ class Daemon:
             work.start()
             try:
                 yield from serve_stream(stream, messages, context)
-            finally:  # also where gRPC gives the call up in the middle
+            finally:  # also if gRPC cancels the call
                 work.join()
 
     def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -170,7 +171,7 @@ class Daemon:
     def _probe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answers.probed(context):
             stream = FrameStream(f"a probe ({context.peer()})", 2 * PROBE_FRAME_BYTES)
-            stream.on_close(context.cancel)  # also where the caller does not read
+            stream.on_close(context.cancel)  # also if the caller does not read
             work = threading.Thread(target=echo, args=(stream,), daemon=True)
             work.start()
             yield from serve_stream(stream, messages, context)
@@ -178,13 +179,13 @@ class Daemon:
 
     @contextmanager
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
-        """This session and no other, for as long as it lasts."""
+        """Reserve the daemon for this session; abort the call if another session is open."""
         with self._lock:
             taken = self._session
             if taken is None:
                 self._session = session
         if taken is not None:
-            held = taken.held  # which the session's thread may change
+            held = taken.held  # read once, as the session's thread may change it
             unit = f" unit {held.description.unit}" if held else " another control unit"
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -201,7 +202,7 @@ class Daemon:
         return HeldSegment(description, own.memory_bytes, self._frozen, own.torch_device, earlier)
 
     def _dial(self, neighbour: DeviceAddress, session: str) -> FrameStream:
-        """The stream to the next stage."""
+        """Open the stream to the next stage."""
         running = self._session
         assert running is not None
         channel = self._dialer.channel(neighbour.name, neighbour.address)

@@ -1,4 +1,4 @@
-"""A segment as a device holds it: built from a description and the parts that follow it."""
+"""A segment on a device, built from a description and the parts that follow it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,12 +27,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torc
 
 
 class HeldSegment:
-    """Blocks of a model, added one by one, and what is done with them.
+    """Blocks of a model, which are added one by one.
 
-    Raises ``WireError`` for a description or a part that cannot be, and ``ConfigError`` for one
-    beyond ``memory_bytes``, before anything is allocated. Blocks need not come that the ``earlier``
-    segment has as they are wanted, nor frozen weights that are in the ``store``. Nothing that comes
-    is larger than ``part_bytes``.
+    Blocks are reused if the ``earlier`` segment has them in the same state, and frozen weights if
+    they are in the ``store``; the others must be sent in parts of at most ``part_bytes``.
+
+    Raises ``WireError`` if the description or a part is invalid, and ``ConfigError`` if the segment
+    needs more than ``memory_bytes``, before memory is allocated.
     """
 
     def __init__(
@@ -66,35 +67,36 @@ class HeldSegment:
             )
         self._names = [block_name(index) for index in span.indices()]
         self._parts = earlier._kept_for(description) if earlier else {}
-        self.done: int | None = description.base  # the last step; None: in the middle of one
+        self.done: int | None = description.base  # the last finished step; None during a step
         blocks = tuple(name for name in self._names if name not in self._parts)
         known = {name: each for name, each in description.frozen.items() if name in blocks}
         absent = store.lacks(known.values())
         lacking = tuple(name for name, each in known.items() if each in absent)
         self.wanted = Wanted(blocks, lacking)
-        self._stateless = set(blocks)  # without the optimiser's state, which follows
-        self._moments: dict[str, list[bytes]] = {}  # that have come, until the next step
-        self._arrived = set[str]()  # whose moments are all there
-        self._coming: dict[str, Tensors] = {}  # weights of blocks that are not complete
+        self._stateless = set(blocks)  # blocks whose optimiser state is not loaded yet
+        self._moments: dict[str, list[bytes]] = {}  # received moments, loaded at the next step
+        self._arrived = set[str]()  # blocks whose moments have all arrived
+        self._coming: dict[str, Tensors] = {}  # received weights of incomplete blocks
 
     @property
     def complete(self) -> bool:
-        """Whether all blocks are here."""
+        """Whether all blocks have been built."""
         return len(self._parts) == len(self._names)
 
     @property
     def may_step(self) -> bool:
-        """Whether the optimiser's state of all blocks is here."""
+        """Whether the optimiser's state of all blocks has arrived."""
         return self._stateless <= self._arrived
 
     @property
     def actions(self) -> Callable[[int], tuple[Action, ...]]:
-        """The segment's actions for a number of micro-batches."""
+        """A function from the number of micro-batches to the segment's actions."""
         d = self.description
         return lambda m: schedule.build(d.schedule, d.num_segments, m)[d.stage]
 
     def add(self, name: str, data: bytes, left: int) -> None:
-        """Weights of a wanted block as safetensors, of which ``left`` such follow."""
+        """Add weights of a wanted block, in the safetensors format; ``left`` parts of it follow.
+        Raises ``WireError`` if they are invalid."""
         if name not in self._names or name in self._parts:
             raise WireError(f"part {name[:40]!r} came, which is not wanted")
         index = self.description.span.first + self._names.index(name)
@@ -115,8 +117,8 @@ class HeldSegment:
         self._parts[name] = Part(name, module, self.description.optimizer, None, self._device)
 
     def keep_moments(self, name: str, data: bytes, left: int) -> None:
-        """The optimiser's state of a block that came without, likewise: used at the next step, so
-        that it may come while another thread computes."""
+        """Add optimiser state of a block that was sent without it; ``left`` parts follow. The state
+        is loaded at the next step, so it may arrive while another thread computes."""
         kept = self._moments.setdefault(name, []) if name in self._stateless else []
         size = sum(len(each) + NAME_BYTES for each in (*kept, data))
         most = self._most + 8 * NAME_BYTES * (1 + len(self._keys))  # a header for each of its state
@@ -128,16 +130,16 @@ class HeldSegment:
 
     @property
     def parts(self) -> list[Part]:
-        """The blocks that are here, in their order."""
+        """The blocks built so far, in their order."""
         return [self._parts[name] for name in self._names if name in self._parts]
 
     def segment(self) -> Segment:
-        """The blocks as one."""
+        """Make a segment of the blocks."""
         d = self.description
         return Segment(self.parts, d.recompute, schedule.splits_backward(d.schedule))
 
     def key(self, step: int) -> DropoutKey:
-        """Whose dropout it is in a step."""
+        """Return the key of the step's dropout."""
         return DropoutKey(self.description.seed, self.description.unit, step)
 
     def squared_norms(self) -> list[float]:
@@ -155,8 +157,9 @@ class HeldSegment:
             part.forget_gradients()
 
     def packed_parts(self) -> list[tuple[str, int, Callable[[], Tensor]]]:
-        """What packs all that trains, with the optimiser's state, a few tensors at a time, as
-        safetensors: before the next step. Each with its block's name, and how many follow."""
+        """Return functions that pack the trainable weights and optimiser state, a few tensors each,
+        with the block's name and the number of parts that follow. Call them before the next
+        step."""
         self._require_moments()
         found = list[tuple[str, int, Callable[[], Tensor]]]()
         for part in self.parts:
@@ -166,7 +169,7 @@ class HeldSegment:
         return found
 
     def _kept_for(self, later: SegmentDescription) -> dict[str, Part]:
-        """The blocks, if they are as ``later`` wants them."""
+        """Return the blocks that the description ``later`` can reuse."""
         wanted = (_identity(each) for each in (self.description, later))
         if self.done != later.base or len(set(wanted)) > 1:
             return {}
@@ -176,7 +179,8 @@ class HeldSegment:
         return {name: part for name, part in self._parts.items() if name in held}
 
     def _take_moments(self) -> None:
-        """Give the blocks the optimiser's state that has come; fused optimisers trust its shape."""
+        """Load the optimiser state that has arrived. Its shapes are checked, because fused
+        optimisers do not check them."""
         for name in self._arrived & self._moments.keys() & self._parts.keys():
             came = self._moments.pop(name)
             state = {k: v for each in came for k, v in separated(each).items()}
@@ -199,7 +203,8 @@ class HeldSegment:
             raise WireError("blocks, or their optimiser's state, are not all here")
 
     def _with_frozen(self, index: int, weights: Tensors) -> Tensors:
-        """A block's weights with those that do not train, which are kept from now on."""
+        """Add a block's frozen weights from the store, or verify the received ones and store
+        them."""
         name = block_name(index)
         known = self.description.frozen.get(name)
         if known is None:
@@ -217,7 +222,7 @@ class HeldSegment:
         return self.spec.build_block(index)
 
     def _check(self, module: nn.Module, came: int) -> None:
-        """Raise ``WireError`` for other dtypes than the segment's, or another number of tensors."""
+        """Raise ``WireError`` if a dtype or the number of tensors differs from the segment's."""
         weights = module.state_dict()
         for key, weight in weights.items():
             if weight.is_floating_point() and weight.dtype != self.dtype:
@@ -227,7 +232,7 @@ class HeldSegment:
 
 
 def _identity(description: SegmentDescription) -> bytes:
-    """What two segments must have in common for a block of one to be a block of the other."""
+    """Return the properties in which two segments must agree to share blocks."""
     d = description
     return as_json([d.version, d.unit, d.round, d.seed, d.model, d.dtype, d.optimizer])
 
@@ -246,8 +251,9 @@ def _trained(part: Part) -> Tensors:
 def _sizes(
     spec: ModelSpec, description: SegmentDescription, dtype: torch.dtype
 ) -> tuple[float, int, int, set[str]]:
-    """Weights, gradients and optimiser state without activations; the largest block's weights and
-    optimiser state, as they come; the largest tensor; and the names of weights within blocks."""
+    """Return the segment's bytes without activations (weights, gradients and optimiser state), the
+    largest block's bytes of weights and optimiser state, the largest tensor's bytes, and the names
+    of weights within blocks."""
     least = largest = tensor = 0
     names = set[str]()
     remembered = len(moments(description.optimizer))

@@ -1,4 +1,4 @@
-"""A control unit's hold on this device: one segment after another, a step at a time."""
+"""A control unit's session on this device: it loads segments one after another and runs steps."""
 
 import logging
 import resource
@@ -35,26 +35,25 @@ from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
 
-ALIVE_S = 1.0  # between two signs of life
-_IMPORTS_S = 60.0  # libraries of a kind of model may take so long on a small or busy device
+ALIVE_S = 1.0  # interval of signs of life
+_IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy device
 _AFTER_STEP = FrameKind.BEGIN, FrameKind.STATE
-_MOST_UNSENT = 64  # answers that the control unit has not taken: then it is not obeyed
+_MOST_UNSENT = 64  # unsent answers beyond which further commands must wait
 _log = logging.getLogger(__name__)
 Dial = Callable[[DeviceAddress, str], FrameStream]
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing is wrong
-    """The control unit, or who ends the daemon, wants something else than the step under way."""
+    """The current step is aborted, by the control unit or because the daemon ends."""
 
 
 @dataclass
 class Session:
-    """Obeys the frames of ``control`` in the order in which they come.
+    """Executes the frames of ``control`` in the order in which they arrive.
 
-    A step ends when a frame of the control unit comes in between: it never sends one but to give
-    the step up. ``neighbours`` are the streams from ``before`` and ``behind``. ``arrived`` is set
-    by every stream of the session, and when ``leaving`` is. What ``held`` and ``neighbours`` are
-    changes together.
+    Any control frame aborts the running step. ``neighbours`` are the streams from ``before`` and
+    ``behind``. Every stream of the session sets ``arrived``, and so does ``leaving``. ``held`` and
+    ``neighbours`` change together, under a lock.
     """
 
     control: FrameStream
@@ -68,7 +67,7 @@ class Session:
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Until the control unit ends the stream or is gone, or the daemon leaves."""
+        """Run until the control unit ends the stream or is lost, or the daemon leaves."""
         done = threading.Event()
         threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
         try:
@@ -81,13 +80,13 @@ class Session:
             self._tell(LinkError("this device is leaving"), None)
         finally:
             done.set()
-            self._let_go()  # now, not when Python looks for cycles: the next one needs the memory
+            self._let_go()  # at once, because the next session needs the memory
             self.control.close()
 
     def attach(self, side: str, secret: str, stream: FrameStream) -> None:
-        """Take the stream of a neighbour who dialled. Raises ``RefusedLinkError`` where the segment
-        has another secret for this side, ``BusyLinkError`` for a second stream."""
-        with self._changing:  # the session's thread may take another segment meanwhile
+        """Attach the stream of a neighbour that dialled this device. Raises ``RefusedLinkError`` if
+        the secret for this side is wrong, and ``BusyLinkError`` for a second stream."""
+        with self._changing:  # the session's thread may replace the segment at the same time
             held = self.held
             if held is None or secret_for(held.description.session, side) != secret:
                 raise RefusedLinkError("no segment here has such a session")
@@ -95,7 +94,7 @@ class Session:
                 raise BusyLinkError(f"there is a stream from {side} already")
 
     def _let_go(self) -> HeldSegment | None:
-        """End the streams of the segment that was held, and return it."""
+        """Release the current segment, end its streams, and return it."""
         with self._changing:
             earlier, self.held = self.held, None
             streams, self.neighbours = self.neighbours, {}
@@ -124,13 +123,13 @@ class Session:
             self._give_up()
             if self.leaving.is_set():
                 raise
-        except Exception as error:  # reported, and the daemon stays
+        except Exception as error:  # reported; the daemon continues
             self._give_up()
             self._tell(error, frame)
 
     def _load(self, frame: Frame) -> None:
         earlier = self._let_go()
-        self.control.drop_parts()  # of a plan that was given up
+        self.control.drop_parts()  # these belong to the plan before
         self.control.accepts = partial(self._accepts, frame.epoch)
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
         with self._busy(after_s=_IMPORTS_S):
@@ -164,11 +163,11 @@ class Session:
             except LinkError:
                 stream.close()
                 raise
-        if self._held(frame).complete:  # else when the last part has come
+        if self._held(frame).complete:  # else ``_part`` answers after the last part
             self._answer(frame, FrameKind.READY)
 
     def _begin(self, frame: Frame) -> None:
-        """Forward and backward of a batch; then the norms, and the seconds of each action."""
+        """Run forward and backward of a batch; then send the norms and the times of each action."""
         held = self._held(frame)
         d, (number,) = held.description, _numbers(frame, 1)
         m = int(number)
@@ -195,7 +194,8 @@ class Session:
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
 
     def _usage(self) -> Tensor:
-        """float64 [2]: bytes sent to the neighbours, and the most memory that was ever resident."""
+        """Return float64 [2]: bytes sent to the neighbours, and the peak resident memory in
+        bytes."""
         sent = sum(stream.bytes_out for stream in self.neighbours.values())
         return torch.tensor([sent, _peak_bytes()], dtype=torch.float64)
 
@@ -210,17 +210,18 @@ class Session:
             self._send_parts(frame)
 
     def _may_change(self, held: HeldSegment) -> bool:
-        """Whether the blocks have their moments and copies of them are made, or neither matters:
-        the control unit wants something else than the next step."""
+        """Whether the step may change the blocks: their moments have arrived and pending copies are
+        made. Also true if the control unit has left or sent another command, so that it does not
+        matter."""
         ready = held.may_step and self.control.all_made()
         return ready or self.control.over or self.control.brings_but(*_AFTER_STEP)
 
     def _accepts(self, epoch: int, frame: Frame) -> bool:
-        """Whether a frame waits for its turn: no part of an earlier plan, which comes behind its
-        neighbours, and no moments, which come while a step is under way."""
+        """Whether to queue a frame. Parts of an earlier plan are dropped; moments are stored at
+        once, because they arrive during a step."""
         if frame.kind == FrameKind.PART:
             return frame.epoch >= epoch
-        held = self.held  # which the session's thread may change
+        held = self.held  # read once, as the session's thread may change it
         if frame.kind == FrameKind.MOMENTS and held is not None and frame.epoch == epoch:
             name, data = _only(frame, 2)
             held.keep_moments(_text(name), as_bytes(data), frame.micro_batch)
@@ -265,7 +266,7 @@ class Session:
 
     @contextmanager
     def _busy(self, after_s: float = 0.0) -> Iterator[None]:
-        """Work that is no action: signs of life say for how long, less ``after_s``."""
+        """Mark the device as busy; signs of life report its busy seconds minus ``after_s``."""
         self._busy_since = time.monotonic() + after_s
         try:
             yield
@@ -278,7 +279,7 @@ class Session:
             self.held.forget()
 
     def _check(self) -> None:
-        """Raise ``Interrupted`` where something else is wanted."""
+        """Raise ``Interrupted`` if the daemon leaves or a control frame waits."""
         if self.leaving.is_set() or self.control.waiting():
             raise Interrupted
 
@@ -305,8 +306,8 @@ class Session:
 
 
 class _TimedPorts:
-    """Ports that write down when each action waited, began and ended, and when what it made had
-    left."""
+    """Ports that record when each action requested its input, began, ended and had sent its
+    output."""
 
     def __init__(
         self, ports: StreamPorts, streams: Sequence[FrameStream], session: Session
@@ -329,7 +330,7 @@ class _TimedPorts:
         return received
 
     def send(self, action: Action, made: Passed) -> None:
-        made = tuple(each.cpu() for each in made)  # a GPU has computed it only then
+        made = tuple(each.cpu() for each in made)  # waits until a GPU has computed it
         _, asked, began, _ = self._rows[-1]
         self._rows[-1] = action, asked, began, time.monotonic()
         self._session._busy_since = None
@@ -337,11 +338,11 @@ class _TimedPorts:
         self._ports.send(action, made)
 
     def all_sent(self) -> bool:
-        """Whether all that was made has left, or never will."""
+        """Whether all outputs have been sent, or a stream has ended."""
         return len(self._sent) == self._sending or any(each.over for each in self._streams)
 
     def table(self) -> Tensor:
-        """float64 [actions, 4]: seconds, by the device's own clock."""
+        """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
         kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
         rows = [
             (*times, self._sent.get((kinds.get(action.kind), action.micro_batch), times[-1]))
@@ -355,7 +356,8 @@ class _TimedPorts:
 
 
 def _peak_bytes() -> int:
-    """The most memory of this process, or, where that was more, of the one that started it."""
+    """Return the peak memory of this process in bytes; it may be the parent's peak if that was
+    larger."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 

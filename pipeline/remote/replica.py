@@ -22,7 +22,7 @@ class Replica:
     """The trainable weights and optimiser state of each block after a step.
 
     ``step`` is the last step of which all blocks have arrived; until the first is complete, blocks
-    are those of ``start``. Call ``open`` before ``put``. Several threads may call ``put`` at the
+    come from ``start``. Call ``open`` before ``put``. Several threads may call ``put`` at the
     same time. Steps older than the last complete one are deleted.
 
     ``state_like`` returns the names and shapes of the optimiser's state for given weights.
