@@ -197,7 +197,7 @@ class DevicePipeline:
 
     def _without(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
-        ``RoundFailedError`` if there is none."""
+        ``RoundFailedError`` if they cannot hold the model."""
         gone = {**self._all.absent, **lost}
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))

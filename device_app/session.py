@@ -52,8 +52,8 @@ class Session:
     """Executes the frames of ``control`` in the order in which they arrive.
 
     Any control frame aborts the running step. ``neighbours`` are the streams from ``before`` and
-    ``behind``. Every stream of the session sets ``arrived``, and so does ``leaving``. ``held`` and
-    ``neighbours`` change together, under a lock.
+    ``behind``. ``arrived`` is set by every stream of the session, and whenever ``leaving`` is set.
+    ``held`` and ``neighbours`` change together, under a lock.
     """
 
     control: FrameStream

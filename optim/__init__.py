@@ -1,7 +1,7 @@
-"""Plans rounds: pure functions from clusters' states to plans, without torch and Flower.
+"""Plan rounds: pure functions from clusters' states to plans, without torch and Flower.
 
-The names below are where a reader starts; docs/optim.md has an example. Each loads with its first
-use, so that ``import optim`` costs nothing.
+Start with the names below; docs/optim.md has an example. Each name is imported at its first use, so
+that ``import optim`` is fast.
 """
 
 from importlib import import_module

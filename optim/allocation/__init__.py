@@ -1,1 +1,1 @@
-"""Sub-problem 2: which clusters take part, on which channel, at which power."""
+"""Sub-problem 2: choose the clusters that take part, their channels and their powers."""

@@ -1,4 +1,4 @@
-"""Algorithm 3 of CollaPipe (arXiv 2509.19855): channels and power in turn, S and m given."""
+"""Algorithm 3 of CollaPipe (arXiv 2509.19855): alternate channels and power for given S and m."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from optim.radio.channel import Links
 from optim.radio.power_control import Senders, controlled_power
 
 _PROGRESS = 1e-9
-# Extreme figures must not keep the turns going.
+# Limits the alternation for extreme numbers.
 _TURNS = 50
 
 
@@ -29,7 +29,7 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
     Y_n·(Γ_n - Γ_idle) in place of Y_n·p_n. docs/optim.md lists deviations from the paper. Precision
     is not decided: each unit sends its first payload.
 
-    Raises ``InfeasibleRoundError`` as ``option_table`` does.
+    Raises ``InfeasibleRoundError`` like ``option_table``.
     """
     started = perf_counter()
     options = option_table(problem)
@@ -48,7 +48,7 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A matching, the power of all pairs [N, J] that then suits it, and eq. 35's Υ of both."""
+    """A matching, the best power of all pairs [N, J] for it, and their cost Υ (eq. 35)."""
 
     matching: Matching
     power_w: Floats
@@ -57,17 +57,17 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _PairChoices:
-    """Pairs of a unit and a channel, each with the point of the front that it would take, [N, J].
+    """Pairs of a unit and a channel, each with its best point of the front, [N, J].
 
-    Powers of infeasible pairs mean nothing.
+    Powers of infeasible pairs are undefined.
     """
 
     problem: RoundProblem
     links: Links
     feasible: Bools
-    points: Ints  # places in the unit's front
+    points: Ints  # indices into the unit's front
     segments: Floats
-    low_w: Floats  # to high_w: what C6, C8 and C11 allow
+    low_w: Floats  # C6, C8 and C11 allow powers from low_w to high_w
     high_w: Floats
 
     @classmethod
@@ -86,9 +86,9 @@ class _PairChoices:
         )
 
     def turn(self, power_w: Floats) -> _Turn:
-        """The channels that suit the power, and then the power that suits the channels.
+        """Choose the best channels for the power, and then the best power for the channels.
 
-        A unit keeps its power on every channel, as far as the channel allows it.
+        The power is changed on all channels of a unit, within each channel's limits.
         """
         weight = self.problem.options.drift_weight
         matching = match_channels(self.uploads(power_w), self.drift(power_w), weight)
@@ -100,11 +100,11 @@ class _PairChoices:
         return _Turn(matching, power_w, cost)
 
     def uploads(self, power_w: Floats) -> Floats:
-        """Seconds, [N, J]; infinite where infeasible."""
+        """Seconds of the uploads, [N, J]; infinite if infeasible."""
         return np.where(self.feasible, self.links.uploads(power_w), np.inf)
 
     def drift(self, power_w: Floats) -> Floats:
-        """What of the drift a pair adds in Sub-2, [N, J]: Y·p, or Y·(Γ - Γ_idle)."""
+        """The drift that each pair adds in Sub-2, [N, J]: Y·p, or Y·(Γ - Γ_idle)."""
         problem, links = self.problem, self.links
         if problem.options.drift == "paper":
             return np.array(problem.queues)[:, np.newaxis] * power_w
@@ -128,10 +128,10 @@ class _PairChoices:
 
 
 def match_channels(uploads: Floats, drift: Floats, drift_weight: float) -> Matching:
-    """The largest matching with the least V·max (upload) + Σ drift; both arrays are [N, J].
+    """Return the largest matching with the least V·max (upload) + Σ drift; both arrays are [N, J].
 
-    An infinite upload: no pair. Whoever has no channel has the paper's virtual one. The longest
-    upload is a threshold: below each there is an assignment problem of the drift alone.
+    Pairs with infinite uploads do not exist. A unit without a channel has the paper's virtual
+    channel. Each threshold on the longest upload leaves an assignment problem of the drift alone.
     """
     found = min_cost_matching(np.where(np.isfinite(uploads), drift, np.inf))
     best, least, size = found, math.inf, len(found)
@@ -145,6 +145,6 @@ def match_channels(uploads: Floats, drift: Floats, drift_weight: float) -> Match
 
 
 def _auxiliary(matching: Matching, uploads: Floats, drift: Floats, drift_weight: float) -> float:
-    """Υ of eq. 35."""
+    """Return Υ of eq. 35."""
     at = matching.units, matching.channels
     return drift_weight * float(uploads[at].max()) + float(drift[at].sum())

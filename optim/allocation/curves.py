@@ -1,4 +1,4 @@
-"""Options whose power is free: what each costs under drift ``paper``, for every deadline."""
+"""Costs of options under drift ``paper`` as functions of the deadline, if their power is free."""
 
 import math
 from dataclasses import replace
@@ -31,42 +31,42 @@ class PowerCurves:
         self.loads, self.shape, self.figures, self.links = loads, shape, figures, links
         self.fading = fading
         (
-            self.enter_s,  # outside these deadlines another of the front is better, with as many
-            self.leave_s,  # segments at most
+            self.enter_s,  # outside of these deadlines another point of the front with at most as
+            self.leave_s,  # many segments is better
             self.segments,
             self.error_costs,
             self.queues,  # Y of the unit
-            self.latency_s,  # of its point of the front: the first line begins then
+            self.latency_s,  # latency of its point; the first constraint's sending begins then
             self.nat_bits,  # (z/m + θ)·ln 2: the nats that are sent until the deadline
-            self.passed_s,  # Σ: when the second line begins
+            self.passed_s,  # Σ; the second constraint's sending begins then
             self.all_nat_bits,  # (z + θ)·ln 2
         ) = figures
         (
-            self.finish_s,  # the first deadline that can be kept, at full power; infinite: none
+            self.finish_s,  # the earliest feasible deadline, at full power; infinite if none
             self.floors_w,  # the least power that C11 allows
             self.limits_w,  # p̄
             self.snr_per_watt,  # a
             self.bandwidth_hz,
-            self.most_nats,  # in a second, at full power
+            self.most_nats,  # nats per second at full power
         ) = links
         self.intervals = loads // math.prod(shape)
-        self.starts = _starts(loads // math.prod(shape[1:]))  # of the loads of a unit
+        self.starts = _starts(loads // math.prod(shape[1:]))  # the first load of each unit
 
     def __len__(self) -> int:
         return len(self.loads)
 
     @property
     def places(self) -> tuple[Ints, ...]:
-        """Unit n, payload q and place in the unit's front of each load."""
+        """Unit n, payload q and index into the unit's front of each load."""
         return tuple(np.unravel_index(self.loads % math.prod(self.shape), self.shape))
 
     def take(self, which: Bools | Ints) -> "PowerCurves":
-        """Some of the loads."""
+        """Select some of the loads."""
         figures, links = self.figures[:, which], self.links[:, which]
         return PowerCurves(self.loads[which], self.shape, figures, links, self.fading)
 
     def on(self, which: Ints, channels: Ints) -> "PowerCurves":
-        """Some of the loads, each on one channel alone."""
+        """Select some of the loads, each on one channel."""
         figures, links = self.figures[:, which], self.links[:, which, channels, np.newaxis]
         return PowerCurves(self.loads[which], self.shape, figures, links, self.fading)
 
@@ -77,24 +77,25 @@ class PowerCurves:
         return PowerCurves(loads, self.shape, figures, links, self.fading)
 
     def useful(self, start_s: Floats | float, stop_s: Floats | float) -> Bools:
-        """Which can be of use on some channel from a deadline up to, and without, another, [R].
+        """Whether each load can be useful on some channel for deadlines in [start, stop), [R].
 
-        Broadcast: of deadlines [E, 1] it is [E, R].
+        Deadlines of shape [E, 1] give an array [E, R].
         """
         enter, leave, finish = self.enter_s[:, 0], self.leave_s[:, 0], self.finish_s.min(axis=1)
         return np.asarray((enter < stop_s) & (start_s < leave) & (finish < stop_s))
 
     def costs(self, power_w: Floats) -> Floats:
-        """What the loads add to the drift with these powers, [R, J]."""
+        """The drift that the loads add with these powers, [R, J]."""
         return np.asarray(self.queues * (self.segments + power_w) + self.error_costs)
 
     def power(self, deadline_s: Floats | float) -> tuple[Floats, Floats]:
-        """The least p that finishes by the deadline, broadcast over [R, J]; and dp/dD.
+        """Return the least power p that finishes by the deadline D, and dp/dD, broadcast over
+        [R, J].
 
-        p(D) falls and is convex for D from ``finish_s`` on.
+        p(D) decreases and is convex for D ≥ ``finish_s``.
         """
         sends = self.all_nat_bits > 0
-        # What is left may be too short for the latency to tell it from 0.
+        # The remaining time may be too small to differ from 0 by rounding.
         left = np.maximum(deadline_s - self.latency_s, self.nat_bits / self.most_nats)
         all_left = np.maximum(deadline_s - self.passed_s, self.all_nat_bits / self.most_nats)
         left, all_left = np.where(sends, left, 1.0), np.where(sends, all_left, 1.0)
@@ -110,7 +111,8 @@ class PowerCurves:
 
     @property
     def bends_s(self) -> Floats:
-        """When both lines ask for the same rate, [R, 1]; NaN where one always decides."""
+        """Deadlines at which both constraints require the same rate, [R, 1]; NaN if one always
+        decides."""
         later = self.all_nat_bits - self.nat_bits
         bends = self.all_nat_bits * self.latency_s - self.nat_bits * self.passed_s
         decided = np.full(later.shape, np.nan)
@@ -118,12 +120,12 @@ class PowerCurves:
 
 
 def _starts(groups: Ints) -> Ints:
-    """Where each group of equal numbers begins; of none at all at 0."""
+    """Return the index at which each group of equal numbers begins; empty without numbers."""
     return np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])[: len(groups)]
 
 
 def power_curves(problem: RoundProblem, options: OptionTable, loads: Ints) -> PowerCurves:
-    """Some of the problem's loads on each channel."""
+    """Make the curves of some of the problem's loads on each channel."""
     num_payloads, num_points, num_units, _ = options.finish_s.shape
     shape = num_units, num_payloads, num_points
     units, payloads, points = np.unravel_index(loads % math.prod(shape), shape)
@@ -160,7 +162,7 @@ def power_curves(problem: RoundProblem, options: OptionTable, loads: Ints) -> Po
 def _useful(
     point: FrontPoints, activation_bits: Floats, model_bits: Floats
 ) -> tuple[Floats, Floats]:
-    """The deadlines that belong to the ends of each point's range of times on the uplink."""
+    """Convert the ends of each point's range of uplink times to deadlines."""
     sends, bounded = activation_bits > 0, np.isfinite(point.last_s)
     model_share = model_bits / np.where(sends, activation_bits, 1.0)
     last_s = np.where(bounded, point.last_s, 0.0)
@@ -170,9 +172,11 @@ def _useful(
 
 
 def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
-    """All feasible loads on one channel that has the best figures of all.
+    """Make the curves of all feasible loads on one ideal channel with the best value of each
+    property.
 
-    Without fading, which only asks for more power: the costs are bounds for all channels.
+    Their costs bound the costs on all channels from below. Fading is ignored, as it only increases
+    the power.
     """
     best_link = replace(
         options.pairs,

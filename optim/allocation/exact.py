@@ -1,4 +1,4 @@
-"""The joint round, exactly: which units, which channel and power, which point of each front."""
+"""Solve the joint round exactly: units, channels, powers and points of the fronts."""
 
 import math
 import time
@@ -10,13 +10,14 @@ from optim.problem import RoundProblem, RoundSolution
 
 
 def exact_allocation(problem: RoundProblem, time_limit_s: float = math.inf) -> RoundSolution:
-    """The least V·makespan + drift of all rounds that schedule as many units as possible.
+    """Minimise V·makespan + drift over all rounds that schedule as many units as possible.
 
-    That many is ν, the largest matching of units and channels that are feasible together: fewer
-    would be cheaper, none the cheapest. Of points that cost the same, the fewest segments. When the
-    time limit is over, the best round found so far is returned, with its true lower bound.
+    The number of units is ν, the size of the largest matching of feasible pairs of units and
+    channels. It is fixed, because fewer units would always cost less. Of points with equal cost,
+    the one with the fewest segments is chosen. At the time limit the best round so far is returned
+    with a valid lower bound.
 
-    Raises ``InfeasibleRoundError`` as ``option_table`` does, where ν = 0.
+    Raises ``InfeasibleRoundError`` like ``option_table``, if ν = 0.
     """
     started = time.perf_counter()
     options = option_table(problem)

@@ -1,8 +1,8 @@
-"""The round under drift ``gamma``, exactly: a search over deadlines.
+"""Solve the round under drift ``gamma`` exactly by a search over deadlines.
 
-Γ falls with the power, so that every pair sends at p̄ and option (q, i, n, j) is a finish time and
-a cost. For a deadline D the least drift G(D) is a matching among the options that finish by D; it
-falls as D grows. The best round is the least V·D + G(D) over the options' finish times.
+Γ decreases with the power, so every pair sends at p̄, and option (q, i, n, j) has a finish time and
+a cost. For a deadline D the least drift G(D) is the cost of a matching among the options that
+finish by D; it decreases with D. The best round has the least V·D + G(D) over the finish times.
 """
 
 import math
@@ -19,7 +19,8 @@ from optim.problem import Floats, Ints, RoundProblem
 
 
 def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
-    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
+    """Return the best choice, or the best one found until ``time.perf_counter()`` reaches
+    ``stop_at``."""
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
     points, finish, segments = _first_of_size(options)
@@ -29,7 +30,7 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     costs = gamma_changes(limits, pairs, segments, problem, errors)
     costs = costs + options.error_costs[of_payloads]
     costs = np.where(np.isfinite(finish), costs, np.inf)
-    lined_up = -1, *costs.shape[2:]  # payload after payload
+    lined_up = -1, *costs.shape[2:]  # merges the axes of payloads and sizes
     points, finish, costs = (each.reshape(lined_up) for each in (points, finish, costs))
     search = _Search(finish, costs, weight)
     best, bound = _best(search, stop_at)
@@ -47,9 +48,10 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
 
 
 def _first_of_size(options: OptionTable) -> tuple[Ints, Floats, Floats]:
-    """Of each payload, S, unit and channel the point that finishes first, and when, [Q, S, N, J].
+    """Find the point that finishes first for each payload, S, unit and channel.
 
-    And S, [S, 1, 1]. Γ and ρ are the same for all points of an S with the same payload.
+    Returns the points and their finish times, [Q, S, N, J], and the values of S, [S, 1, 1]. Γ and ρ
+    are equal for all points with the same S and payload.
     """
     sizes = np.unique(options.points.segments)
     sizes = sizes[sizes > 0]
@@ -64,7 +66,7 @@ def _first_of_size(options: OptionTable) -> tuple[Ints, Floats, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class _MatchedRound:
-    """A matching, the places of its options, when its last unit finishes; V·D + G."""
+    """A matching, the indices of its options, its last unit's finish time, and V·D + G."""
 
     matching: Matching
     points: Ints
@@ -78,15 +80,16 @@ class _MatchedRound:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """G(D), exactly and from below, for finish times and costs [I, N, J], both infinite where an
-    option is infeasible."""
+    """Computes G(D) and lower bounds of it, for finish times and costs [I, N, J]; both are infinite
+    for infeasible options."""
 
     finish_s: Floats
     costs: Floats
     weight: float
 
     def round(self, deadline_s: float) -> _MatchedRound:
-        """The cheapest of the largest rounds by the deadline; of equal costs the first payload."""
+        """Return the cheapest round of the largest size that meets the deadline. Of options with
+        equal costs the first payload is chosen."""
         costs = np.where(self.finish_s <= deadline_s, self.costs, np.inf)
         matching = min_cost_matching(costs.min(axis=0))
         points = costs[:, matching.units, matching.channels].argmin(axis=0)
@@ -95,10 +98,10 @@ class _Search:
         return _MatchedRound(matching, points, makespan, self.weight * makespan + matching.cost)
 
     def relaxed(self, cardinality: int) -> tuple[Floats, Floats]:
-        """Deadlines in order, and a bound of G from each up to the next.
+        """Return ascending deadlines, and a lower bound of G from each deadline up to the next.
 
-        There, units may share a channel: it is the sum of the ν least costs of units, each over
-        its points that finish by the deadline on some channel.
+        The bound lets units share a channel. It is the sum of the ν smallest least costs of units
+        over their points that finish by the deadline on any channel.
         """
         finish = self.finish_s.min(axis=2)
         feasible = np.isfinite(finish)
@@ -112,9 +115,10 @@ class _Search:
     def candidates(
         self, deadlines_s: Floats, drifts: Floats, value: float
     ) -> tuple[Floats, Floats]:
-        """Finish times that could be below ``value``, ascending, with their bounds of V·D + G(D).
+        """Return the ascending finish times whose bound of V·D + G(D) may be below ``value``, and
+        these bounds.
 
-        ``deadlines_s`` and ``drifts`` are ``relaxed``'s.
+        ``deadlines_s`` and ``drifts`` come from ``relaxed``.
         """
         alive = np.flatnonzero(self.weight * deadlines_s + drifts < value)
         if not len(alive):
@@ -129,8 +133,8 @@ class _Search:
 def _least_sums(units: Ints, costs: Floats, cardinality: int) -> Floats:
     """Return, after each option (unit, cost), the sum of the ν smallest of the units' least costs.
 
-    Infinite while fewer than ν units have an option. A unit's least cost only falls, so a unit
-    enters the ν smallest only by a lower cost of its own.
+    The sum is infinite while fewer than ν units have an option. A unit's least cost only decreases,
+    so a unit enters the ν smallest only when its cost decreases.
     """
     chosen = dict[int, float]()
     sums, dearest, total = np.empty(len(units)), math.inf, math.inf
@@ -147,12 +151,12 @@ def _least_sums(units: Ints, costs: Floats, cardinality: int) -> Floats:
 
 
 def _best(search: _Search, stop_at: float) -> tuple[_MatchedRound, float]:
-    """The best round, and a bound of every round's V·D + G(D)."""
-    # Infinite finish times are infeasible, and later than this.
+    """Return the best round, and a lower bound of V·D + G(D) over all rounds."""
+    # Infeasible options have infinite finish times, which exceed this.
     best = search.round(sys.float_info.max)
     cardinality = len(best.matching)
     relaxed, drifts = search.relaxed(cardinality)
-    # Where the relaxation is best, a round is seldom far from the best one.
+    # The round at the relaxation's best deadline is usually close to the best round.
     guess = search.round(relaxed[(search.weight * relaxed + drifts).argmin()])
     best = min(best, guess, key=_MatchedRound.rank)
     deadlines, bounds = search.candidates(relaxed, drifts, best.value)
@@ -165,7 +169,8 @@ def _best(search: _Search, stop_at: float) -> tuple[_MatchedRound, float]:
         best = min(best, found, key=_MatchedRound.rank)
         feasible = len(found.matching) == cardinality
         settled = int(np.searchsorted(deadlines, found.makespan_s)) if feasible else 0
-        # G falls with D: no deadline below has less, and none from the makespan on differs.
+        # G decreases with D: earlier deadlines have no smaller G, and from the found makespan up to
+        # the middle G is equal.
         lower = search.weight * deadlines[:settled] + found.matching.cost
         bounds[:settled] = np.maximum(bounds[:settled], lower)
         bounds[settled : middle + 1] = math.inf

@@ -1,4 +1,4 @@
-"""Intervals of deadlines that may hold the best round, each with the loads that may be of use."""
+"""Intervals of deadlines that may contain the best round, each with its possibly useful loads."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ _INSIDE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class DeadlineIntervals:
-    """Deadlines from ``start_s`` up to, and without, ``stop_s``, [E] each.
+    """Intervals [``start_s``, ``stop_s``) of deadlines, [E] each.
 
-    ``bounds`` are of the values of all rounds there that are better than the best one known;
-    ``curves`` are of all loads that such rounds may have.
+    ``bounds`` are lower bounds of the values of all rounds in an interval that beat the best known
+    round. ``curves`` has all loads that such rounds may use.
     """
 
     start_s: Floats
@@ -28,12 +28,14 @@ class DeadlineIntervals:
         return len(self.bounds)
 
     def middles(self, deadline_s: float) -> Floats:
-        """Where to split each, [E]: at this deadline, else in the middle."""
+        """Return the deadline at which to split each interval, [E]: ``deadline_s`` if it is inside,
+        else the middle."""
         inside = (self.start_s < deadline_s) & (deadline_s < self.stop_s)
         return np.where(inside, deadline_s, (self.start_s + self.stop_s) / 2)
 
     def parts(self, which: Bools, middle_s: Floats) -> "DeadlineIntervals":
-        """Some of them, before and from a deadline in the middle, with the bound of the whole."""
+        """Select intervals and split each at its deadline in ``middle_s``. Both parts keep the
+        bound of the whole interval."""
         start = np.column_stack([self.start_s, middle_s])[which].ravel()
         stop = np.column_stack([middle_s, self.stop_s])[which].ravel()
         kept = np.flatnonzero(which[self.curves.intervals])
@@ -47,7 +49,7 @@ class DeadlineIntervals:
     def bases(self, deadline_s: float) -> Floats:
         """Return the tangents' points [E]: next to ``deadline_s`` if it is an end, else the middle.
 
-        Not at the end itself, where p often has a kink with two slopes.
+        The end itself is avoided, because p often has a kink with two slopes there.
         """
         is_end = (self.start_s == deadline_s) | (self.stop_s == deadline_s)
         beside = np.clip(deadline_s, self.start_s * (1 + _INSIDE), self.stop_s * (1 - _INSIDE))

@@ -1,4 +1,4 @@
-"""Units and channels matched at the least cost."""
+"""Match units and channels at the least cost."""
 
 from bisect import bisect_left
 from dataclasses import dataclass

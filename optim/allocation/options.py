@@ -1,4 +1,4 @@
-"""What each unit could do on each channel, as arrays, and a choice of them as an answer."""
+"""All options of the units on the channels, as arrays, and the solution for a choice of them."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from optim.latency import streamed_s
 from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import Links, payload_links, power_limits
 
-# Shares of float32, with the scales of rows.
+# Shares of a float32's bits, including the scales of rows.
 _PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26), ("int6", 0.2), ("int4", 0.14))
 _HEADS: Mapping[HeadPlace | None, int] = {None: 0, "server": 1, "control_unit": 2}
 _figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest_s")
@@ -37,10 +37,10 @@ class OptionTable:
     pairs: Links  # [Q, N, J]
     points: "FrontPoints"  # [I, N, 1]
     gradient_errors: Floats  # ρ of a unit's payload, [Q, N, 1]
-    error_costs: Floats  # what it adds to the drift, [Q, N, 1]
-    limits_w: Floats  # p̄, the highest power, [Q, N, J]; 0 where infeasible at any power
-    floors_w: Floats  # the least power that keeps C11, [Q, I, N, J]; zeros where it is not asked
-    finish_s: Floats  # pipeline and upload at p̄, [Q, I, N, J]; infinite where infeasible
+    error_costs: Floats  # drift that ρ adds, [Q, N, 1]
+    limits_w: Floats  # p̄, the highest power, [Q, N, J]; 0 if infeasible at any power
+    floors_w: Floats  # the least power that satisfies C11, [Q, I, N, J]; 0 without hard_gamma
+    finish_s: Floats  # end of pipeline and upload at p̄, [Q, I, N, J]; infinite if infeasible
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class FrontPoints:
     latency_s: Floats
     segments: Floats  # S
     num_micro_batches: Floats
-    slowest_s: Floats  # of a micro-batch; 0 where uploads wait for the pipeline
-    first_s: Floats  # there is a faster one for any a below, of as many segments at most
-    last_s: Floats  # and above
-    heads: Floats  # where the head stands, as ``_HEADS`` numbers it
+    slowest_s: Floats  # slowest stage of a micro-batch; 0 if uploads wait for the pipeline
+    first_s: Floats  # below this a, a point with at most as many segments is faster
+    last_s: Floats  # above this a, likewise
+    heads: Floats  # the head's place as a number of ``_HEADS``
 
     @classmethod
     def of(cls, problem: RoundProblem) -> "FrontPoints":
-        """Those of the problem's fronts."""
+        """Collect the points of the problem's fronts."""
         fronts, waits = problem.fronts, problem.options.uplink == "after"
         sizes = np.array([len(front) for front in fronts], dtype=int)
         held = np.arange(sizes.max(initial=0)) < sizes[:, np.newaxis]
@@ -71,13 +71,14 @@ class FrontPoints:
             for front in fronts
             for point in front
         )
-        # One pass: there are thousands, and an array of tuples takes longer.
+        # One pass over thousands of points is faster than an array of tuples.
         figures[:, held] = np.fromiter(chain.from_iterable(points), float).reshape(-1, 7).T
         figures[3] *= not waits
         return cls(*figures.transpose(0, 2, 1)[..., np.newaxis])
 
     def finish(self, activation_s: Floats, model_s: Floats) -> Floats:
-        """When units are done whose uploads take so long, broadcast, s."""
+        """Finish times in seconds if activations and model take these times on the uplink,
+        broadcast."""
         batches = streamed_s(self.latency_s, self.slowest_s, self.num_micro_batches, activation_s)
         return batches + model_s
 
@@ -117,7 +118,8 @@ def option_table(problem: RoundProblem) -> OptionTable:
 
 
 def _of_payloads(problem: RoundProblem, most: int) -> Floats:
-    """ρ of each unit's payloads and where their heads stand, [2, Q, N, 1]; 0 of those it lacks."""
+    """Return ρ of each unit's payloads and the numbers of their heads' places, [2, Q, N, 1]; 0 for
+    missing payloads."""
     figures = np.zeros((2, most, len(problem.uplinks), 1))
     for unit, uplink in enumerate(problem.uplinks):
         for place, each in enumerate(uplink.payloads):
@@ -127,10 +129,10 @@ def _of_payloads(problem: RoundProblem, most: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Of each scheduled unit its channel, payload, point of the front and power, [A], in the units'
+    """The channel, payload, point of the front and power of each scheduled unit, [A], in the units'
     order.
 
-    ``bound``: no choice has a lower objective, up to rounding.
+    ``bound`` is a lower bound of the objective of all choices, up to rounding.
     """
 
     units: Ints
@@ -144,7 +146,8 @@ class Choice:
 def round_solution(
     problem: RoundProblem, options: OptionTable, choice: Choice, solver: str, started: float
 ) -> RoundSolution:
-    """The choice as a solver's answer; ``started`` is the performance counter at the beginning."""
+    """Make a solver's answer from a choice; ``started`` is ``perf_counter`` at the solver's
+    start."""
     units, channels, powers = choice.units, choice.channels, choice.powers_w
     chosen = options.pairs.at(choice.payloads, units, channels)
     finish = options.points.at(choice.points, units).finish(*chosen.parts(powers))
@@ -196,7 +199,7 @@ def _reason(problem: RoundProblem, options: OptionTable) -> str:
 
 
 def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
-    """C6 or C8: the pair and payload that come nearest to their energy."""
+    """Explain that C6 or C8 fails, by the pair and payload whose energy comes nearest."""
     heard = (pairs.max_power_w > 0) & (pairs.snr_per_watt > 0)
     budgets = np.where(heard, pairs.budgets, -1.0)[:, holding]
     payload, place, channel = (int(i) for i in np.unravel_index(budgets.argmax(), budgets.shape))
@@ -223,9 +226,9 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
 
 
 def _payable(uplink: Uplink, bits: float, payable: float, smallest: bool) -> str:
-    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits.
+    """Describe how a unit could send fewer bits, if its energy pays for fewer than ``payable``.
 
-    ``smallest``: it could choose its precisions, and even these are too many.
+    ``smallest`` means that the unit may choose its precisions, and even the smallest is too large.
     """
     left = payable - uplink.model_bits
     if bits == uplink.model_bits or left <= 0:
@@ -247,7 +250,7 @@ def _payable(uplink: Uplink, bits: float, payable: float, smallest: bool) -> str
 
 
 def _gamma(problem: RoundProblem, options: OptionTable) -> str:
-    """C11: the option with the least Γ."""
+    """Explain that C11 fails, by the option with the least Γ."""
     pairs, constant = options.pairs, problem.options.interference_constant_w
     with np.errstate(divide="ignore"):
         error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)

@@ -1,7 +1,7 @@
-"""The round under drift ``paper`` (eq. 32), exact to 1e-9: branch and bound over deadlines.
+"""Solve the round under drift ``paper`` (eq. 32) to 1e-9 by branch and bound over deadlines.
 
-Power has a cost, so each unit sends as slowly as the deadline D allows: a load's cost Y·(S + p(D))
-falls with D and is convex, and V·D + ΣY·(S + p) of fixed loads has one minimum. On an interval of
+Power has a cost, so each unit sends as slowly as the deadline D allows. A load's cost Y·(S + p(D))
+decreases with D and is convex; V·D + ΣY·(S + p) of fixed loads has one minimum. On an interval of
 deadlines each cost lies above its tangent, and the cost of the best matching of tangents is concave
 in D, so the smaller of its two end values bounds the interval from below. Tangents next to the best
 deadline found exclude wide intervals, because the slopes there sum to zero.
@@ -23,14 +23,15 @@ from optim.allocation.matching import Matching, bottleneck, min_cost_matching
 from optim.allocation.options import Choice, OptionTable
 from optim.problem import Floats, Ints, RoundProblem
 
-# Intervals are dropped whose bound is within this of the best round, relative.
+# An interval is dropped if its bound is within this relative distance of the best round.
 _TOLERANCE = 1e-10
 _TURNS, _INTERVALS = 2, 32
 _BOTH_SIDES = np.array([1 - 1e-15, 1 + 1e-15])
 
 
 def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
-    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
+    """Return the best choice, or the best one found until ``time.perf_counter()`` reaches
+    ``stop_at``."""
     first, most = bottleneck(options.finish_s.min(axis=(0, 1)))
     curves_of = partial(power_curves, problem, options)
     search = DeadlineSearch(problem.options.drift_weight, most, curves_of)
@@ -42,7 +43,7 @@ def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: f
 
 @dataclass(frozen=True, slots=True)
 class SlowRound:
-    """Loads, each on one channel, the deadline that is best for them, and V·D + their costs."""
+    """Loads, each on one channel, their best deadline D, and the value V·D plus their costs."""
 
     curves: PowerCurves
     channels: Ints
@@ -52,16 +53,18 @@ class SlowRound:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineSearch:
-    """Branch and bound for weight V and rounds of ν units; ``curves_of`` places of loads."""
+    """Branch and bound for weight V and rounds of ν = ``most`` units. ``curves_of`` makes the
+    curves of loads."""
 
     weight: float
     most: int
     curves_of: Callable[[Ints], PowerCurves]
 
     def best(self, relaxed: PowerCurves, first_s: float, stop_at: float) -> tuple[SlowRound, float]:
-        """The best round, and a bound of all. No round is done before ``first_s``."""
+        """Return the best round, and a lower bound of all rounds. No round can end before
+        ``first_s``."""
         best, intervals = self.prepared(relaxed, first_s)
-        least = best.value  # of intervals that are too short to be split
+        least = best.value  # least bound of intervals that are too short to be split
         while len(intervals) and time.perf_counter() < stop_at:
             best, intervals = self.bounded(best, intervals)
             middle = intervals.middles(best.deadline_s)
@@ -72,8 +75,8 @@ class DeadlineSearch:
         return best, min([best.value, least, *intervals.bounds])
 
     def prepared(self, relaxed: PowerCurves, first_s: float) -> tuple[SlowRound, DeadlineIntervals]:
-        """A good round, and intervals of deadlines around all better ones."""
-        # Worse than any: none is found yet.
+        """Return a good round, and intervals of deadlines that contain all better rounds."""
+        # Worse than any round, because no round is known yet.
         best = SlowRound(relaxed, np.zeros(0, dtype=np.intp), first_s, math.inf)
         edges = np.array([first_s, math.inf])
         for _ in range(_TURNS):
@@ -90,10 +93,10 @@ class DeadlineSearch:
         return best, DeadlineIntervals(edges[:-1], edges[1:], bounds, curves)
 
     def narrowed(self, edges_s: Floats, bounds: Floats, value: float) -> Floats:
-        """Edges around all deadlines whose rounds may be below a value.
+        """Return interval edges around all deadlines whose rounds may be below ``value``.
 
-        In an interval no drift is below its bound less V·D at its start: a deadline so late that
-        V·D makes up for the rest is none of them.
+        In an interval the drift is at least its bound minus V·D at its start. Deadlines so late
+        that V·D plus this drift exceeds ``value`` are therefore excluded.
         """
         alive = np.flatnonzero(bounds < value)
         start, stop = edges_s[alive[-1]], edges_s[alive[-1] + 1]
@@ -101,12 +104,13 @@ class DeadlineSearch:
         return np.linspace(edges_s[alive[0]], last, _INTERVALS + 1)
 
     def relaxed_bounds(self, relaxed: PowerCurves, edges_s: Floats) -> tuple[Floats, Floats]:
-        """A bound of all rounds between each two edges, [E]; and of those with a load, [E, R].
+        """Return lower bounds of all rounds between each two edges, [E], and of the rounds with
+        each load, [E, R].
 
-        The ν units that cost least, on whatever channels, at the later edge: no cost rises with the
-        deadline. A load's own bound has its unit among them, at the load's cost: instead of the
-        unit's cheapest load or, if the unit was not among them, instead of the ν-th. Where that is
-        no lower than the value of a round, no better round has the load.
+        The first bound sums the ν least costs of units on any channels at the later edge, because
+        costs do not increase with the deadline. The bound with a load forces the load into that
+        sum: it replaces its unit's cheapest load, or the ν-th unit if its unit is not in the sum.
+        If this bound is not below a known round's value, no better round uses the load.
         """
         start, stop = edges_s[:-1, np.newaxis], edges_s[1:, np.newaxis]
         interval, load = np.nonzero(relaxed.useful(start, stop))
@@ -124,7 +128,7 @@ class DeadlineSearch:
         return bounds, forced
 
     def round_at(self, deadline_s: float, relaxed: PowerCurves, best: SlowRound) -> SlowRound:
-        """The better of ``best`` and, of these loads, those that are cheapest at a deadline."""
+        """Return the better of ``best`` and the cheapest round of these loads at a deadline."""
         useful = relaxed.useful(deadline_s, np.nextafter(deadline_s, np.inf))
         curves = self.curves_of(relaxed.loads[useful])
         powers, _ = curves.power(deadline_s)
@@ -137,10 +141,11 @@ class DeadlineSearch:
     def bounded(
         self, best: SlowRound, intervals: DeadlineIntervals
     ) -> tuple[SlowRound, DeadlineIntervals]:
-        """The better of ``best`` and a round found; the intervals with bounds of their rounds.
+        """Raise the intervals' bounds by matchings of tangents. Returns the better of ``best`` and
+        a round found on the way, and the intervals.
 
-        A load's tangent is taken at the interval's base or, if it cannot keep that, at the first
-        deadline that it can: nothing before is asked of it.
+        A load's tangent is taken at the interval's base, or at the load's first feasible deadline
+        if that is later; the load is infeasible before it.
         """
         curves, of = intervals.curves, intervals.curves.intervals
         start, stop = intervals.start_s[of, np.newaxis], intervals.stop_s[of, np.newaxis]
@@ -161,11 +166,10 @@ class DeadlineSearch:
         return best, replace(intervals, bounds=np.maximum(bounds, intervals.bounds))
 
     def valley(self, best: SlowRound, chosen: PowerCurves, channels: Ints) -> SlowRound:
-        """The better of ``best`` and fixed loads at their best deadline, where V + Σ Y·dp/dD
-        changes its sign.
+        """Return the better of ``best`` and the round of fixed loads at their best deadline.
 
-        At a bend of p it may do so in a leap, for which a search of roots takes long: these are
-        tried first.
+        At the best deadline V + Σ Y·dp/dD changes its sign. It may jump at a bend of p, for which
+        root finding is slow, so bends are tried first.
         """
 
         def slope(deadline_s: Floats | float) -> Floats:
@@ -200,7 +204,7 @@ def _matchings(curves: PowerCurves, costs: Floats, count: int) -> list[Matching]
 
 
 def _cheapest(curves: PowerCurves, costs: Floats, matching: Matching) -> tuple[PowerCurves, Ints]:
-    """The loads that a matching is of, and their channels."""
+    """Return the cheapest loads of a matching, and their channels."""
     units, channels, stops = (
         matching.units,
         matching.channels,
