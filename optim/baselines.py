@@ -1,4 +1,4 @@
-"""Strategies that weigh nothing against anything: everyone, or J units by a rule."""
+"""Baseline strategies: all units, or J units by a simple rule."""
 
 import math
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, RoundOptions, check_choice
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 
-# Replicas are no segments that pipelines could run: only a framework can ask for them.
+# ``vanilla_fl`` makes replicas, which pipelines cannot run, so only a framework may choose it.
 PARTITIONS = tuple(name for name in CLUSTER_SOLVERS if name != "vanilla_fl")
 
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """Every unit in every round, blocks split evenly or as the framework prescribes; no uplinks.
+    """All units in every round, with blocks split evenly or by the framework's rule; no uplinks.
 
-    A cluster that its share does not fit sits out.
+    A cluster takes no part if a device cannot hold its share.
     """
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
@@ -61,19 +61,19 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class AllUnits:
-    """Every unit in every round, split by a solver.
+    """All units in every round, split by a solver.
 
-    Where units tell their uplinks and there are enough channels, each unit gets the channel and
-    power that end the round soonest, and who can afford no channel sits out; else no uplinks are
+    If units report their uplinks and there are enough channels, channels and powers minimise the
+    round's makespan. A unit that can afford no channel then takes no part. Otherwise no uplinks are
     planned. No queues are kept.
     """
 
-    partition: str = "exact"  # see ``optim.solvers``; one that the framework prescribes goes first
+    partition: str = "exact"  # see ``optim.solvers``; the framework's solver takes precedence
     latency: str = "overlap"  # the law of the pipeline's time
     fading: str = "none"  # see ``RoundOptions``
-    uplink: str = "streamed"  # likewise
-    energy: str = "all"  # likewise
-    error_budget: float = 1e-3  # ρ̄, which no unit's ρ exceeds in any round
+    uplink: str = "streamed"  # see ``RoundOptions``
+    energy: str = "all"  # see ``RoundOptions``
+    error_budget: float = 1e-3  # ρ̄, the upper bound of each unit's ρ in every round
 
     def __post_init__(self) -> None:
         check_choice("strategy.partition", self.partition, PARTITIONS)
@@ -92,7 +92,7 @@ class AllUnits:
         return RoundPlan(request.round, plans)
 
     def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
-        """The fronts of all N clusters, empty for those that take no part."""
+        """Return the fronts of all N clusters, empty for clusters that take no part."""
         return self._fronts(request, rng)
 
     def _fronts(
@@ -108,7 +108,8 @@ class AllUnits:
 
     @property
     def _options(self) -> RoundOptions:
-        """With queues of 0 there is no drift: the makespan is all that counts."""
+        """The options of ``minimize_makespan``: with queues of 0 there is no drift, so only the
+        makespan counts."""
         return RoundOptions(
             drift_weight=1.0,
             interference_constant_w=0.0,
@@ -132,9 +133,9 @@ def minimize_makespan(
 
 @dataclass(frozen=True)
 class SelectUnits(AllUnits):
-    """J of the units that can hold the model: as many as channels at most, all if they are fewer.
+    """J of the units that can hold the model, at most as many as there are channels.
 
-    The rule decides who takes part, not who would be first on few channels.
+    The rule selects the units that take part; it does not rank units for scarce channels.
     """
 
     num_scheduled: int
@@ -145,7 +146,7 @@ class SelectUnits(AllUnits):
             raise ConfigError(f"strategy.num_scheduled={self.num_scheduled}: must be at least 1")
 
     def _most(self, request: RoundRequest) -> int:
-        """How many of the units are drawn, of whom some may find no channel."""
+        """The number of units to select, of which some may get no channel."""
         limit = len(request.channels) if _tells_uplinks(request) else self.num_scheduled
         return min(limit, self.num_scheduled)
 
@@ -153,23 +154,23 @@ class SelectUnits(AllUnits):
         return self._fronts(request, rng, self._order(request, rng), self._most(request))
 
     def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
-        """Places of all clusters: the first J that can hold the model take part."""
+        """Return an order of all clusters: the first J that can hold the model take part."""
         return range(len(request.clusters))
 
 
 @dataclass(frozen=True)
 class RandomUnits(SelectUnits):
-    """J units by chance, each set of J equally likely."""
+    """J random units; each set of J is equally likely."""
 
     def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
-        # Drawn before anything of the partitions: the same units, however they split.
+        # Drawn before the partitions, so that every solver gets the same units.
         order: list[int] = rng.permutation(len(request.clusters)).tolist()
         return order
 
 
 @dataclass(frozen=True)
 class HighestLoss(SelectUnits):
-    """The J units whose last loss is highest, those without one first."""
+    """The J units with the highest last loss; units without a loss go first."""
 
     def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
         losses = [math.inf if loss is None else loss for loss in request.losses]
@@ -194,7 +195,7 @@ def _tells_uplinks(request: RoundRequest) -> bool:
 
 
 def _fastest(request: RoundRequest, found: tuple[Front, ...]) -> tuple[ClusterPlan, ...]:
-    """Each cluster's fastest partition, without an uplink; none where the front is empty."""
+    """Plan each cluster's fastest partition without an uplink; skip clusters with empty fronts."""
     pairs = zip(request.clusters, found, strict=True)
     return tuple(
         cluster_plan(request, cluster, fastest(front)) for cluster, front in pairs if front

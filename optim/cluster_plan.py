@@ -1,4 +1,4 @@
-"""Between a request and the solvers: clusters as problems, their fronts, answers as plans."""
+"""Convert a request to the solvers' problems and fronts, and their answers to plans."""
 
 import math
 from collections import OrderedDict
@@ -29,7 +29,7 @@ from optim.verify import verify_cluster, verify_round
 T = TypeVar("T")
 Front = tuple[Partition, ...]
 
-_CAPACITY = 2**15  # problems: two worlds of 10,000 units, at a few kB each
+_CAPACITY = 2**15  # problems: enough for two runs of 10,000 units, at a few kB each
 _fronts: OrderedDict[tuple[ClusterProblem, ClusterSolver], Front] = OrderedDict()
 
 
@@ -39,10 +39,10 @@ def cluster_problem(
     latency: Latency,
     activation_s: tuple[float, ...] = (0.0,),
 ) -> ClusterProblem:
-    """Sub-1 of the devices that are there; m is at most the request's.
+    """Return Sub-1 of the cluster's present devices; m is at most the request's m.
 
     ``activation_s`` are the times that the activations of all local steps may take on the uplink.
-    Raises ``InfeasibleRoundError`` where no device is there.
+    Raises ``InfeasibleRoundError`` if no device is present.
     """
     devices = present_devices(cluster)
     if not devices:
@@ -70,11 +70,11 @@ def of_each(
     order: Sequence[int] = (),
     most: int | None = None,
 ) -> tuple[T | None, ...]:
-    """What ``make`` makes of each cluster; None for one that it finds infeasible, which sits out.
+    """Apply ``make`` to each cluster. Returns None for infeasible clusters, which take no part.
 
-    Clusters are asked in the given order of their places, else in the units' order. Once ``most``
-    are found the others are not asked, and are None as well. Raises ``InfeasibleRoundError`` where
-    all are infeasible.
+    ``order`` lists indices of clusters; the default is the units' order. After ``most`` results the
+    other clusters are skipped and give None as well. Raises ``InfeasibleRoundError`` if all
+    clusters are infeasible.
     """
     found, reasons = dict[int, T](), list[str]()
     for place in order or range(len(request.clusters)):
@@ -86,7 +86,7 @@ def of_each(
         except InfeasibleRoundError as error:
             reasons.append(f"{cluster.called}: {error}")
             away = len(cluster.devices) - len(present_devices(cluster))
-            if 0 < away < len(cluster.devices):  # no other can stand in for them
+            if 0 < away < len(cluster.devices):  # the cluster has no replacement for them
                 reasons[-1] += (
                     f"; {away} of its {len(cluster.devices)} devices are away or hold no block: "
                     "federation.on_infeasible=skip waits until they are back"
@@ -122,7 +122,7 @@ def fronts(
     def front(cluster: ClusterState) -> Front:
         found, before = list[Partition](), rng.bit_generator.state
         for head in head_places(cluster.uplink):
-            rng.bit_generator.state = before  # the same draws: they must not favour a place
+            rng.bit_generator.state = before  # same draws, so that chance favours no place
             taking = (0.0,) if head == "control_unit" else times.get(cluster.unit, (0.0,))
             placed = _placed(cluster, head)
             problem = cluster_problem(request, placed, latency, taking)
@@ -134,7 +134,7 @@ def fronts(
 
 
 def head_places(uplink: Uplink | None) -> tuple[HeadPlace | None, ...]:
-    """Where a unit's head may train, as its payloads say."""
+    """Return the places where a unit's head may train, from its payloads."""
     offered = uplink.payloads if uplink else ()
     return tuple(dict.fromkeys(each.head for each in offered)) or (None,)
 
@@ -144,7 +144,7 @@ def _placed(cluster: ClusterState, place: HeadPlace | None) -> ClusterState:
 
 
 def as_planned(cluster: ClusterState, planned: UplinkPlan | None) -> ClusterState:
-    """A cluster whose uplink sends nothing but what its plan has chosen, if anything."""
+    """Return the cluster with only the planned payload on its uplink, if the plan chose one."""
     if planned is None or cluster.uplink is None:
         return cluster
     chosen = cluster.uplink.payload(planned.activation, planned.upload, planned.head)
@@ -159,7 +159,7 @@ def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
 
 
 def _no_uplink(num_channels: int) -> Uplink:
-    """One that reaches nobody."""
+    """Return an uplink with a gain of 0 on every channel."""
     return Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * num_channels)
 
 
@@ -198,8 +198,8 @@ def _front(
     except InfeasibleRoundError:
         if request.partition is None:
             raise
-        # As a system splits that looks at no limits. The same draws again: limits must not favour
-        # some of them.
+        # The framework's rule ignores limits. Draw the same numbers, so that limits do not change
+        # the choice.
         rng.bit_generator.state = before
         free = (
             replace(device, max_blocks=None, energy=None, memory=None) for device in problem.devices
@@ -216,15 +216,16 @@ def _front(
 
 
 def fastest(front: Front) -> Partition:
-    """The point with the fastest pipeline, whatever the uplink."""
+    """Return the point with the fastest pipeline, without the uplink's time."""
     return min(front, key=lambda point: point.latency_s)
 
 
 def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.Generator) -> Front:
-    """The front that ``solver`` finds, verified; from the cache for an equal problem.
+    """Return the solver's verified front, from the cache if an equal problem was solved.
 
-    A front is cached only where another call would find the same: not if the solver drew from
-    ``rng``, nor if a time limit ended its search. Raises as the solver and ``verify_cluster``.
+    A front is cached only if another call would find the same front. It is not cached if the solver
+    drew from ``rng`` or a time limit ended its search. Raises like the solver and
+    ``verify_cluster``.
     """
     key = problem, solver
     if key in _fronts:
@@ -241,7 +242,8 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
 
 
 def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
-    """Give all K devices their blocks, 0 to those away, and count all local steps' time."""
+    """Extend the blocks to all K devices, with 0 for absent ones, and the times to all local
+    steps."""
     names = (device.name for device in present_devices(cluster))
     held = dict(zip(names, point.blocks, strict=True))
     steps, (first, last) = request.local_steps, point.fastest_s

@@ -1,4 +1,4 @@
-"""How much a round's choices slow convergence: Γ (eq. 28), and the virtual queues (eq. 29)."""
+"""The effect of a round's choices on convergence: Γ (eq. 28) and the virtual queues (eq. 29)."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from collapipe.state import Channel
 from optim.problem import Allocation, Floats, Ints, RoundOptions, RoundProblem
 from optim.radio.channel import Links
 
-# Γ may exceed Γ^max by this, relative: by rounding, not by choice.
+# Γ may exceed Γ^max by this relative rounding error.
 _ROUNDING = 1e-12
 
 
 def interference_error(
     power_w: Floats | float, gain: Floats | float, interference_w: Floats | float, constant_w: float
 ) -> Floats:
-    """ε(p) = C/(p·h + I) of eq. (25), broadcast; 0 for C = 0.
+    """Return ε(p) = C/(p·h + I) of eq. (25), broadcast; 0 for C = 0.
 
-    The printed sign of I is wrong, for more interference must not make the error smaller. It stays
-    since Γ is built on it: compare powers by ε, not channels (docs/optim.md).
+    The sign of I in the paper is wrong, because more interference must not reduce the error. It is
+    kept because Γ uses it. Therefore ε can compare powers, but not channels (docs/optim.md).
     """
     received = np.asarray(power_w * np.asarray(gain) + interference_w, dtype=np.float64)
     return constant_w / received if constant_w else np.zeros_like(received)
@@ -40,7 +40,7 @@ def scheduled_gamma(
     (docs/optim.md).
 
     S²/L comes from Lemma 1, which does not hold as printed (docs/optim.md). It is a price on
-    segments and not a bound on the gradient, which is equal for every S.
+    segments. It does not bound the gradient, which is equal for every S.
     """
     split = options.gradient_bound * np.square(num_segments) / num_blocks
     noise = options.gradient_bound * (1.0 + np.asarray(gradient_error))
@@ -54,9 +54,9 @@ def gamma_changes(
     problem: RoundProblem,
     gradient_error: Floats | float = 0.0,
 ) -> Floats:
-    """Y_n·(Γ - Γ_idle), what scheduling changes of the drift, broadcast over [..., N, J].
+    """Return Y_n·(Γ - Γ_idle), the change of the drift by scheduling, broadcast over [..., N, J].
 
-    Infinite or NaN where nothing is received: at pairs that are infeasible.
+    Values of infeasible pairs, which receive nothing, are infinite or NaN.
     """
     options, constant = problem.options, problem.options.interference_constant_w
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -88,7 +88,7 @@ def gamma_power(
     problem: RoundProblem,
     gradient_error: Floats | float = 0.0,
 ) -> Floats:
-    """The least p ≥ 0 with Γ ≤ Γ^max (C11), broadcast, in W; infinite where no p has."""
+    """Return the least p ≥ 0 with Γ ≤ Γ^max (C11), broadcast, in W; infinite without such p."""
     options = problem.options
     limit = options.gamma_max * (1 + _ROUNDING)
     no_error = np.zeros(pairs.gains.shape)
@@ -102,7 +102,7 @@ def gamma_power(
 
 
 def round_gammas(problem: RoundProblem, allocations: Sequence[Allocation]) -> tuple[float, ...]:
-    """Γ_n of all N units (eq. 28), for those without an allocation ``idle_gamma``."""
+    """Return Γ_n of all N units (eq. 28); units without an allocation have ``idle_gamma``."""
     gammas = [idle_gamma(problem.channels, problem.options)] * len(problem.uplinks)
     for each in allocations:
         error = interference_error(
@@ -137,10 +137,11 @@ def round_objective(problem: RoundProblem, allocations: Sequence[Allocation]) ->
 
 
 def error_drift(problem: RoundProblem, unit: Ints | int, gradient_error: Floats | float) -> Floats:
-    """½(Q_n(t+1)² - Q_n'(t+1)²), what ρ_n adds to the drift, broadcast; Q_n' is with ρ_n = 0.
+    """Return ½(Q_n(t+1)² - Q_n'(t+1)²), the drift that ρ_n adds, broadcast; Q_n' has ρ_n = 0.
 
-    The drift itself, not its usual bound Q_n·ρ_n/ρ̄, which charges nothing while Q_n = 0 for what
-    may take many rounds to repay. 0 where no queues are kept.
+    This is the exact drift instead of the usual bound Q_n·ρ_n/ρ̄. At Q_n = 0 that bound charges
+    nothing, even for an error that takes many rounds to repay. The result is 0 if no queues are
+    kept.
     """
     if not problem.error_queues:
         return np.zeros(np.broadcast_shapes(np.shape(unit), np.shape(gradient_error)))
@@ -155,7 +156,7 @@ def error_drift(problem: RoundProblem, unit: Ints | int, gradient_error: Floats 
 def next_queues(
     queues: Sequence[float], gammas: Sequence[float], gamma_max: float
 ) -> tuple[float, ...]:
-    """Y_n(t+1) = max(Y_n(t) + Γ_n(t) - Γ^max, 0) of eq. (29)."""
+    """Return Y_n(t+1) = max(Y_n(t) + Γ_n(t) - Γ^max, 0) of eq. (29)."""
     return tuple(
         max(queue + gamma - gamma_max, 0.0) for queue, gamma in zip(queues, gammas, strict=True)
     )
@@ -164,7 +165,8 @@ def next_queues(
 def next_error_queues(
     problem: RoundProblem, allocations: Sequence[Allocation]
 ) -> tuple[float, ...]:
-    """Q_n(t+1) = max(Q_n(t) + ρ_n/ρ̄ - 1, 0): bounded queues keep the mean of ρ_n at ρ̄ or below."""
+    """Return Q_n(t+1) = max(Q_n(t) + ρ_n/ρ̄ - 1, 0). Bounded queues keep the mean of ρ_n at ρ̄ or
+    below."""
     errors = {each.unit: each.gradient_error for each in allocations}
     budget = problem.options.error_budget
     return tuple(

@@ -1,7 +1,7 @@
-"""What a round costs in the scheduler's world, computed from its plan's segments and uplinks.
+"""Modelled time and energy of a round, computed from its plan's segments and uplinks.
 
-The times that the plan itself claims are not used. Energy is eq. 16's without its factor 2: the
-bracket already holds both passes and both transfers (docs/optim.md).
+The times in the plan are not used. Energy follows eq. 16 without its factor 2, because the bracket
+already includes both passes and both transfers (docs/optim.md).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from optim.radio.channel import Fading, links
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A local step: its seconds, the slowest stage's seconds a micro-batch, joules by device."""
+    """A local step: its seconds, the slowest stage's seconds per micro-batch, joules by device."""
 
     seconds: float
     slowest_s: float
@@ -35,7 +35,7 @@ def round_cost(
     fading: Fading,
     uplink: str,
 ) -> RoundCost:
-    """Time and energy of a verified plan's units; a round without any takes no time.
+    """Return time and energy of a verified plan's units; a round without units takes no time.
 
     ``uplink`` is ``streamed`` or ``after``, see ``RoundOptions``.
     """
@@ -48,10 +48,10 @@ def round_cost(
 
 
 def sending_s(bits: Mapping[int, float], request: RoundRequest, fading: Fading) -> float:
-    """Seconds in which units send ``bits`` outside of a round's local steps: one unit after
-    another, each at full power on its fastest channel.
+    """Return the seconds in which units send ``bits`` outside of a round's local steps.
 
-    A unit that has no modelled uplink, or that no channel reaches, takes no time.
+    Units send one after another, each at full power on its fastest channel. A unit without a
+    modelled uplink or a usable channel takes no time.
     """
     states = [each for each in request.clusters if each.uplink and bits.get(each.unit)]
     uplinks = [each.uplink for each in states if each.uplink]
@@ -62,17 +62,17 @@ def sending_s(bits: Mapping[int, float], request: RoundRequest, fading: Fading) 
 
 
 def with_stem(cost: RoundCost, seconds: Mapping[int, float]) -> RoundCost:
-    """``cost`` where units spend ``seconds`` on a frozen stem before their first step."""
+    """Add the units' ``seconds`` of computing a frozen stem before their first step."""
     costs = tuple(replace(each, stem_s=seconds.get(each.unit, 0.0)) for each in cost.clusters)
     return RoundCost(max((each.ends_s for each in costs), default=0.0), costs)
 
 
 def stem_seconds(state: ClusterState, blocks: int, forward_share: float, rows: int) -> float:
-    """Seconds of ``rows``, one after another, in ``blocks`` frozen blocks of the cluster's fastest
-    device, and of the hop on which each activation goes back.
+    """Return the seconds in which a frozen stem of ``blocks`` blocks computes ``rows`` rows.
 
-    Of a block's time that includes backward, ``forward_share`` is forward's. A frozen embedding
-    alone takes none, as one that trains.
+    The cluster's fastest device computes the rows one after another, and sends each activation back
+    on its hop. ``forward_share`` is the forward pass's share of a block's time. A frozen embedding
+    without blocks takes no time, like a trainable one.
     """
     laws = [device.time for device in present_devices(state)]
     row_s = min(forward_share * law.compute(blocks, 1) + law.hop(1) for law in laws)
@@ -121,7 +121,7 @@ def _pipelined(
 
 
 def _replicated(state: ClusterState, request: RoundRequest) -> _Step:
-    """Each device computes all L blocks on b/K samples, and sends nothing."""
+    """Return a step in which each device computes all L blocks on b/K samples and sends nothing."""
     devices = present_devices(state)
     share, blocks = request.batch_size / len(devices), request.num_blocks
     seconds = max(device.time.compute(blocks, share) for device in devices)
@@ -136,7 +136,8 @@ def _replicated(state: ClusterState, request: RoundRequest) -> _Step:
 def _upload(
     planned: UplinkPlan, state: ClusterState, channels: tuple[Channel, ...], fading: Fading
 ) -> tuple[float, float]:
-    """Seconds of the activations and of the model at the planned power, τ_n^Up (eq. 11)."""
+    """Return the upload seconds of the activations and of the model at the planned power; their sum
+    is τ_n^Up (eq. 11)."""
     assert state.uplink is not None, "a verified plan has no channel for a unit without an uplink"
     uplink = replace(state.uplink, gains=(state.uplink.gains[planned.channel],))
     pair = links([uplink], [channels[planned.channel]], fading, energy="all")

@@ -1,4 +1,4 @@
-"""DSSRA: the round as one problem, solved, verified and written down (Algorithm 4)."""
+"""DSSRA: solve the round as one joint problem (Algorithm 4)."""
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -19,17 +19,17 @@ from optim.solvers import cluster_solver, round_solver
 
 @dataclass(frozen=True)
 class Dssra(RoundOptions):
-    """Who takes part, on which channel and at which power, with which S, m and δ.
+    """Chooses the units that take part, with channel, power, S, m and δ of each.
 
-    Solver ``paper`` is Algorithms 2 to 4. Constants ``estimated``: κ = βη²/(2N) and φ² are what
-    training has shown of β and φ², from the round on in which it has; then V and Γ^max must suit
-    their size.
+    Solver ``paper`` uses Algorithms 2 to 4. Constants ``estimated`` compute κ = βη²/(2N) and φ²
+    from the β and φ² estimated in training, once these are known. V and Γ^max must then suit their
+    size.
     """
 
     solver: str = "exact"
     latency: str = "overlap"  # the law of the pipeline's time
-    time_limit_s: float = 10.0  # of ``exact``, a cluster and the round; an answer cut short: a gap
-    constants: str = "set"  # κ and φ² are the options
+    time_limit_s: float = 10.0  # of ``exact``, per cluster and for the round; may leave a gap
+    constants: str = "set"  # ``set`` takes κ and φ² from the options
 
     def __post_init__(self) -> None:
         try:
@@ -41,10 +41,10 @@ class Dssra(RoundOptions):
         check_choice("strategy.constants", self.constants, ("set", "estimated"))
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """The round's plan.
+        """Return the round's plan.
 
-        A cluster that cannot hold the model sits out; the round is infeasible only if none can
-        take part. Then all queues grow, as the error says.
+        A cluster that cannot hold the model takes no part. Raises ``InfeasibleRoundError`` if no
+        cluster can take part; the error has the queues, which then all grow.
         """
         known = self._with_estimates(request)
         try:
@@ -88,11 +88,11 @@ class Dssra(RoundOptions):
         )
 
     def _idle_queues(self, request: RoundRequest) -> tuple[float, ...]:
-        """Y_n(t+1) if nobody took part."""
+        """Return Y_n(t+1) if no unit takes part."""
         idle = (idle_gamma(request.channels, self),) * len(request.queues)
         return next_queues(request.queues, idle, self.gamma_max)
 
 
-@cache  # the same object for the same limit, as ``solve_cached`` asks for
+@cache  # the same object for the same limit, because ``solve_cached`` compares solvers
 def _exact(time_limit_s: float) -> ClusterSolver:
     return partial(exact_partition, time_limit_s=time_limit_s)

@@ -83,7 +83,7 @@ def streamed_s(
 
 
 def batch_s(partition: Partition, activation_s: float) -> float:
-    """Seconds of a batch of this partition, as ``streamed_s``."""
+    """Return the seconds of a batch of this partition by ``streamed_s``."""
     times = partition.latency_s, partition.slowest_s, partition.num_micro_batches
     return float(streamed_s(*times, activation_s))
 
@@ -105,14 +105,14 @@ def block_caps(problem: ClusterProblem) -> Ints:
 
 
 def micro_batch_sizes(problem: ClusterProblem) -> Floats:
-    """b̂ = b/m for m = 1 … M, [M]."""
+    """Return b̂ = b/m for m = 1 … M, [M]."""
     return problem.batch_size / np.arange(1, problem.max_micro_batches + 1)
 
 
 def _energy_caps(budget: EnergyBudget, sizes: Floats, problem: ClusterProblem) -> Floats:
     law = budget.law
     times = problem.batch_size / sizes if budget.scope == "batch" else 1.0
-    # A budget that holds exactly n blocks must not lose one to rounding.
+    # A budget for exactly n blocks must not lose one by rounding.
     limit = budget.limit_j * (1 + _ROUNDING)
     left = limit / times - (law.w * sizes + law.ell)
     per_block = law.u * sizes + law.v
@@ -124,7 +124,7 @@ def _energy_caps(budget: EnergyBudget, sizes: Floats, problem: ClusterProblem) -
 def fitting_micro_batches(problem: ClusterProblem) -> list[int]:
     """Return each m for which the devices together can hold the model.
 
-    Raises ``InfeasibleRoundError`` if there is none.
+    Raises ``InfeasibleRoundError`` if no m fits.
     """
     fitting = (block_caps(problem).sum(axis=1) >= problem.num_blocks).nonzero()[0] + 1
     if not fitting.size:

@@ -1,4 +1,4 @@
-"""A round planned from Python, without a run around it."""
+"""Plan a single round from Python, outside of a run."""
 
 from collections.abc import Sequence
 

@@ -17,9 +17,9 @@ from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
 class RoundRequest:
     """The input of a round's plan.
 
-    ``clusters`` are all N clusters in the units' order. A cluster that is away or unknown has
+    ``clusters`` are all N clusters in the units' order. A cluster that is absent or unknown has
     devices that hold no block (``max_blocks=0``) and is not scheduled. With
-    ``privacy.noise_multiplier`` all ``losses`` and ``estimates`` are None, since a plan must not
+    ``privacy.noise_multiplier`` all ``losses`` and ``estimates`` are None, because a plan must not
     depend on rows.
     """
 
@@ -27,17 +27,17 @@ class RoundRequest:
     clusters: tuple[ClusterState, ...]
     num_blocks: int  # L
     batch_size: int  # b
-    local_steps: int  # batches a round
-    num_segments: int | None  # S; where the strategy chooses S, the most of it. None: one a device
-    num_micro_batches: int  # m; where the strategy chooses m, the most of it
-    schedule: str  # of the pipelines
+    local_steps: int  # batches per round
+    num_segments: int | None  # S, or its maximum if the strategy chooses S; None: one per device
+    num_micro_batches: int  # m, or its maximum if the strategy chooses m
+    schedule: str  # schedule of the pipelines
     channels: tuple[Channel, ...]  # J uplink channels
-    queues: tuple[float, ...]  # Y_n(t), as the last round's plan left them
-    losses: tuple[float | None, ...]  # mean of each cluster's last round; None: unknown
-    partition: str | None = None  # the framework's cluster solver; None: the strategy's own
+    queues: tuple[float, ...]  # Y_n(t) after the last round
+    losses: tuple[float | None, ...]  # mean loss of each cluster's last round; None if unknown
+    partition: str | None = None  # the framework's cluster solver; None: the strategy's
     learning_rate: float = 0.0  # η of the round's first local step
-    estimates: Estimates = field(default_factory=Estimates)  # of β, φ² and ξ, from training
-    error_queues: tuple[float, ...] = ()  # Q_n(t), as the last round's plan left them
+    estimates: Estimates = field(default_factory=Estimates)  # β, φ² and ξ, estimated in training
+    error_queues: tuple[float, ...] = ()  # Q_n(t) after the last round
 
 
 def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:

@@ -21,7 +21,7 @@ LATENCIES = get_args(Latency)
 FADINGS = ("none", "rayleigh")
 UPLINKS = ("streamed", "after")
 ENERGIES = ("all", "adapters")
-_LEAST_BUDGET = 1e-18  # of an error: its inverse is squared
+_LEAST_BUDGET = 1e-18  # least error budget; its inverse is squared and must be finite
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
@@ -32,12 +32,12 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterProblem:
-    """Sub-1: which blocks on which device, S and m, for the smallest pipeline latency.
+    """Sub-1: choose the blocks of each device, S and m, for the smallest pipeline latency.
 
-    ``activation_s``, ``head_s`` and ``gradient_s`` are of a whole batch; each takes an m-th of it
-    for a micro-batch. Which partition is fastest depends on how long the activations take, which is
-    decided later: several times are asked for. If the last one is infinite, they are all from the
-    one before it on.
+    ``activation_s``, ``head_s`` and ``gradient_s`` are seconds of a whole batch; a micro-batch
+    takes 1/m of each. The fastest partition depends on the activations' uplink time, which is set
+    later, so ``activation_s`` lists several possible times. If the last one is infinite, all times
+    from the one before it on are possible.
     """
 
     devices: tuple[DeviceProfile, ...]  # K of them
@@ -45,10 +45,10 @@ class ClusterProblem:
     batch_size: int  # b; a micro-batch has b̂ = b/m samples, a real number here (eq. 5)
     max_micro_batches: int
     latency: Latency  # the law of the pipeline's time, see ``optim.latency``
-    activation_s: tuple[float, ...] = (0.0,)  # on the uplink while the pipeline runs, ascending
-    head_s: float = 0.0  # in the head, behind the uplink if there is one
-    gradient_s: float = 0.0  # the gradients' way down, behind the head
-    min_micro_batches: int = 1  # as many as at most: a round goes on with its m
+    activation_s: tuple[float, ...] = (0.0,)  # uplink times during the pipeline, ascending
+    head_s: float = 0.0  # time in the head, after the uplink if there is one
+    gradient_s: float = 0.0  # time of sending gradients to the unit, after the head
+    min_micro_batches: int = 1  # equal to the maximum in a round that must keep its m
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,12 @@ class Partition:
 
     blocks: tuple[int, ...]  # δ_k for each of the K devices, 0 for those left out
     num_micro_batches: int  # m
-    latency_s: float  # of one batch, under the problem's law
-    slowest_s: float = 0.0  # M, of a micro-batch; 0: what is uploaded waits for the whole batch
+    latency_s: float  # seconds of one batch, under the problem's law
+    slowest_s: float = 0.0  # M of a micro-batch; 0 if uploads wait for the whole batch
     replicated: bool = False
     over_limits: bool = False
-    fastest_s: tuple[float, float] = (0.0, math.inf)  # another is faster for all times outside
-    head: HeadPlace | None = None  # None: it stands where the configuration says
+    fastest_s: tuple[float, float] = (0.0, math.inf)  # uplink times for which it is the fastest
+    head: HeadPlace | None = None  # None: the configured place
 
     @property
     def num_segments(self) -> int:
@@ -90,36 +90,40 @@ class ClusterSolution:
     """
 
     front: tuple[Partition, ...]
-    best: Partition  # the fastest for the least time on the uplink
+    best: Partition  # the fastest for the smallest uplink time
     certificate: Certificate
     complete: bool = True
 
 
 ClusterSolver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
-"""Raises ``InfeasibleRoundError`` where the caps cannot hold the model. The exact ones and most
-heuristics draw nothing from the generator."""
+"""Solves Sub-1. Raises ``InfeasibleRoundError`` if the caps cannot hold the model. Exact solvers
+and most heuristics do not draw from the generator."""
 
 
 @dataclass(frozen=True)
 class RoundOptions:
-    """What a round minimises: V·makespan plus the drift of the queues.
+    """A round's objective, V·makespan plus the drift of the queues, and its options.
 
-    Drift ``gamma`` is Σ Y_n·Γ_n over all units, ``paper`` (eq. 32) is Σ Y_n·(S_n + p_n) over the
-    scheduled ones, under which a longer queue makes selection less likely. Under fading
-    ``rayleigh`` rates are expectations over a gain that is exponentially distributed. Uplink
-    ``streamed``: each micro-batch is uploaded as it leaves the last segment; ``after``: once the
-    batch has passed the pipeline, as eq. 26 adds them up. Energy ``all``: E^max pays for all that a
-    unit sends; ``adapters``: for the model's update alone, as C8 is printed.
+    Drift ``gamma`` is Σ Y_n·Γ_n over all units. Drift ``paper`` (eq. 32) is Σ Y_n·(S_n + p_n) over
+    the scheduled units, so a longer queue makes selection less likely.
+
+    With fading ``rayleigh`` rates are expectations over an exponentially distributed gain.
+
+    With uplink ``streamed`` each micro-batch is uploaded when it leaves the last segment. With
+    ``after`` uploads begin when the batch has passed the pipeline, as in eq. 26.
+
+    With energy ``all`` E^max covers everything that a unit sends. With ``adapters`` it covers only
+    the model's update, as printed in C8.
     """
 
     drift: str = "gamma"
-    drift_weight: float = 0.1  # V, 1/s; above 0 with drift ``paper``
+    drift_weight: float = 0.1  # V, 1/s; positive with drift ``paper``
     kappa: float = 1.0  # κ = βη²/(2N) of Γ (eq. 28)
     gradient_bound: float = 0.1  # φ²
     interference_constant_w: float = 0.08  # C
     gamma_max: float = 0.84  # Γ^max of the queues (eq. 29)
-    error_budget: float = 1e-3  # ρ̄, the mean over rounds of what rounding does to the gradient
-    hard_gamma: bool = False  # C11: also Γ_n ≤ Γ^max of each scheduled unit in every round
+    error_budget: float = 1e-3  # ρ̄, bound of the mean over rounds of the rounding errors ρ
+    hard_gamma: bool = False  # C11: also require Γ_n ≤ Γ^max of each scheduled unit per round
     fading: str = "none"
     uplink: str = "streamed"
     energy: str = "all"
@@ -153,7 +157,7 @@ class RoundProblem:
     without them ρ is at most ρ̄ in each round.
     """
 
-    fronts: tuple[tuple[Partition, ...], ...]  # empty: cannot hold the model this round
+    fronts: tuple[tuple[Partition, ...], ...]  # empty if the unit cannot hold the model
     uplinks: tuple[Uplink, ...]
     channels: tuple[Channel, ...]  # J of them, each for one unit
     queues: tuple[float, ...]  # Y_n(t)
@@ -163,26 +167,27 @@ class RoundProblem:
     names: tuple[str, ...] = ()  # of the units in messages to users; may be empty
 
     def called(self, unit: int) -> str:
-        """A unit in a message to users."""
+        """Return the unit's name or number for messages to users."""
         return self.names[unit] if self.names else unit_called(unit)
 
     @property
     def largest_error(self) -> float:
-        """The most that a unit's ρ may be in this round."""
+        """The upper bound of a unit's ρ in this round."""
         return math.inf if self.error_queues else self.options.error_budget
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a scheduled unit gets: ``unit`` is its place among the problem's N."""
+    """The channel, power, partition and payload of a scheduled unit; ``unit`` is its index among
+    the problem's N units."""
 
     unit: int
     channel: int
     power_w: float
-    upload_s: float  # of sending, τ_n^Up (eq. 11), whether or not the pipeline runs meanwhile
-    finish_s: float  # from the round's begin to the end of the upload
+    upload_s: float  # τ_n^Up (eq. 11), including time that overlaps with the pipeline
+    finish_s: float  # from the beginning of the round to the end of the upload
     partition: Partition
-    payload: Payload | None = None  # one of its uplink's, where that has any
+    payload: Payload | None = None  # one of its uplink's payloads, if it has any
 
     @property
     def gradient_error(self) -> float:
@@ -199,4 +204,4 @@ class RoundSolution:
 
 
 RoundSolver = Callable[[RoundProblem], RoundSolution]
-"""Raises ``InfeasibleRoundError`` where no unit can be scheduled."""
+"""Solves the joint round. Raises ``InfeasibleRoundError`` if no unit can be scheduled."""

@@ -1,4 +1,4 @@
-"""Solvers by name. A solver's module is imported at its first use."""
+"""Find solvers by name. A solver's module is imported at its first use."""
 
 from collections.abc import Mapping
 from pkgutil import resolve_name
@@ -25,17 +25,17 @@ CLUSTER_SOLVERS: Mapping[str, str] = MappingProxyType(
 
 
 def cluster_solver(name: str) -> ClusterSolver:
-    """The solver of Sub-1 of that name. Raises ``ConfigError`` for an unknown one."""
+    """Return the solver of Sub-1 called ``name``. Raises ``ConfigError`` if it is unknown."""
     if name not in CLUSTER_SOLVERS:
         raise ConfigError(f"solver {name}: must be one of {', '.join(CLUSTER_SOLVERS)}")
     return cast(ClusterSolver, resolve_name(CLUSTER_SOLVERS[name]))
 
 
 def round_solver(name: str) -> RoundSolver:
-    """The solver of a round that goes with the cluster solver of that name.
+    """Return the round's solver for the cluster solver called ``name``.
 
-    ``paper`` has its own. All others, which say nothing of channels and power, take the exact one
-    on their fronts. Raises ``ConfigError`` for an unknown name.
+    ``paper`` has a separate round solver. The others do not choose channels and power, so the exact
+    solver is used on their fronts. Raises ``ConfigError`` if the name is unknown.
     """
     cluster_solver(name)
     place = "algorithm3:paper_allocation" if name == "paper" else "exact:exact_allocation"

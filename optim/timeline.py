@@ -1,4 +1,4 @@
-"""When each stage of a planned round's loop is busy, under the law it was planned with."""
+"""The times at which each stage of a planned batch is busy, under the plan's latency law."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -9,14 +9,14 @@ from optim.problem import ClusterProblem, Partition
 
 @dataclass(frozen=True, slots=True)
 class SegmentTimes:
-    """A segment's share of a batch; seconds from the batch's beginning."""
+    """A segment's part of a batch; times in seconds since the start of the batch."""
 
-    device: int  # its place among the cluster's
+    device: int  # index among the cluster's devices
     span: Span
     compute_s: float  # C of one micro-batch, forward and backward together
-    hop_s: float  # H of one micro-batch, likewise
-    computes: tuple[float, ...]  # when each of the m micro-batches begins to be computed
-    hops: tuple[float, ...]  # and to be sent on
+    hop_s: float  # H of one micro-batch, forward and backward together
+    computes: tuple[float, ...]  # start of computing each of the m micro-batches
+    hops: tuple[float, ...]  # start of sending each of the m micro-batches
 
     @property
     def busy_s(self) -> float:
@@ -25,12 +25,12 @@ class SegmentTimes:
 
     @property
     def first_s(self) -> float:
-        """When the device begins to compute."""
+        """The time at which the device begins to compute."""
         return self.computes[0]
 
     @property
     def last_s(self) -> float:
-        """When it has computed its last micro-batch."""
+        """The time at which the device has computed its last micro-batch."""
         return self.computes[-1] + self.compute_s
 
 
@@ -39,16 +39,17 @@ class StageTimes:
     """A stage after the encoder; times in seconds since the start of the batch."""
 
     name: str  # ``uplink``, ``head`` or ``gradients``
-    each_s: float  # of one micro-batch
-    starts: tuple[float, ...]  # when each of the m micro-batches begins
+    each_s: float  # seconds of one micro-batch
+    starts: tuple[float, ...]  # start of each of the m micro-batches
 
 
 def stages_behind(
     problem: ClusterProblem, partition: Partition, activation_s: float
 ) -> tuple[StageTimes, ...]:
-    """The uplink, on which a batch's activations take so long, the head and the gradients' way.
+    """Return the stages after the encoder: the uplink, the head, and sending the gradients.
 
-    Those that take no time are left out. Replicas (VanillaFL) send nothing to a head.
+    ``activation_s`` is the uplink time of a batch's activations. Stages without time are omitted.
+    Replicas (VanillaFL) have no such stages.
     """
     if partition.replicated:
         return ()
@@ -87,7 +88,7 @@ def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTime
 
 
 def _chunks(problem: ClusterProblem, partition: Partition) -> tuple[list[float], list[float]]:
-    """C and H of a micro-batch on each device that holds blocks."""
+    """Return C and H of a micro-batch for each device that holds blocks."""
     size = problem.batch_size / partition.num_micro_batches
     pairs = zip(problem.devices, partition.blocks, strict=True)
     laws = [(device.time, blocks) for device, blocks in pairs if blocks]
@@ -95,11 +96,11 @@ def _chunks(problem: ClusterProblem, partition: Partition) -> tuple[list[float],
 
 
 def _machines(latency: str, computes: list[float], hops: list[float]) -> list[float]:
-    """Seconds of a micro-batch on each machine of the encoder, in a row."""
+    """Return the seconds of a micro-batch on each machine of the encoder, in order."""
     if latency == "overlap":  # a device and its link are two machines
         return [time for pair in zip(computes, hops, strict=True) for time in pair]
     chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
-    if latency == "bound":  # every stage keeps the slowest one's pace
+    if latency == "bound":  # every stage takes as long as the slowest one
         chunks = [max(chunks)] * len(chunks)
     return chunks
 
@@ -107,7 +108,7 @@ def _machines(latency: str, computes: list[float], hops: list[float]) -> list[fl
 def _starts(
     latency: str, computes: list[float], hops: list[float], count: int
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """When each stage begins to compute and to send, s."""
+    """Return the times at which each stage begins to compute and to send, s."""
     starts = _flow_shop(_machines(latency, computes, hops), count)
     if latency == "overlap":
         return list(zip(starts[::2], starts[1::2], strict=True))
@@ -118,9 +119,9 @@ def _starts(
 
 
 def _flow_shop(times: list[float], count: int) -> list[tuple[float, ...]]:
-    """When each machine in a row begins each of ``count`` identical jobs.
+    """Return the times at which each machine in a row begins each of ``count`` identical jobs.
 
-    The first job meets nobody; job i is held up by the slowest machine so far, i times.
+    The first job never waits. Job i is i times the slowest machine's time so far later.
     """
     arrivals = accumulate(times, initial=0.0)
     paces = accumulate(times, max)

@@ -2,8 +2,8 @@
 
 Power has a cost, so each unit sends as slowly as the deadline D allows. A load's cost Y·(S + p(D))
 decreases with D and is convex; V·D + ΣY·(S + p) of fixed loads has one minimum. On an interval of
-deadlines each cost lies above its tangent, and the cost of the best matching of tangents is concave
-in D, so the smaller of its two end values bounds the interval from below. Tangents next to the best
+deadlines each cost lies above its tangent. The cost of the best matching of tangents is concave in
+D, so the smaller of its two end values bounds the interval from below. Tangents next to the best
 deadline found exclude wide intervals, because the slopes there sum to zero.
 """
 

@@ -1,1 +1,1 @@
-"""Sub-problem 1: how a cluster's blocks are split over its devices."""
+"""Sub-problem 1: split a cluster's blocks over its devices."""

@@ -1,9 +1,9 @@
 """Sub-1 under ``flow_shop`` and ``overlap``: Σ chunk + (m - 1)·max bottleneck, for every S.
 
 A node is a range of thresholds on the bottleneck for one m. Each generation of nodes is relaxed.
-Nodes that cannot beat the incumbent of any S are dropped, the others are split until each holds few
-bottlenecks. Each of these becomes a node, and nodes that the relaxation cannot decide are solved
-exactly.
+Nodes that cannot beat the incumbent of any S are dropped; the others are split until each contains
+few bottlenecks. Then each bottleneck becomes a node. Nodes that the relaxation cannot decide are
+solved exactly.
 """
 
 import time
@@ -20,8 +20,8 @@ RANGES = 8
 PIECES = 3
 FEW_BOTTLENECKS = 3
 NARROW = 1.001
-# Factors on a price: before a good one is known, around one, and at the end. At the last factor of
-# the first two the devices with the largest caps are the cheapest.
+# Factors on a price: before a good price is known, around a known price, and at the end. With the
+# factor 1e9 the devices with the largest caps are the cheapest.
 FIRST_FACTORS = np.array([1.0, 1.15, 1.5])
 WIDE_FACTORS = np.array([0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.8, 2.4, 1e9])
 NEAR_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.2, 1e9])
@@ -29,11 +29,10 @@ LAST_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.15, 1.3])
 
 
 def sum_splits(rates: Rates, best: Envelope, deadline: float) -> float:
-    """Put the best of each S ≥ 2 into ``best``; return a lower bound of all latencies at its
-    first time on the uplink.
+    """Add the best partitions of each S ≥ 2 to ``best``; return a lower bound in seconds.
 
-    ``best`` has S = 1 already; the lower bound, in seconds, holds also if the deadline, in seconds
-    of ``time.perf_counter``, ends the search.
+    The bound holds for all latencies at the first uplink time, also if ``deadline`` (on
+    ``time.perf_counter``, s) ends the search. ``best`` already holds S = 1.
     """
     search = _Search(rates, best)
     nodes = _roots(search.rates)
@@ -57,15 +56,15 @@ def sum_splits(rates: Rates, best: Envelope, deadline: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """The price of a block that bounds S segments well, learnt on the way."""
+    """The price of a block that gives a good bound for S segments; improved during the search."""
 
-    unit: Floats  # a row's mean a, s, [M]: the price of one m tells that of another
-    of_size: Floats  # in that unit, [Smax]
+    unit: Floats  # mean a of each row, s, [M], by which a price for one m suits another m
+    of_size: Floats  # price for each S in these units, [Smax]
 
     @classmethod
     def of(cls, nodes: Nodes, activation_s: float) -> "_Prices":
-        """A first guess: the critical price of each S's most promising node for that time on the
-        uplink."""
+        """Return the first guess: the critical price of the most promising node of each S at this
+        uplink time."""
         unit, most = nodes.rates.per_block.mean(axis=1), nodes.rates.max_segments
         if not len(nodes.row):
             return cls(unit, np.ones(most))
@@ -73,7 +72,7 @@ class _Prices:
         return cls(unit, pick.critical_prices() / unit[pick.row])
 
     def of_nodes(self, nodes: Nodes) -> Floats:
-        """Prices of the smallest and the largest open S of each node, [N, 2], s."""
+        """Return the prices of the smallest and the largest open S of each node, [N, 2], s."""
         is_open = np.isfinite(nodes.least)
         first = is_open.argmax(axis=1)
         last = is_open.shape[1] - 1 - is_open[:, ::-1].argmax(axis=1)
@@ -81,25 +80,25 @@ class _Prices:
         return of_size * self.unit[nodes.row][:, None]
 
     def around(self, nodes: Nodes) -> Floats:
-        """Those and others near them, [N, P], s."""
+        """Return the prices of ``of_nodes`` and others near them, [N, P], s."""
         prices = self.of_nodes(nodes)
         return np.concatenate([prices * each for each in LAST_FACTORS], axis=1)
 
 
 def _roots(rates: Rates) -> Nodes:
-    """Ranges that cover every bottleneck of every m."""
+    """Make ranges that cover every bottleneck of every m."""
     rows = rates.sufficient_rows()
     low, _ = rates.threshold_range(rows)
     caps = rates.caps[rows]
     high = np.where(caps > 0, rates.bottleneck(rows, caps), 0).max(axis=1)
     row, low, high = _cut(rows, low, high, RANGES)
     least = np.zeros((len(row), rates.max_segments))
-    least[:, 0] = np.inf  # a single device is settled already
+    least[:, 0] = np.inf  # S = 1 is already solved
     return Nodes.of(rates, row, low, high, least)
 
 
 def _cut(row: Ints, low: Floats, high: Floats, pieces: int) -> tuple[Ints, Floats, Floats]:
-    """Each range in geometric pieces."""
+    """Cut each range into pieces of equal ratio."""
     edges = low[:, None] * (high / low)[:, None] ** (np.arange(pieces + 1) / pieces)
     return np.repeat(row, pieces), edges[:, :-1].ravel(), edges[:, 1:].ravel()
 
@@ -107,7 +106,7 @@ def _cut(row: Ints, low: Floats, high: Floats, pieces: int) -> tuple[Ints, Float
 def _split(nodes: Nodes) -> Nodes:
     """Split into single bottlenecks if few are left or ranges are narrow, else smaller ranges."""
     fewer = nodes.rates.held(nodes.row, nodes.low)
-    # Of devices that are all the same the first may be the bottleneck for the others.
+    # Of equal devices only the first one needs to be considered as the bottleneck.
     fewer[nodes.twins()] = np.inf
     left = np.maximum(nodes.caps - fewer, 0).sum()
     if left < FEW_BOTTLENECKS * len(nodes.row) or (nodes.high < nodes.low * NARROW).all():
@@ -117,10 +116,11 @@ def _split(nodes: Nodes) -> Nodes:
 
 
 def _leaves(nodes: Nodes, fewer: Floats) -> Nodes:
-    """Each bottleneck that a device is with more blocks than these, or with its hop."""
+    """Make a node of each possible bottleneck: a device with more than ``fewer`` blocks, or its
+    hop."""
     rates = nodes.rates
     if rates.overlapping:
-        # With so few blocks the hop takes longer than they do.
+        # With fewer blocks the hop takes longer than the computation.
         fewer = np.maximum(fewer, np.ceil(nodes.hop / nodes.per_block * (1 - SAME)) - 1)
     node, device, blocks = _steps(fewer, nodes.caps)
     row = nodes.row[node]
@@ -136,7 +136,8 @@ def _leaves(nodes: Nodes, fewer: Floats) -> Nodes:
 
 
 def _steps(fewer: Floats, more: Floats) -> tuple[Ints, Ints, Floats]:
-    """Node, device and every number of blocks above ``fewer`` and up to ``more``, [N, K] both."""
+    """Return node, device and each number of blocks above ``fewer`` and up to ``more``, which are
+    [N, K]."""
     count = np.maximum(more - fewer, 0).astype(int).ravel()
     place = np.repeat(np.arange(count.size), count)
     above = np.arange(1, len(place) + 1) - np.repeat(np.cumsum(count) - count, count)
@@ -145,7 +146,8 @@ def _steps(fewer: Floats, more: Floats) -> tuple[Ints, Ints, Floats]:
 
 
 def _hops_within(nodes: Nodes) -> tuple[Ints, Ints]:
-    """Node and device of the hops that are in a node's range and take as long as a block."""
+    """Return node and device of each hop that is in the node's range and at least as long as a
+    block."""
     low, high = (edge[:, None] * (1 + SAME) for edge in (nodes.low, nodes.high))
     usable = (nodes.rates.caps[nodes.row] > 0) & ~nodes.twins()
     usable &= nodes.hop * (1 + SAME) >= nodes.per_block
@@ -154,7 +156,8 @@ def _hops_within(nodes: Nodes) -> tuple[Ints, Ints]:
 
 
 class _Search:
-    """Offers partitions of nodes, whose devices stand by ascending a, in the devices' order."""
+    """Offers partitions to the envelope. Nodes sort the devices by ascending a; offers use the
+    original order."""
 
     def __init__(self, rates: Rates, best: Envelope) -> None:
         self._order = np.argsort(rates.per_block, axis=1, kind="stable")
@@ -162,11 +165,11 @@ class _Search:
         self.rates = rates.reordered(self._order)
 
     def round(self, nodes: Nodes, prices: "_Prices", factors: Floats) -> None:
-        """Incumbents and better prices from the nodes that promise most for each S."""
+        """Offer partitions of the most promising nodes of each S, and improve the prices."""
         latencies = np.array([nodes.latency(each) for each in self._best.samples()])
         picks = latencies.argmin(axis=1)
         possible = np.isfinite(np.take_along_axis(latencies, picks[:, None], axis=1)[:, 0])
-        # Each node and S once.
+        # Remove repeated pairs of node and S.
         sizes, picked = np.unique(np.stack([np.nonzero(possible)[1], picks[possible]]), axis=1)
         chosen = nodes.where(picked)
         offers = (prices.of_size[sizes] * prices.unit[chosen.row])[:, None] * factors
@@ -175,10 +178,9 @@ class _Search:
         self._offer(row, blocks)
 
     def settle(self, nodes: Nodes, prices: "_Prices") -> Nodes:
-        """The nodes that promise most, solved; of the others those that are still open.
+        """Solve the most promising nodes, and return the other nodes that are still open.
 
-        The more pieces the envelope has, the more nodes are worth their time before it is drawn
-        again.
+        The more pieces the envelope has, the more nodes are solved before it is rebuilt.
         """
         goals = np.minimum(nodes.goal(self._best), np.finfo(float).max)
         promise = np.maximum(goals - nodes.least, 0)
@@ -193,7 +195,7 @@ class _Search:
     def _solve(
         self, node: Nodes, prices: "_Prices", goal: Floats, promise: Floats
     ) -> tuple[Ints, Floats]:
-        """m - 1 and δ of one node's cheapest partitions with Σ below the goal."""
+        """Return m - 1 and δ of one node's cheapest partitions with Σ below the goal."""
         devices = useful_devices(node, prices.around(node)[0], goal)
         most = min(int(np.flatnonzero(promise)[-1]) + 1, len(devices))
         cost, blocks = solve(node, devices, most)

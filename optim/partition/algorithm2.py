@@ -17,13 +17,12 @@ Blocks = tuple[int, ...]
 def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """Sub-1 by alternation: δ and S by an integer programme (eq. 39), then m (eq. 38).
 
-    The answer is a local optimum: neither step alone improves it. Which one depends on m⁽⁰⁾, so
-    Algorithm 2 runs from both ``starting_micro_batches`` and the faster answer counts. Under
-    ``flow_shop`` and ``overlap`` both steps take that law's time instead of eq. 15's.
-    docs/optim.md lists where the paper is read differently: b̂ = b/m, the last hop, the end of the
-    alternation.
+    The answer is a local optimum, which neither step alone improves. It depends on m⁽⁰⁾, so
+    Algorithm 2 runs from both ``starting_micro_batches``, and the faster answer is returned. Under
+    ``flow_shop`` and ``overlap`` both steps use that law's time instead of eq. 15's. docs/optim.md
+    lists deviations from the paper: b̂ = b/m, the last hop, and the end of the alternation.
 
-    Raises ``InfeasibleRoundError`` where the caps cannot hold the model under any m.
+    Raises ``InfeasibleRoundError`` if the caps cannot hold the model under any m.
     """
     starts = sorted(set(starting_micro_batches(problem)))
     return min(
@@ -32,10 +31,11 @@ def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
 
 
 def starting_micro_batches(problem: ClusterProblem) -> tuple[int, int]:
-    """The printed m⁽⁰⁾ and one of our own; both the nearest under which the caps hold the model.
+    """Return the paper's m⁽⁰⁾ and an additional one, each the nearest m whose caps hold the model.
 
-    Algorithm 2 prints S⁽⁰⁾ = 1, for which eq. 38 gives m = 1. Ours is eq. 38's for the even split
-    over min(K, L) devices. Where hops are long the first ends lower, else the second.
+    Algorithm 2 starts with S⁽⁰⁾ = 1, for which eq. 38 gives m = 1. The additional start is eq. 38's
+    m for the even split over min(K, L) devices. The first start is better if hops are long, the
+    second otherwise.
     """
     used = min(len(problem.devices), problem.num_blocks)
     share = problem.num_blocks / used
@@ -47,7 +47,8 @@ def starting_micro_batches(problem: ClusterProblem) -> tuple[int, int]:
 
 
 def alternate(problem: ClusterProblem, num_micro_batches: int) -> Cut:
-    """The local optimum, δ and m, that Algorithm 2 reaches from m⁽⁰⁾ = ``num_micro_batches``."""
+    """Return δ and m of the local optimum that Algorithm 2 reaches from m⁽⁰⁾ =
+    ``num_micro_batches``."""
     m, latency = num_micro_batches, math.inf
     blocks: Blocks = ()
     while True:
@@ -64,10 +65,10 @@ def stationary_micro_batches(
 ) -> float:
     """Return the real m ≥ 0 with latency derivative 0 (eq. 38): √((ΣA - A_s)/B_s).
 
-    A stage takes A + m·B seconds a batch with A = b·(δu + w) and B = δv + ℓ. s is the slowest stage
-    for ``num_micro_batches``; ΣA sums the stages of a micro-batch, S times the slowest under
-    ``bound``. Under ``overlap`` computes and hops are separate stages. Infinite if B_s is 0, when
-    more micro-batches are always faster.
+    A stage takes A + m·B seconds per batch with A = b·(δu + w) and B = δv + ℓ. Stage s is the
+    slowest for ``num_micro_batches``. ΣA is the sum over all stages, or S times the slowest under
+    ``bound``. Under ``overlap`` computes and hops are separate stages. The result is infinite if
+    B_s is 0: then more micro-batches are always faster.
     """
     occupied = _occupations(problem, blocks)
     whole, each = max(occupied, key=lambda spent: spent[0] / num_micro_batches + spent[1])
@@ -78,7 +79,8 @@ def stationary_micro_batches(
 
 
 def _occupations(problem: ClusterProblem, blocks: Sequence[float]) -> list[tuple[float, float]]:
-    """(A, B) of each device that holds blocks; under ``overlap`` of its compute and of its hop."""
+    """Return (A, B) of each device that holds blocks; under ``overlap`` separately for its compute
+    and its hop."""
     b, apart = problem.batch_size, problem.latency == "overlap"
     occupied = []
     for law, held in zip((d.time for d in problem.devices), blocks, strict=True):
@@ -90,7 +92,7 @@ def _occupations(problem: ClusterProblem, blocks: Sequence[float]) -> list[tuple
 
 
 def best_micro_batches(problem: ClusterProblem, blocks: Blocks, num_micro_batches: int) -> int:
-    """m for given blocks: the better integer beside eq. 38's, or the present m if neither is."""
+    """Return the best m for given blocks: an integer next to eq. 38's, or the current m."""
     wanted = stationary_micro_batches(problem, blocks, num_micro_batches)
     below = int(min(max(wanted, 1.0), problem.max_micro_batches))
     beside = [num_micro_batches, below, min(below + 1, problem.max_micro_batches)]
@@ -100,13 +102,13 @@ def best_micro_batches(problem: ClusterProblem, blocks: Blocks, num_micro_batche
 
 
 def best_blocks(problem: ClusterProblem, num_micro_batches: int) -> Blocks:
-    """δ of each device with the least latency for a given m: eq. 39 with C1, C2', C7, C9' by HiGHS.
+    """Return δ with the least latency for a given m: solve eq. 39 with C1, C2', C7, C9' by HiGHS.
 
-    The caps must hold the model under that m. It is asked for the optimum, without a gap; its
-    own tolerance of 1e-6 on the longest chunk remains.
+    The caps must hold the model under this m. HiGHS is asked for the optimum without a gap; its
+    tolerance of 1e-6 on the longest chunk remains.
 
-    Columns are δ [K], z [K] with z_k = 1{δ_k > 0}, then what a law adds; seconds are in units of
-    the longest chunk.
+    Columns are δ [K], z [K] with z_k = 1{δ_k > 0}, then the law's own columns. Times are in units
+    of the longest chunk.
     """
     size = problem.batch_size / num_micro_batches
     caps = block_caps(problem)[num_micro_batches - 1]
@@ -138,7 +140,8 @@ def best_blocks(problem: ClusterProblem, num_micro_batches: int) -> Blocks:
 
 
 def _holding(num_blocks: int, caps: Ints, extra: int) -> list[LinearConstraint]:
-    """Σδ = L (C1); z ≤ δ (C2'); δ ≤ cap·z (C2' with C7 and C9' for its M)."""
+    """Return the constraints Σδ = L (C1), z ≤ δ (C2') and δ ≤ cap·z (C2'; C7 and C9' give its
+    M)."""
     one, none = np.eye(caps.size), np.zeros((caps.size, extra))
     total = np.concatenate([np.ones(caps.size), np.zeros(caps.size + extra)])
     return [
@@ -151,9 +154,9 @@ def _holding(num_blocks: int, caps: Ints, extra: int) -> list[LinearConstraint]:
 def _paced(
     chunks: Floats, most_segments: int, num_micro_batches: int
 ) -> tuple[Floats, list[LinearConstraint], Ints]:
-    """(S + m - 1)·T, made linear: columns T_s and y_s = 1{S = s}, s = 1 … R, with T_s = T·y_s.
+    """Linearise (S + m - 1)·T with columns T_s and y_s = 1{S = s}, s = 1 … R, and T_s = T·y_s.
 
-    The cost of all columns, the rows, and which of the law's own columns are integers.
+    Returns the cost of all columns, the constraints, and which of the new columns are integers.
     """
     devices, counts = len(chunks), np.arange(1, most_segments + 1)
     chosen, none = np.eye(counts.size), np.zeros(counts.size)

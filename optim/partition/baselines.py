@@ -1,8 +1,7 @@
 """Partitioning rules of other systems, as cluster solvers for comparison.
 
-Each returns a single point without a bound, and raises an error if its definition gives a device
-more than memory or energy allow. Rules that use every device use the first L if there are more
-devices than blocks.
+Each returns a single point without a bound. It raises an error if its rule gives a device more than
+memory or energy allow. Rules for all devices use the first L if there are more devices than blocks.
 """
 
 import math
@@ -20,13 +19,13 @@ from optim.partition.single_point import Cut, answer, single_point, split_latenc
 from optim.problem import ClusterProblem, ClusterSolution, Partition
 
 FIXED_MICRO_BATCHES = 8
-"""m of the baselines that do not choose it."""
+"""m of the baselines that do not choose m."""
 
 
 def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
     """Federated learning without a pipeline: every device trains all L blocks on b/K samples.
 
-    Nothing is sent between devices, and the slowest decides: max_k L·(u_k·b/K + v_k).
+    Devices exchange nothing, and the slowest one determines the time: max_k L·(u_k·b/K + v_k).
 
     Raises ``InfeasibleRoundError`` that names each device that cannot hold or afford L blocks.
     """
@@ -44,7 +43,8 @@ def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolu
 
 
 def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> str:
-    """What a device lacks for all L blocks on ``share`` samples; empty: nothing."""
+    """Describe the memory or energy that a device lacks for all L blocks on ``share`` samples;
+    empty if it suffices."""
     if (held := device.memory_cap(share, problem.num_blocks)) < problem.num_blocks:
         return f"{device.name} holds at most {held}"
     if device.energy is None:
@@ -70,7 +70,7 @@ def titanic(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     m = min(FIXED_MICRO_BATCHES, problem.max_micro_batches)
     size = problem.batch_size / m
     seconds = np.array([device.time.compute(1, size) for device in problem.devices])
-    # Devices that take no time at all share everything.
+    # Devices without any compute time share all blocks.
     speeds = 1 / seconds if seconds.all() else (seconds == 0).astype(float)
     quotas = problem.num_blocks * speeds / speeds.sum()
     blocks = np.floor(quotas).astype(int)
@@ -81,12 +81,12 @@ def titanic(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
 
 @single_point("no_segment_scheduling")
 def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
-    """CollaPipe without segment scheduling: S and m of the exact optimum, everything else blind.
+    """CollaPipe without segment scheduling: S and m of the exact optimum on random devices.
 
-    The blocks are split evenly over S devices, every set of S equally likely.
+    The blocks are split evenly over S devices; every set of S devices is equally likely.
     """
     on_uplink = [each for each in problem.activation_s[1:] if math.isfinite(each)]
-    asked = (on_uplink or problem.activation_s)[:1]  # as the best channel lets it
+    asked = (on_uplink or problem.activation_s)[:1]  # the time on the best channel
     best = exact_partition(replace(problem, activation_s=tuple(asked))).best
     chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
     return _spread(problem, chosen.tolist()), best.num_micro_batches
@@ -94,17 +94,17 @@ def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> 
 
 @single_point("gpipe")
 def gpipe(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
-    """GPipe: an even split over all devices in the given order, under the m that suits it best."""
+    """GPipe: an even split over all devices in the given order, with the fastest m."""
     blocks = _even(problem)
     room = (block_caps(problem) - np.asarray(blocks)).min(axis=1)
     fitting = ((room >= 0).nonzero()[0] + 1).tolist()
-    if not fitting:  # refused where least is missing
+    if not fitting:  # the error then names the m that lacks the least
         return blocks, int(room.argmax()) + 1
     return blocks, min(fitting, key=lambda m: split_latency(problem, blocks, m))
 
 
 def even_blocks(num_blocks: int, num_segments: int) -> list[int]:
-    """⌊L/S⌋ or ⌈L/S⌉ blocks for each of S segments; the larger shares come first."""
+    """Return ⌊L/S⌋ or ⌈L/S⌉ blocks for each of S segments; the larger shares come first."""
     share, larger = divmod(num_blocks, num_segments)
     return [share + (segment < larger) for segment in range(num_segments)]
 
@@ -114,7 +114,7 @@ def _even(problem: ClusterProblem) -> tuple[int, ...]:
 
 
 def _spread(problem: ClusterProblem, chosen: Sequence[int]) -> tuple[int, ...]:
-    """An even split over the chosen devices, in their order."""
+    """Split the blocks evenly over the chosen devices, in their order."""
     blocks = [0] * len(problem.devices)
     for device, held in zip(chosen, even_blocks(problem.num_blocks, len(chosen)), strict=True):
         blocks[device] = held

@@ -1,7 +1,7 @@
 """Sub-1 under the law ``bound``: the smallest (S + m - 1)·max chunk, for every S.
 
-For given m and S a threshold T on the chunk suffices if the S largest numbers of blocks that
-devices do within T sum to L or more. So one sort of a row (m, T) answers for every S.
+For given m and S a threshold T on the chunk is feasible if the S largest numbers of blocks that
+devices compute within T sum to L or more. One sort for given m and T thus decides for every S.
 """
 
 import math
@@ -39,7 +39,7 @@ def bound_splits(rates: Rates, best: Envelope, deadline: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Brackets:
-    """Pairs of m - 1 and S, and the thresholds between which the smallest feasible one lies."""
+    """Pairs of m - 1 and S, each with an interval that contains its smallest feasible threshold."""
 
     row: Ints
     segments: Ints
@@ -47,23 +47,23 @@ class _Brackets:
     high: Floats
 
     def where(self, keep: Bools | Ints) -> "_Brackets":
-        """Some of them."""
+        """Select some of the pairs."""
         return _Brackets(self.row[keep], self.segments[keep], self.low[keep], self.high[keep])
 
     def latency(self, rates: Rates, threshold: Floats, activation_s: float) -> Floats:
-        """Seconds of a batch if the thresholds are the slowest chunks, [N]."""
+        """Return the seconds of a batch if the thresholds are the slowest chunks, [N]."""
         slowest = np.maximum(threshold, rates.floor[self.row])
         total = self.segments * threshold + rates.behind[self.row]
         return batch_seconds(total, slowest, self.row, activation_s)
 
     def below(self, rates: Rates, best: Envelope) -> "_Brackets":
-        """Those that may be the fastest of their S somewhere."""
+        """Select the pairs that may be the fastest of their S for some uplink time."""
         goal = best.goal(self.row, np.maximum(self.low, rates.floor[self.row]))
         total = self.segments * self.low + rates.behind[self.row]
         return self.where(total < goal[np.arange(len(total)), self.segments - 1])
 
     def fastest(self, rates: Rates, activation_s: float) -> "_Brackets":
-        """Pick the pair of each S that is surely the fastest."""
+        """Select the pair of each S with the smallest upper bound of the latency."""
         latency = self.latency(rates, self.high, activation_s)
         order = np.lexsort((self.row, latency, self.segments))
         _, first = np.unique(self.segments[order], return_index=True)
@@ -71,7 +71,8 @@ class _Brackets:
 
 
 def _offer(best: Envelope, rates: Rates, pairs: _Brackets, prune: bool = False) -> None:
-    """Make the pairs exact and offer them; those that turn out not to help are left out."""
+    """Make the pairs exact and offer them; with ``prune`` drop pairs that cannot improve
+    ``best``."""
     pairs = _exact(rates, pairs, best if prune else None)
     held = rates.held(pairs.row, pairs.high)
     blocks = _filled(rates, pairs.row, held, pairs.segments)
@@ -79,13 +80,13 @@ def _offer(best: Envelope, rates: Rates, pairs: _Brackets, prune: bool = False) 
 
 
 def _pairs(rates: Rates) -> _Brackets:
-    """All feasible pairs with S ≥ 2, bracketed by a grid of thresholds."""
+    """Return all feasible pairs with S ≥ 2, with intervals from a grid of thresholds."""
     rows, sizes = rates.sufficient_rows(), np.arange(2, rates.max_segments + 1)
     low, high = rates.threshold_range(rows)
     grid = low[:, None] * (high / low)[:, None] ** np.linspace(0, 1, GRID)
     held = rates.held(np.repeat(rows, GRID), grid.ravel())
     needed = segments_needed(held, rates.num_blocks).reshape(grid.shape)
-    # The first threshold that suffices, [N, S]; the one before it does not.
+    # Index of the first feasible threshold, [N, S]; the threshold before it is infeasible.
     first = (needed[:, :, None] > sizes).sum(axis=1)
     place, column = np.nonzero(first < GRID)
     first = first[place, column]
@@ -95,9 +96,10 @@ def _pairs(rates: Rates) -> _Brackets:
 
 
 def _exact(rates: Rates, pairs: _Brackets, best: Envelope | None) -> _Brackets:
-    """Bisection; each threshold moves on to a chunk that a device has, so that it ends exactly.
+    """Find the smallest feasible thresholds by bisection. Each step moves a threshold to a real
+    chunk of a device, so the result is exact.
 
-    On the way pairs go that cannot be faster than ``best``.
+    Pairs that cannot be faster than ``best`` are dropped on the way.
     """
     while len(pairs.row) and (pairs.low < pairs.high * (1 - PROGRESS)).any():
         middle = (pairs.low + pairs.high) / 2
@@ -110,7 +112,8 @@ def _exact(rates: Rates, pairs: _Brackets, best: Envelope | None) -> _Brackets:
 
 
 def _probe(rates: Rates, row: Ints, segments: Ints, threshold: Floats) -> tuple[Bools, Floats]:
-    """Whether thresholds suffice; the slowest chunk in use if so, else the next one above."""
+    """Return whether thresholds are feasible, and the slowest chunk in use if so, else the next
+    larger chunk."""
     held = rates.held(row, threshold)
     enough = _largest(held, segments) >= rates.num_blocks
     chunk = rates.bottleneck(row, held + ~enough[:, None])
@@ -120,7 +123,7 @@ def _probe(rates: Rates, row: Ints, segments: Ints, threshold: Floats) -> tuple[
 
 
 def _largest(held: Floats, segments: Ints) -> Floats:
-    """The sum of the S largest of each row."""
+    """Return the sum of the S largest values of each row."""
     smallest = np.cumsum(np.sort(held, axis=1), axis=1)
     others = held.shape[1] - segments - 1
     rest = np.where(others < 0, 0, smallest[np.arange(len(segments)), others])
@@ -129,7 +132,8 @@ def _largest(held: Floats, segments: Ints) -> Floats:
 
 
 def _filled(rates: Rates, row: Ints, held: Floats, segments: Ints) -> Floats:
-    """δ of the S devices with most room, [N, K]: one block each, then a small a first."""
+    """Return δ on the S devices that can hold most blocks, [N, K]: one block each, then more blocks
+    on devices with small a first."""
     order = np.argsort(-held, axis=1, kind="stable")
     used = np.zeros(held.shape, bool)
     np.put_along_axis(used, order, np.arange(held.shape[1]) < segments[:, None], axis=1)

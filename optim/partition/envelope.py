@@ -14,8 +14,8 @@ import numpy as np
 from optim.partition.rates import PROGRESS, Rates, batch_seconds
 from optim.problem import Floats, Ints
 
-_WIDE = 1e3  # samples of a range do not go further down
-_SAMPLES = 3  # of single times
+_WIDE = 1e3  # samples of a range start at least at its end divided by this
+_SAMPLES = 3  # number of samples of separate times
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Splits:
 
     @classmethod
     def of(cls, rates: Rates, row: Ints, blocks: Floats) -> "Splits":
-        """Feasible partitions, with their times under the law of ``rates``."""
+        """Make feasible partitions, with their times under the law of ``rates``."""
         used = blocks > 0
         segments = used.sum(axis=1)
         slowest = np.where(used, rates.bottleneck(row, blocks), 0).max(axis=1)
@@ -43,7 +43,7 @@ class Splits:
         return cls(segments, row, total + rates.behind[row], slowest, blocks.astype(int))
 
     def where(self, keep: Ints) -> "Splits":
-        """Some of them."""
+        """Select some of the partitions."""
         return Splits(
             self.segments[keep],
             self.row[keep],
@@ -58,28 +58,29 @@ class Splits:
         return Splits(*(np.concatenate(pair) for pair in pairs))
 
     def latency(self, activation_s: Floats, places: Ints) -> Floats:
-        """Seconds of a batch of the splits at ``places``, broadcast."""
+        """Return the seconds of a batch of the splits at ``places``, broadcast."""
         of = self.total[places], self.slowest[places], self.row[places]
         return batch_seconds(*of, activation_s)
 
 
 @dataclass(slots=True)
 class Envelope:
-    """The best of the splits offered so far, for each S and every a that is asked for.
+    """The best of the splits offered so far, for each S and each requested uplink time a.
 
-    These are ``times``, ascending; if ``continuous``, all from the first to the last.
+    The requested times are ``times``, ascending; if ``continuous``, all times from the first to the
+    last.
     """
 
     times: Floats
     continuous: bool
     max_segments: int
     splits: Splits
-    # For each S and piece its split, [S, Q], filled up with the last one, -1 where there is none;
-    # and where it begins, infinite where there are no more. A time by itself is a piece.
+    # The split of each S and piece, [S, Q], padded with the last one, or -1 without splits; and the
+    # start of each piece, padded with infinity. A separate time is a piece.
     piece: Ints = field(init=False)
     start: Floats = field(init=False)
-    # All beginnings, and the end of a range, [Q', S]; the envelope there, infinite where there is
-    # none.
+    # All starts of pieces, and the end of a range, [Q', S]; and the envelope's values there,
+    # infinite without splits.
     knot: Floats = field(init=False)
     value: Floats = field(init=False)
 
@@ -97,11 +98,12 @@ class Envelope:
             self._rebuild()
 
     def goal(self, row: Ints, slowest: Floats) -> Floats:
-        """What Σ has to stay below so that a split helps, [N, Smax] s, if M is ``slowest`` [N].
+        """Return the bound of Σ below which a split improves the envelope, [N, Smax] s, if M is
+        ``slowest`` [N].
 
-        It helps if it is the fastest with at most S segments for some a of the range. Between two
-        knots the envelope is one split's time; the difference to it is least at a knot, or where
-        the new one's lines meet.
+        A split improves it if it is the fastest with at most S segments for some requested a.
+        Between two knots the envelope is one split's time. The new split gains most at a knot, or
+        at the a where its two lines meet.
         """
         goal = np.full((len(row), self.max_segments), -np.inf)
         for knot, value in zip(self.knot, self.value * (1 - PROGRESS), strict=True):
@@ -131,14 +133,14 @@ class Envelope:
 
     @property
     def least(self) -> float:
-        """The fastest of all for the first a, s."""
+        """The smallest time of all splits for the first a, s."""
         return float(self.value[0].min())
 
     def front(self) -> tuple[Splits, Floats]:
-        """All that are the fastest with at most their S for some a, by S, then by a.
+        """Return all splits that are the fastest with at most their S for some a, by S, then by a.
 
-        And from which a of a range to which, [N, 2]; the last one's end is infinite. Of those that
-        are equally fast the first one stands for all.
+        Also return the interval of a for which each is the fastest, [N, 2]; the last one has no
+        end. The first of equally fast splits represents the others.
         """
         chosen, ranges = list[int](), list[tuple[float, float]]()
         for size, (pieces, starts) in enumerate(zip(self.piece, self.start, strict=True), start=1):
@@ -155,9 +157,10 @@ class Envelope:
     def _without_equals(
         self, chosen: Ints, ranges: list[tuple[float, float]]
     ) -> tuple[Splits, Floats]:
-        """Drop splits that are nowhere faster than an earlier one, which takes over their range."""
+        """Drop splits that are never faster than an earlier one, and extend the earlier one's
+        interval."""
         splits, times = self.splits.where(chosen), self.times
-        if self.continuous:  # the lines of two differ most at these
+        if self.continuous:  # two splits differ most at their bends
             bends = (splits.row + 1) * splits.slowest
             times = np.maximum(np.append(bends, times[0]), times[0])
         seconds, kept = self.splits.latency(times[:, None], chosen), list[int]()
@@ -171,7 +174,7 @@ class Envelope:
         return splits.where(np.array(kept, dtype=int)), np.array([ranges[q] for q in kept])
 
     def _values_at(self, activation_s: Floats) -> Floats:
-        """The envelope, [N, Smax], for an a [N], or for each S its own, [N, Smax]."""
+        """Return the envelope's values, [N, Smax], for times a of shape [N] or [N, Smax]."""
         if not len(self.splits.row):
             return np.full((len(activation_s), self.max_segments), np.inf)
         activation_s = activation_s.reshape(len(activation_s), -1)
@@ -180,7 +183,8 @@ class Envelope:
         return np.where(piece >= 0, self.splits.latency(activation_s, piece), np.inf)
 
     def _rebuild(self) -> None:
-        """Rebuild each envelope of S segments from that of S - 1 and the splits with S segments."""
+        """Rebuild the envelope of each S from the envelope of S - 1 and the splits with S
+        segments."""
         pieces, starts = list[Ints](), list[Floats]()
         before = np.zeros(0, dtype=int)
         for size in range(1, self.max_segments + 1):
@@ -207,7 +211,8 @@ class Envelope:
         self.value = self._values_at(self.knot)
 
     def _fastest(self, pool: Ints) -> tuple[Ints, Floats]:
-        """Which of the pool is the fastest from which a on; of equal ones the first."""
+        """Return the fastest splits of the pool, each with the a from which it is the fastest. Of
+        equal splits the first is chosen."""
         if not len(pool):
             return pool, np.zeros(0)
         times = self.times[: 1 if self.continuous else None, None]
@@ -219,25 +224,25 @@ class Envelope:
         return self._swept(pool, int(found[0]))
 
     def _swept(self, pool: Ints, now: int) -> tuple[Ints, Floats]:
-        """The same for a range, at whose beginning ``now`` is the fastest."""
+        """Do the work of ``_fastest`` for a range; ``now`` is the fastest at its start."""
         count, total = self.splits.row[pool] + 1, self.splits.total[pool]
         slowest, high = self.splits.slowest[pool], float(self.times[-1])
         found, starts = [now], [float(self.times[0])]
         slope, bend = 1 / count, count * slowest
-        early = total + (count - 1) * slowest  # + slope·a up to the bend; then total + a
+        early = total + (count - 1) * slowest  # + slope·a before the bend; total + a after it
         flat = np.where(slope < 1, 1 - slope, np.inf)
         while True:
             start = starts[-1]
             value = np.maximum(early + slope * start, total + start)
             pace = np.where(start < bend, slope, 1.0)
             flatter = (value <= value[now] * (1 + PROGRESS)) & (pace < pace[now])
-            if flatter.any():  # as fast here, and faster from here on
+            if flatter.any():  # equally fast at ``start``, and faster after it
                 now = found[-1] = int(np.where(flatter, pace, np.inf).argmin())
             first = np.full(len(pool), np.inf)
             np.divide(early - early[now], slope[now] - slope, out=first, where=slope < slope[now])
             second = (early - total[now]) / flat
             meets = np.where(first <= bend[now], first, np.maximum(second, bend[now]))
-            # Who meets it later is faster from there on, as long as its own lines have not met.
+            # A split that meets the current one later is faster after that, up to its own bend.
             meets[(meets <= start) | (meets >= bend) | (slope == 1)] = np.inf
             meets[now] = np.inf
             following = int(meets.argmin())

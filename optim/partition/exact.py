@@ -1,4 +1,4 @@
-"""Sub-1, exactly: the fastest partitions of a cluster for every number of segments."""
+"""Solve Sub-1 exactly: the fastest partitions of a cluster for every number of segments."""
 
 import math
 import time
@@ -40,19 +40,20 @@ def exact_partition(
         replace(partition_of(problem, blocks, row + 1), fastest_s=(first, last))
         for blocks, row, (first, last) in found
     )
-    # Of equal ones that with the fewest segments, which stands first.
+    # Of equally fast points the first one has the fewest segments.
     times = [batch_s(point, low) for point in front]
     fastest = min(range(len(front)), key=times.__getitem__)
-    # What is left of a search to the end is rounding.
+    # After a complete search the gap is only rounding.
     lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
     elapsed = time.perf_counter() - start
     certificate = Certificate(times[fastest], lower, "exact", elapsed)
-    # Within the limit no part of the search can have been left out.
+    # Within the time limit the search was complete.
     return ClusterSolution(front, front[fastest], certificate, complete=elapsed < time_limit_s)
 
 
 def _times(problem: ClusterProblem, rates: Rates) -> Floats:
-    """Those asked for; for infinity one from which on the uplink is the slowest stage of all."""
+    """Return the requested uplink times. Infinity is replaced by a time beyond which the uplink is
+    the slowest stage of every partition."""
     most = rates.bottleneck(np.arange(len(rates.caps)), rates.caps).max(axis=1)
     counts = np.arange(1, len(most) + 1)
     slowest = float((counts * np.maximum(most, rates.floor)).max())
@@ -61,7 +62,7 @@ def _times(problem: ClusterProblem, rates: Rates) -> Floats:
 
 
 def _alone(rates: Rates) -> Splits:
-    """S = 1: each device that can hold all blocks, with each m."""
+    """Return the splits with S = 1: each device that can hold all blocks, with each m."""
     row, device = np.nonzero(rates.caps >= rates.num_blocks)
     blocks = np.zeros((len(row), rates.caps.shape[1]))
     blocks[np.arange(len(row)), device] = rates.num_blocks

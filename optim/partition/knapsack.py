@@ -1,7 +1,7 @@
-"""The fixed-charge knapsacks of the additive laws: relaxed by a price, rounded, and solved.
+"""The fixed-charge knapsacks of the additive laws: relax by a price, round, and solve.
 
-For given m and threshold T each device k that is used pays its hop g_k once and a_k for each of at
-most cap_k blocks. At a price of μ for each of the L blocks, a used device comes to
+For given m and threshold T each used device k pays its hop g_k once, and a_k for each of at most
+cap_k blocks. With a price of μ for each of the L blocks, a used device has the reduced cost
 r_k = g_k + (a_k - μ)·cap_k, and at most S devices cost at least
 
     μ·L + Σ of the S smallest min(r_k, 0).
@@ -19,29 +19,29 @@ from optim.problem import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The device of each node that is its threshold, so that it is in use."""
+    """The device of each node that sets its threshold, so that the device is in use."""
 
-    device: Ints  # its column, [N]
-    by_hop: Bools  # whether its hop is the threshold, whatever it holds; else it holds its cap, [N]
+    device: Ints  # the device's column, [N]
+    by_hop: Bools  # True if its hop is the threshold; False if it holds its cap, [N]
 
     def where(self, keep: Bools | Ints) -> "Bottleneck":
-        """Those of some nodes."""
+        """Select the bottlenecks of some nodes."""
         return Bottleneck(self.device[keep], self.by_hop[keep])
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """N ranges of thresholds, each for one m; devices stand by ascending a."""
+    """N ranges of thresholds, each for one m; devices are sorted by ascending a."""
 
     rates: Rates  # of all rows
     row: Ints  # m - 1, [N]
-    low: Floats  # the bottleneck lies in (low, high], or is both, s, [N]
+    low: Floats  # the bottleneck is in (low, high], or low = high, s, [N]
     high: Floats
-    least: Floats  # Σ with at most S segments, at least, s, [N, Smax]; inf where S is closed
+    least: Floats  # lower bound of Σ with at most S segments, s, [N, Smax]; infinite if S is closed
     per_block: Floats  # a, [N, K]
     hop: Floats  # g, [N, K]
     caps: Floats  # at ``high``, [N, K]
-    bottleneck: Bottleneck | None = None  # None: not known yet
+    bottleneck: Bottleneck | None = None  # None if not known yet
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class Nodes:
         return cls(rates, row, low, high, least, a, g, caps, bottleneck)
 
     def where(self, keep: Bools | Ints) -> "Nodes":
-        """Some of them."""
+        """Select some of the nodes."""
         names = ("row", "low", "high", "least", "per_block", "hop", "caps")
         kept: dict[str, Any] = {name: getattr(self, name)[keep] for name in names}
         return replace(self, **kept, bottleneck=self.bottleneck and self.bottleneck.where(keep))
@@ -70,7 +70,7 @@ class Nodes:
         return goal - self.rates.behind[self.row][:, None]
 
     def below(self, best: Envelope) -> "Nodes":
-        """Those with an S that may be faster than the best; the other S are closed."""
+        """Select nodes that may be faster than ``best`` for some S, and close their other S."""
         is_open = self.least < self.goal(best)
         keep: Bools = np.logical_or.reduce(is_open, axis=1)
         kept = self.where(keep)
@@ -78,13 +78,13 @@ class Nodes:
         return kept
 
     def fitting(self) -> "Nodes":
-        """Closed for every S that is too small for the caps."""
+        """Close every S that is too small for the caps."""
         needed = segments_needed(self.caps, self.rates.num_blocks)
         sizes = np.arange(1, self.rates.max_segments + 1)
         return replace(self, least=np.where(sizes < needed[:, None], np.inf, self.least))
 
     def twins(self) -> Bools:
-        """Devices that are the same as their neighbour, [N, K]."""
+        """Return which devices equal the device before them, [N, K]."""
         same = np.zeros(self.caps.shape, bool)
         same[:, 1:] = True
         for each in (self.per_block, self.hop, self.rates.caps[self.row]):
@@ -92,7 +92,7 @@ class Nodes:
         return same
 
     def critical_prices(self) -> Floats:
-        """What a block costs on the last device that the relaxation without S uses, [N], s."""
+        """Return a block's cost on the last device used by the relaxation without S, [N], s."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.caps > 0, self.per_block + self.hop / self.caps, np.inf)
         order = np.argsort(ratio, axis=1)
@@ -103,26 +103,27 @@ class Nodes:
         return np.where(np.isfinite(price), price, 0)
 
     def relaxed(self, prices: Floats) -> "Nodes":
-        """``least`` raised by the relaxation at the prices [N, P]."""
+        """Raise ``least`` by the relaxation at the prices [N, P]."""
         least = self.least
         for price in prices.T:
             least = np.maximum(least, self.bounds(price, self.cheapest(price)))
         return replace(self, least=least)
 
     def latency(self, activation_s: float) -> Floats:
-        """Seconds of a batch for one time on the uplink, at least, [N, Smax]."""
+        """Return a lower bound of a batch's seconds for an uplink time, [N, Smax]."""
         slowest = np.maximum(self.low, self.rates.floor[self.row])
         added = batch_seconds(self.rates.behind[self.row], slowest, self.row, activation_s)
         return np.asarray(self.least + added[:, None])
 
     def bounds(self, price: Floats, cheapest: Floats) -> Floats:
-        """The relaxation of each S at a price [N], given ``cheapest`` of it, [N, Smax]."""
+        """Return the relaxation of each S at a price [N], [N, Smax]. ``cheapest`` is the result of
+        the method of that name."""
         bound: Floats = np.cumsum(cheapest, axis=1)
         bound += (price * self.rates.num_blocks)[:, None]
         return bound
 
     def reduced_costs(self, price: Floats) -> Floats:
-        """r_k, [N, K]; 0 where nothing fits."""
+        """Return r_k, [N, K]; 0 for devices that hold no block."""
         cost = self.per_block - price[:, None]
         cost *= self.caps
         cost += self.hop
@@ -130,7 +131,8 @@ class Nodes:
         return cost
 
     def cheapest(self, price: Floats) -> Floats:
-        """min(r_k, 0) of the Smax cheapest, ascending, a known bottleneck first, [N, Smax]."""
+        """Return min(r_k, 0) of the Smax cheapest devices, ascending, [N, Smax]. A known bottleneck
+        comes first."""
         cost = self.reduced_costs(price)
         most = self.rates.max_segments
         if self.bottleneck is None:
@@ -138,7 +140,7 @@ class Nodes:
             return np.minimum(cost[:, :most], 0)
         index, device = np.arange(len(cost)), self.bottleneck.device
         paid = cost[index, device]
-        # Used for its hop alone, a device dearer than the price holds one block and not its cap.
+        # If only its hop is needed, a device with a above the price holds one block.
         one = self.per_block[index, device] - price + self.hop[index, device]
         paid = np.where(self.bottleneck.by_hop, np.minimum(paid, one), paid)
         cost[index, device] = -np.inf
@@ -148,10 +150,11 @@ class Nodes:
         return cheapest
 
     def rounded(self, segments: Ints, prices: Floats) -> tuple[Ints, Floats, Floats]:
-        """Partitions of the S devices that are cheapest at each price [N, P], small a filled first.
+        """Round to partitions over the S cheapest devices at each price [N, P]; devices with small
+        a are filled first.
 
-        Returns m - 1 and δ of those that hold L blocks, and the relaxation at each price, without
-        the bottleneck's part, [N, P].
+        Returns m - 1 and δ of the partitions that hold L blocks, and the relaxation at each price
+        without the bottleneck's part, [N, P].
         """
         count = prices.shape[1]
         each = self.where(np.repeat(np.arange(len(self.row)), count))
@@ -171,15 +174,16 @@ class Nodes:
 
 
 def useful_devices(node: Nodes, prices: Floats, goal: Floats) -> Ints:
-    """Columns of one node that a partition with Σ below the goal [Smax] may use, at prices [P].
+    """Return the devices of one node that a partition with Σ below the goal [Smax] may use.
 
-    A device that is not among the S cheapest takes the place of the last of these.
+    The relaxation at the prices [P] decides. A device that is not among the S cheapest replaces the
+    last of these.
     """
     sizes = np.flatnonzero(np.isfinite(node.least[0]))
     each = node.where(np.zeros(len(prices), int))
     cheapest = each.cheapest(prices)
     bound = each.bounds(prices, cheapest)
-    # A device dearer than the price holds one block if it has to hold any.
+    # A device with a above the price holds one block if it must be used.
     count = np.where(each.per_block > prices[:, None], np.minimum(each.caps, 1), each.caps)
     cost = each.hop + (each.per_block - prices[:, None]) * count
     extra = np.maximum(cost[:, None, :] - cheapest[:, sizes, None], 0)
@@ -191,18 +195,17 @@ def useful_devices(node: Nodes, prices: Floats, goal: Floats) -> Ints:
 
 
 def solve(node: Nodes, devices: Ints, max_segments: int) -> tuple[Floats, Floats]:
-    """The cheapest δ of each S on some devices of one node: its cost, [S], and δ, [S, K].
+    """Return the cheapest δ of each S on some devices of one node: costs [S], and δ [S, K].
 
-    Where S has none, the cost is inf and δ means nothing.
-
-    Blocks move to a smaller a at no loss, so that all devices but the last are full.
+    If S has no partition, its cost is infinite and its δ undefined. Moving blocks to a device with
+    smaller a never costs more, so every used device except the last is full.
     """
     num_blocks = node.rates.num_blocks
     a, g = node.per_block[0, devices, None], node.hop[0, devices, None]
-    rest = g + a * np.arange(num_blocks, 0, -1)  # of the last device, after j blocks
+    rest = g + a * np.arange(num_blocks, 0, -1)  # cost of the last device, after j blocks
     caps = [int(cap) for cap in node.caps[0, devices]]
     whole = [float(cost) for cost in node.hop[0, devices] + node.per_block[0, devices] * caps]
-    cost = np.full((max_segments, num_blocks), np.inf)  # of s full devices with j blocks
+    cost = np.full((max_segments, num_blocks), np.inf)  # cost of s full devices with j blocks
     cost[0, 0] = 0
     states, ends = [cost], np.empty((len(caps), max_segments))
     for place, cap in enumerate(caps):

@@ -7,36 +7,36 @@ import numpy as np
 from optim.latency import block_caps, micro_batch_sizes
 from optim.problem import ClusterProblem, Floats, Ints
 
-# Times that differ by less, relatively, are one: a chunk is always within its own threshold.
+# Times with a smaller relative difference are equal, so that a chunk is within its own threshold.
 SAME = 1e-13
-# An incumbent has to be beaten by more than this, relatively.
+# A partition must beat the incumbent by more than this relative difference.
 PROGRESS = 1e-11
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What blocks and hops cost; row m - 1 of each array is for m micro-batches.
+    """The times of blocks and hops; row m - 1 of each array is for m micro-batches.
 
     A device that holds δ blocks is a bottleneck of max(a·δ + lead, g) seconds per micro-batch.
     """
 
     per_block: Floats  # a = u·b̂ + v, s, [M, K], positive
     hop: Floats  # g = w·b̂ + ℓ, s, [M, K]
-    lead: Floats  # g itself, or 0 under ``overlap``, where the hop goes on beside the compute
+    lead: Floats  # g, or 0 under ``overlap``, as the hop then runs in parallel to the compute
     caps: Floats  # blocks that memory and energy allow, [M, K]; whole numbers
-    behind: Floats  # of a micro-batch in the stages behind the uplink, together, s, [M]
-    floor: Floats  # and in the slowest of them
+    behind: Floats  # total time of a micro-batch in the stages after the uplink, s, [M]
+    floor: Floats  # time of a micro-batch in the slowest of these stages, s, [M]
     num_blocks: int
     paced: bool  # law ``bound``: every stage takes as long as the slowest
 
     @classmethod
     def of(cls, problem: ClusterProblem) -> "Rates":
-        """The problem's laws at b̂ = b/m."""
+        """Evaluate the problem's laws at b̂ = b/m."""
         laws = [device.time for device in problem.devices]
         u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T
         sizes = micro_batch_sizes(problem)[:, None]
         per_block, hop = u * sizes + v, w * sizes + ell
-        # A block that takes no time would fit any number of times: the divisions need a positive a.
+        # a must be positive, because thresholds are divided by it.
         per_block = np.maximum(per_block, 1e-200)
         lead = np.zeros_like(hop) if problem.latency == "overlap" else hop
         stages = np.array([problem.head_s, problem.gradient_s]) / problem.batch_size * sizes
@@ -67,11 +67,11 @@ class Rates:
 
     @property
     def max_segments(self) -> int:
-        """min(K, L)."""
+        """The largest number of segments, min(K, L)."""
         return min(int(self.caps.shape[1]), self.num_blocks)
 
     def held(self, row: Ints, threshold: Floats) -> Floats:
-        """The most blocks of each device whose bottleneck is within the threshold, [N, K]."""
+        """Return the most blocks that each device can hold within the threshold, [N, K]."""
         within = (threshold * (1 + SAME))[:, None]
         blocks = within - self.lead[row]
         blocks /= self.per_block[row]
@@ -83,18 +83,19 @@ class Rates:
         return blocks
 
     def bottleneck(self, row: Ints, blocks: Floats) -> Floats:
-        """max(a·δ + lead, g) of each device, [N, K], as if it held δ ≥ 0 blocks."""
+        """Return max(a·δ + lead, g) of each device for δ ≥ 0 blocks, [N, K]."""
         time = self.per_block[row] * blocks + self.lead[row]
         return np.maximum(time, self.hop[row]) if self.overlapping else time
 
     def sufficient_rows(self) -> Ints:
-        """The rows in which all devices together can hold the model."""
+        """Return the rows in which all devices together can hold the model."""
         return np.flatnonzero(self.caps.sum(axis=1) >= self.num_blocks)
 
     def threshold_range(self, rows: Ints) -> tuple[Floats, Floats]:
-        """Where the smallest feasible thresholds of sufficient rows lie, whatever S, [N] each.
+        """Return the interval of the smallest feasible thresholds of sufficient rows, [N] each.
 
-        Below the first none is feasible; at the second all are that are feasible at all.
+        For every S, no threshold below the lower end is feasible. At the upper end every S is
+        feasible that is feasible at all.
         """
         caps, per_block, lead = self.caps[rows], self.per_block[rows], self.lead[rows]
         usable = caps > 0
@@ -108,20 +109,22 @@ class Rates:
         every = np.where(usable, most, 0).max(axis=1)
         alone = np.where(caps >= self.num_blocks, most, np.inf).min(axis=1)
         high = np.minimum(every, alone)
-        # A chunk that equals the first must lie above it.
+        # A chunk equal to the lower end must be inside the interval.
         return np.minimum(low, high) * (1 - PROGRESS), high
 
 
 def batch_seconds(
     total: Floats, slowest: Floats, row: Ints, activation_s: Floats | float
 ) -> Floats:
-    """Σ + A + (m - 1)·max(M, A) for Σ ``total`` and M ``slowest``, s, broadcast with m - 1."""
+    """Return Σ + A + (m - 1)·max(M, A), s, for Σ ``total``, M ``slowest`` and m - 1 ``row``,
+    broadcast."""
     each = activation_s / (row + 1)
     return np.asarray(total + each + row * np.maximum(slowest, each))
 
 
 def segments_needed(blocks: Floats, num_blocks: int) -> Ints:
-    """The fewest devices that together hold L of the blocks [N, K]; K + 1 where all do not, [N]."""
+    """Return the fewest devices that together hold L of the blocks [N, K]; K + 1 if all devices do
+    not suffice, [N]."""
     smallest = np.cumsum(np.sort(blocks, axis=1), axis=1)
     spare = smallest[:, -1:] - num_blocks
     needed: Ints = blocks.shape[1] - (smallest <= spare).sum(axis=1) + (spare[:, 0] < 0)

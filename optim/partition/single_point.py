@@ -1,4 +1,4 @@
-"""The answer of a heuristic: one partition within the caps, with its latency."""
+"""Make solvers from heuristics, which return one partition within the caps."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -16,9 +16,9 @@ Split = Callable[[ClusterProblem, np.random.Generator], Cut]
 
 
 def single_point(solver: str) -> Callable[[Split], ClusterSolver]:
-    """Make a solver of a function that returns δ and m, its time measured; no bound is known.
+    """Make a solver from a function that returns δ and m; the lower bound is 0.
 
-    Raises ``InfeasibleRoundError`` where the split breaks a cap of memory or energy.
+    The solver raises ``InfeasibleRoundError`` if the split exceeds a cap of memory or energy.
     """
 
     def solver_of(split: Split) -> ClusterSolver:
@@ -37,12 +37,12 @@ def single_point(solver: str) -> Callable[[Split], ClusterSolver]:
 def answer(
     solver: str, problem: ClusterProblem, partition: Partition, started: float
 ) -> ClusterSolution:
-    """A front of one point; ``started`` is the performance counter at the beginning."""
+    """Make a solution of one point; ``started`` is ``perf_counter`` at the solver's start."""
     seconds = batch_s(partition, problem.activation_s[0])
     certificate = Certificate(seconds, 0.0, solver, perf_counter() - started)
     return ClusterSolution((partition,), partition, certificate)
 
 
 def split_latency(problem: ClusterProblem, blocks: Sequence[int], num_micro_batches: int) -> float:
-    """Seconds of a batch under the problem's law."""
+    """Return the seconds of a batch under the problem's law."""
     return partition_of(problem, blocks, num_micro_batches).latency_s

@@ -1,8 +1,8 @@
-"""Dynamic programmes of others that minimise the slowest stage of a pipeline, to compare with.
+"""Dynamic programmes of other systems that minimise the slowest stage, for comparison.
 
-The slowest stage is what the problem's law multiplies by m - 1: compute and hop together, or the
-longer of the two under ``overlap``. Both programmes run for every m, within the caps of memory and
-energy; the m of the least latency under the law is kept. They know no bound for that latency.
+The problem's law multiplies the slowest stage by m - 1. It is compute and hop together, or the
+longer of the two under ``overlap``. Both programmes run for every m within the caps of memory and
+energy, and the m with the least latency is kept. They give no bound of that latency.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from optim.partition.single_point import Cut, single_point, split_latency
 from optim.problem import ClusterProblem, Floats
 
 MOST_DEVICES = 12
-"""Subsets double with every device; beyond, PipeEdge's programme takes too long."""
+"""Largest number of devices for PipeEdge's programme, whose time doubles with each device."""
 
 
 @single_point("pipedream")
@@ -33,13 +33,13 @@ def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
 
 @single_point("pipeedge")
 def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
-    """PipeEdge's programme over subsets of devices, which may leave devices out.
+    """Solve PipeEdge's programme over subsets of devices, which need not use all devices.
 
-    h(D, l) = min over δ of max(h(D - k, l - δ), stage_k(δ)). A hop belongs to its sender, so the
-    order within a subset D changes nothing and k is its last. Of equally good subsets the smallest
-    is taken, then the one whose devices come first.
+    h(D, l) = min over δ of max(h(D - k, l - δ), stage_k(δ)). A hop counts for its sender, so the
+    order within a subset D does not matter, and k is its last device. Of equally good subsets the
+    smallest is chosen, then the one with the earliest devices.
 
-    Raises ``InfeasibleRoundError`` beyond 12 devices, and where the caps cannot hold the model.
+    Raises ``InfeasibleRoundError`` for more than 12 devices, or if the caps cannot hold the model.
     """
     if len(problem.devices) > MOST_DEVICES:
         raise InfeasibleRoundError(
@@ -50,7 +50,8 @@ def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
 
 
 def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]) -> Cut:
-    """The m of the least latency, its blocks on the devices that ``choose`` takes from [K, L]."""
+    """Return the split with the least latency over all m. ``choose`` selects the devices from the
+    stage times [K, L]."""
     splits = []
     for m in fitting_micro_batches(problem):
         stages = stage_times(problem, m)
@@ -64,7 +65,8 @@ def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]])
 
 
 def stage_times(problem: ClusterProblem, num_micro_batches: int) -> Floats:
-    """Seconds of a stage with δ = 1 … L blocks on each device, [K, L]; infinite beyond its cap."""
+    """Return the seconds of a stage with δ = 1 … L blocks on each device, [K, L]; infinite above
+    the device's cap."""
     size = problem.batch_size / num_micro_batches
     held = np.arange(1, problem.num_blocks + 1)
     computes = np.array([device.time.compute(1, size) for device in problem.devices])[:, None]
@@ -76,7 +78,7 @@ def stage_times(problem: ClusterProblem, num_micro_batches: int) -> Floats:
 
 
 def slowest_stage_split(stages: Floats) -> list[int]:
-    """δ ≥ 1 of each of the devices in ``stages`` [S, L], with the least slowest stage."""
+    """Return δ ≥ 1 of each device in ``stages`` [S, L] that minimises the slowest stage."""
     num_blocks = stages.shape[1]
     reached = [_nothing_held(num_blocks)]
     for times in stages:
@@ -91,7 +93,8 @@ def slowest_stage_split(stages: Floats) -> list[int]:
 
 
 def best_subset(stages: Floats) -> list[int]:
-    """Places of the devices in ``stages`` [K, L] whose slowest stage is least, in order."""
+    """Return the indices of the devices in ``stages`` [K, L] that minimise the slowest stage, in
+    order."""
     reached = _nothing_held(stages.shape[1])[None]
     for times in stages:
         reached = np.concatenate([reached, _extended(reached, times)])
@@ -104,12 +107,13 @@ def best_subset(stages: Floats) -> list[int]:
 
 
 def _nothing_held(num_blocks: int) -> Floats:
-    """The slowest stage of no device: 0 for 0 blocks, infinite for more; [L + 1]."""
+    """Return the slowest stage without devices, [L + 1]: 0 for 0 blocks, infinite for more."""
     return np.concatenate([[0.0], np.full(num_blocks, np.inf)])
 
 
 def _extended(reached: Floats, times: Floats) -> Floats:
-    """The slowest stage for 0 … L blocks, [..., L + 1], once one more device holds some of them."""
+    """Return the slowest stage for 0 … L blocks, [..., L + 1], after adding one device that holds
+    at least one block."""
     extended = np.full_like(reached, np.inf)
     for held, seconds in enumerate(times, start=1):
         if np.isinf(seconds):

@@ -1,1 +1,1 @@
-"""The uplink: rates, fading, and the power that a transfer needs."""
+"""The uplink: rates, fading and transmit power."""

@@ -1,4 +1,4 @@
-"""The uplink: rates, upload times, energy, and the power that a unit may send with."""
+"""The uplink: rates, upload times, energy, and the limits of a unit's power."""
 
 import math
 from collections.abc import Sequence
@@ -11,40 +11,40 @@ from collapipe.state import Channel, Uplink
 from optim.problem import Floats, Ints
 
 Fading = str
-"""``none`` or ``rayleigh``, see ``RoundOptions``, which allows no other."""
+"""``none`` or ``rayleigh``, see ``RoundOptions``."""
 
-# A pair whose budget is this close to what a bit costs at vanishing power is infeasible.
+# A pair is infeasible if its budget over the cost at vanishing power is below this.
 _FEASIBLE_FROM = 1.0 + 1e-9
-# Below, the Lambert form of the energy's power loses its digits.
+# For smaller budgets the Lambert form loses digits.
 _LAMBERT_FROM = 1.1
 _SERIES_TERMS = 12
-# Newton ends at the last digit after four; with fading, whose start is farther off, after eight.
+# Newton steps until the last digit is exact; with fading the start is less precise.
 _NEWTON_STEPS = 4
 _FADING_STEPS = 8
-# For the mean ratio that carries some nats: two leave an error of 1e-7, three of 1e-14.
+# Newton steps for ``required_snr`` with fading: two leave an error of 1e-7, three of 1e-14.
 _RATIO_STEPS = 3
 # From this 1/ρ on, ten terms of the continued fraction of the mean over a fading gain are exact to
-# the last digit; the direct form loses digits there, and overflows beyond 700.
+# the last digit. The direct form loses digits there, and overflows above 700.
 _FRACTION_FROM = 20.0
 _FRACTION_TERMS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Pairs of a unit n and a channel j: arrays [N, J] of all, or [A] of those ``at`` picks.
+    """Pairs of a unit n and a channel j: arrays [N, J] of all pairs, or [A] of selected pairs.
 
-    With payloads q that units choose from, [Q, N, J].
+    With several payloads q per unit the arrays are [Q, N, J].
     """
 
     gains: Floats  # h
     bandwidth_hz: Floats  # B
     interference_w: Floats  # I
-    snr_per_watt: Floats  # a = h/(I + B·N_0); with fading its mean
+    snr_per_watt: Floats  # a = h/(I + B·N_0); its mean with fading
     max_power_w: Floats  # P^max
     energy_j: Floats  # E^max
     model_bits: Floats  # θ
     upload_bits: Floats  # z + θ
-    paid_bits: Floats  # what E^max has to pay for: all, or θ as C8 prints it
+    paid_bits: Floats  # bits that E^max must cover: all, or θ as printed in C8
     fading: Fading = field(kw_only=True)
 
     def at(self, *places: Ints | int | slice | None) -> "Links":
@@ -62,13 +62,13 @@ class Links:
         return upload_time(self.upload_bits, self.rates(power_w))
 
     def parts(self, power_w: Floats) -> tuple[Floats, Floats]:
-        """Seconds that an upload's activations take, and its model, broadcast."""
+        """Seconds of an upload's activations, and of its model, broadcast."""
         rates = self.rates(power_w)
         activations = upload_time(self.upload_bits - self.model_bits, rates)
         return activations, upload_time(self.model_bits, rates)
 
     def energies(self, power_w: Floats) -> Floats:
-        """Joules of what E^max has to pay for (eq. 12), broadcast."""
+        """Joules that E^max must cover (eq. 12), broadcast."""
         return power_w * upload_time(self.paid_bits, self.rates(power_w))
 
     @property
@@ -83,7 +83,7 @@ class Links:
 def links(
     uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str
 ) -> Links:
-    """The pairs of N units with J channels; ``energy`` as in ``RoundOptions``."""
+    """Return the pairs of N units with J channels; ``energy`` as in ``RoundOptions``."""
     bits = np.array([[(up.model_bits, up.activation_bits) for up in uplinks]], dtype=np.float64)
     return _links(bits.reshape(1, -1, 2), uplinks, channels, fading, energy).at(0)
 
@@ -91,10 +91,10 @@ def links(
 def payload_links(
     uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str
 ) -> Links:
-    """The same for each unit's q-th payload, [Q, N, J].
+    """Return the pairs for each unit's q-th payload, [Q, N, J].
 
-    One where units have none to choose from. Who has fewer than others reaches nobody with those
-    that it lacks.
+    Q is 1 if units have no choice of payloads. Pairs with a payload that the unit lacks have a
+    maximum power of 0.
     """
     most = max((len(up.payloads) for up in uplinks), default=0)
     if not most:
@@ -114,7 +114,8 @@ def _links(
     fading: Fading,
     energy: str,
 ) -> Links:
-    """Pairs whose units send ``bits`` of model and activations, [Q, N, 2]; NaN: they cannot."""
+    """Return the pairs for ``bits`` of model and activations, [Q, N, 2]; NaN marks a missing
+    payload."""
     units = np.array([(up.max_power_w, up.energy_j) for up in uplinks], dtype=np.float64)
     bands = np.array(
         [(each.bandwidth_hz, each.interference_w, each.noise_w_per_hz) for each in channels],
@@ -137,22 +138,24 @@ def _links(
 
 
 def upload_time(bits: Floats | float, rate_bps: Floats) -> Floats:
-    """Seconds of eq. (11), broadcast; infinite where nothing gets through."""
+    """Return the seconds of eq. (11), broadcast; infinite at rate 0, and 0 without bits."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(np.asarray(bits) > 0, bits / rate_bps, 0.0)
 
 
 def nats_per_hz(snr: Floats, fading: Fading) -> Floats:
-    """What a hertz carries in a second at the (mean) ratio ρ: ln(1 + ρ), or its mean."""
+    """Return the nats per second and hertz at the (mean) signal-to-noise ratio ρ: ln(1 + ρ), or its
+    mean."""
     return mean_nats_and_shortfall(snr)[0] if fading == "rayleigh" else np.log1p(snr)
 
 
 def required_snr(nats: Floats, fading: Fading) -> tuple[Floats, Floats]:
-    """The ratio ρ at which a hertz carries ``nats`` > 0 in a second, and dρ/dnats; both convex."""
+    """Return the ratio ρ that gives ``nats`` > 0 per second and hertz, and dρ/dnats; both are
+    convex."""
     if fading != "rayleigh":
         growth = np.expm1(nats)
         return growth, growth + 1.0
-    # ln(e^y - 1), the answer without fading, and a factor that grows from 1 to e^0.577 = 1.78.
+    # Start with ln(e^y - 1), the answer without fading, times a factor from 1 to e^0.577 = 1.78.
     log_snr = nats + np.log(-np.expm1(-nats)) + np.log1p(0.78 * nats / (1.0 + nats))
     shortfall = log_snr
     for _ in range(_RATIO_STEPS):
@@ -163,10 +166,11 @@ def required_snr(nats: Floats, fading: Fading) -> tuple[Floats, Floats]:
 
 
 def mean_nats_and_shortfall(snr: Floats) -> tuple[Floats, Floats]:
-    """Rayleigh fading: g = E ln(1 + ρX) = e^x·E₁(x), in nats, and 1 - g/ρ = e^x·E₂(x).
+    """Return g = E ln(1 + ρX) = e^x·E₁(x), in nats, and 1 - g/ρ = e^x·E₂(x), for Rayleigh fading.
 
     The gain X is exponentially distributed with mean 1; ``snr`` is the mean ratio ρ = 1/x ≥ 0, of
-    any shape. The second, the shortfall, comes without cancellation, and is dg/d ln ρ as well.
+    any shape. The second result, the shortfall, is computed without cancellation, and equals
+    dg/d ln ρ.
     """
     with np.errstate(divide="ignore"):
         x = 1.0 / np.asarray(snr, dtype=np.float64)
@@ -178,7 +182,7 @@ def mean_nats_and_shortfall(snr: Floats) -> tuple[Floats, Floats]:
 
 
 def _fraction(x: Floats) -> Floats:
-    """e^x·E₂(x) for large x: 1/(x+2 - 2/(x+4 - 6/(x+6 - …)))."""
+    """Return e^x·E₂(x) for large x: 1/(x+2 - 2/(x+4 - 6/(x+6 - …)))."""
     tail = np.zeros_like(x)
     for term in range(_FRACTION_TERMS, 0, -1):
         tail = term * (term + 1) / (x + 2 * (term + 1) - tail)
@@ -186,16 +190,16 @@ def _fraction(x: Floats) -> Floats:
 
 
 def power_limits(pairs: Links) -> Floats:
-    """p̄ = min(P^max, the most that E^max allows, C8), [N, J] in W.
+    """Return p̄, the smaller of P^max and the largest power that E^max allows (C8), [N, J] in W.
 
-    0 where a pair is infeasible at any power: a bit costs at least ln 2·(I + B·N_0)/(h·B) joule,
-    with fading for the mean gain.
+    p̄ is 0 if a pair is infeasible at any power, because a bit costs at least
+    ln 2·(I + B·N_0)/(h·B) joule; with fading h is the mean gain.
     """
     slope, budget = pairs.snr_per_watt, pairs.budgets
     ceiling = slope * pairs.max_power_w
     feasible = (budget > _FEASIBLE_FROM) & (ceiling > 0)
     with np.errstate(invalid="ignore"):
-        # c·ln(1 + a·p) ≥ p at P^max: then it is so below, and no root is needed.
+        # If c·ln(1 + a·p) ≥ p at P^max, it also holds for smaller p, and no root is needed.
         free = feasible & (ceiling <= budget * nats_per_hz(ceiling, pairs.fading))
     limits = np.where(free, pairs.max_power_w, 0.0)
     bound = feasible & ~free
@@ -205,7 +209,7 @@ def power_limits(pairs: Links) -> Floats:
 
 
 def _energy_snr(budget: Floats, fading: Fading) -> Floats:
-    """The ratio ρ > 0 with ρ = k·nats(ρ), for budgets k > 1."""
+    """Return the ratio ρ > 0 with ρ = k·nats(ρ), for budgets k > 1."""
     # ρ = k·ln(1 + ρ) by the lower branch of Lambert's W, which loses digits as k nears 1.
     branch = lambertw(-np.exp(-1.0 / budget) / budget, -1).real
     snr = np.where(budget < _LAMBERT_FROM, _newton_root(budget), -budget * branch - 1.0)
@@ -213,12 +217,12 @@ def _energy_snr(budget: Floats, fading: Fading) -> Floats:
 
 
 def _newton_root(budget: Floats) -> Floats:
-    """ρ = k·ln(1 + ρ) for k near 1, by Newton on (e^x - 1)/x - 1 = k - 1 with x = ln(1 + ρ)."""
+    """Solve ρ = k·ln(1 + ρ) for k near 1 by Newton on (e^x - 1)/x - 1 = k - 1, x = ln(1 + ρ)."""
     target = np.minimum(budget, _LAMBERT_FROM) - 1.0
     x = np.log1p(2.0 * target)
     for _ in range(_NEWTON_STEPS):
         excess = np.zeros_like(x)
-        # As a series, which cancels nothing: x/2·(1 + x/3·(1 + x/4·…)).
+        # A series avoids cancellation: x/2·(1 + x/3·(1 + x/4·…)).
         for term in range(_SERIES_TERMS, 1, -1):
             excess = x / term * (1.0 + excess)
         x = x - (excess - target) / (1.0 + excess - excess / x)
@@ -226,13 +230,13 @@ def _newton_root(budget: Floats) -> Floats:
 
 
 def _fading_root(budget: Floats, snr: Floats) -> Floats:
-    """ρ = k·g(ρ) for the mean g, from the root without fading.
+    """Solve ρ = k·g(ρ) for the mean g, from the root without fading.
 
-    g is concave and below ln(1 + ρ): Newton starts right of the root and comes down to it.
+    g is concave and below ln(1 + ρ), so Newton starts above the root and descends to it.
     """
     for _ in range(_FADING_STEPS):
         nats, shortfall = mean_nats_and_shortfall(snr)
-        # k·g/ρ - 1 has two forms; each keeps its digits where the other loses them.
+        # k·g/ρ - 1 has two forms, each precise where the other loses digits.
         excess = np.where(snr < 1.0, budget - 1.0 - budget * shortfall, budget * nats / snr - 1.0)
         snr = snr - snr * excess / (budget * shortfall / snr - 1.0)
     return snr

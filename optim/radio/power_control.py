@@ -11,30 +11,30 @@ from optim.radio.channel import Links, mean_nats_and_shortfall
 
 _ITERATIONS = 50
 _HALVINGS = 20
-# What the conic solver can tell apart.
+# Relative precision of the conic solver.
 _PROGRESS = 1e-9
-# Signal-to-noise ratios at full power beyond which the approximation of r bends as at these.
+# Signal-to-noise ratios at full power are clipped to this range in the approximation of r.
 _BENDS = (1.0, 1e4)
 
 
 @dataclass(frozen=True, slots=True)
 class Senders:
-    """The A units that have a channel, and what their power costs; all arrays are [A]."""
+    """The A units with a channel, and the cost of their power; all arrays are [A]."""
 
     links: Links
-    low_w: Floats  # to high_w > 0: what C6, C8 and C11 allow
+    low_w: Floats  # C6, C8 and C11 allow powers from low_w to high_w > 0
     high_w: Floats
-    watt_price: Floats  # what a watt adds to the drift: Y of drift ``paper``
-    error_price: Floats  # what a unit of 1/(p·h + I) adds to it: Y·κ·C of drift ``gamma``
+    watt_price: Floats  # drift per watt: Y of drift ``paper``
+    error_price: Floats  # drift per unit of 1/(p·h + I): Y·κ·C of drift ``gamma``
     drift_weight: float
 
     def errors(self, power_w: Floats) -> Floats:
-        """1/(p·h + I), 0 where nothing asks for it."""
+        """Return 1/(p·h + I), or 0 if its price is 0."""
         received = power_w * self.links.gains + self.links.interference_w
         return np.divide(1.0, received, out=np.zeros_like(received), where=self.error_price > 0)
 
     def cost(self, power_w: Floats) -> float:
-        """Υ(p) of eq. 35: V times the longest upload, and what of the drift depends on p."""
+        """Return Υ(p) of eq. 35: V times the longest upload, plus the drift that depends on p."""
         drift = self.watt_price @ power_w + self.error_price @ self.errors(power_w)
         return float(self.drift_weight * self.links.uploads(power_w).max() + drift)
 
@@ -70,7 +70,7 @@ def controlled_power(senders: Senders, power_w: Floats) -> Floats:
 class _Programme:
     """The convex programme, compiled once, for any p_now.
 
-    In units that the solver likes: p of its upper limit, t of λ, prices of the largest.
+    Quantities are scaled for the solver: p by its upper limit, t by λ, prices by the largest price.
     """
 
     def __init__(self, senders: Senders) -> None:
@@ -87,10 +87,10 @@ class _Programme:
         )
 
     def solve(self, power_w: Floats) -> Floats:
-        """Its answer around p_now, or p_now where the figures differ by too much for the solver."""
+        """Return the solution at p_now, or p_now if the problem is too badly scaled to solve."""
         self._centre(power_w)
         try:
-            with warnings.catch_warnings():  # an inexact answer serves: the cost judges each step
+            with warnings.catch_warnings():  # inexact answers suffice: each step's cost is checked
                 warnings.simplefilter("ignore")
                 self._problem.solve(solver=cp.CLARABEL)
         except cp.SolverError:
@@ -104,7 +104,7 @@ class _Programme:
         bent, slope = self._bend * power_w / senders.high_w, _elasticity(senders.links, power_w)
         steepness = np.divide(slope * (1 + bent), bent, out=np.zeros_like(bent), where=bent > 0)
         delay, errors = senders.drift_weight * seconds.max(), senders.errors(power_w)
-        # What the drift rises by over the whole range of each power, at its slope at p.
+        # The drift over the whole range of each power, at its slope at p.
         slopes = senders.watt_price - senders.error_price * senders.links.gains * errors**2
         prices = slopes * senders.high_w
         largest = max(delay, np.abs(prices).max()) or 1.0
@@ -114,7 +114,7 @@ class _Programme:
 
 
 def _elasticity(links: Links, power_w: Floats) -> Floats:
-    """d ln r / d ln p, 0 … 1; 0 where nothing is sent."""
+    """Return d ln r / d ln p, 0 … 1; 0 at power 0."""
     snr = links.snr_per_watt * power_w
     if links.fading == "rayleigh":
         nats, rise = mean_nats_and_shortfall(snr)

@@ -1,8 +1,8 @@
-"""Whether an answer keeps every constraint and its certificate, found without solving again.
+"""Verify an answer's constraints and certificate without solving the problem again.
 
-Every formula is written out once more here, in other words than the solvers': a slip on one side
-shows instead of hiding on both. The tests also hold each round's lower bound against answers near
-it (``tests/optim/refutation.py``); for clusters ``verify_cluster`` does so itself.
+Every formula is implemented independently of the solvers, so that an error on one side is detected.
+``verify_cluster`` also compares the lower bound with neighbouring answers; for rounds the tests do
+this (``tests/optim/refutation.py``).
 """
 
 from optim.verify.cluster import verify_cluster

@@ -1,4 +1,4 @@
-"""A cluster's front: constraints C1, C2, C7 and C9', latencies, order and certificate."""
+"""Verify a cluster's front: constraints C1, C2, C7 and C9', latencies, order and certificate."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
 
 
 def check_point(point: Partition, problem: ClusterProblem) -> None:
-    """Check C1, C2, C7 and C9' of one partition. Raises as ``verify_cluster``."""
+    """Check C1, C2, C7 and C9' of one partition. Raises like ``verify_cluster``."""
     num_blocks, m = problem.num_blocks, point.num_micro_batches
     if len(point.blocks) != len(problem.devices):
         raise violation("C1", f"{_named(point)} are for {len(problem.devices)} devices")
@@ -107,9 +107,9 @@ def _check_latency(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_order(front: Sequence[Partition], problem: ClusterProblem) -> None:
-    """Nobody stands before one with fewer segments, or is always slower than one before it."""
+    """Check that S ascends, and that no point is always slower than one before it."""
     uplinks = np.array(problem.activation_s)
-    if math.isinf(uplinks[-1]):  # a range: the lines of two points differ most at these
+    if math.isinf(uplinks[-1]):  # a range: two points differ most at their bends
         bends = [point.num_micro_batches * point.slowest_s for point in front]
         uplinks = np.maximum([uplinks[-2], *bends], uplinks[-2])
     times = np.array([_with_uplink(point, uplinks) for point in front])
@@ -139,7 +139,7 @@ def _check_best(solution: ClusterSolution, problem: ClusterProblem) -> None:
 
 
 def _with_uplink(point: Partition, activation_s: Floats) -> Floats:
-    """Seconds of a batch whose activations take so long on the uplink, [A]."""
+    """Return the seconds of a batch for uplink times ``activation_s``, [A]."""
     m, each = point.num_micro_batches, activation_s / point.num_micro_batches
     passed = point.latency_s - (m - 1) * point.slowest_s
     return np.asarray(passed + each + (m - 1) * np.maximum(point.slowest_s, each))
@@ -150,7 +150,7 @@ def _named(point: Partition) -> str:
 
 
 def _once(law: AffineLaw, held: int, point: Partition, problem: ClusterProblem) -> float:
-    """Seconds or joules of one micro-batch; of a replica, of all its samples."""
+    """Return the seconds or joules of one micro-batch; for a replica, of all its samples."""
     if point.replicated:
         return held * (law.u * problem.batch_size / len(problem.devices) + law.v)
     size = problem.batch_size / point.num_micro_batches
@@ -173,9 +173,10 @@ def _refute_bound(solution: ClusterSolution, problem: ClusterProblem) -> None:
 
 
 def _near(point: Partition, problem: ClusterProblem) -> tuple[Ints, Ints]:
-    """Partitions near ``point`` and their m, [P, K] and [P].
+    """Return partitions near ``point`` and their m, [P, K] and [P].
 
-    The same blocks with every m; one block or all of a device moved to another; all on one device.
+    These are the same blocks with every m, one or all blocks of a device moved to another device,
+    and all blocks on one device.
     """
     one = np.eye(len(problem.devices), dtype=np.int64)
     alone = problem.num_blocks * one
@@ -192,7 +193,8 @@ def _near(point: Partition, problem: ClusterProblem) -> tuple[Ints, Ints]:
 
 
 def _stages(blocks: Ints, m: Ints, problem: ClusterProblem) -> tuple[Floats, Floats]:
-    """What a micro-batch passes, and its slowest stage, s, for ``blocks`` [P, K] and ``m`` [P]."""
+    """Return the sum of a micro-batch's stages and the slowest stage, s, for ``blocks`` [P, K] and
+    ``m`` [P]."""
     laws = [device.time for device in problem.devices]
     u, v = np.array([law.u for law in laws]), np.array([law.v for law in laws])
     w, ell = np.array([law.w for law in laws]), np.array([law.ell for law in laws])
@@ -211,7 +213,7 @@ def _stages(blocks: Ints, m: Ints, problem: ClusterProblem) -> tuple[Floats, Flo
 
 
 def _within_caps(blocks: Ints, m: Ints, problem: ClusterProblem) -> Bools:
-    """Which of P partitions keep C7 and C9', with a margin for rounding, [P]."""
+    """Return which of P partitions satisfy C7 and C9' with a margin for rounding, [P]."""
     within: Bools = np.full(len(blocks), True)
     size = problem.batch_size / m
     for held, device in zip(blocks.T, problem.devices, strict=True):

@@ -1,4 +1,4 @@
-"""Verification of a round's plan, by any strategy, against the units' capabilities."""
+"""Verify a round's plan of any strategy against the units' capabilities."""
 
 from collections import Counter
 from dataclasses import replace
@@ -71,7 +71,7 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
 
 
 def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
-    """Raise ``PlanViolationError`` unless the segments keep the devices' caps."""
+    """Raise ``PlanViolationError`` if segments exceed the devices' caps."""
     devices, names = state.devices, [device.name for device in state.devices]
     times = Counter(segment.device for segment in cluster.segments)
     odd = [name for name, count in times.items() if count > 1 or name not in names]

@@ -1,4 +1,4 @@
-"""Rates, energies, Γ and drift of units on channels, in the verifier's own words."""
+"""Rates, energies, Γ and drift of units on channels, implemented apart from the solvers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from collapipe.state import Payload
 from optim.problem import Bools, Floats, Ints, Partition, RoundOptions, RoundProblem
 
-# Nodes t = e^s of the trapezoidal rule, which meets ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
+# Nodes t = e^s of the trapezoidal rule. It computes ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
 # signal-to-noise ratios ρ from 1e-8 to 1e10.
 _STEP = 0.25
 _NODES = np.exp(np.arange(-52.0, 4.0, _STEP))
@@ -23,13 +23,13 @@ class UplinkPairs:
     max_power_w: Floats
     energy_j: Floats
     model_bits: Floats
-    bits: Floats  # what is uploaded, θ^enc + z^enc
-    paid_bits: Floats  # what the joules are for: all of it, or θ^enc
+    bits: Floats  # uploaded bits, θ^enc + z^enc
+    paid_bits: Floats  # bits that the energy must cover: all, or θ^enc
     gain: Floats
     bandwidth_hz: Floats
     interference_w: Floats
     snr_per_w: Floats  # h/(I + B·N_0)
-    gradient_error: Floats  # ρ of what the unit sends
+    gradient_error: Floats  # ρ of the unit's payload
 
 
 def pairs_of(
@@ -70,22 +70,23 @@ def all_pairs(problem: RoundProblem) -> Iterator[UplinkPairs]:
 
 
 def allowed_payloads(problem: RoundProblem, unit: int) -> Sequence[Payload | None]:
-    """What a unit may send: where no queues are kept, nothing beyond the budget of ρ."""
+    """Return the unit's allowed payloads: without error queues, those with ρ within the budget."""
     most = math.inf if problem.error_queues else problem.options.error_budget
     offered = problem.uplinks[unit].payloads
     return [each for each in offered if each.gradient_error <= most] or [None]
 
 
 def per(amount: Floats, rate: Floats) -> Floats:
-    """amount / rate: nothing takes nothing, and anything else takes for ever at rate 0."""
+    """Return amount / rate: 0 for amount 0, and infinity for another amount at rate 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(np.equal(amount, 0), 0.0, amount / rate)
 
 
 def rates(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
-    """Eq. 10, bit/s: B·E log2(1 + ρg), with g = 1, or exponential of mean 1 if it fades.
+    """Return the rate of eq. 10, bit/s: B·E log2(1 + ρg) with g = 1, or with fading g exponential
+    of mean 1.
 
-    Then E ln(1 + ρg) = ∫ e^{-t} ρ/(1 + ρt) dt over t > 0, by parts.
+    With fading E ln(1 + ρg) = ∫ e^{-t} ρ/(1 + ρt) dt over t > 0, by parts.
     """
     snr = pairs.snr_per_w * power_w
     if options.fading == "none":
@@ -96,7 +97,7 @@ def rates(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
 
 
 def uploads(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
-    """Eq. 11, seconds."""
+    """Return the upload times of eq. 11, seconds."""
     return per(pairs.bits, rates(pairs, power_w, options))
 
 
@@ -108,10 +109,10 @@ def finishes(
     power_w: Floats,
     options: RoundOptions,
 ) -> Floats:
-    """Seconds until all is computed and sent.
+    """Return the seconds until everything is computed and sent.
 
-    Streamed, the last micro-batch leaves the pipeline m - 1 steps of the slowest of all stages
-    after the first one; the uplink is one of them.
+    If uploads are streamed, the uplink is a stage of the pipeline. The last micro-batch leaves the
+    pipeline m - 1 times the slowest stage after the first one.
     """
     rate = rates(pairs, power_w, options)
     activations, model = per(pairs.bits - pairs.model_bits, rate), per(pairs.model_bits, rate)
@@ -122,14 +123,14 @@ def finishes(
 
 
 def energies(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
-    """Eq. 12, joules; at power 0 its limit of vanishing power, bits·ln 2/(B·snr_per_w)."""
+    """Return the energy of eq. 12, joules; at power 0 its limit, bits·ln 2/(B·snr_per_w)."""
     vanishing = per(pairs.paid_bits * math.log(2), pairs.bandwidth_hz * pairs.snr_per_w)
     sending = per(power_w * pairs.paid_bits, rates(pairs, power_w, options))
     return np.where(power_w > 0, sending, vanishing)
 
 
 def gammas(pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem) -> Floats:
-    """Eq. 28 of scheduled units."""
+    """Return Γ of scheduled units (eq. 28)."""
     options = problem.options
     corruption = per(
         np.array(options.interference_constant_w), power_w * pairs.gain + pairs.interference_w
@@ -140,7 +141,7 @@ def gammas(pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundPr
 
 
 def idle_gamma(problem: RoundProblem) -> float:
-    """Eq. 28 with S = 0, p = 0 and the channels' mean interference."""
+    """Return Γ (eq. 28) with S = 0, p = 0 and the channels' mean interference."""
     options = problem.options
     mean = np.mean([channel.interference_w for channel in problem.channels])
     corruption = per(np.array(options.interference_constant_w), np.array(mean))
@@ -150,9 +151,8 @@ def idle_gamma(problem: RoundProblem) -> float:
 def penalties(
     units: Ints, pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem
 ) -> Floats:
-    """What scheduled units add to the drift: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32).
-
-    And half of what ρ adds to the square of Q(t+1).
+    """Return the drift of scheduled units: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32), plus half of
+    the increase of Q(t+1)² by ρ.
     """
     queues, of_errors = np.array(problem.queues)[units], 0.0
     if problem.error_queues:
@@ -165,23 +165,23 @@ def penalties(
 
 
 def idle_penalties(problem: RoundProblem) -> Floats:
-    """What each unit adds to the drift while it has no channel, [N]."""
+    """Return the drift of each unit without a channel, [N]."""
     queues = np.array(problem.queues, dtype=float)
     return queues * (idle_gamma(problem) if problem.options.drift == "gamma" else 0.0)
 
 
 def reached(pairs: UplinkPairs) -> Bools:
-    """Pairs where something gets through at some power (C6); no other pair may be used, not even by
-    a unit with nothing to send."""
+    """Return the pairs with a positive rate at some power (C6). No other pair may be used, even if
+    the unit has nothing to send."""
     usable: Bools = (pairs.max_power_w > 0) & (pairs.snr_per_w > 0)
     return usable
 
 
 def feasible(problem: RoundProblem, ease: float) -> Bools:
-    """Pairs that some power makes feasible with some payload (C6, C8, C11), [N, J].
+    """Return the pairs that are feasible at some power with some payload (C6, C8, C11), [N, J].
 
-    Limits are multiplied by ``ease``. The joules of a bit grow with the power: the least power that
-    C11 asks for decides.
+    Limits are multiplied by ``ease``. The energy per bit grows with the power, so only the least
+    power that satisfies C11 is checked.
     """
     found = [_feasible(pairs, problem, ease) for pairs in all_pairs(problem)]
     return np.asarray(np.any(found, axis=0))
@@ -212,7 +212,8 @@ def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floa
 
 
 def _fewest(front: Sequence[Partition]) -> int:
-    """The smallest S, wherever the head is; 0 of an empty front."""
+    """Return an S that the front has for every place of the head: the largest of the places'
+    smallest S; 0 for an empty front."""
     heads = {point.head for point in front}
     with_each = [[p.num_segments for p in front if p.head == head] for head in heads]
     return max(map(min, with_each), default=0)

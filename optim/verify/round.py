@@ -1,4 +1,4 @@
-"""A round's answer: constraints C3 to C8 and C11, upload times, objective and certificate."""
+"""Verify a round's answer: constraints C3 to C8, C11, upload times, objective and certificate."""
 
 import math
 from collections.abc import Sequence
@@ -35,18 +35,18 @@ def verify_round(solution: RoundSolution, problem: RoundProblem) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledUnits:
-    """What the channels and powers of the scheduled units come to, [A] each."""
+    """Computed figures of the scheduled units on their channels, [A] each."""
 
     pairs: radio.UplinkPairs
     upload_s: Floats
     energy_j: Floats
     gammas: Floats
-    finish_s: Floats  # pipeline and upload, as far as one does not hide the other
-    penalties: Floats  # of the drift
+    finish_s: Floats  # end of pipeline and upload
+    penalties: Floats  # drift of each unit
 
 
 def scheduled_units(chosen: Sequence[Allocation], problem: RoundProblem) -> ScheduledUnits:
-    """The figures of all allocations."""
+    """Compute the figures of all allocations."""
     units, channels, segments, m = np.array(
         [
             (each.unit, each.channel, each.partition.num_segments, each.partition.num_micro_batches)
@@ -128,7 +128,8 @@ def _check_number(scheduled: int, problem: RoundProblem) -> None:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
-    # More cannot be: each pair has been checked. A pair that only rounding makes feasible may lack.
+    # Each scheduled pair was checked, so more than the maximum is impossible. The factor excludes
+    # pairs that only rounding makes feasible.
     feasible = radio.feasible(problem, 1 - 2 * TOLERANCE)
     possible = int(np.count_nonzero(maximum_bipartite_matching(csr_array(feasible)) >= 0))
     if scheduled < possible:

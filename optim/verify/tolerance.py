@@ -6,7 +6,7 @@ from collapipe.errors import PlanViolationError
 from collapipe.plan import Certificate
 
 TOLERANCE = 1e-9  # relative
-MARGIN = 1 - 1e-12  # of a budget, for what contradicts a bound: it must be feasible beyond rounding
+MARGIN = 1 - 1e-12  # share of a budget for answers that refute a bound: feasible beyond rounding
 
 
 def violation(constraint: str, what: str) -> PlanViolationError:
@@ -28,12 +28,13 @@ def differs(value: float, expected: float) -> bool:
 
 
 def is_count(number: object) -> bool:
-    """Whether it is a whole number, 0 or more; NumPy's count as such."""
+    """Whether ``number`` is a whole number ≥ 0; NumPy's integers count."""
     return hasattr(number, "__index__") and number >= 0  # type: ignore[operator]
 
 
 def check_certificate(certificate: Certificate, objective: float) -> None:
-    """The objective as recomputed; a finite lower bound that does not exceed it; the gap."""
+    """Check the objective, a finite lower bound that does not exceed it, and the gap. Raises
+    ``PlanViolationError``."""
     claimed, bound = certificate.objective, certificate.lower_bound
     if not math.isfinite(objective) or differs(claimed, objective):
         raise violation("objective", f"certified as {claimed:.12g}, it is {objective:.12g}")
