@@ -96,8 +96,8 @@ class Devices:
         for name, ratio in ratios.items():
             if drifted(ratio):
                 yield (
-                    f"{name} computed {ratio:.2g} times as long as planned; the next plan counts "
-                    "on what was measured"
+                    f"{name} took {ratio:.2g} times the planned time; the next plan uses its "
+                    "measured speed"
                 )
 
     def told(self, text: str) -> str:

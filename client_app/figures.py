@@ -4,10 +4,10 @@ from prometheus_client import Counter, Gauge, Summary
 
 from collapipe.report import ClusterReport
 
-_SECONDS = Summary("collapipe_message_seconds", "What messages took here.", ["kind", "outcome"])
-_PHASES = Counter("collapipe_phase_seconds", "Of the phases of rounds.", ["phase"])
-_BYTES = Counter("collapipe_bytes", "Weights, activations and gradients.", ["way"])
-_DEVICES = Gauge("collapipe_devices", "Real devices that worked in the last round.")
+_SECONDS = Summary("collapipe_message_seconds", "Seconds per message.", ["kind", "outcome"])
+_PHASES = Counter("collapipe_phase_seconds", "Seconds of the phases of rounds.", ["phase"])
+_BYTES = Counter("collapipe_bytes", "Bytes of weights, activations and gradients.", ["way"])
+_DEVICES = Gauge("collapipe_devices", "Real devices that took part in the last round.")
 
 
 def count_message(kind: str, seconds: float, num_bytes: int, answered: int | None) -> None:

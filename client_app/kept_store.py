@@ -58,7 +58,7 @@ class KeptStore:
         except ConfigError as error:
             for file in (last, before):
                 file.unlink(missing_ok=True)
-            _log.warning("a restart would forget this run: %s", error)
+            _log.warning("state is not stored, a restart would lose it: %s", error)
 
     def _only(self, run: int) -> tuple[Path, Path]:
         """Return the files of ``run`` after and before its last round; remove all other files."""
@@ -78,6 +78,6 @@ def _read(file: Path) -> tuple[dict[str, str], dict[str, Tensors]]:
             messages = dict(opened.metadata() or {})
         return messages, nested(load_file(file))
     except (OSError, SafetensorError) as error:
-        _log.warning("%s: cannot be read (%s); begins afresh", file, one_line(error))
+        _log.warning("%s: cannot be read (%s); starts with empty state", file, one_line(error))
         file.unlink()
         return {}, {}

@@ -225,7 +225,7 @@ class DecoderLink:
     def _reopened(self, broken: BrokenLinkError) -> Frame | None:
         """Open another stream and repeat the current step's frames. If the server had finished the
         step and its answer was lost, return that answer instead."""
-        _log.warning("%s; it is opened again, and goes on with step %d", broken, self._step)
+        _log.warning("%s; the stream is reopened at step %d", broken, self._step)
         again_s = self._settings.reconnect_s
         deadline = time.monotonic() + again_s
         while time.monotonic() < deadline:
@@ -238,7 +238,7 @@ class DecoderLink:
                 raise
             except LinkError:  # also until the server notices that the first stream broke
                 time.sleep(_AGAIN_S)
-        raise LinkError(f"{broken}; not back within link.reconnect_s={again_s:g}")
+        raise LinkError(f"{broken}; not reconnected within link.reconnect_s={again_s:g}")
 
     @property
     def _norms_sent(self) -> bool:
@@ -246,13 +246,13 @@ class DecoderLink:
 
     def _resumed(self, came: Frame) -> Frame | None:
         if came.kind != FrameKind.RESUME or [each.shape for each in came.tensors] != [(2,)]:
-            raise WireError("the decoder does not say which step was the last")
+            raise WireError("the decoder's answer to RESUME lacks the last step")
         last, own = came.tensors[0].tolist()
         if last == self._step and self._norms_sent:
             own_norm = torch.tensor([own], dtype=torch.float64)
             return Frame(FrameKind.NORMS, self._round, self._step, 0, (own_norm,))
         if self._precisions.coder:
-            raise RefusedLinkError(f"{_PEER}: broke before the server had done step {self._step}")
+            raise RefusedLinkError(f"{_PEER}: broke before the server finished step {self._step}")
         for frame in self._said:
             if frame.kind == FrameKind.NORMS:  # must follow the activations' repeated answers
                 for _ in self._answered:

@@ -138,7 +138,7 @@ def _check_free(device: SurveyedDevice) -> None:
     if device.error or device.status is None:
         raise LinkError(str(device.error))
     if device.status.busy:
-        raise StageError(device.name, "works for a control unit; measure later")
+        raise StageError(device.name, "is busy with a control unit; measure later")
 
 
 def _fresh_weights(spec: ModelSpec) -> Tensors:

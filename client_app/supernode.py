@@ -76,7 +76,7 @@ class Messages:
             except httpx.HTTPError:
                 pass  # another process restarts a SuperNode that has ended
             except (Exception, SystemExit):  # otherwise the unit would stay online without answers
-                _log.exception("takes the next message after an unexpected error")
+                _log.exception("unexpected error; continues with the next message")
             time.sleep(_PAUSE_S)
 
     def _answer_one(self, app: ClientApp, token: str) -> None:
@@ -108,7 +108,7 @@ class Messages:
                 push_task_output(client, context, SubStatus.COMPLETED, "")
             except BaseException as error:
                 # For example, the SuperNode gives up the message if the machine sleeps a minute.
-                _log.warning("a message is not answered: %s", one_line(error))
+                _log.warning("a message was not answered: %s", one_line(error))
                 push_task_output(client, None, SubStatus.FAILED, "not answered")
 
     @contextmanager
@@ -151,7 +151,7 @@ def go_back(kept: KeptStore, message: Message, context: Context) -> None:
         return
     before = records.pack_kept(*kept.go_back(context.run_id))
     known = records.trained_round(before) == arrived
-    how = "goes back to" if known else "begins afresh, for it has not what it kept after"
+    how = "restores its state of" if known else "drops its state, as it did not store that of"
     _log.info("the server has no answer to round %d: the unit %s round %d", last, how, arrived)
     # the server may have sent a new setup since, and have begun a masked sum of this round
     later = {name: context.state[name] for name in records.OF_NO_ROUND if name in context.state}
@@ -184,5 +184,5 @@ def _answered(app: ClientApp, message: Message, context: Context, sender: str) -
             return app(message, context)
         except BaseException as error:  # also panics and sys.exit of libraries
             _log.exception("the unit failed")
-            reason = f"{type(error).__name__}; the unit's log says more"
+            reason = f"{type(error).__name__}; see the unit's log"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -135,7 +135,7 @@ def _name(end: SurveyedDevice | None) -> str:
 
 def _asked(cluster: str, device: DeviceSection, dialer: Dialer) -> SurveyedDevice:
     status: DeviceStatus | None = None
-    error: str | None = "has no address; say HOST:PORT of its `collapipe device`"
+    error: str | None = "has no address; set HOST:PORT of its `collapipe device`"
     if device.address is not None:
         try:
             status = ask_status(dialer, DeviceAddress(device.name, device.address))
@@ -150,7 +150,7 @@ def _asked(cluster: str, device: DeviceSection, dialer: Dialer) -> SurveyedDevic
 def _misfit(device: DeviceSection, status: DeviceStatus) -> str | None:
     """Return why the device at the address is another one or has another version, else None."""
     if status.name != device.name:
-        return f"{status.name} is at its address; correct name or address in the file"
+        return f"its address belongs to {status.name}; correct name or address in the file"
     if status.version != __version__:
         return f"has CollaPipe {status.version}, here is {__version__}; install the same version"
     return None

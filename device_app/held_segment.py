@@ -62,7 +62,7 @@ class HeldSegment:
         needed, self.part_bytes = max(description.memory_bytes, least), most_bytes(tensor)
         if needed > memory_bytes:
             raise ConfigError(
-                f"{span.blocks} blocks need {needed:,.0f} bytes, this device gives "
+                f"{span.blocks} blocks need {needed:,.0f} bytes, this device offers "
                 f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
             )
         self._names = [block_name(index) for index in span.indices()]
@@ -98,13 +98,13 @@ class HeldSegment:
         """Add weights of a wanted block, in the safetensors format; ``left`` parts of it follow.
         Raises ``WireError`` if they are invalid."""
         if name not in self._names or name in self._parts:
-            raise WireError(f"part {name[:40]!r} came, which is not wanted")
+            raise WireError(f"received part {name[:40]!r}, which was not requested")
         index = self.description.span.first + self._names.index(name)
         tensors = self._coming.pop(name, {}) | separated(data)
         weights = select(tensors, name)
         size = sum(each.nbytes for each in tensors.values())
         if size > self._most or len(weights) < len(tensors) or not weights.keys() <= self._keys:
-            raise WireError(f"{name}: more than its weights came")
+            raise WireError(f"{name}: received more than its weights")
         if left:
             self._coming[name] = tensors
             return
@@ -123,7 +123,7 @@ class HeldSegment:
         size = sum(len(each) + NAME_BYTES for each in (*kept, data))
         most = self._most + 8 * NAME_BYTES * (1 + len(self._keys))  # a header for each of its state
         if name not in self._stateless - self._arrived or size > most:
-            raise WireError(f"moments of {name[:40]!r} came, which are not wanted")
+            raise WireError(f"received moments of {name[:40]!r}, which were not requested")
         kept.append(data)
         if not left:
             self._arrived.add(name)
@@ -200,7 +200,7 @@ class HeldSegment:
     def _require_moments(self) -> None:
         self._take_moments()
         if self._stateless or not self.complete:
-            raise WireError("blocks, or their optimiser's state, are not all here")
+            raise WireError("blocks or their optimiser state are missing")
 
     def _with_frozen(self, index: int, weights: Tensors) -> Tensors:
         """Add a block's frozen weights from the store, or verify the received ones and store
@@ -214,7 +214,7 @@ class HeldSegment:
         with torch.device("meta"):
             frozen = {key: weights[key] for key in not_training(self._block(index))}
         if digest(frozen) != known:
-            raise WireError(f"{name}: its frozen weights are not those that were announced")
+            raise WireError(f"{name}: its frozen weights differ from the announced ones")
         self._store.add(frozen)
         return weights
 
@@ -226,7 +226,7 @@ class HeldSegment:
         weights = module.state_dict()
         for key, weight in weights.items():
             if weight.is_floating_point() and weight.dtype != self.dtype:
-                raise WireError(f"{key} came as {weight.dtype}, expected {self.dtype}")
+                raise WireError(f"{key} has dtype {weight.dtype}, expected {self.dtype}")
         if came != len(weights):
             raise WireError(f"a part of {came} tensors, of which {len(weights)} fit")
 

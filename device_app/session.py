@@ -174,7 +174,7 @@ class Session:
         if not held.complete or not 1 <= m <= d.num_micro_batches:
             raise WireError(
                 f"a step of {m} micro-batches begins with {held.description.span.blocks} blocks; "
-                f"expected 1 … {d.num_micro_batches}, once all blocks are here"
+                f"expected 1 … {d.num_micro_batches}, after all blocks have arrived"
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
@@ -182,7 +182,7 @@ class Session:
             raise LinkError("a neighbour has not dialled yet")
         for side, stream in self.neighbours.items():
             if stream.backlog()[1]:
-                raise HopError(side, "has not taken the tensors of the last step")
+                raise HopError(side, "has not read the tensors of the last step")
         around = self.neighbours[BEFORE], self.neighbours[BEHIND]
         ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())

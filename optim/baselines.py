@@ -52,7 +52,8 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
     if not 1 <= count <= most:
         raise InfeasibleRoundError(
             f"{count} segments for {len(devices)} devices and {request.num_blocks} blocks; "
-            "a segment needs a device and a block of its own: lower pipeline.num_segments"
+            "each segment needs a separate device and at least one block; lower "
+            "pipeline.num_segments"
         )
     blocks = even_blocks(request.num_blocks, count) + [0] * (len(devices) - count)
     require_within_caps("even", problem, blocks, m)

@@ -48,8 +48,8 @@ def cluster_problem(
     if not devices:
         raise InfeasibleRoundError(
             f"each of its {len(cluster.devices)} devices is away or holds no block "
-            "(max_blocks=0); federation.on_infeasible=skip waits until they are back; where memory "
-            "holds no block raise it or use LoRA"
+            "(max_blocks=0); federation.on_infeasible=skip waits until they are back; if memory "
+            "is too small for a block, raise it or use LoRA"
         )
     steps, uplink = request.local_steps, cluster.uplink
     return ClusterProblem(
@@ -271,7 +271,7 @@ def solve_round(
     """
     channels, uplinks = request.channels, _uplinks(request)
     if all(each == _no_uplink(len(channels)) for each in uplinks):
-        raise InfeasibleRoundError(f"no unit told its uplink to the {len(channels)} channels")
+        raise InfeasibleRoundError(f"no unit reported an uplink to the {len(channels)} channels")
     names = tuple(cluster.called for cluster in request.clusters)
     problem = RoundProblem(
         fronts, uplinks, channels, queues, request.num_blocks, options, error_queues, names

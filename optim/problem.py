@@ -144,8 +144,8 @@ class RoundOptions:
             )
         if self.drift == "paper" and not self.drift_weight:
             raise ConfigError(
-                "drift_weight=0: drift paper needs more than 0, for else no upload takes too long "
-                "and no power is low enough; raise it or choose drift gamma"
+                "drift_weight=0: drift paper needs a positive value, as otherwise the upload time "
+                "does not count; raise it or choose drift gamma"
             )
 
 

@@ -110,7 +110,7 @@ class InlineGrid(Grid):
     def _start(self, message: Message) -> "Future[Message]":
         node_id, reply = message.metadata.dst_node_id, Future[Message]()
         if node_id in self._busy:
-            error = Error(_APP_ERROR, "still busy with an earlier round, which it does not give up")
+            error = Error(_APP_ERROR, "still busy with an earlier round, which did not end")
             reply.set_result(Message(error, reply_to=message))
         else:
             self._busy.add(node_id)

@@ -61,7 +61,7 @@ class Places:
         if signed is None:
             raise WireError(f"a node reported the name {name!r}, and has no valid certificate")
         if signed != name:
-            raise WireError(f"a node calls itself {name!r}, its certificate is that of {signed}")
+            raise WireError(f"a node reported the name {name!r}, its certificate names {signed}")
 
     def claim(self, name: str, number: int, num_units: int, taken: Container[int]) -> int:
         """Return the place of the node that reports ``name`` and ``number``. Raises ``WireError``
@@ -79,7 +79,7 @@ class Places:
         if place in taken:
             which = f"are called {name}" if holder else f"reported to be unit {place}"
             own_what = "name" if holder else "partition-id"
-            raise WireError(f"two nodes {which}; each needs a {own_what} of its own")
+            raise WireError(f"two nodes {which}; each needs a separate {own_what}")
         if name:
             self.of[name] = place
         return place

@@ -135,7 +135,7 @@ class Replies:
                         coming.missing.remove(key)
                         coming.size += len(part)
                 if coming.size > most:
-                    raise WireError(f"more than {most:,} bytes, as the largest reply has")
+                    raise WireError(f"more than {most:,} bytes, the size of the largest reply")
                 if some == coming.missing[: len(some)]:
                     return False
         return True
@@ -147,7 +147,7 @@ class Replies:
             PullObjectRequest(node=self.grid.node, run_id=self.grid.run.run_id, object_id=key)
         )
         if not found.object_found:
-            raise WireError("a part of it is unknown to the SuperLink")
+            raise WireError("the SuperLink does not know a part of it")
         return bytes(found.object_content) if found.object_available else b""
 
 
@@ -169,7 +169,7 @@ def _check_parts(parts: dict[str, bytes]) -> None:
         elif kind != ArrayChunk.__qualname__:
             small += len(part)
         if small > _SMALL_BYTES:
-            raise WireError(f"more than {_SMALL_BYTES:,} bytes beside texts and arrays")
+            raise WireError(f"more than {_SMALL_BYTES:,} bytes besides texts and arrays")
         if kind == Array.__qualname__:
             pieces = json.loads(get_object_body(part, Array))["arraychunk_ids"]
             made += sum(len(parts[children[piece]]) for piece in pieces)

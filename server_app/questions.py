@@ -180,10 +180,10 @@ def check_size(content: RecordDict, most: Size) -> None:
 
 def _check_text(record: ConfigRecord, most: Size) -> None:
     if record.keys() - {"json"}:
-        raise WireError(f"a reply with {[key[:80] for key in [*record][:3]]} beside its JSON")
+        raise WireError(f"a reply with {[key[:80] for key in [*record][:3]]} besides its JSON")
     text = record.get("json", "")
     if not isinstance(text, str):
-        raise WireError("a reply whose JSON is no text")
+        raise WireError("a reply whose JSON is not a text")
     size = len(text)
     if size <= most.json_bytes:
         size = len(text.encode(errors="surrogatepass"))

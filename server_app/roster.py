@@ -168,7 +168,7 @@ class Roster:
         if present <= {*units}:
             return {}
         return {
-            unit: f"failed {self.failed[unit].times} times in a row, rests until round "
+            unit: f"failed {self.failed[unit].times} times in a row, suspended until round "
             f"{self.failed[unit].until}"
             for unit in units
         }

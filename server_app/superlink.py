@@ -101,8 +101,8 @@ class NodesAlone:
         elif scope["type"] == "http" and path.startswith(_FLEET):
             answer = self._refusal(scope, Headers(scope=scope)) or self._app
         elif scope["type"] != "lifespan" and not _is_own(scope):
-            self._refusals.note(_host(scope), "it asks for more than units need")
-            answer = PlainTextResponse("only on the SuperLink's own machine", 403)
+            self._refusals.note(_host(scope), "it requested an interface that units do not need")
+            answer = PlainTextResponse("only available on the SuperLink's machine", 403)
         elif path == _METRICS:
             metrics = self._folder.metrics
             answer = PlainTextResponse(metrics.read_text() if metrics.exists() else "")
@@ -142,20 +142,20 @@ class NodesAlone:
         key = _shown(headers)
         if key is None or fingerprint(key) not in known or not _has_signed(key, headers):
             shown = "no key of a unit" if key is None else _named(key)
-            self._refusals.note(_host(scope), f"{shown}, which is not admitted or signed nothing")
+            self._refusals.note(_host(scope), f"{shown}; it is not admitted, or has not signed")
             return PlainTextResponse("not an admitted unit", 401)
         length, path = headers.get("Content-Length", ""), scope["path"]
         most = _MOST_BYTES if path == _PUSHES[1] else _SMALL_BYTES
         if not length.isdecimal() or int(length) > most:
-            return PlainTextResponse(f"more than {most} bytes, or nobody says how many", 413)
+            return PlainTextResponse(f"more than {most} bytes, or no Content-Length", 413)
         if path in _PUSHES and not self._has_room(fingerprint(key), int(length)):
-            self._refusals.note(_host(scope), f"{_named(key)} sends more than any reply has")
-            return PlainTextResponse("more than any reply of the runs has", 413)
+            self._refusals.note(_host(scope), f"{_named(key)} sent more than the largest reply")
+            return PlainTextResponse("more than the largest reply of any run", 413)
         if path == _PUSHES[0]:
             node = str(known[fingerprint(key)])
-            return _Checked(self._app, partial(_are_own_replies, node), "not a reply of its own")
+            return _Checked(self._app, partial(_are_own_replies, node), "not the node's own reply")
         if path == _PUSHES[1]:
-            refusal = f"the head of the part has no end in {_HEAD_BYTES} bytes"
+            refusal = f"the part's head exceeds {_HEAD_BYTES} bytes"
             return _Checked(self._app, _has_short_head, refusal)
         return None
 

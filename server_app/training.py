@@ -85,7 +85,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             history = checkpoint.progress.history
             history.start = time.perf_counter() - checkpoint.progress.wall_s
             missing = others(checkpoint, told, places)
-            lines.append(f"goes on after round {checkpoint.progress.round}{missing}")
+            lines.append(f"resumes after round {checkpoint.progress.round}{missing}")
         for line in filter(None, lines):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         _warn(settings)
@@ -129,13 +129,13 @@ def _warn(settings: Settings) -> None:
     """Warn about settings that are allowed but probably unintended."""
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(
-            "adapter=lora: the model's weights are random and stay so; begin with trained ones "
-            "by model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
+            "adapter=lora: the frozen weights are random; start with pretrained ones by "
+            "model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
         )
     if settings.privacy.noise_multiplier and tells_words(settings):
         _log.warning(
-            "privacy: the tokeniser is made of units' words, which no noise covers, and stands "
-            "in model/; bring one: data.tokenizer=bytes, a folder or a hub's id"
+            "privacy: the tokeniser in model/ is made of the units' words, which no noise "
+            "protects; set data.tokenizer=bytes, a folder or a hub's id"
         )
 
 
@@ -184,8 +184,8 @@ class _Run:
                     self._checkpoints.write(self.history, strategy.state(), self.places.of)
         if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
             raise RoundFailedError(
-                f"nothing was learned: {counted(skipped, 'round')} skipped, all that there were; "
-                "metrics.jsonl and the lines above say why"
+                f"nothing was learned: all rounds ({skipped}) were skipped; metrics.jsonl and the "
+                "lines above have the causes"
             )
         evaluated = evaluator.evaluate("test", strategy)
         self.history.test, self.history.test_on_units = evaluated.first, evaluated.units

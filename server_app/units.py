@@ -49,8 +49,8 @@ _POLL_S = 0.5
 _AGAIN_S = 60.0  # timeout of a new node or an excluded unit
 _AT_ONCE = 8  # units whose states are in memory at the same time
 _LONGEST_KIND = 64  # characters of an error's name
-_BY_THE_LAST = "the checkpoint has what it kept by the one before"
-_RESTS = Failure(NOT_ASKED, "was silent when it was asked last")
+_BY_THE_LAST = "the checkpoint has its state of the previous checkpoint"
+_RESTS = Failure(NOT_ASKED, "did not answer the last time it was asked")
 _MISSED = Failure(NOT_ASKED, "missed the last round")
 _GONE = "has left, or its machine cannot be reached"
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
@@ -275,8 +275,8 @@ class Units:
                 self._owed.remove(unit)
         if len(failures) == len(self.nodes):
             causes = {self.nodes[unit]: failure for unit, failure in failures.items()}
-            raise RoundFailedError(f"no unit goes on: {self._each(causes)}")
-        self._warn("it goes on when it answers again", failures)
+            raise RoundFailedError(f"no unit could be restored: {self._each(causes)}")
+        self._warn("it is restored when it answers again", failures)
         return failures
 
     def _states_of(self, units: Iterable[int]) -> dict[int, StateReply | Failure]:
@@ -420,7 +420,7 @@ class Units:
         certified = self.places.certified() if failures else {}
         for node, failure in failures.items():
             who = self.places.of_node(node, certified)
-            _log.warning("%s is left out: %s: %s", who, failure.kind, failure.message)
+            _log.warning("%s is excluded: %s: %s", who, failure.kind, failure.message)
 
     def _least(self, there: int, failures: Mapping[int, Failure]) -> int:
         """Return how many units must have rows: ``federation.min_units`` if it is set, else one.

@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_other_units(
     federation.run(run_dir, {**there, "bob": 1}, "000003")
     assert finished(run_dir) == [[0, 1], [0, 1], units, sorted({*units, 1})]
     last = capsys.readouterr().out
-    assert "goes on after round 3" in last and "missing: bob" not in last and "new:" not in last
+    assert "resumes after round 3" in last and "missing: bob" not in last and "new:" not in last
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_on_a_federations_server_nobody_has_another_name_than_its_certificate(
     )
     with caplog.at_level(logging.WARNING, "server_app.units"):
         run_dir = Federation(tmp_path).run(tmp_path / "run", {"ann": 0, "bob": 1})
-    assert "a node calls itself 'bob', its certificate is that of eve" in caplog.text
+    assert "a node reported the name 'bob', its certificate names eve" in caplog.text
     assert finished(run_dir) == [[0]] * 4 and noted == [run_dir]
     assert expected.pop() == 0 and expected == sorted(expected)
     assert len(expected) > 2 and expected[0] > 0

@@ -81,7 +81,7 @@ def test_a_unit_with_other_devices_than_at_the_checkpoint_keeps_nobody_from_goin
     world = World(tmp_path, "framework.train=false")
     run_dir = world.run(tmp_path / "run")
     world.run(run_dir, "000002", client=slower)  # type: ignore[arg-type]
-    assert "unit 1: other devices, rows or bits" in caplog.text
+    assert "unit 1: devices, rows or bits have changed" in caplog.text
     with gzip.open(run_dir / "requests.jsonl.gz", "rt") as file:
         *_, before, last = map(json.loads, file)
     told = [

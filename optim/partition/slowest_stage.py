@@ -43,8 +43,8 @@ def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """
     if len(problem.devices) > MOST_DEVICES:
         raise InfeasibleRoundError(
-            f"pipeedge: {len(problem.devices)} devices, at most {MOST_DEVICES}: it looks at every "
-            "subset; choose another solver or list fewer devices"
+            f"pipeedge: {len(problem.devices)} devices, at most {MOST_DEVICES}, because it checks "
+            "every subset; choose another solver or list fewer devices"
         )
     return _fastest(problem, best_subset)
 

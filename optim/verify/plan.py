@@ -56,7 +56,8 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
     gains = state.uplink.gains if state.uplink is not None else ()
     if not 0 <= uplink.channel < min(num_channels, len(gains)):
         raise violation(
-            "C3", f"channel {uplink.channel} of {num_channels}; the unit told {len(gains)} gains"
+            "C3",
+            f"channel {uplink.channel} of {num_channels}; the unit reported {len(gains)} gains",
         )
     assert state.uplink is not None  # it has gains
     sent = uplink.activation, uplink.upload, uplink.head

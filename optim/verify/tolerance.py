@@ -12,8 +12,8 @@ MARGIN = 1 - 1e-12  # share of a budget for answers that refute a bound: feasibl
 def violation(constraint: str, what: str) -> PlanViolationError:
     """Make the error of a plan that breaks ``constraint``."""
     return PlanViolationError(
-        f"{constraint}: {what}; the plan is wrong, not the input: correct plan_round of a strategy "
-        "of your own, or choose another solver and report this one"
+        f"{constraint}: {what}; the plan is wrong, not the input: correct plan_round of your "
+        "strategy, or choose another solver and report this error"
     )
 
 

@@ -128,7 +128,7 @@ class DeviceConnection:
         if silent_s > SILENT_S:
             raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")
         if self.busy_s > hung_s:
-            raise StageError(self.name, f"hangs in one action since {self.busy_s:.0f} s")
+            raise StageError(self.name, f"hangs in one action for {self.busy_s:.0f} s")
 
     def _listen(self) -> None:
         try:
@@ -136,7 +136,7 @@ class DeviceConnection:
                 self._hear(self._control.receive())
                 self._arrived.set()
         except OSError as error:
-            self.broken = StorageError(f"copies of blocks cannot be written: {error}; make room")
+            self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
             self._arrived.set()
         except Exception as error:  # invalid frames make the device count as lost
             ours = isinstance(error, CollaPipeError)
@@ -149,7 +149,7 @@ class DeviceConnection:
         ):
             raise WireError(f"{self.name} sent {len(frame.tensors)} tensors as the time")
         if self._answers.qsize() > _MOST_ANSWERS:
-            raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} answers unasked")
+            raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} unrequested answers")
         if frame.kind == FrameKind.ALIVE and len(frame.tensors) == 1:
             self.busy_s = float(frame.tensors[0])
         elif frame.kind == FrameKind.PART and len(frame.tensors) == 2:
@@ -161,7 +161,7 @@ class DeviceConnection:
                 self.troubles = {frame.epoch: unpacked(Trouble, frame.tensors[0])}
         elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK):
             if sum(each.nbytes for each in frame.tensors) > _FEW_BYTES:
-                raise WireError(f"{self.name} answered too much with {frame.kind.name}")
+                raise WireError(f"{self.name} sent an answer {frame.kind.name} that is too large")
             self._answers.put(frame)
         else:
             raise WireError(f"{self.name} sent {frame.kind.name}")

@@ -39,7 +39,7 @@ def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
         return from_json(DeviceStatus, answer)
     except WireError as error:
         raise LinkError(
-            f"{device.name} at {device.address}: {error}; is its version ours?"
+            f"{device.name} at {device.address}: {error}; check that its version is the same"
         ) from error
 
 

@@ -55,8 +55,8 @@ class Replica:
             self._temporary = TemporaryFolder("replica")
         except OSError as error:
             raise StorageError(
-                f"no folder for copies of blocks ({error.strerror}); set TMPDIR to one that can be "
-                "written"
+                f"cannot make a folder for copies of blocks ({error.strerror}); set TMPDIR to a "
+                "writable folder"
             ) from error
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Replica:
         if epoch != current:
             return
         if holders.get(name) != sender or self.told is None or not 0 <= step <= self.told:
-            raise WireError(f"part {name[:40]!r} of step {step}, which it was not told to do")
+            raise WireError(f"part {name[:40]!r} of step {step}, which was not requested")
         if not self._newer(step):
             return
         with self._lock:  # also so that only one part at a time uses memory
@@ -151,9 +151,9 @@ class Replica:
         keys, came = self._check(name), self._came[name, step]
         known = set[str]().union(*came.values())
         if left in came or keys & known:
-            raise WireError(f"{name}: came twice after step {step}")
+            raise WireError(f"{name}: received twice after step {step}")
         if not left and (missing := self._missing(name, keys | known)):
-            raise WireError(f"{name}: came without {min(missing)[:80]!r}")
+            raise WireError(f"{name}: lacks {min(missing)[:80]!r}")
         if left and not keys:  # empty parts could arrive without end
             return False
         self._file("new").rename(self._file(name, step, left))

@@ -189,7 +189,7 @@ class RemoteSegments:
                 left = " and ".join(self._placed.names)
                 gone = "; ".join(f"{name} ({cause})" for name, cause in self._lost.items())
                 seconds = time.monotonic() - began
-                self.events.append(f"lost {gone}; went on with {left} after {seconds:.2f} s")
+                self.events.append(f"lost {gone}; continued with {left} after {seconds:.2f} s")
                 return
 
     def _without(self, lost: StageError) -> None:

@@ -308,7 +308,7 @@ def nested(tensors: Mapping[str, Any]) -> TrainingState:
         path, _, name = full.partition("/")
         group, *keys = path.split(".")
         if _KEYS.get(group) != len(keys):
-            raise ValueError(f"a tensor {full[:80]!r} belongs to nothing")
+            raise ValueError(f"unknown tensor {full[:80]!r}")
         place = getattr(training, group)
         for unit in map(int, keys):
             place = place.setdefault(unit, {})
@@ -337,20 +337,20 @@ def _read(path: Path) -> Checkpoint:
     state = json.loads(text, parse_constant=_no_figure)
     if state["format"] != _FORMAT:
         raise ConfigError(
-            f"{path}: has format {state['format']}, of CollaPipe {state['version']}; this is "
-            f"{__version__}, which reads format {_FORMAT}: go on with that version"
+            f"{path}: has format {state['format']} of CollaPipe {state['version']}; CollaPipe "
+            f"{__version__} reads format {_FORMAT}; resume with CollaPipe {state['version']}"
         )
     if state.pop("sha256") != _digest_of(state):
-        raise ValueError(f"{_STATE} is not what was written, by its SHA-256")
+        raise ValueError(f"{_STATE} was changed after it was written (SHA-256 differs)")
     written = state["files"]
     for name in sorted(written.keys() | {file.name for file in path.iterdir()} - {_STATE}):
         if name != _TENSORS and not _UNIT.fullmatch(name):
-            raise ValueError(f"{name[:80]!r} is no file of a checkpoint")
+            raise ValueError(f"{name[:80]!r} does not belong to a checkpoint")
         if written.get(name) != _digest(path / name):
-            raise ValueError(f"{name} is not what was written, by its SHA-256")
+            raise ValueError(f"{name} was changed after it was written (SHA-256 differs)")
     progress, configuration = PROGRESS.validate_python(state["progress"]), state["configuration"]
     if progress.round != int(path.name):
-        raise ValueError(f"it is of round {progress.round}")
+        raise ValueError(f"it contains round {progress.round}")
     if not isinstance(configuration, dict):
         raise TypeError("it has no configuration")
     tensors = {name: aligned(each) for name, each in load_file(path / _TENSORS).items()}
@@ -359,7 +359,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _no_figure(constant: str) -> float:
-    raise ValueError(f"{constant} is no figure of a run")
+    raise ValueError(f"{constant} is not a valid number")
 
 
 def _cause(error: Exception) -> str:

@@ -61,16 +61,17 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
         checkpoint = folder.read(name)
         if found := changed(checkpoint.configuration, settings.tree):
             raise ConfigError(
-                f"{run_dir / 'checkpoints' / name}: of a run with other options: {_listed(found)}"
+                f"{run_dir / 'checkpoints' / name}: belongs to a run with other options: "
+                f"{_listed(found)}"
             )
         check_sizes(run_dir, checkpoint.progress.sizes)
         _check_units(checkpoint.progress.scheduler, settings.federation.num_units)
         _check_names(checkpoint.progress.names, settings.federation.num_units)
     except ConfigError as error:
         before = [other for other in names if int(other) < int(name)]
-        offer = "there is none before it: begin a new run in another folder"
+        offer = "there is no earlier checkpoint; begin a new run in another folder"
         if before:
-            offer = f"to go on from the one before it, add --checkpoint {before[-1]}"
+            offer = f"to resume from the checkpoint before it, add --checkpoint {before[-1]}"
         raise ConfigError(f"{error}; {offer}") from error
     return checkpoint
 
@@ -80,19 +81,19 @@ def check_goes_on(settings: Settings, checkpoint: Checkpoint) -> None:
     left."""
     if found := changed(checkpoint.configuration, settings.tree):
         raise ConfigError(
-            f"{settings.run_dir}: a run goes on as it began, but {_listed(found)}; leave these as "
-            "they were, or begin a new run"
+            f"{settings.run_dir}: a resumed run must keep its options, but {_listed(found)}; set "
+            "these as before, or begin a new run"
         )
     rounds, done = settings.federation.rounds, checkpoint.progress.round
     if rounds < done:
         raise ConfigError(
-            f"federation.rounds={rounds}: {settings.run_dir} goes on after round {done}; set at "
-            f"least {done}, or choose an earlier one of checkpoints/ with --checkpoint"
+            f"federation.rounds={rounds}: the checkpoint of {settings.run_dir} is of round {done}; "
+            f"set at least {done}, or choose an earlier checkpoint with --checkpoint"
         )
     if rounds == done and _complete(Path(settings.run_dir), rounds):
         raise ConfigError(
-            f"{settings.run_dir}: completed after {done} rounds; to go on, give it more: "
-            f"federation.rounds={2 * done}"
+            f"{settings.run_dir}: completed after {done} rounds; to train longer, raise "
+            f"federation.rounds, such as federation.rounds={2 * done}"
         )
 
 
@@ -106,14 +107,14 @@ def rewind_run(
     """
     if tokenizer_digest(tokenizer) != checkpoint.progress.tokenizer:
         raise ConfigError(
-            f"{folder.path}: the tokeniser is another than the one that the run began with; bring "
-            "back its model/tokenizer.json and model/model.json, or begin a new run"
+            f"{folder.path}: the tokeniser has changed since the run began; restore its "
+            "model/tokenizer.json and model/model.json, or begin a new run"
         )
     planned, rounds = checkpoint.configuration["federation"]["rounds"], settings.federation.rounds
     if settings.optimizer.decay == "linear" and rounds != planned:
         _log.warning(
-            "optimizer.decay=linear: from here on rates go down to 0 in round %d, until here they "
-            "did so for round %d",
+            "optimizer.decay=linear: from now on the learning rate decays to 0 in round %d; until "
+            "now it decayed to 0 in round %d",
             rounds,
             planned,
         )
@@ -146,7 +147,7 @@ def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
             if found != like:
                 raise ConfigError(
                     f"checkpoint {checkpoint.name}: its {name} is {found}, this model's {like}; "
-                    "go on with the version and the files that the run began with"
+                    "resume with the version and the files with which the run began"
                 )
 
 

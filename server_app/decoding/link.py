@@ -142,7 +142,7 @@ class DecoderLinkServer:
         token = secrets.token_urlsafe(32)
         with self._lock:
             if len(self._sessions) >= self._max_sessions:
-                raise LinkError(f"{len(self._sessions)} sessions are open, as many as there may be")
+                raise LinkError(f"{len(self._sessions)} sessions are open, the largest number")
             if datetime.now(UTC) - self._made_at > VALID / 2:
                 self._make_certificates()
             self._sessions[token] = session
@@ -239,7 +239,7 @@ def _obeyed(claim: _Claim) -> Iterator[bytes]:
         works = frame.kind != FrameKind.RESUME  # a unit may repeat RESUME without progress
         claim.active = time.monotonic() if works else claim.active
         if frame.kind == FrameKind.BEGIN and (left := stream.backlog()[1]):
-            raise WireError(f"a step begins, but {left} gradients of the last one are not taken")
+            raise WireError(f"a step begins, but {left} gradients of the last step were not read")
         answer = _answer(session, frame)
         claim.active = time.monotonic() if works else claim.active
         if answer is not None:

@@ -130,7 +130,7 @@ def told_of_units(units: UnitsEvaluation, called: Called) -> Iterator[str]:
     """Yield lines on an evaluation on units: the figures, then units without rows or with
     failures."""
     if units.metric is None:
-        yield "no evaluation on units: none told anything of rows of its own"
+        yield "no evaluation on units: no unit sent results"
     else:
         held = [rows for rows in units.rows.values() if rows]
         whose = f"on {counted(sum(held), 'row')} of {counted(len(held), 'unit')}"

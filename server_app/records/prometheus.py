@@ -21,15 +21,15 @@ def write_metrics(file: Path, line: RoundReport) -> None:
         for key, value in values.items():
             gauge.labels(key).set(value)
 
-    tell("round", "Rounds that have ended.", line.round)
+    tell("round", "Number of finished rounds.", line.round)
     tell("units", "Units that finished the last round.", len(line.units))
-    tell("failures", "Units that were scheduled for it and failed.", len(line.failures))
-    tell("excluded", "Units that could not be planned with.", len(line.excluded))
-    tell("samples", "Samples that were trained on.", line.samples)
-    tell("train_loss", "Mean over the units' steps.", line.train_loss)
-    tell("evaluation_loss", "On the server's rows.", line.evaluation_loss)
-    tell("wall_seconds", "Since the run began.", line.wall_s)
-    tell_each("seconds", "Of each phase.", "phase", line.seconds)
+    tell("failures", "Scheduled units that failed in the last round.", len(line.failures))
+    tell("excluded", "Units that were excluded from the last round.", len(line.excluded))
+    tell("samples", "Samples trained on in the last round.", line.samples)
+    tell("train_loss", "Mean loss over the units' steps.", line.train_loss)
+    tell("evaluation_loss", "Loss on the evaluation rows.", line.evaluation_loss)
+    tell("wall_seconds", "Seconds since the run began.", line.wall_s)
+    tell_each("seconds", "Seconds of each phase of the last round.", "phase", line.seconds)
     ways = {"up": float(line.bytes_up), "down": float(line.bytes_down)}
     tell_each("bytes", "Activations, gradients and weights.", "way", ways)
     queues = {str(unit): length for unit, length in enumerate(line.kept_queues)}

@@ -148,8 +148,8 @@ def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
     if (round_ := latest_checkpoint(run_dir)) is None:
         first = f"; the first follows round {checkpoint_every}" if checkpoint_every else ""
         asked = f"federation.checkpoint_every={checkpoint_every}{first}"
-        return f"cannot go on: no checkpoint ({asked})"
-    return f"goes on after round {round_} with: collapipe resume {shlex.quote(str(run_dir))}"
+        return f"cannot be resumed: no checkpoint ({asked})"
+    return f"resume after round {round_} with: collapipe resume {shlex.quote(str(run_dir))}"
 
 
 def _end_rows(
@@ -162,7 +162,7 @@ def _end_rows(
     if history.losses:
         rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
     if history.skipped:
-        rows["skipped"] = f"{history.skipped} of these rounds came to nothing"
+        rows["skipped"] = f"{history.skipped} of these rounds were skipped"
     if history.ended is not None:
         rows["ended early"] = history.ended
     if history.epsilon is not None:
@@ -198,7 +198,7 @@ def privacy_told(epsilon: float, settings: PrivacySettings) -> str:
     """Describe the guarantee, such as ``ε = 7.9, δ = 1e-05 of each unit``, with a warning if the
     noise can be reproduced."""
     seed = settings.noise_seed
-    known = "" if seed is None else f"; NOT private to who knows privacy.noise_seed={seed}"
+    known = "" if seed is None else f"; NOT private if privacy.noise_seed={seed} is known"
     return f"ε = {epsilon:.3g}, δ = {settings.delta:g} of each unit{known}"
 
 
@@ -231,8 +231,8 @@ def noise_told(settings: Settings, weights: int) -> str | None:
     if times <= 1:
         return None
     return (
-        f"privacy: noise in the mean of {counted(units, 'unit')} is {times:,.0f} times as long as "
-        "an update may be; more units make it less, and fewer weights that train (adapter=lora)"
+        f"privacy: the noise in the mean of {counted(units, 'unit')} is {times:,.0f} times the "
+        "largest update; use more units, or fewer trainable weights (adapter=lora)"
     )
 
 

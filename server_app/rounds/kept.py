@@ -84,7 +84,7 @@ def _check_rows(numbers: Tensor, num_rows: int, sender: str) -> None:
     """Raise ``WireError`` unless ``numbers`` [n] are row numbers in strictly ascending order."""
     ascending = bool((numbers.diff() > 0).all())
     if len(numbers) and not (ascending and 0 <= int(numbers[0]) <= int(numbers[-1]) < num_rows):
-        raise WireError(f"{sender} keeps rows that are not different ones of 0 … {num_rows - 1}")
+        raise WireError(f"{sender} keeps row numbers that do not ascend within 0 … {num_rows - 1}")
 
 
 def _most_rows(cluster: ClusterState, round_: int, settings: Settings) -> int:
@@ -102,4 +102,4 @@ def check_state(state: Tensors, weights: Tensors, settings: OptimizerSettings, s
     for name, tensor in state.items():
         positive = name.endswith(("/exp_avg_sq", "/step"))
         if not all_finite(tensor) or (positive and bool((tensor < 0).any())):
-            raise WireError(f"{sender} sent {name} with values that no optimiser has")
+            raise WireError(f"{sender} sent {name} with impossible values for an optimiser")

@@ -156,8 +156,8 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
     )
     if not possible:
         raise WireError(
-            "reported losses, samples, target tokens, phases, seconds or bytes that no round of "
-            "the unit can have"
+            "reported losses, samples, target tokens, phases, seconds or bytes that are impossible "
+            "for its round"
         )
 
 

@@ -138,9 +138,9 @@ class Scheduler:
         others = [unit for unit, new in changed.items() if not same_cluster(before[unit], new)]
         if others:
             _log.warning(
-                "%s: other devices, rows or bits than at the checkpoint: the run goes on with "
-                "these, and will not end as it would have; or bring back the files that it began "
-                "with (cluster.file and the data's) and resume again",
+                "%s: devices, rows or bits have changed since the checkpoint. The run continues "
+                "with the new ones, so its result will differ. To avoid this, restore cluster.file "
+                "and the data files and resume again",
                 few_of(map(self.called, others), ", "),
             )
         return replace(then, roster=then.roster.updated(changed))
@@ -261,8 +261,8 @@ class Scheduler:
             if settings.chooses_payloads and not chosen:
                 raise ConfigError(
                     f"{self._left_open}: the strategy chose nothing for "
-                    f"{self.called(cluster.unit)}; set them, or take a strategy that does: dssra "
-                    "with solver=exact, or all with as many channels as units"
+                    f"{self.called(cluster.unit)}; set these options, or use a strategy that "
+                    "chooses them: dssra with solver=exact, or all with as many channels as units"
                 )
 
     @property

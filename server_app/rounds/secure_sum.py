@@ -94,7 +94,7 @@ class SecureSum:
         run = self._units.grid.run.run_id
         roster = Roster(run, self._round, keys, {u: each for u, each in signed.items() if each})
         for unit in told.keys() - roster.keys.keys():
-            self.failures[unit] = Failure("WireError", "sent keys of small order, or another's")
+            self.failures[unit] = Failure("WireError", "sent weak keys, or another unit's keys")
         self._check_enough(roster.keys, "sent keys")
         self._session = Session(roster, self._settings.privacy.threshold)
         asked = dict.fromkeys(roster.keys, records.pack(roster))
@@ -111,7 +111,7 @@ class SecureSum:
         others, units = self._session.others(reply.unit), self._session.keys.keys()
         if reply.sealed.keys() == others and reply.digests.keys() == units:
             return True
-        self.failures[reply.unit] = Failure("WireError", "sealed shares for others than asked")
+        self.failures[reply.unit] = Failure("WireError", "sent shares for the wrong units")
         return False
 
     def num_bytes(self, like: Tensors) -> int:

@@ -93,7 +93,7 @@ def _checked(
     if answer.unit != unit:
         fault = f"answered as unit {answer.unit}"
     elif found is not None and not possible(found, task, labels):
-        fault = "reported rows, losses or counts that no evaluation of the unit can have"
+        fault = "reported rows, losses or counts that are impossible for its evaluation"
     return Failure(WireError.__name__, fault) if fault else found
 
 

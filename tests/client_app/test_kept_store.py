@@ -137,5 +137,5 @@ def test_what_cannot_be_written_is_not_kept_as_it_was(
 
     monkeypatch.setattr("os.fsync", full)
     store.write(7, MESSAGES, GROUPS)
-    assert "a restart would forget this run" in caplog.text
+    assert "a restart would lose it" in caplog.text
     assert list(tmp_path.iterdir()) == []

@@ -129,5 +129,5 @@ def test_whatever_is_raised_the_unit_answers(
     with pytest.raises(Over):
         supernode.Messages("127.0.0.1:0", b"secret", KeptStore(tmp_path)).answer(raising)  # type: ignore[arg-type]
     (reply,) = node.replies
-    assert reply.error.reason == f"{type(error).__name__}; the unit's log says more"
+    assert reply.error.reason == f"{type(error).__name__}; see the unit's log"
     assert node.ended == [SubStatus.FAILED, SubStatus.COMPLETED]

@@ -154,7 +154,7 @@ def test_a_piece_that_an_array_has_a_thousand_times_counts_as_often(link: SuperL
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        (part("Array", b"[" * (2**19 + 1)), "beside texts and arrays"),
+        (part("Array", b"[" * (2**19 + 1)), "besides texts and arrays"),
         (part("RecordDict", b"[" * 99), "JSONDecodeError"),
         (part("ConfigRecord", b"\n\x02\n\x00" * 9), "more than one text"),
         (part("ConfigRecord", ConfigRecord({"json": [1] * 999}).deflate()[20:]), "one text"),

@@ -297,7 +297,7 @@ def test_another_request_than_a_part_is_small(client: TestClient) -> None:
 def test_the_words_of_a_units_rows_are_one_part(client: TestClient) -> None:
     """The SuperLink's process imports no ``questions``, which would import torch for seconds."""
     most = questions.rows(words=True).size.total_bytes
-    for size, said in ((most, "any reply"), (2 * most, "bytes, or nobody")):  # no run has asked
+    for size, said in ((most, "any run"), (2 * most, "no Content-Length")):  # no run has asked
         head = signed() | {"Content-Length": str(size)}
         answer = client.post(PART, content=b"abc", headers=head)
         assert answer.status_code == 413 and said in answer.text

@@ -105,7 +105,7 @@ def test_bad_input_is_one_line_and_status_2(
         (["strategy=random", "strategy.num_scheduled=0"], "strategy.num_scheduled=0: must be at"),
         (
             ["strategy=dssra_paper", "strategy.drift=paper", "strategy.drift_weight=0"],
-            "strategy.drift_weight=0: drift paper needs more than 0",
+            "strategy.drift_weight=0: drift paper needs a positive value",
         ),
         (
             ["strategy._target_=optim.baselines.EvenSplit"],

@@ -76,14 +76,17 @@ def test_a_run_that_would_learn_something_else_is_refused(
 
 
 def test_a_complete_run_says_how_to_give_it_more(run_dir: Path) -> None:
-    says = f"{run_dir}: completed after 3 rounds; to go on, give it more: federation.rounds=6"
+    says = (
+        f"{run_dir}: completed after 3 rounds; to train longer, raise federation.rounds, such as "
+        "federation.rounds=6"
+    )
     assert refusal(run_dir) == says
     assert refusal(run_dir, "seed=0", "federation.keep=1") == says
 
 
 def test_rounds_that_are_over_stay(run_dir: Path) -> None:
     assert refusal(run_dir, "federation.rounds=2").startswith(
-        f"federation.rounds=2: {run_dir} goes on after round 3; set at least 3, or choose"
+        f"federation.rounds=2: the checkpoint of {run_dir} is of round 3; set at least 3, or choose"
     )
 
 
@@ -91,8 +94,8 @@ def test_the_checkpoint_before_a_damaged_one_is_offered_and_works(run_dir: Path)
     state = run_dir / "checkpoints" / "000003" / "state.json"
     state.write_bytes(state.read_bytes().replace(b'"round": 3', b'"round": 2'))
     says = refusal(run_dir)
-    assert "000003: damaged, state.json is not what was written" in says
-    assert says.endswith("to go on from the one before it, add --checkpoint 000002")
+    assert "000003: damaged, state.json was changed after it was written" in says
+    assert says.endswith("to resume from the checkpoint before it, add --checkpoint 000002")
     resume_run(run_dir, [], "000002", [])
     assert CheckpointFolder(run_dir).read("000003").progress.round == 3
 
@@ -101,7 +104,7 @@ def test_where_there_is_none_before_it_a_new_run_is(run_dir: Path) -> None:
     (run_dir / "checkpoints" / "000001" / "tensors.safetensors").unlink()
     says = refusal(run_dir, name="000001")
     assert "000001: damaged, tensors.safetensors cannot be read" in says
-    assert says.endswith("there is none before it: begin a new run in another folder")
+    assert says.endswith("there is no earlier checkpoint; begin a new run in another folder")
 
 
 def test_another_runs_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_another_runs_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> No
     shutil.rmtree(run_dir / "checkpoints" / "000003")
     shutil.copytree(other / "checkpoints" / "000003", run_dir / "checkpoints" / "000003")
     says = refusal(run_dir)
-    assert "000003: of a run with other options: seed was 7, is 0;" in says
+    assert "000003: belongs to a run with other options: seed was 7, is 0;" in says
     assert says.endswith("add --checkpoint 000002")
 
 
@@ -172,7 +175,7 @@ def test_a_folder_is_one_runs_at_a_time(run_dir: Path, world: World) -> None:
 
 def test_another_tokeniser_is_noticed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumption, "tokenizer_digest", lambda tokenizer: "other")
-    assert "the tokeniser is another" in refusal(run_dir, "federation.rounds=4")
+    assert "the tokeniser has changed" in refusal(run_dir, "federation.rounds=4")
 
 
 def _no_answer(message: Message) -> Message:
@@ -220,7 +223,7 @@ def test_linear_rates_with_another_number_of_rounds_are_warned_of(
     world = World(tmp_path, "optimizer.decay=linear", "decoder.mode=control_unit")
     run_dir = world.run(tmp_path / "run")
     resume_run(run_dir, ["federation.rounds=4"], None, [])
-    assert "rates go down to 0 in round 4, until here they did so for round 3" in caplog.text
+    assert "decays to 0 in round 4; until now it decayed to 0 in round 3" in caplog.text
     saved = json.loads((run_dir / "overrides.json").read_text())
     assert [each for each in saved if each.startswith("federation.rounds")] == [
         "federation.rounds=4"
@@ -348,15 +351,15 @@ def _changed_state(run_dir: Path, change: Callable[[dict[str, Any]], object]) ->
     ("place", "value", "says"),
     [
         ("progress.sizes.metrics*csv", -1, "had -1 at the checkpoint"),
-        ("progress.round", 2, "damaged, it is of round 2"),
-        ("progress.round", -3, "damaged, it is of round -3"),
+        ("progress.round", 2, "damaged, it contains round 2"),
+        ("progress.round", -3, "damaged, it contains round -3"),
         ("configuration", 5, "it has no configuration"),
-        ("configuration.seed", "\x1b[31m" * 10_000, "of a run with other options: seed was"),
+        ("configuration.seed", "\x1b[31m" * 10_000, "a run with other options: seed was"),
         ("progress.scheduler.queues", [0.0], "conditions of [2, 1, 2, 2] units"),
         ("progress.scheduler.roster.reported", [], "conditions of [0, 2, 2, 2] units"),
         ("progress.scheduler.environment.units", [], "conditions of [2, 2, 2, 0] units"),
-        ("progress.scheduler.clock_s", float("nan"), "NaN is no figure of a run"),
-        ("progress.wall_s", float("inf"), "Infinity is no figure of a run"),
+        ("progress.scheduler.clock_s", float("nan"), "NaN is not a valid number"),
+        ("progress.wall_s", float("inf"), "Infinity is not a valid number"),
         (
             "progress.scheduler.roster.reported",
             [{"kind": "\x1b[31m", "message": ""}, {"kind": "", "message": ""}],

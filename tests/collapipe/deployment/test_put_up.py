@@ -320,5 +320,5 @@ def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
     }
     units._place(answers, set())
     assert [isinstance(answers[node], RowsReply) for node in told] == [True, False, False]
-    assert "calls itself 'a', its certificate is that of b" in str(answers[12])
+    assert "reported the name 'a', its certificate names b" in str(answers[12])
     assert places.of == {"a": 0}

@@ -23,7 +23,7 @@ DEVICES = [
         ("no route to 2001:db8::7 or fe80::1", "no route to … or …"),
         ("DNS resolution failed for jetson.home:7700", "DNS resolution failed for …"),
         ("C-ares status qtype=A name=jetson.home is_balancer=0", None),
-        ("nano: hangs in one action since 12 s", "nano: hangs in one action since 12 s"),
+        ("nano: hangs in one action for 12 s", "nano: hangs in one action for 12 s"),
         ("round, epoch, step, micro-batch (3, 0, 1, 0)", None),
         ("4 blocks need 1,000 bytes; install 2.13.0", None),
     ],

@@ -67,7 +67,7 @@ def test_a_sound_plan_passes() -> None:
         ((replace(SOUND, unit=4),), "C3: unit 4 takes part, known are"),
         ((SOUND, replace(SOUND, uplink=None)), "C5: units"),
         ((SOUND, plan(("c", 6), unit=5)), "C5: channels"),
-        ((plan(("c", 6), channel=2),), "unit 3: C3: channel 2 of 2; the unit told 2 gains"),
+        ((plan(("c", 6), channel=2),), "unit 3: C3: channel 2 of 2; the unit reported 2 gains"),
         ((sends(SOUND, 0.3),), r"unit 3: C6: 0\.3 W of 0\.2 W"),
         ((sends(SOUND, -0.1),), "unit 3: C6: -0.1 W"),
         ((sends(SOUND, float("nan")),), "unit 3: C6: nan W"),
@@ -82,7 +82,7 @@ def test_every_violation_is_named(clusters: tuple[ClusterPlan, ...], message: st
 
 def test_a_channel_needs_an_uplink() -> None:
     state = replace(REQUEST.clusters[0], uplink=None)
-    with pytest.raises(PlanViolationError, match="C3: channel 0 of 2; the unit told 0 gains"):
+    with pytest.raises(PlanViolationError, match="C3: channel 0 of 2; the unit reported 0 gains"):
         verify_plan(RoundPlan(1, (SOUND,)), replace(REQUEST, clusters=(state,)))
 
 

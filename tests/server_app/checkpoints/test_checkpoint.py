@@ -152,7 +152,7 @@ def test_another_format_is_named_with_its_version(tmp_path: Path) -> None:
     checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / "state.json"
     state = json.loads(file.read_text())
     file.write_text(json.dumps({**state, "format": 9, "version": "9.1"}))
-    with pytest.raises(ConfigError, match=r"has format 9, of CollaPipe 9\.1; this is .* format 2"):
+    with pytest.raises(ConfigError, match=r"has format 9 of CollaPipe 9\.1; .* CollaPipe 9\.1$"):
         checkpoints.read("000003")
 
 
@@ -201,5 +201,5 @@ def test_going_back_gives_up_what_came_later(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model/x", "own_models.one/x", "units.1.x/y", "weights.1/x"])
 def test_a_tensor_that_belongs_to_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"belongs to nothing|invalid literal"):
+    with pytest.raises(ValueError, match=r"unknown tensor|invalid literal"):
         nested({name: torch.zeros(1)})

@@ -199,7 +199,7 @@ def test_noise_is_of_the_systems_source_unless_asked(
 ) -> None:
     found = run(tmp_path / "run", "privacy=private", "federation.rounds=1")
     times = 4 * math.sqrt(sum(weight.numel() for weight in found.values())) / 3
-    assert f"noise in the mean of 3 units is {times:,.0f} times as long" in capsys.readouterr().out
+    assert f"noise in the mean of 3 units is {times:,.0f} times" in capsys.readouterr().out
     few = "strategy=random", "strategy.num_scheduled=2"
     settings, _ = settings_of(tmp_path, ["privacy=private", *few])
     assert "the mean of 2 units is 200 times" in str(noise_told(settings, 10_000))
