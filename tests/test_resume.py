@@ -113,7 +113,7 @@ def test_units_with_fewer_rows_go_on_with_what_they_kept_of_those(
     unit_app._cached_unit.cache_clear()
     told = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
     assert [(each["units"], each["failures"]) for each in told] == [([0, 1], {})] * 3
-    assert "the one before" not in caplog.text
+    assert "the previous checkpoint" not in caplog.text
     before, after = (CheckpointFolder(run_dir).read(each).training for each in ("000002", "000003"))
     for unit, kept in after.units.items():
         assert kept.keys() == before.units[unit].keys()

@@ -196,7 +196,7 @@ def test_a_bad_answer_at_the_start_costs_its_unit_alone_which_is_named_once(
     later = Units(grid, units.federation, places=units.places)
     assert [isinstance(each, Failure) for each in later.discover()] == [True] * 3
     later.ask_again(1, ())
-    (line,) = (each for each in caplog.messages if "left out" in each)
+    (line,) = (each for each in caplog.messages if "is excluded" in each)
     assert line.startswith("node 3 is excluded") and line.isprintable() and len(line) < 600
     if answer is failing:
         assert """ConfigError: "error: 'pay [31m xxx""" in line

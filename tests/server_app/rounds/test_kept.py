@@ -124,7 +124,7 @@ def test_a_unit_that_keeps_what_none_can_costs_nobody_a_checkpoint(
     options = "federation.num_units=3", "strategy=all", "federation.rounds=2"
     world = World(tmp_path, *options, "task.train_rows=12")
     run_dir = world.run(tmp_path / "run", client=lying)  # type: ignore[arg-type]
-    told = [each for each in caplog.messages if "by the one before" in each]
+    told = [each for each in caplog.messages if "of the previous checkpoint" in each]
     assert [each[: len("unit 0")] for each in told] == ["unit 0", "unit 1"]
     assert all("WireError" in each and each.isprintable() and len(each) < 600 for each in told)
     folder = CheckpointFolder(run_dir)

@@ -103,4 +103,4 @@ def test_others_than_at_the_checkpoint_are_named(
     with caplog.at_level(logging.WARNING):
         then = own.begin([replace(each, num_samples=99) for each in CLUSTERS])
         own.resumed(then, own.begin(CLUSTERS).roster)
-    assert "berlin, paris, rome and 1 more: other devices" in caplog.text
+    assert "berlin, paris, rome and 1 more: devices, rows or bits" in caplog.text
