@@ -144,8 +144,8 @@ def _check_order(schedule: Schedule) -> None:
         for before, action in itertools.chain(*map(itertools.pairwise, halves)):
             if action.micro_batch < before.micro_batch:
                 raise ScheduleError(
-                    f"stage {stage} has {action} behind {before}; gradients add up in the order "
-                    "of micro-batches"
+                    f"stage {stage} has {action} after {before}; gradients must add up in the "
+                    "order of micro-batches"
                 )
 
 

@@ -340,7 +340,8 @@ class Units:
 
     def _place(self, answers: dict[int, Numbered | Failure], taken: set[int]) -> None:
         """Set each answer's unit to the place of its node; replace it by a failure if the node gets
-        no place. Places in ``taken`` belong to other nodes. Nodes with reserved places go first."""
+        no place. Places in ``taken`` belong to other nodes. Nodes with certified places go
+        first."""
         num_units = self.federation.num_units
         replies = {n: each for n, each in answers.items() if not isinstance(each, Failure)}
         certified = self.places.certified()

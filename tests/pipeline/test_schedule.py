@@ -183,11 +183,11 @@ def test_planted_deadlocks_are_found(schedule: Schedule, message: str | None) ->
     [
         (
             schedule_of("F0 F1 B1 B0", "F0 F1 B1 B0"),  # which could end
-            "stage 0 has B0 behind B1; gradients add up in the order of micro-batches",
+            "stage 0 has B0 after B1; gradients must add up in the order of micro-batches",
         ),
         (
             schedule_of("F0 F1 B0 B1 W1 W0", "F0 B0 F1 B1"),
-            "stage 0 has W0 behind W1; gradients add up in the order of micro-batches",
+            "stage 0 has W0 after W1; gradients must add up in the order of micro-batches",
         ),
         (schedule_of("F0 F1 B0 B1 W0", "F0 B0 F1 B1"), "stage 0 has W1 0 times, not once"),
         (schedule_of("F0 B0 X0", "F0 B0"), "stage 0 has X0, whose kind is none of F, B, W"),
