@@ -124,7 +124,7 @@ def _head_seconds(
     law: AffineLaw | None = told(cost, unit) if told else None
     if law is None and settings.chooses_heads:
         raise ConfigError(
-            f"decoder.mode=auto: how fast the control unit of unit {unit} is, is not known; set "
+            "decoder.mode=auto: the speed of the control unit is not known; set "
             "cluster.control_unit_… of the preset, or control_unit in the inventory, or choose "
             "decoder.mode=per_cluster or control_unit"
         )

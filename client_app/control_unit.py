@@ -313,7 +313,7 @@ class ControlUnit:
                 loss, squared_norm = self._step(trainer, batch, step)
             except NonFiniteLossError as error:
                 raise NonFiniteLossError(
-                    f"unit {self._unit}, round {request.round}, step {step}: {error}; "
+                    f"round {request.round}, step {step}: {error}; "
                     "lower optimizer.lr or set optimizer.clip_norm"
                 ) from error
             steps.append((loss, squared_norm, batch.num_samples, batch.num_targets))

@@ -192,14 +192,14 @@ class DevicePipeline:
         named = ", ".join(sorted(gone))
         if not left:
             why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
-            raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices: {why}")
+            raise RoundFailedError(f"lost all its devices: {why}")
         settings, m = self._settings, self._plan.num_micro_batches
         sizes = self._spec.num_blocks, settings.batch_size, m
         problem = ClusterProblem(left, *sizes, "overlap", min_micro_batches=m)
         try:
             blocks = exact_partition(problem).best.blocks
         except InfeasibleRoundError as error:
-            raise RoundFailedError(f"unit {self._plan.unit}: without {named}: {error}") from error
+            raise RoundFailedError(f"without {named}: {error}") from error
         segments = segment_plans(left, blocks)
         return ClusterPlan(self._plan.unit, segments, m, self._plan.schedule)
 

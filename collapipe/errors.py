@@ -1,7 +1,7 @@
 """One tree of errors. Each message is one line: what, where, the value, and the way out."""
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class CollaPipeError(Exception):
@@ -109,7 +109,7 @@ class StorageError(CollaPipeError):
 
 
 _MOST = 400  # characters of what others say
-_FEW = 3  # causes that a line names
+_FEW = 3  # causes or units that a line names
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's categories
 # The embeddings, overrides and isolates of UAX 9, by which a name can look like another one.
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -139,8 +139,18 @@ def one_line(said: object) -> str:
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 
-def few_of(causes: Iterable[str]) -> str:
-    """Those that differ, but for how many more there are than a few: a thousand may fail alike."""
-    told = [*dict.fromkeys(causes)]
-    more = [f"and {len(told) - _FEW} more"] if len(told) > _FEW else []
-    return "; ".join([*told[:_FEW], *more])
+def few_of(texts: Iterable[str], between: str = "; ") -> str:
+    """The first three different texts, and how many more there are: a thousand may be alike."""
+    told = [*dict.fromkeys(texts)]
+    more = f" and {len(told) - _FEW} more" if len(told) > _FEW else ""
+    return between.join(told[:_FEW]) + more
+
+
+Called = Callable[[int], str]
+"""What users call the unit with this number."""
+
+
+def unit_called(unit: int, name: str = "") -> str:
+    """What users call a unit: the name of its certificate or its owner, or else its number, such
+    as ``unit 0``."""
+    return printable(name) or f"unit {unit}"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from collapipe.errors import ConfigError, is_printable
+from collapipe.errors import ConfigError, is_printable, unit_called
 
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
@@ -254,6 +254,12 @@ class ClusterState:
     num_samples: int  # rows of the unit's shard, |D_n|
     uplink: Uplink | None = None  # None where nobody modelled it: for strategies without channels
     real_devices: bool = False  # machines that may be lost at any time
+    name: str = ""  # of the unit; set by the server in requests, ignored in reports of units
+
+    @property
+    def called(self) -> str:
+        """The unit in a message to users."""
+        return unit_called(self.unit, self.name)
 
     def __post_init__(self) -> None:
         _check_count(f"unit {self.unit}: num_samples", self.num_samples)
@@ -277,10 +283,10 @@ class Estimates:
     curvature: float | None = None  # ξ (assumption 3), from below: the smallest ‖∇F‖²/(2F), F* = 0
 
 
-def unknown_cluster(unit: int) -> ClusterState:
+def unknown_cluster(unit: int, name: str = "") -> ClusterState:
     """Stands for a cluster of which nothing usable is known: it can hold no block."""
     device = DeviceProfile("unknown", AffineLaw(0.0, 0.0, 0.0, 0.0), max_blocks=0)
-    return ClusterState(unit, (device,), 0)
+    return ClusterState(unit, (device,), 0, name=name)
 
 
 def _check_first(unit: int, uplink: Uplink) -> None:

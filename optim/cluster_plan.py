@@ -84,7 +84,7 @@ def of_each(
         try:
             found[place] = make(cluster)
         except InfeasibleRoundError as error:
-            reasons.append(f"unit {cluster.unit}: {error}")
+            reasons.append(f"{cluster.called}: {error}")
             away = len(cluster.devices) - len(present_devices(cluster))
             if 0 < away < len(cluster.devices):  # no other can stand in for them
                 reasons[-1] += (
@@ -270,8 +270,9 @@ def solve_round(
     channels, uplinks = request.channels, _uplinks(request)
     if all(each == _no_uplink(len(channels)) for each in uplinks):
         raise InfeasibleRoundError(f"no unit told its uplink to the {len(channels)} channels")
+    names = tuple(cluster.called for cluster in request.clusters)
     problem = RoundProblem(
-        fronts, uplinks, channels, queues, request.num_blocks, options, error_queues
+        fronts, uplinks, channels, queues, request.num_blocks, options, error_queues, names
     )
     solution = solve(problem)
     verify_round(solution, problem)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, unit_called
 from collapipe.plan import Certificate
 from collapipe.state import Channel, DeviceProfile, HeadPlace, Payload, Uplink
 
@@ -160,6 +160,11 @@ class RoundProblem:
     num_blocks: int  # L, for Γ
     options: RoundOptions
     error_queues: tuple[float, ...] = ()  # Q_n(t)
+    names: tuple[str, ...] = ()  # of the units in messages to users; may be empty
+
+    def called(self, unit: int) -> str:
+        """A unit in a message to users."""
+        return self.names[unit] if self.names else unit_called(unit)
 
     @property
     def largest_error(self) -> float:

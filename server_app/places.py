@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
-from collapipe.errors import WireError
+from collapipe.errors import WireError, unit_called
 from collapipe.wire.messages import Failure
 
 
@@ -33,7 +33,7 @@ class Places:
 
     def called(self, place: int) -> str:
         """Its name, or else such as ``unit 0``."""
-        return self.name(place) or f"unit {place}"
+        return unit_called(place, self.name(place))
 
     def certified(self) -> Mapping[int, str]:
         """Names by node. Reads and verifies every certificate, so it is called once a question."""

@@ -208,7 +208,7 @@ class _Run:
         """Decide the rounds and count what they cost; nothing is trained."""
         federation = self.settings.federation
         units = Units(grid, federation, self.tokenizer.pack(), {}, self.places)
-        scheduler = Scheduler(self.settings, units.discover())
+        scheduler = Scheduler(self.settings, units.discover(), self.places.name)
         if self.checkpoint is not None:
             scheduler.resume_from(self.checkpoint.progress.scheduler)
         rounds = range(self.history.num_rounds + 1, federation.rounds + 1)

@@ -48,7 +48,6 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.5
 _AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
 _AT_ONCE = 8  # units whose states between rounds are in memory together
-_FEW = 3  # units that an error names
 _LONGEST_KIND = 64  # characters of an error's name
 _GONE = "has left, or its machine cannot be reached"
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
@@ -412,7 +411,7 @@ class Units:
         for node, each in failures.items():
             who = self.places.of_node(node, certified)
             whose.setdefault(f"{each.kind}: {each.message}", []).append(who)
-        return few_of(f"{_named(who)}: {cause}" for cause, who in whose.items())
+        return few_of(f"{few_of(who, ', ')}: {cause}" for cause, who in whose.items())
 
     def _ask(
         self,
@@ -465,11 +464,6 @@ def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, 
     """The answers, and why others have none."""
     told = {key: each for key, each in answers.items() if not isinstance(each, Failure)}
     return told, {key: each for key, each in answers.items() if isinstance(each, Failure)}
-
-
-def _named(who: Sequence[str]) -> str:
-    more = f" and {len(who) - _FEW} more" if len(who) > _FEW else ""
-    return ", ".join(who[:_FEW]) + more
 
 
 def _connected(grid: Grid, federation: FederationSettings) -> list[int]:

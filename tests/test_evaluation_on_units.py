@@ -144,7 +144,7 @@ def test_a_unit_that_fails_an_evaluation_is_left_out_and_named(
         assert on_units["rows"] == {"2": 3}
         assert list(on_units["failures"]) == ["0", "1"]
         assert "no memory" in on_units["failures"]["0"]
-        assert on_units["failures"]["1"].startswith("WireError: unit 1 told rows")
+        assert on_units["failures"]["1"].startswith("WireError: reported rows")
         assert line["metric"]["signature"].endswith("of 1 unit")
     said = " ".join(capsys.readouterr().out.split())
     assert "on 3 rows of 1 unit" in said

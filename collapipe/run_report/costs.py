@@ -115,14 +115,14 @@ def energy(run: Run) -> Markup:
         return note(", ".join(filter(None, told)) + ".")
     bars = [
         stacked(
-            f"unit {unit}",
+            run.called(unit),
             ((_OF_DEVICES, whole - each[_UPLOAD]), (_OF_UPLOAD, each[_UPLOAD])),
             f"{three_digits(whole)} J",
         )
         for unit, (each, whole) in enumerate(zip(spent, totals, strict=True))
     ]
     each_device = [
-        [f"unit {unit}", name, f"{joules:.4g} J"]
+        [run.called(unit), name, f"{joules:.4g} J"]
         for unit, each in enumerate(spent)
         for name, joules in each.items()
     ]

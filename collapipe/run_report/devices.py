@@ -26,7 +26,7 @@ def devices(run: Run) -> Markup | None:
     )
     told = table(titles, [*_cells(run, last)], f"Devices in round {last.round}")
     bars = [
-        stacked(f"unit {unit}, {each.name}", _parts(each), seconds(each.span_s))
+        stacked(f"{run.called(unit)}, {each.name}", _parts(each), seconds(each.span_s))
         for unit, reports in last.devices.items()
         for each in reports
     ]
@@ -40,9 +40,10 @@ def _pipelines(run: Run) -> Markup:
     found: dict[str, list[tuple[float, float]]] = {}
     for line in run.rounds:
         for unit, measured_s in line.pipeline_s.items():
-            found.setdefault(f"unit {unit}, measured", []).append((line.round, measured_s))
+            who = run.called(unit)
+            found.setdefault(f"{who}, measured", []).append((line.round, measured_s))
             if cost := line.costs.get(unit):
-                found.setdefault(f"unit {unit}, planned", []).append((line.round, cost.pipeline_s))
+                found.setdefault(f"{who}, planned", []).append((line.round, cost.pipeline_s))
     series = [Series(name, style, points) for style, (name, points) in enumerate(found.items())]
     return lines("Pipelines of real devices", "round", "s", series, zero=True)
 
@@ -53,7 +54,7 @@ def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
         for each in line.devices.get(cluster.unit, ()):
             chunk_s, span_s = planned.get(each.name), each.span_s or 1.0
             yield [
-                f"unit {cluster.unit}, {each.name}",
+                f"{run.called(cluster.unit)}, {each.name}",
                 each.blocks,
                 "–" if chunk_s is None else seconds(chunk_s),
                 seconds(each.chunk_s),
@@ -82,4 +83,4 @@ def _events(run: Run) -> Iterator[Markup]:
     for line in run.rounds:
         for unit, events in line.events.items():
             for event in events:
-                yield note(f"Round {line.round}, unit {unit}: {printable(event)}")
+                yield note(f"Round {line.round}, {run.called(unit)}: {printable(event)}")

@@ -90,7 +90,9 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
         tag("dl", *facts),
         None if run.choices else note(unknown),
     )
-    a_round = join(gantt(shown), step_chart(run, shown)) if shown else note("No round was planned.")
+    a_round = note("No round was planned.")
+    if shown:
+        a_round = join(gantt(run, shown), step_chart(run, shown))
     text = tag("pre", run.config_text, tabindex="0", role="region", aria_label="config.yaml")
     configuration = details("The configuration, config.yaml", text)
     real, read = devices(run), privacy(run)
@@ -163,7 +165,7 @@ def _rounds(run: Run) -> Markup:
         "validation loss": lambda line: _told(line.evaluation_loss, ".5g"),
         "metric": lambda line: _told(line.metric.value if line.metric else None, ".5g"),
         "samples": lambda line: f"{line.samples:,}",
-        "units": lambda line: " ".join(map(str, line.units)) or "–",
+        "units": lambda line: ", ".join(map(run.called, line.units)) or "–",
         f"clock, {run.clock.kind}": lambda line: f"{ends[line.round]:,.2f} s",
         "delay, modelled": lambda line: _told(
             line.cost.delay_s if line.cost else None, ",.2f", " s"

@@ -36,11 +36,11 @@ _EVEN = Kind("even micro-batch", "fill c0 even", 0, 0.75)
 _SENT = Kind("hop to the next device", "hop", 0.8, 0.2)
 
 
-def gantt(line: RoundReport) -> Markup:
+def gantt(run: Run, line: RoundReport) -> Markup:
     """Who computes and sends when in a round: modelled, one unit above the other."""
     bars, cells, costs = [], [], line.costs
     for cluster in line.plan.clusters:
-        name, cost, uplink = f"unit {cluster.unit}", costs.get(cluster.unit), cluster.uplink
+        name, cost, uplink = run.called(cluster.unit), costs.get(cluster.unit), cluster.uplink
         pipeline_s, upload_s, ends_s = _times(cluster, cost)
         stem_s, rest_s = cost.stem_s if cost else 0.0, None
         if pipeline_s is not None and upload_s is not None:
@@ -100,7 +100,9 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
     latency = _latency(run)
     streamed = run.option("strategy.uplink") != "after"
     drawn = [
-        row for cluster in line.plan.clusters for row in _rows(request, cluster, latency, streamed)
+        row
+        for cluster in line.plan.clusters
+        for row in _rows(run, request, cluster, latency, streamed)
     ]
     title = f"A local step of round {line.round}, modelled"
     return rows(title, "seconds from the step's beginning", drawn, wide=True)
@@ -132,21 +134,22 @@ def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]
 
 
 def _rows(
-    request: RoundRequest, cluster: ClusterPlan, latency: Latency, streamed: bool
+    run: Run, request: RoundRequest, cluster: ClusterPlan, latency: Latency, streamed: bool
 ) -> Iterator[Row]:
     """Yield two rows per device, computing and sending by micro-batch, in pipeline order, and the
     rows of the stages after the last device."""
-    problem, partition, state = _planned(request, cluster, latency)
+    who = run.called(cluster.unit)
+    problem, partition, state = _planned(run, request, cluster, latency)
     for stage in timeline(problem, partition):
         starts = enumerate(stage.computes)
         boxes = [((_ODD, _EVEN)[n % 2], (start, start + stage.compute_s)) for n, start in starts]
         boxes += [(_SENT, (start, start + stage.hop_s)) for start in stage.hops]
-        yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
+        yield Row(f"{who}, {problem.devices[stage.device].name}", boxes)
     if cluster.uplink and state.uplink and streamed:
         sent_s = state.uplink.activation_share * cluster.uplink.upload_s / request.local_steps
         for each in stages_behind(problem, partition, sent_s):
             boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
-            yield Row(f"unit {cluster.unit}, {each.name}", boxes)
+            yield Row(f"{who}, {each.name}", boxes)
 
 
 def planned_stages(
@@ -156,7 +159,7 @@ def planned_stages(
     request = next(read_requests(run, line.round), None)
     if request is None:
         return []
-    problem, partition, _ = _planned(request, cluster, _latency(run))
+    problem, partition, _ = _planned(run, request, cluster, _latency(run))
     return [(problem.devices[each.device].name, each) for each in timeline(problem, partition)]
 
 
@@ -166,20 +169,18 @@ def _latency(run: Run) -> Latency:
 
 
 def _planned(
-    request: RoundRequest, cluster: ClusterPlan, latency: Latency
+    run: Run, request: RoundRequest, cluster: ClusterPlan, latency: Latency
 ) -> tuple[ClusterProblem, Partition, ClusterState]:
-    states = {state.unit: state for state in request.clusters}
+    who, states = run.called(cluster.unit), {state.unit: state for state in request.clusters}
     if cluster.unit not in states:
-        raise ConfigError(f"round {request.round}: {REQUESTS} does not know unit {cluster.unit}")
+        raise ConfigError(f"round {request.round}: {REQUESTS} does not know {who}")
     state = as_planned(states[cluster.unit], cluster.uplink)
     problem = cluster_problem(request, state, latency)
     if cluster.segments:
         known = {device.name: device for device in problem.devices}
         names = [segment.device for segment in cluster.segments]
         if missing := ", ".join(set(names) - set(known)):
-            raise ConfigError(
-                f"unit {cluster.unit}: {REQUESTS} does not know its devices {missing}"
-            )
+            raise ConfigError(f"{who}: {REQUESTS} does not know its devices {missing}")
         problem = replace(problem, devices=tuple(known[name] for name in names))
     blocks = tuple(segment.span.blocks for segment in cluster.segments)
     partition = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=not blocks)

@@ -78,7 +78,7 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
         stages = planned_stages(run, line, cluster)
         for stage, device in enumerate(devices):
             process += 1
-            yield from _named(process, f"unit {cluster.unit}, {device.name}")
+            yield from _named(process, f"{run.called(cluster.unit)}, {device.name}")
             lists = [_actions(cluster, len(devices), stage, len(each)) for each in device.steps]
             yield from _measured(process, device, lists)
             flow = f"unit {cluster.unit}"

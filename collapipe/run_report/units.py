@@ -69,16 +69,16 @@ def _by_round(
     for unit, number, kind in found:
         boxes[unit].append((kind, (number, number)))
     units = range(run.num_units)
-    rows = [Row(f"unit {unit}", boxes[unit], told.get(unit, "")) for unit in units]
+    rows = [Row(run.called(unit), boxes[unit], told.get(unit, "")) for unit in units]
     return cells(title, rows, [line.round for line in run.rounds])
 
 
 def _events(run: Run) -> Markup | None:
     rows = [
-        [line.round, unit, what, printable(why)]
+        [line.round, "–" if unit is None else run.called(unit), what, printable(why)]
         for line in run.rounds
         for what, causes in (
-            ("round skipped", {"–": line.skipped} if line.skipped else {}),
+            ("round skipped", {None: line.skipped} if line.skipped else {}),
             ("failed", line.failures),
             ("excluded", line.excluded),
         )
@@ -113,7 +113,7 @@ def radio(run: Run) -> Markup:
     columns = ["unit", "uploads", "power, mean", "least – most", "upload, mean", "least – most"]
     rows = [
         [
-            f"unit {unit}",
+            run.called(unit),
             len(each),
             *_range([uplink.power_w for uplink in each], "W"),
             *_range([uplink.upload_s for uplink in each], "s"),
@@ -186,9 +186,9 @@ def queues(run: Run) -> Markup:
     told = f"Units shown by name have the largest means of all {run.num_units}."
     return join(
         charts(
-            _by_unit("Virtual queues Y after each round", "Y", after),
-            _by_unit("Drift Γ, mean of the rounds so far", "Γ", mean_drift, bound),
-            _by_unit("Queues Q of what rounding costs the gradient", "Q", owed),
+            _by_unit(run, "Virtual queues Y after each round", "Y", after),
+            _by_unit(run, "Drift Γ, mean of the rounds so far", "Γ", mean_drift, bound),
+            _by_unit(run, "Queues Q of what rounding costs the gradient", "Q", owed),
         ),
         note(told) if run.num_units > _MOST_LINES else None,
         assumed if rows else None,
@@ -217,7 +217,9 @@ def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]
             yield line.round, gammas
 
 
-def _by_unit(title: str, up: str, known: _Rows, limit: float | None = None) -> Markup | None:
+def _by_unit(
+    run: Run, title: str, up: str, known: _Rows, limit: float | None = None
+) -> Markup | None:
     """A line for each of a few units; of more a band, the median, and the worst by their names."""
     if not known:
         return None
@@ -226,7 +228,7 @@ def _by_unit(title: str, up: str, known: _Rows, limit: float | None = None) -> M
     worst = sorted(range(num_units), key=lambda unit: -means[unit])[:_NAMED]
     drawn = range(num_units) if num_units <= _MOST_LINES else worst
     series = [
-        Series(f"unit {unit}", style, [(number, row[unit]) for number, row in known])
+        Series(run.called(unit), style, [(number, row[unit]) for number, row in known])
         for style, unit in enumerate(drawn, num_units > _MOST_LINES)
     ]
     if num_units > _MOST_LINES:

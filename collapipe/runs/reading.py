@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from collapipe.config.composing import value_at
 from collapipe.config.trust import read_tree
-from collapipe.errors import ConfigError, one_line, printable
+from collapipe.errors import ConfigError, one_line, printable, unit_called
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
 
@@ -67,7 +67,7 @@ class Run:
 
     def called(self, unit: int) -> str:
         """A unit's name, or else such as ``unit 0``."""
-        return printable(self.names.get(unit, "")) or f"unit {unit}"
+        return unit_called(unit, self.names.get(unit, ""))
 
     @property
     def num_units(self) -> int:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from collapipe.errors import RoundFailedError, WireError
+from collapipe.errors import Called, RoundFailedError, WireError, unit_called
 from collapipe.secure_aggregation import masks
 from collapipe.secure_aggregation.masks import Words
 from collapipe.secure_aggregation.messages import (
@@ -57,13 +57,16 @@ class CheckedShares:
     """Revealed shares, compared with the digests that their owners sent.
 
     ``fitting`` shares by owner and place. For each pair (holder, owner) in ``wrong``, the holder
-    changed the share, or the owner sent a digest of another one.
+    changed the share, or the owner sent a digest of another one. For a pair that is also in
+    ``missing``, the holder revealed no share: it reports that it could not open what the owner
+    sealed.
     """
 
     fitting: Mapping[int, Mapping[int, bytes]]
     wrong: frozenset[tuple[int, int]]
+    missing: frozenset[tuple[int, int]] = frozenset()
 
-    def suspects(self) -> list[str]:
+    def suspects(self, called: Called = unit_called) -> list[str]:
         """Name the units that lied, if only as few did as explain all wrong shares.
 
         An honest unit has wrong shares in common with liars only. So if there are m liars, a unit
@@ -79,8 +82,8 @@ class CheckedShares:
             left = {(min(pair), max(pair)) for pair in self.wrong if not liars & {*pair}}
             if len(liars) + len(left) <= most:
                 break
-        pairs = [f"unit {one} or unit {other}" for one, other in sorted(left)]
-        return [*(f"unit {unit}" for unit in sorted(liars)), *pairs]
+        pairs = [f"{called(one)} or {called(other)}" for one, other in sorted(left)]
+        return [*map(called, sorted(liars)), *pairs]
 
 
 def checked(
@@ -90,6 +93,7 @@ def checked(
 ) -> CheckedShares:
     """Compare the shares that units ``revealed`` with the digests of those that were ``shared``."""
     fitting, wrong = {owner: dict[int, bytes]() for owner in shared}, set[tuple[int, int]]()
+    missing = {(h, owner) for h, told in revealed.items() for owner in shared.keys() - told.shares}
     for holder, told in revealed.items():
         for owner in told.shares.keys() & shared.keys():
             dealt, share = shared[owner].digests[holder], told.shares[owner]
@@ -98,39 +102,43 @@ def checked(
                 fitting[owner][place(holder)] = share
             else:
                 wrong.add((holder, owner))
-    return CheckedShares(fitting, frozenset(wrong))
+    return CheckedShares(fitting, frozenset(wrong | missing), frozenset(missing))
 
 
 def unmask(
-    session: Session, survivors: Collection[int], shares: CheckedShares, total: Words
+    session: Session,
+    survivors: Collection[int],
+    shares: CheckedShares,
+    total: Words,
+    called: Called = unit_called,
 ) -> None:
     """Take the masks off the ``total`` of the ``survivors``' masked words, in place.
 
     Raises ``RoundFailedError`` if too few ``shares`` fit, ``WireError`` if they restore no secret,
     or another mask key than their owner's.
     """
-    secrets = {unit: _secret(session, unit, shares) for unit in shares.fitting}
+    secrets = {unit: _secret(session, unit, shares, called) for unit in shares.fitting}
     for unit, secret in secrets.items():
         if unit in survivors:
             masks.add_mask(total, secret, negative=True)
             continue
         if masks.public_key(secret) != session.keys[unit].mask:
-            raise WireError(f"unit {unit} dealt shares that restore another key than its own")
+            raise WireError(f"{called(unit)} dealt shares that restore another key than its own")
         for other in survivors:
             public = session.keys[other].mask
             seed = masks.pair_seed(secret, public, session.digest, unit, other)
             masks.add_mask(total, seed, negative=other < unit)  # where that unit added it
 
 
-def _secret(session: Session, unit: int, shares: CheckedShares) -> bytes:
+def _secret(session: Session, unit: int, shares: CheckedShares, called: Called) -> bytes:
     found, need = shares.fitting[unit], session.units_needed
     if len(found) < need:
-        liars = ", ".join(shares.suspects()) or "none"
+        liars = ", ".join(shares.suspects(called)) or "none"
         raise RoundFailedError(
-            f"{len(found)} shares of the mask of unit {unit} are usable, {need} restore it; wrong "
-            f"shares came from: {liars}"
+            f"{len(found)} shares of the mask of {called(unit)} are usable, {need} restore it; "
+            f"wrong shares came from: {liars}"
         )
     try:
         return combine({each: found[each] for each in sorted(found)[:need]})
     except WireError as error:
-        raise WireError(f"unit {unit} dealt {error}") from error
+        raise WireError(f"{called(unit)} dealt {error}") from error

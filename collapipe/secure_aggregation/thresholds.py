@@ -13,10 +13,10 @@ the round, and at least t − c of the updates in it are of units that do not co
    the c colluding units can be among both groups: 2t ≤ n + c, a contradiction.
 2. *The server learns one secret of each honest unit at most:* the self mask's seed of a survivor,
    the mask key of another unit. Of the other secret it has the c < t shares of colluding units.
-3. *No part of the list has a sum of its own.* A unit that confirms a list has opened the shares of
-   all others on it, so that it shares masks with all of them. Let k honest survivors not have
+3. *No part of the list has a sum of its own.* A unit that confirms a list has added masks with
+   all others on it, whether or not it could open their shares. Let k honest survivors not have
    confirmed it. At least t others have, so at most n − t − k units are not on the list. Each of
-   the k has opened the shares of t − 1 other units. At most (k − 1) + (n − t − k) + c < t − 1 of
+   the k has added masks with t − 1 other units. At most (k − 1) + (n − t − k) + c < t − 1 of
    them are not honest units that confirmed. So masks connect each honest survivor to the honest
    ones that confirmed, and the server has none of these masks' keys.
 

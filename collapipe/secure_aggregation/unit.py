@@ -109,8 +109,11 @@ class UnitWithShares:
         return len(self.roster.keys)
 
     def mask(self, round_: int, request: MaskRequest, words: Words) -> "MaskedUnit":
-        """Mask ``words`` in place. Raises ``WireError``, and leaves them as they are, unless this
-        is the session's round, and the shares are of its units and enough to restore a secret.
+        """Mask ``words`` in place. Shares that cannot be opened are left out: the unit reveals none
+        of their sender.
+
+        Raises ``WireError``, and leaves the words as they are, unless this is the session's round,
+        and the shares are of its units and enough to restore a secret.
         """
         unit, session, shares = self.unit, Session(self.roster, self.threshold), request.sealed
         _check_round(self.before.round, round_)
@@ -120,17 +123,22 @@ class UnitWithShares:
                 f"shares of {len(shares)} units, {len(strangers)} of them not in the roster; "
                 f"expected those of {session.units_needed - 1} others or more"
             )
-        held = {sender: self._opened(session, sender, each) for sender, each in shares.items()}
-        seeds = {other: self._pair_seed(session, other) for other in held}
+        opened = {sender: self._opened(session, sender, each) for sender, each in shares.items()}
+        held = {sender: both for sender, both in opened.items() if both is not None}
+        seeds = {other: self._pair_seed(session, other) for other in shares}
         masks.add_mask(words, self.seed)
         for other, seed in seeds.items():
             masks.add_mask(words, seed, negative=unit > other)
-        keys = {other: self._confirming_key(session, other) for other in held}
+        keys = {other: self._confirming_key(session, other) for other in shares}
         return MaskedUnit(unit, round_, session.units_needed, held, self.own_share, keys)
 
-    def _opened(self, session: Session, sender: int, sealed: bytes) -> bytes:
+    def _opened(self, session: Session, sender: int, sealed: bytes) -> bytes | None:
+        """The shares; None if the sender sealed something else."""
         private, public, to = self.before.seal_key, session.keys[sender].seal, self.before.unit
-        return masks.unseal(sealed, private, public, session.digest, sender, to)
+        try:
+            return masks.unseal(sealed, private, public, session.digest, sender, to)
+        except WireError:
+            return None
 
     def _pair_seed(self, session: Session, other: int) -> bytes:
         private, public, unit = self.before.mask_key, session.keys[other].mask, self.before.unit
@@ -145,8 +153,9 @@ class UnitWithShares:
 class MaskedUnit:
     """A unit that has sent its masked update.
 
-    ``held`` are the other units' shares that it has, of the mask key and of the self mask's seed,
-    and ``keys`` those by which it confirms survivors to them.
+    ``keys`` are those by which it confirms survivors to the other units that it shares masks with.
+    ``held`` are the shares of these units that it could open, of the mask key and of the self
+    mask's seed.
     """
 
     unit: Unit
@@ -158,13 +167,14 @@ class MaskedUnit:
 
     def confirm(self, request: SurvivorsRequest) -> tuple["UnitWithSurvivors", SurvivorsReply]:
         """Confirm the survivors to each other one. Raises ``WireError`` unless these are enough,
-        each named once, this unit and otherwise only units whose shares it has among them."""
+        each named once, this unit and otherwise only units that it shares masks with among them.
+        """
         _check_round(self.round, request.round)
-        survivors, known = {*request.survivors}, {self.unit, *self.held}
+        survivors, known = {*request.survivors}, {self.unit, *self.keys}
         odd = len(survivors) < len(request.survivors) or not survivors <= known
         if odd or self.unit not in survivors or len(survivors) < self.units_needed:
             raise WireError(
-                f"unit {self.unit} was sent {len(request.survivors)} survivors; expected "
+                f"was sent {len(request.survivors)} survivors; expected "
                 f"{self.units_needed} … {len(known)} that shared their keys, this unit included"
             )
         keys = {other: key for other, key in self.keys.items() if other in survivors}
@@ -202,7 +212,7 @@ class UnitWithSurvivors:
         if len(same) + 1 < self.units_needed:
             differing = few_of(f"unit {other}" for other in request.confirmations.keys() - same)
             raise WireError(
-                f"{len(same) + 1} units confirm the survivors that unit {self.unit} was sent, "
+                f"{len(same) + 1} units confirm the survivors that this unit was sent, "
                 f"expected {self.units_needed} or more; {differing or 'nobody'} was sent others"
             )
         return UnmaskReply(self.unit, self.shares)

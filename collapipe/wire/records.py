@@ -160,7 +160,7 @@ def unpack_head_state(content: RecordDict) -> Tensors:
 def unpack_reply(content: RecordDict) -> TrainReply:
     answer = unpack(UnitReply, content)
     if answer.report is None or answer.report.unit != answer.unit:
-        raise WireError(f"reply of unit {answer.unit} without a report of its own")
+        raise WireError("a reply without a report of the unit's own")
     weights, head_state = unpack_record(content, WEIGHTS), unpack_head_state(content)
     return TrainReply(weights, answer.report, _own_state(answer), head_state)
 

@@ -205,7 +205,7 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     if not heard[at]:
         return (
             "no unit reaches a channel (C6): everywhere max_power_w or the gain is 0; raise "
-            f"unit {unit}'s max_power_w={uplink.max_power_w:g} or its gains"
+            f"{problem.called(unit)}'s max_power_w={uplink.max_power_w:g} or its gains"
         )
     joule_per_bit = math.log(2) / float(pairs.snr_per_watt[at])
     joule_per_bit /= problem.channels[channel].bandwidth_hz
@@ -216,9 +216,9 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     if any(each.gradient_error > most for each in offered):
         ways += f", or error_budget={most:g}, which forbids fewer bits"
     return (
-        f"no unit can afford its upload (C8): unit {unit} on channel {channel} comes nearest, "
-        f"where {bits:.4g} bits cost more than {bits * joule_per_bit:.4g} J at any power and "
-        f"energy_j is {uplink.energy_j:.4g}; {ways}"
+        f"no unit can afford its upload (C8): {problem.called(unit)} on channel {channel} comes "
+        f"nearest, where {bits:.4g} bits cost more than {bits * joule_per_bit:.4g} J at any power "
+        f"and energy_j is {uplink.energy_j:.4g}; {ways}"
     )
 
 
@@ -264,7 +264,7 @@ def _gamma(problem: RoundProblem, options: OptionTable) -> str:
     _, point, unit, channel = nearest
     least = f"Γ = {gammas[nearest]:.4g} at S = {options.points.segments[point, unit, 0]:g}"
     return (
-        f"no unit keeps Γ within gamma_max={problem.options.gamma_max:.4g} (C11): unit "
-        f"{unit} on channel {channel} comes nearest with {least} and "
+        f"no unit keeps Γ within gamma_max={problem.options.gamma_max:.4g} (C11): "
+        f"{problem.called(int(unit))} on channel {channel} comes nearest with {least} and "
         f"{limits[nearest]:.4g} W; raise gamma_max above that, or turn hard_gamma off"
     )

@@ -35,7 +35,7 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
         try:
             _check_cluster(cluster, states[cluster.unit], request)
         except PlanViolationError as error:
-            raise PlanViolationError(f"unit {cluster.unit}: {error}") from error
+            raise PlanViolationError(f"{states[cluster.unit].called}: {error}") from error
 
 
 def _check_once(what: str, used: list[int], most: int) -> None:

@@ -169,7 +169,7 @@ class DecoderSession:
         return False
 
     def _where(self, step: _OpenStep) -> str:
-        return f"unit {self.unit}, round {self.round}, step {step.number}"
+        return f"round {self.round}, step {step.number}"
 
     def _under_way(self) -> _OpenStep:
         if self._step is None:

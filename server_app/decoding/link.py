@@ -191,7 +191,7 @@ class DecoderLinkServer:
             if token is None or token in self._claims:
                 raise LinkError("this token's stream was opened already, or its round is over")
             session = self._sessions[token]
-            stream = FrameStream(f"unit {session.unit}", self._settings.max_message_bytes)
+            stream = FrameStream("the unit", self._settings.max_message_bytes)
             claim = self._claims[token] = _Claim(context, session, stream)
         try:
             yield claim

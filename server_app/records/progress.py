@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 from rich.console import Console
@@ -11,13 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from collapipe.errors import printable
+from collapipe.errors import Called, printable
 from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport, Score, UnitsEvaluation
 from server_app.evaluation import Evaluated
 
 _log = logging.getLogger(__name__)
-Called = Callable[[int], str]  # what users call the unit with this number
 
 
 class RunProgress:

@@ -19,7 +19,7 @@ _BAR, _PLAIN, _OTHERS = 0.76, "#3b6ea5", "#dcdcdc"
 
 @own_look()
 def draw(
-    units: Sequence[int],
+    units: Sequence[str],
     sizes: Sequence[int],
     counts: Sequence[Mapping[str, int]],
     labels: Sequence[str],
@@ -34,8 +34,9 @@ def draw(
     height = _ROW_IN * max(len(drawn), min(len(labels), _MOST_LABELS) + 1) + _MARGIN_IN
     figure = Figure((_WIDTH_IN, height), layout="constrained")
     axes = figure.subplots()
+    letters = get_font(findfont(FontProperties())).get_charmap()
     if labels:
-        _draw_shares(axes, counts[:_MOST_UNITS], labels)
+        _draw_shares(axes, counts[:_MOST_UNITS], labels, letters)
     else:
         axes.barh(range(len(drawn)), drawn, _BAR, color=_PLAIN)
         axes.margins(x=0.1)  # room for the numbers
@@ -46,7 +47,8 @@ def draw(
             f"{size:,}", end, (4, 0), textcoords="offset points", va="center", fontsize=7
         )
         text.set_in_layout(False)  # else many units take seconds
-    axes.set_yticks(range(len(drawn)), list(map(str, units[:_MOST_UNITS])), fontsize=8)
+    names = [_drawn(name, str(n), letters) for n, name in enumerate(units[:_MOST_UNITS])]
+    axes.set_yticks(range(len(drawn)), names, fontsize=8)
     axes.set_ylim(len(drawn) - 0.4, -0.6)
     few = len(drawn) < len(sizes)
     name = f"the first {len(drawn)} of {len(sizes)} units" if few else "unit"
@@ -57,7 +59,9 @@ def draw(
     figure.savefig(file, format="png", dpi=160)
 
 
-def _draw_shares(axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequence[str]) -> None:
+def _draw_shares(
+    axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequence[str], letters: Container[int]
+) -> None:
     """A bar for each of the most frequent labels, in the order of their ids, one for the others."""
     total = {name: sum(count.get(name, 0) for count in counts) for name in labels}
     kept = set(sorted(labels, key=lambda name: -total[name])[:_MOST_LABELS])
@@ -66,8 +70,7 @@ def _draw_shares(axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequen
     rows = np.array([[count.get(name, 0) for name in shown] for count in counts], dtype=float)
     shares = rows / np.maximum([[sum(count.values())] for count in counts], 1)
     others = 1 - shares.sum(axis=1, keepdims=True)
-    letters = get_font(findfont(FontProperties())).get_charmap()
-    names = [_in_legend(name, labels.index(name), letters) for name in shown]
+    names = [_drawn(name, f"label {labels.index(name)}", letters) for name in shown]
     colours = [*palette[: len(shown)], _OTHERS]
     if len(labels) > len(shown):
         names, shares = [*names, "all others"], np.hstack([shares, others])
@@ -82,9 +85,10 @@ def _draw_shares(axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequen
     axes.legend(bars, names, loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False)
 
 
-def _in_legend(name: str, number: int, letters: Container[int]) -> str:
-    """Its name, or its id where the font lacks a letter. Matplotlib reads $ as mathematics."""
+def _drawn(name: str, instead: str, letters: Container[int]) -> str:
+    """A name, or a text ``instead`` if the font lacks a letter. Matplotlib reads $ as
+    mathematics."""
     if not all(ord(letter) in letters for letter in name):
-        return f"label {number}"
+        return instead
     shown = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
     return shown.replace("$", r"\$")

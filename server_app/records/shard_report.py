@@ -25,6 +25,7 @@ def write_shard_report(
     """Print the table of what units have ``told``; write ``shards.json`` and ``shards.png`` into
     ``folder``. ``labels`` are the run's, in the order of their ids. Raises ``StorageError``."""
     units = list(told)
+    numbers = [f"{told[unit].name} {unit}".lstrip() for unit in units]
     sizes, counts = [told[u].num_rows for u in units], [told[u].labels for u in units]
     held = [
         {"unit": unit, "rows": size, "labels": dict(count)} | _named(told[unit])
@@ -35,7 +36,7 @@ def write_shard_report(
         from server_app.records import shard_picture  # and with it Matplotlib
 
         with folder.replacing("shards.png") as file:
-            shard_picture.draw(units, sizes, counts, labels, file)
+            shard_picture.draw(numbers, sizes, counts, labels, file)
     except StorageError:
         raise
     except Exception as error:  # of a library whose settings and fonts are the user's
@@ -43,8 +44,7 @@ def write_shard_report(
     columns = Column("unit", justify="right"), Column("rows", justify="right")
     last = "labels" if any(counts) else ""
     table = Table(*columns, last, box=None, padding=(0, 2, 0, 0), header_style="")
-    for unit in units[:_SHOWN_UNITS]:
-        number = f"{told[unit].name} {unit}".lstrip()
+    for unit, number in [*zip(units, numbers, strict=True)][:_SHOWN_UNITS]:
         table.add_row(escape(number), f"{told[unit].num_rows:,}", escape(_most(told[unit].labels)))
     if len(sizes) > _SHOWN_UNITS:
         table.add_row("…", "", f"{len(sizes) - _SHOWN_UNITS} more units, see shards.json")

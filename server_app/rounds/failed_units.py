@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from collapipe.errors import (
+    Called,
     CollaPipeError,
     NonFiniteLossError,
     RoundFailedError,
@@ -53,15 +54,19 @@ class FailedUnits:
             for unit in units
         }
 
-    def check(self, round_: int, present: Set[int]) -> None:
+    def check(self, round_: int, present: Set[int], called: Called) -> None:
         """Raise what ends the run where all units that are ``present`` have failed, one after the
         other, since any has finished a round."""
         if present <= self.causes.keys():
-            raise _nobody_finished(round_, self.causes)
+            raise _nobody_finished(round_, self.causes, called)
 
 
-def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeError:
-    causes = few_of(f"unit {unit}: {f.kind}: {f.message}" for unit, f in sorted(failures.items()))
+def _nobody_finished(
+    round_: int, failures: Mapping[int, Failure], called: Called
+) -> CollaPipeError:
+    causes = few_of(
+        f"{called(unit)}: {f.kind}: {f.message}" for unit, f in sorted(failures.items())
+    )
     for common in (NonFiniteLossError, StorageError):
         if all(failure.kind == common.__name__ for failure in failures.values()):
             return common(f"round {round_}: every unit failed: {causes}")

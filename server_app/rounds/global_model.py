@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.errors import NonFiniteLossError
+from collapipe.errors import Called, NonFiniteLossError, unit_called
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 from collapipe.sections import ServerOptimizerSettings
@@ -54,6 +54,7 @@ class GlobalModel:
         models: Mapping[int, Tensors],
         shares: Mapping[int, float],
         common: Tensors,
+        called: Called = unit_called,
     ) -> float | None:
         """Make one of the units' ``models``, or let each unit keep its own.
 
@@ -65,7 +66,7 @@ class GlobalModel:
         trained = {unit: self._trained(model) for unit, model in models.items()}
         if not self._settings.framework.aggregate:
             for unit, model in trained.items():
-                _check_finite(model, f"round {round_}: unit {unit}'s")
+                _check_finite(model, f"round {round_}: {called(unit)}'s")
             own = {unit: {**self.of_unit(unit), **model} for unit, model in trained.items()}
             self.own_models = {**self.own_models, **own}
             return None

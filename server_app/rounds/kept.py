@@ -33,7 +33,7 @@ def check_kept(
     kept: Kept, cluster: ClusterState, round_: int, model: GlobalModel, settings: Settings
 ) -> None:
     """Raise ``WireError`` unless the unit of this cluster can keep that after a round."""
-    sender, found = f"unit {cluster.unit}", {key: kept.get(key, {}) for key in KEPT}
+    sender, found = "the unit", {key: kept.get(key, {}) for key in KEPT}
     most_rows = _most_rows(cluster, round_, settings)
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
     if masked and any(found[key] for key in KEPT if key not in NOT_TRAINED):

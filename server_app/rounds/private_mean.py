@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from collapipe.errors import BudgetSpentError
+from collapipe.errors import BudgetSpentError, Called, unit_called
 from collapipe.formatting import counted
 from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import add_clipped_update
@@ -43,7 +43,7 @@ class PrivateMean:
     clip_norm: float
     rounds: Counter[int] = field(default_factory=Counter)
 
-    def check(self, units: Collection[int]) -> None:
+    def check(self, units: Collection[int], called: Called = unit_called) -> None:
         """Raise ``BudgetSpentError`` if a round of these ``units`` is one too many."""
         most, spent = self.settings.max_epsilon, max(self.rounds.values(), default=0)
         unit = max(units, key=lambda each: self.rounds[each])
@@ -51,7 +51,8 @@ class PrivateMean:
         if most is not None and then > most:
             raise BudgetSpentError(
                 f"privacy.max_epsilon={most:g} is spent: ε = {self.epsilon:.3g} after "
-                f"{counted(spent, 'round')} of one unit, {then:.3g} after one more of unit {unit}"
+                f"{counted(spent, 'round')} of one unit, {then:.3g} after one more of "
+                f"{called(unit)}"
             )
 
     @property

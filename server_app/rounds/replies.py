@@ -54,8 +54,8 @@ def received(
         reply = records.unpack_reply(content)
         upload = settings.compression.of(plan.uplink).upload
         check_report(reply.report, plan.unit, seen, settings)
-        check_traces(reply.report, plan.unit, most_traced(plan, request))
-        sender = f"unit {plan.unit}"
+        check_traces(reply.report, most_traced(plan, request))
+        sender = "the unit"
         check_head_state(reply.head_state, plan, sent, settings)
         if masked is not None:
             check_like(reply.weights, masked, sender)
@@ -97,7 +97,7 @@ def trained(message: Message) -> bool:
 def check_head_state(state: Tensors, plan: ClusterPlan, sent: Tensors, settings: Settings) -> None:
     """Raise ``WireError`` unless it is what an optimiser remembers of the weights of the head that
     were ``sent``; nothing where none were, or where nobody else would go on with it."""
-    check_state(state, _sent_head(plan, sent, settings), settings.optimizer, f"unit {plan.unit}")
+    check_state(state, _sent_head(plan, sent, settings), settings.optimizer, "the unit")
 
 
 def _sent_head(plan: ClusterPlan, sent: Tensors, settings: Settings) -> Tensors:
@@ -113,8 +113,8 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
     counted = seen is None or seen == report.target_tokens
     if report.unit != unit or len(report.losses) != steps or not counted:
         raise WireError(
-            f"unit {unit} reported unit {report.unit}, {len(report.losses)} steps and "
-            f"{report.target_tokens} target tokens, expected {steps} steps"
+            f"reported unit {report.unit}, {len(report.losses)} steps and "
+            f"{report.target_tokens} target tokens, expected unit {unit}, {steps} steps"
             + (f" and {seen} target tokens" if seen is not None else "")
         )
     most_samples = steps * settings.batch_size
@@ -132,8 +132,8 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
     )
     if not possible:
         raise WireError(
-            f"unit {unit} reported losses, samples, target tokens, phases, seconds or bytes that "
-            "no round of it can have"
+            "reported losses, samples, target tokens, phases, seconds or bytes that no round of "
+            "the unit can have"
         )
 
 
@@ -145,13 +145,11 @@ def most_traced(plan: ClusterPlan, request: RoundRequest) -> int:
     return segments * steps * plan.num_micro_batches * _ACTIONS
 
 
-def check_traces(report: ClusterReport, unit: int, most: int) -> None:
+def check_traces(report: ClusterReport, most: int) -> None:
     """Raise ``WireError`` for more than ``most`` traced actions."""
     traced = sum(len(actions) for device in report.traces for actions in device.steps)
     if traced > most:
-        raise WireError(
-            f"unit {unit} reported {traced:,} actions of devices, expected at most {most:,}"
-        )
+        raise WireError(f"reported {traced:,} actions of devices, expected at most {most:,}")
 
 
 def noise_variance(

@@ -1,7 +1,7 @@
 """Decides every round from what units reported, and remembers what the next decision needs."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from collapipe.config import Settings
 from collapipe.config.settings import check_members
-from collapipe.errors import ConfigError, InfeasibleRoundError, few_of
+from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_called
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
@@ -89,11 +89,16 @@ class Scheduler:
     """Round after round: the world as it is now → a request → a verified plan and its cost.
 
     Draws the world from generators of the seed and the round alone, so that all strategies see the
-    same one under the same seed.
+    same one under the same seed. ``name`` returns a unit's name, or an empty text if it has none.
     """
 
-    def __init__(self, settings: Settings, reported: Sequence[Reported]) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        reported: Sequence[Reported],
+        name: Callable[[int], str] = lambda unit: "",
+    ) -> None:
+        self._settings, self._name = settings, name
         self._planner: Planner = settings.planner
         check_members("strategy", self._planner, Planner)
         self._environment: Environment = settings.build("environment")
@@ -119,7 +124,7 @@ class Scheduler:
                 "%s: other devices, rows or bits than at the checkpoint: the run goes on with "
                 "these, and will not end as it would have; or bring back the files that it began "
                 "with (cluster.file and the data's) and resume again",
-                few_of(f"unit {unit}" for unit in others),
+                few_of(map(self._called, others), ", "),
             )
         self.state = replace(state, reported=_updated(state.reported, changed))
 
@@ -171,7 +176,10 @@ class Scheduler:
         failed = self.state.failed.after(round_, failures, finished)
         self.state = replace(self.state, failed=failed)
         if not finished:
-            failed.check(round_, self._present)
+            failed.check(round_, self._present, self._called)
+
+    def _called(self, unit: int) -> str:
+        return unit_called(unit, self._name(unit))
 
     @property
     def _present(self) -> set[int]:
@@ -272,9 +280,9 @@ class Scheduler:
             chosen = cluster.uplink and cluster.uplink.activation
             if settings.chooses_payloads and not chosen:
                 raise ConfigError(
-                    f"{self._left_open}: the strategy chose nothing for unit {cluster.unit}; set "
-                    "them, or take a strategy that does: dssra with solver=exact, or all with as "
-                    "many channels as units"
+                    f"{self._left_open}: the strategy chose nothing for "
+                    f"{self._called(cluster.unit)}; set them, or take a strategy that does: dssra "
+                    "with solver=exact, or all with as many channels as units"
                 )
 
     @property
@@ -287,9 +295,12 @@ class Scheduler:
         )
 
     def _checked(self, reported: Reported) -> Reported:
-        """A failure in place of a cluster whose uplink has other channels than this run, or offers
-        other payloads."""
-        if isinstance(reported, Failure) or reported.uplink is None:
+        """The cluster without a name, for the unit may report any; a failure in its place if its
+        uplink has other channels than this run, or offers other payloads."""
+        if isinstance(reported, Failure):
+            return reported
+        reported = replace(reported, name="")
+        if reported.uplink is None:
             return reported
         gains, expected = len(reported.uplink.gains), len(self._channels)
         if gains != expected:
@@ -324,7 +335,9 @@ class Scheduler:
         now = self._environment.conditions(moved, clusters)
         return RoundRequest(
             round=round_,
-            clusters=tuple(unknown_cluster(c.unit) if c.unit in resting else c for c in now),
+            clusters=tuple(
+                unknown_cluster(c.unit, c.name) if c.unit in resting else c for c in now
+            ),
             num_blocks=settings.model.num_blocks,
             batch_size=settings.batch_size,
             local_steps=settings.federation.local_steps,
@@ -350,8 +363,9 @@ class Scheduler:
         return _updated(before, {unit: before[unit].updated(each) for unit, each in found.items()})
 
     def _known_clusters(self) -> tuple[ClusterState, ...]:
-        """As units reported them, with ρ of their payloads as it was measured."""
-        clusters = _clusters(self.state.reported)
+        """As units reported them, with their names, and with ρ of their payloads as measured."""
+        reported = _clusters(self.state.reported)
+        clusters = tuple(replace(each, name=self._name(each.unit)) for each in reported)
         if not self.state.rounding:
             return clusters
         pairs = zip(clusters, self.state.rounding, strict=True)

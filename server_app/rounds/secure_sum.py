@@ -12,7 +12,7 @@ import torch
 from flwr.app import RecordDict
 
 from collapipe.config import Settings
-from collapipe.errors import RoundFailedError, WireError
+from collapipe.errors import RoundFailedError, WireError, few_of
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     KeysRequest,
@@ -128,6 +128,7 @@ class SecureSum:
         return {records.MASKED: torch.empty(size, dtype=torch.uint8, device="meta")}
 
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
+        called = self._units.places.called
         self._check_enough(masked, "sent masked updates")
         asked = dict.fromkeys(masked, records.pack(SurvivorsRequest(self._round, tuple(masked))))
         told = self._asked(questions.survivors(len(masked)), asked)
@@ -137,14 +138,21 @@ class SecureSum:
         asked = {unit: records.pack(each) for unit, each in requests.items()}
         revealed = self._asked(questions.unmask(len(self._session.keys)), asked)
         for unit in masked.keys() - revealed.keys():
-            _log.warning("unit %d reveals no shares: %s", unit, self.failures[unit].message)
+            why = self.failures[unit].message
+            _log.warning("round %d: %s reveals no shares: %s", self._round, called(unit), why)
         shares = checked(self._shared, masked, revealed)
-        for each in shares.suspects():
+        unopened = few_of(
+            f"{called(holder)} cannot open the shares of {called(owner)}"
+            for holder, owner in sorted(shares.missing)
+        )
+        if unopened:
+            _log.warning("round %d: %s", self._round, unopened)
+        for each in shares.suspects(called):
             _log.warning("round %d: %s sent wrong shares", self._round, each)
         quantiser = self._quantiser(like)
         words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
         total = functools.reduce(np.add, words)  # one by one, for they are large
-        unmask(self._session, masked, shares, total)
+        unmask(self._session, masked, shares, total, called)
         values = torch.from_numpy(quantiser.restored(total, len(masked)))
         names = sorted(name for name, each in like.items() if each.is_floating_point())
         parts = torch.split(values, [like[name].numel() for name in names])

@@ -175,7 +175,7 @@ class CollaPipeStrategy(Strategy):
         frozen, vocabulary = self.model.frozen_parts(), self._tokenizer.vocabulary
         packed = self._tokenizer.pack()
         self._units = Units(grid, settings.federation, packed, frozen, self._places)
-        self._scheduler = Scheduler(settings, self._units.discover())
+        self._scheduler = Scheduler(settings, self._units.discover(), self._places.name)
         linked = settings.server_has_heads
         server = own_folder()
         certified = server.identity() if linked and server else None
@@ -209,7 +209,7 @@ class CollaPipeStrategy(Strategy):
         self._load(arrays)
         plan, heads = decision.plan, self._heads
         if self._private is not None and plan.clusters:
-            self._private.check([each.unit for each in plan.clusters])
+            self._private.check([each.unit for each in plan.clusters], self._places.called)
         models = {each.unit: self.model.of_unit(each.unit) for each in plan.clusters}
         num_rows = {each.unit: each.num_samples for each in decision.request.clusters}
         links = heads.open(round_, models, plan.clusters, num_rows)
@@ -403,7 +403,8 @@ class CollaPipeStrategy(Strategy):
         """How far the model moved, None where each unit keeps its own. Of masked ``models`` the sum
         is known. Raises as ``start``."""
         if self._private is None:
-            return self.model.learn(round_, models, shares, self._heads.common_weights(models))
+            common = self._heads.common_weights(models)
+            return self.model.learn(round_, models, shares, common, self._places.called)
         seed = derive(self._settings.privacy.noise_seed or 0, "privacy", round_)
         start = self.model.trained
         summed = summed or self._private.summed(models.values(), start)

@@ -87,9 +87,9 @@ def _checked(
         return answer
     found, fault = answer.statistics, ""
     if answer.unit != unit:
-        fault = f"unit {unit} answered as unit {answer.unit}"
+        fault = f"answered as unit {answer.unit}"
     elif found is not None and not possible(found, task, labels):
-        fault = f"unit {unit} told rows, losses or counts that no evaluation of it can have"
+        fault = "reported rows, losses or counts that no evaluation of the unit can have"
     return Failure(WireError.__name__, fault) if fault else found
 
 

@@ -95,7 +95,7 @@ def test_every_round_is_told_as_it_was(run: Path, report: Callable[..., Page]) -
         loss = "–" if line["train_loss"] is None else f"{line['train_loss']:.5g}"
         assert row[1] == loss
         assert row[4].replace(",", "") == str(line["samples"])
-        assert row[5] == (" ".join(map(str, line["units"])) or "–")
+        assert row[5] == (", ".join(f"unit {unit}" for unit in line["units"]) or "–")
         assert row[6] == f"{line['clock_s']:,.2f} s"
         assert row[7] == f"{line['cost']['delay_s']:,.2f} s"
 

@@ -1,5 +1,7 @@
 """Markup and axes."""
 
+from pathlib import Path
+
 import pytest
 from round_report import round_report
 
@@ -9,6 +11,7 @@ from collapipe.report import ClusterCost, RoundCost
 from collapipe.run_report.drawing import scale
 from collapipe.run_report.html import Markup, join, tag
 from collapipe.run_report.round import gantt
+from collapipe.runs.reading import read_run
 
 
 def test_markup_escapes_all_but_itself() -> None:
@@ -57,10 +60,10 @@ def test_what_stands_beside_a_tick_is_its_value(largest: float) -> None:
 
 
 @pytest.mark.parametrize("stem_s", [0.0, 5.0])
-def test_a_frozen_stem_stands_before_the_pipeline(stem_s: float) -> None:
+def test_a_frozen_stem_stands_before_the_pipeline(run: Path, stem_s: float) -> None:
     plan = RoundPlan(1, (ClusterPlan(0, (SegmentPlan("a", Span(0, 2)),), 2, "gpipe"),))
     cost = RoundCost(4.0 + stem_s, (ClusterCost(0, 3.0, 1.0, 0.0, {}, 4.0, stem_s),))
-    drawn = str(gantt(round_report(plan=plan, cost=cost)))
+    drawn = str(gantt(read_run(run), round_report(plan=plan, cost=cost)))
     assert ("frozen stem" in drawn) == (stem_s > 0)
     for part in (3.0, 1.0, 4.0 + stem_s):
         assert seconds(part) in drawn

@@ -92,7 +92,9 @@ def test_any_number_of_units_and_labels_is_drawn(
     names = [f"_$label {number} {'long' * number}" for number in range(labels)]
     counts = [dict.fromkeys(names[unit % 2 :], unit) for unit in range(units)]
     with warnings.catch_warnings(action="error"):
-        shard_picture.draw(range(units), [7] * units, counts, names, tmp_path / "shards.png")
+        shard_picture.draw(
+            [*map(str, range(units))], [7] * units, counts, names, tmp_path / "shards.png"
+        )
     assert (tmp_path / "shards.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -110,7 +112,7 @@ def test_a_label_that_the_font_cannot_write_is_a_number(
     monkeypatch.setattr(Axes, "legend", legend)
     labels = ["Kultur", "\u6587\u5316", "Îles", "a\u8d22", "тест"]
     with warnings.catch_warnings(action="error"):
-        shard_picture.draw([0], [7], [dict.fromkeys(labels, 2)], labels, tmp_path / "shards.png")
+        shard_picture.draw(["0"], [7], [dict.fromkeys(labels, 2)], labels, tmp_path / "shards.png")
     assert legends == [["Kultur", "label 1", "Îles", "label 3", "тест"]]
 
 
@@ -118,7 +120,7 @@ def test_settings_of_the_users_own_change_no_picture(tmp_path: Path) -> None:
     """Such as letters that LaTeX draws, which is not installed."""
     for name, own in (("a.png", {}), ("b.png", {"text.usetex": True, "font.size": 30})):
         with rc_context(own):
-            shard_picture.draw([0], [3], [{"a": 1}], ["a"], tmp_path / name)
+            shard_picture.draw(["0"], [3], [{"a": 1}], ["a"], tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
@@ -138,7 +140,7 @@ def test_a_picture_that_cannot_be_drawn_ends_nothing(
 def test_the_picture_follows_from_the_shares(tmp_path: Path) -> None:
     pictures = []
     for count in ({"a": 1, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 1}):
-        shard_picture.draw([0], [3], [count], ["a", "b"], tmp_path / "shards.png")
+        shard_picture.draw(["0"], [3], [count], ["a", "b"], tmp_path / "shards.png")
         pictures.append((tmp_path / "shards.png").read_bytes())
     assert pictures[0] == pictures[1] != pictures[2]
 

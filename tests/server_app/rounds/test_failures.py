@@ -375,7 +375,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path, framework: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EncoderBlock, "forward", forward)
         with pytest.raises(
-            NonFiniteLossError, match="unit 0, round 1, step 0: the gradients' norm"
+            NonFiniteLossError, match=r"unit 0: .*round 1, step 0: the gradients' norm"
         ):
             run(tmp_path / "run", f"framework={framework}", "federation.num_units=1")
 

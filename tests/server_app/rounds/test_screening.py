@@ -185,7 +185,9 @@ def test_tokens_that_a_unit_makes_up_give_it_no_more_than_its_share(
 
     found, real = list[dict[int, float]](), GlobalModel.learn
 
-    def learn(model: GlobalModel, round_: int, models: Any, shares: Any, common: Any) -> Any:
+    def learn(
+        model: GlobalModel, round_: int, models: Any, shares: Any, common: Any, called: Any
+    ) -> Any:
         found.append(dict(shares))
         return real(model, round_, models, shares, common)
 

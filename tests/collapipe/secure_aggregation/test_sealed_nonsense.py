@@ -1,0 +1,58 @@
+"""A unit that seals nonsense for others: the sum is right, and both are named."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from masked_sums import Exchange, drawn
+
+from collapipe.errors import RoundFailedError
+from collapipe.secure_aggregation.messages import SEALED_BYTES
+from collapipe.secure_aggregation.server import CheckedShares, checked, relayed
+
+NUM_UNITS = 7  # of which five must finish
+
+
+def called(unit: int) -> str:
+    return f"town {unit}"
+
+
+def spoilt(liar: int, holders: Collection[int], gone: Collection[int] = ()) -> Exchange:
+    """The liar sealed nonsense for these holders."""
+    exchange = Exchange(NUM_UNITS).share()
+    told = exchange.told[liar]
+    sealed = {**told.sealed, **dict.fromkeys(holders, bytes(SEALED_BYTES))}
+    exchange.told[liar] = replace(told, sealed=sealed)
+    exchange.requests = relayed(exchange.told)
+    return exchange.mask(drawn(NUM_UNITS), gone)
+
+
+def shares(exchange: Exchange) -> CheckedShares:
+    return checked(exchange.told, exchange.masked, exchange.revealed)
+
+
+@pytest.mark.parametrize("gone", [(), (3,)])
+def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(gone: tuple[int, ...]) -> None:
+    """Of the liar's self mask, and of its mask key."""
+    exchange = spoilt(3, [0], gone)
+    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in gone]
+    assert np.array_equal(exchange.unmask(), np.sum(left, axis=0, dtype=np.uint32))
+    assert shares(exchange).missing == {(0, 3)}
+    assert shares(exchange).suspects(called) == ["town 0 or town 3"]
+
+
+def test_nonsense_for_all_ends_the_round_and_names_the_liar() -> None:
+    exchange = spoilt(3, {*range(NUM_UNITS)} - {3})
+    with pytest.raises(RoundFailedError):
+        exchange.unmask()
+    assert shares(exchange).suspects(called) == ["town 3"]
+
+
+def test_a_unit_that_hides_its_own_share_is_named() -> None:
+    exchange = spoilt(3, [])
+    exchange.unmask()
+    told = exchange.revealed[3]
+    own = {unit: share for unit, share in told.shares.items() if unit != 3}
+    exchange.revealed[3] = replace(told, shares=own)
+    assert shares(exchange).suspects(called) == ["town 3"]

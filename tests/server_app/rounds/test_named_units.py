@@ -1,0 +1,95 @@
+"""Lines and errors of a round name units as their certificates and owners do."""
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from federated import settings_of
+
+from collapipe.errors import (
+    BudgetSpentError,
+    InfeasibleRoundError,
+    NonFiniteLossError,
+    RoundFailedError,
+)
+from collapipe.sections import PrivacySettings
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
+from collapipe.wire.messages import Failure
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.private_mean import PrivateMean
+from server_app.rounds.scheduler import Scheduler
+
+MOBILE = (
+    "strategy=dssra",
+    "environment=mobile",
+    "cluster=paper",
+    "channel=paper",
+    "federation.num_units=4",
+    "channel.num_channels=2",
+    "channel.energy_j=1.0e3",
+    "federation.on_infeasible=skip",
+)
+TOWNS = ("berlin", "paris", "rome", "")
+
+
+def cluster(unit: int) -> ClusterState:
+    device = DeviceProfile("d", AffineLaw(0.01, 0.01, 0.0, 0.02), max_blocks=4)
+    return ClusterState(unit, (device,), 10, Uplink(0.5, 10.0, 1e6, 1e6, (0.9, 0.8)))
+
+
+def scheduler(tmp_path: Path, *overrides: str) -> Scheduler:
+    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, *overrides])
+    return Scheduler(settings, [cluster(unit) for unit in range(4)], TOWNS.__getitem__)
+
+
+def test_a_request_has_the_names_and_a_report_has_none(tmp_path: Path) -> None:
+    own = scheduler(tmp_path)
+    own.update_states({1: replace(cluster(1), name="mallory")})
+    own.note_failures(1, {2: Failure("OSError", "")}, [0])
+    own.note_failures(2, {2: Failure("OSError", "")}, [0])  # it rests
+    request = own.decide(3).request
+    assert tuple(each.name for each in request.clusters) == TOWNS
+    assert [each.called for each in request.clusters] == [*TOWNS[:3], "unit 3"]
+    assert {each.name for each in own.clusters} == {""}
+
+
+@pytest.mark.parametrize("lacking", ["channel.energy_j=1.0e-9", "model.num_blocks=64"])
+def test_a_round_without_a_plan_says_whose_means_are_too_few(tmp_path: Path, lacking: str) -> None:
+    with pytest.raises(InfeasibleRoundError) as told:
+        scheduler(tmp_path, lacking, "federation.on_infeasible=stop").decide(1)
+    assert "berlin" in str(told.value) and "unit 0" not in str(told.value)
+
+
+def test_when_all_have_failed_each_is_named(tmp_path: Path) -> None:
+    failures = {unit: Failure("OSError", f"fault {unit}") for unit in (1, 2, 3)}
+    own = scheduler(tmp_path)
+    own.update_states({0: Failure("OSError", "")})
+    with pytest.raises(RoundFailedError, match=r"paris: .*; rome: .*; unit 3: "):
+        own.note_failures(1, failures, ())
+
+
+def test_whose_budget_is_spent_is_named() -> None:
+    settings = PrivacySettings(clip_norm=1.0, noise_multiplier=1.0, max_epsilon=1e-3)
+    with pytest.raises(BudgetSpentError, match=r"after one more of paris$"):
+        PrivateMean(settings, 1.0).check([1], TOWNS.__getitem__)
+
+
+def test_whose_model_is_not_finite_is_named(tmp_path: Path) -> None:
+    settings, _ = settings_of(tmp_path / "unused", ["framework=pipeline"])
+    model = GlobalModel(settings, ())
+    odd = {"w": torch.tensor([math.nan])}
+    with pytest.raises(NonFiniteLossError, match="paris's w"):
+        model.learn(1, {1: odd}, {1: 1.0}, {}, TOWNS.__getitem__)
+
+
+def test_others_than_at_the_checkpoint_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = scheduler(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        then = [replace(cluster(unit), num_samples=99) for unit in range(4)]
+        own.resume_from(replace(own.state, reported=tuple(then)))
+    assert "berlin, paris, rome and 1 more: other devices" in caplog.text
