@@ -149,8 +149,6 @@ def make_prompt(grid: Grid) -> Grid:
         messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         asked, replies = list(messages), list[Message]()
-        if coming is not None:
-            coming.forget()
         ids: list[str | None] = [*grid.push_messages(asked)] or [None] * len(asked)
         waiting = {key: each for key, each in zip(ids, asked, strict=True) if key is not None}
         error = Error(_NODE_UNAVAILABLE, "Flower could not send the message to the node")
@@ -170,6 +168,8 @@ def make_prompt(grid: Grid) -> Grid:
                 gone = reply.has_error()
                 replies.append(Message(reply.error, reply_to=request) if gone else reply)
             if not waiting or last:
+                if coming is not None:
+                    coming.forget(waiting)
                 return replies
             waited_s = time.monotonic() - began
             pause_s = min(max(_FIRST_PAUSE_S, _SHARE * waited_s), _LAST_PAUSE_S)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _GRIDS = "flwr.superlink.grid.http_grid"
 UNUSABLE = 9
 """Code of the error in place of a reply that cannot be used; none of Flower's."""
+_MOST_LATE = 1000  # messages
 _AT_ONCE = 2  # parts, as Flower pulls them
 _SMALL_BYTES = 2**19  # of all parts that are neither texts nor pieces of arrays
 _ITEM, _VALUE, _TEXT = b"\x0a", b"\x0a\x04json\x12", b"*"
@@ -61,6 +62,7 @@ class Replies:
 
     grid: "HttpGrid"
     _coming: dict[str, _Coming] = field(default_factory=dict)
+    _late: dict[str, None] = field(default_factory=dict)  # messages without a reply, oldest first
 
     @classmethod
     def of(cls, grid: Grid) -> Self | None:
@@ -68,20 +70,29 @@ class Replies:
         made_of = sys.modules.get(_GRIDS)  # to import it takes seconds
         return cls(grid) if made_of and isinstance(grid, made_of.HttpGrid) else None
 
-    def forget(self) -> None:
-        """Of earlier questions nothing is waited for any more."""
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Wait no longer for replies to these messages. ``pull`` removes a reply that comes too
+        late from the SuperLink, which would keep it until the run's end. It asks for the last
+        ``_MOST_LATE`` of such messages, so that the request has a bound."""
         for key in [*self._coming]:
             self._confirm(key)
+        self._late |= dict.fromkeys(message_ids)
+        for oldest in [*self._late][:-_MOST_LATE]:
+            del self._late[oldest]
 
     def pull(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies to these messages that are whole by now; an error in place of one that cannot
         be used."""
         asked = {*message_ids}
-        found = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[*asked]))
+        wanted = PullAppMessagesRequest(message_ids=[*asked, *self._late])
+        found = self.grid._runtime_client.PullMessages(wanted)
         for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             if each.metadata.reply_to_message_id in asked:
                 parts = [*dict.fromkeys(_ids(tree))]
                 self._coming[each.metadata.message_id] = _Coming(each.metadata, parts)
+            else:  # its parts are not fetched
+                self._late.pop(each.metadata.reply_to_message_id, None)
+                self._confirm(each.metadata.message_id)
         replies = list[Message]()
         for key, coming in [*self._coming.items()]:
             try:
@@ -99,7 +110,7 @@ class Replies:
 
     def _confirm(self, key: str) -> None:
         """Let the SuperLink forget a reply."""
-        del self._coming[key]
+        self._coming.pop(key, None)
         self.grid._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
                 node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=key

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterable
+from unittest.mock import Mock
 
 import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from server_app.grid import InlineGrid, make_prompt
+from server_app.pulling import Replies
 
 
 class Slow(InlineGrid):
@@ -41,6 +43,17 @@ def test_each_reply_comes_once_and_a_silent_node_ends_with_the_time(
     asked = [reply.metadata.reply_to_message_id for reply in replies]
     assert asked == ["0", "1", "2"]
     assert all(set(grid.asked) >= {one} for one in asked)
+
+
+def test_what_is_not_answered_in_time_is_removed_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forgotten, grid = list[list[str]](), Slow()
+    coming = Mock(pull=grid.pull_messages, forget=lambda ids: forgotten.append([*ids]))
+    monkeypatch.setattr(Replies, "of", lambda grid: coming)
+    messages = [Message(RecordDict(), node, "train") for node in range(2, 6)]
+    make_prompt(grid).send_and_receive(messages, timeout=0.3)
+    assert forgotten == [["3"]]
 
 
 class Stuck(Slow):

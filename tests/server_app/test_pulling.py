@@ -38,6 +38,7 @@ class SuperLink:
             message.metadata.__dict__["_message_id"] = f"question to {node}"
         self.replies = list[tuple[Any, ObjectTree]]()
         self.parts, self.confirmed, self.pulled = dict[str, bytes](), list[str](), 0
+        self.wanted = list[str]()  # messages whose replies were asked for last
 
     def reply(self, node: int, content: RecordDict | Error) -> Message:
         message = Message(content, reply_to=self.asked[node])
@@ -57,7 +58,8 @@ class SuperLink:
         proto.metadata.message_id = tree.object_id
         self.replies.append((proto, tree))
 
-    def PullMessages(self, _: object) -> PullAppMessagesResponse:  # noqa: N802 - Flower's names
+    def PullMessages(self, asked: Any) -> PullAppMessagesResponse:  # noqa: N802 - Flower's names
+        self.wanted = [*asked.message_ids]
         protos, trees = ([each[i] for each in self.replies] for i in (0, 1))
         self.replies = []
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
@@ -188,6 +190,28 @@ def test_a_reply_to_nothing_that_was_asked_ends_no_run(link: SuperLink) -> None:
     proto.metadata.reply_to_message_id = "another"
     link.replies.append((proto, get_object_tree(stray)))
     assert link.pull() == []
+
+
+def test_a_reply_that_comes_too_late_is_removed_and_not_fetched(link: SuperLink) -> None:
+    """With the next look for replies to a later question, which is asked of the same node."""
+    late, question = link.reply(7, arrays(MOST // 2)), "question to 7"
+    link.replies_.forget([question])
+    assert link.replies_.pull(["question to 8"]) == []
+    assert {*link.wanted} == {question, "question to 8"}
+    link.push(late)
+    link.push(link.reply(8, text("{}")))
+    assert [each.metadata.src_node_id for each in link.replies_.pull(["question to 8"])] == [8]
+    assert late.object_id in link.confirmed
+    assert link.pulled < MOST // 2
+    assert link.replies_.pull(["another"]) == [] and link.wanted == ["another"]
+
+
+def test_the_last_thousand_late_replies_are_looked_for(link: SuperLink) -> None:
+    for number in range(30):
+        link.replies_.forget([f"{number}/{unit}" for unit in range(100)])
+    link.replies_.pull(["now"])
+    assert [link.wanted[at] for at in (0, 1, -1)] == ["now", "20/0", "29/99"]
+    assert len(link.wanted) == 1 + 1000
 
 
 def test_flowers_grid_gets_our_pull() -> None:
