@@ -9,6 +9,7 @@ from collapipe.wire.messages import Failure
 ABSENT, SILENT, SPENT = "Absent", "Timeout", BudgetSpentError.__name__
 """Kinds of failures of a unit that is not there, of one that may be, and of one whose owner allows
 no further round."""
+NOT_ASKED = "NotAsked"
 AWAY = ABSENT, SILENT, SPENT
 _LONGEST_PAUSE = 32  # rounds
 
@@ -20,6 +21,7 @@ class Attendance:
     at most 32. A round counts once, though a unit may miss its training and its checkpoint."""
 
     miss_limit: int
+    _last: int = 0  # round
     _misses: dict[int, set[int]] = field(default_factory=dict)  # rounds
     _pauses: dict[int, int] = field(default_factory=dict)
     _due: dict[int, int] = field(default_factory=dict)
@@ -28,7 +30,7 @@ class Attendance:
         self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
     ) -> dict[int, Failure]:
         """The units that are left out from now on, and why."""
-        left_out = dict[int, Failure]()
+        self._last, left_out = round_, dict[int, Failure]()
         for unit in finished:
             self._misses.pop(unit, None)
         for unit, failure in failures.items():
@@ -44,6 +46,10 @@ class Attendance:
         """How many rounds in a row the unit has missed by now."""
         return len(self._misses.get(unit, ()))
 
+    def missed(self, unit: int) -> bool:
+        """Whether the unit has missed the last round."""
+        return self._last in self._misses.get(unit, ())
+
     def due(self, unit: int, round_: int) -> bool:
         """Whether a unit that is left out is asked before this round."""
         return round_ >= self._due.get(unit, 0)
@@ -56,3 +62,22 @@ class Attendance:
             return
         pause = self._pauses.get(unit, 1)
         self._due[unit], self._pauses[unit] = round_ + pause, min(2 * pause, _LONGEST_PAUSE)
+
+
+@dataclass
+class Silences:
+    """Who is asked a question of one kind, such as for a checkpoint, that takes time from all units
+    if one is silent: a unit that was silent is not asked 0, 1, 3, … further times, at most 31."""
+
+    _calls: Attendance = field(default_factory=lambda: Attendance(1))
+    _count: int = 0
+
+    def due(self, units: Collection[int]) -> set[int]:
+        """The units that are asked this time."""
+        self._count += 1
+        return {unit for unit in units if self._calls.due(unit, self._count)}
+
+    def note(self, unit: int, answer: object) -> None:
+        """A unit that was asked this time gave this answer."""
+        silent = isinstance(answer, Failure) and answer.kind == SILENT
+        self._calls.asked(unit, self._count, answered=not silent)

@@ -35,7 +35,7 @@ from collapipe.wire.messages import (
     StateReply,
 )
 from server_app import questions, reply_limit
-from server_app.attendance import ABSENT, SILENT, Attendance
+from server_app.attendance import ABSENT, NOT_ASKED, SILENT, Attendance, Silences
 from server_app.labels import unfit_labels
 from server_app.places import Places
 from server_app.pulling import UNUSABLE
@@ -49,6 +49,9 @@ _POLL_S = 0.5
 _AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
 _AT_ONCE = 8  # units whose states between rounds are in memory together
 _LONGEST_KIND = 64  # characters of an error's name
+_BY_THE_LAST = "the checkpoint has what it kept by the one before"
+_RESTS = Failure(NOT_ASKED, "was silent when it was asked last")
+_MISSED = Failure(NOT_ASKED, "missed the last round")
 _GONE = "has left, or its machine cannot be reached"
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
 _OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in common is wrong
@@ -74,6 +77,8 @@ class Units:
     arrived: dict[int, int] = field(default_factory=dict)
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
     _calls: Attendance = field(default_factory=lambda: Attendance(1))  # of strangers, by node
+    _at_checkpoints: Silences = field(default_factory=Silences)
+    _at_evaluations: Silences = field(default_factory=Silences)
     _kept: Mapping[int, Kept] = field(default_factory=dict)  # of the run that goes on
     _owed: set[int] = field(default_factory=set)  # units that are yet to be restored
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
@@ -177,8 +182,16 @@ class Units:
     def evaluate(
         self, contents: Mapping[int, RecordDict], num_labels: int
     ) -> dict[int, EvaluateReply | Failure]:
-        """Send each of these units a model; what each reports of it, in a run of so many labels."""
-        return self.ask(questions.evaluate(num_labels), contents)
+        """Send each of these units a model; what each reports of it, in a run of so many labels.
+        Not asked are those that missed the last round, or rest by ``Silences``."""
+        there = {unit for unit in contents if not self.attendance.missed(unit)}
+        asked = self._at_evaluations.due(there)
+        sent = {unit: content for unit, content in contents.items() if unit in asked}
+        answers = self.ask(questions.evaluate(num_labels), sent)
+        for unit, answer in answers.items():
+            self._at_evaluations.note(unit, answer)
+        others = {unit: _RESTS if unit in there else _MISSED for unit in contents.keys() - asked}
+        return {**others, **answers}
 
     def ask(
         self,
@@ -200,12 +213,13 @@ class Units:
         most: Callable[[int], Mapping[str, int]],
         check: Callable[[int, Kept], None],
     ) -> Iterator[tuple[int, Kept | Failure]]:
-        """Ask each unit, except the ``excluded`` ones, for its state between rounds, such as its
-        optimiser's moments. Yield the states as they arrive, few of which are in memory together.
+        """Ask each unit, except the ``excluded`` ones and those that missed the last round, for its
+        state between rounds, such as its optimiser's moments. Yield the states as they arrive, few
+        of which are in memory together.
 
         A failure stands for the state of a unit that sends none, or one for which ``check`` raises
         ``WireError``; the log names it. ``most`` returns the bytes of each group that a unit may
-        keep.
+        keep. A unit that was silent before is asked less often, see ``Silences``.
         """
 
         def request(unit: int) -> RecordDict:
@@ -214,11 +228,15 @@ class Units:
         def size(unit: int) -> Size:
             return questions.keep(most(unit)).size
 
-        units = self.nodes.keys() - set(excluded)
-        for unit, answer in self._ask_in_turn(questions.keep({}), units, request, size):
+        missed = {unit for unit in self.nodes if self.attendance.missed(unit)}
+        units = self.nodes.keys() - missed - set(excluded)
+        asked = self._at_checkpoints.due(units)
+        self._warn(_BY_THE_LAST, dict.fromkeys(sorted(units - asked), _RESTS))
+        for unit, answer in self._ask_in_turn(questions.keep({}), asked, request, size):
+            self._at_checkpoints.note(unit, answer)
             failure = answer if isinstance(answer, Failure) else _fault(unit, answer, check)
             if failure is not None:
-                self._warn("the checkpoint has what it kept by the one before", {unit: failure})
+                self._warn(_BY_THE_LAST, {unit: failure})
             yield unit, failure or answer
 
     def restore(self, kept: Mapping[int, Kept]) -> dict[int, Failure]:
@@ -274,7 +292,7 @@ class Units:
         for group in _groups(order):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                late = Failure("NotAsked", f"others did not answer in {2 * timeout_s:g} s")
+                late = Failure(NOT_ASKED, f"others did not answer in {2 * timeout_s:g} s")
                 yield from dict.fromkeys(group, late).items()
                 continue
             contents = {unit: content(unit) for unit in group}

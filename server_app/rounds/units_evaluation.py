@@ -18,6 +18,7 @@ from collapipe.tasks.task import Task
 from collapipe.tensors import Tensors, chosen
 from collapipe.wire import records
 from collapipe.wire.messages import EvaluateReply, EvaluateRequest, Failure, Split
+from server_app.attendance import NOT_ASKED
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Units
 
@@ -45,7 +46,8 @@ def evaluate_on_units(
     answers = {
         unit: _checked(answer, unit, settings.task, labels) for unit, answer in replies.items()
     }
-    bytes_down = len(asked) * records.num_bytes(sent)
+    not_asked = sum(isinstance(r, Failure) and r.kind == NOT_ASKED for r in replies.values())
+    bytes_down = (len(asked) - not_asked) * records.num_bytes(sent)
     return _summed(answers, settings, bytes_down)
 
 

@@ -126,6 +126,7 @@ def test_memory_has_the_states_of_a_few_units(
 def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_other() -> None:
     asked, groups = known(None, 20, round_timeout_s=60), list[list[int]]()
     asked.attendance.end_round(1, {5: Failure(ABSENT, "")}, ())
+    asked.attendance.end_round(2, {}, ())  # it was not planned with
 
     def ask(
         question: object, contents: Mapping[int, object], timeout_s: float, sizes: object

@@ -1,0 +1,76 @@
+"""A unit that is silent at a checkpoint or an evaluation: what its silence may cost."""
+
+from collections.abc import Mapping
+
+import pytest
+from flwr.app import RecordDict
+from sections import federation_settings
+
+from collapipe.wire.messages import Failure
+from server_app.attendance import ABSENT, NOT_ASKED, SILENT
+from server_app.grid import InlineGrid
+from server_app.units import Kept, Units
+
+
+class Asked(Units):
+    """Notes whom each checkpoint asks; the ``silent`` units do not answer."""
+
+    def __init__(self, *silent: int) -> None:
+        grid = InlineGrid(None, 3, {})  # type: ignore[arg-type]
+        super().__init__(grid, federation_settings(num_units=3), nodes={0: 2, 1: 3, 2: 4})
+        self.silent, self.asked = {*silent}, list[int]()
+
+    def ask(  # type: ignore[override]
+        self, question: object, contents: Mapping[int, RecordDict], *limits: object
+    ) -> dict[int, Kept | Failure]:
+        self.asked += contents
+        return {unit: Failure(SILENT, "") if unit in self.silent else {} for unit in contents}
+
+    def evaluation(self) -> list[int]:
+        """The units that an evaluation asks."""
+        self.asked = []
+        found = self.evaluate({unit: RecordDict() for unit in self.nodes}, 0)
+        assert found.keys() == self.nodes.keys()
+        kinds = {each.kind for each in found.values() if isinstance(each, Failure)}
+        assert kinds <= {SILENT, NOT_ASKED}
+        return self.asked
+
+    def checkpoint(self) -> tuple[list[int], list[int]]:
+        """The units that a checkpoint asks, and those that fail then."""
+        self.asked = []
+        found = dict(self.kept((), lambda unit: {}, lambda unit, kept: None))
+        return self.asked, [unit for unit, each in found.items() if isinstance(each, Failure)]
+
+
+def test_a_unit_that_missed_the_round_is_not_asked_after_it() -> None:
+    units = Asked()
+    for kind in (SILENT, ABSENT):
+        units.attendance.end_round(5, {1: Failure(kind, "")}, [0, 2])
+        assert units.checkpoint() == ([0, 2], [])
+    units.attendance.end_round(6, {}, [0, 1, 2])
+    assert units.checkpoint() == ([0, 1, 2], [])
+
+
+def test_a_unit_that_stays_silent_is_asked_at_fewer_and_fewer_checkpoints(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Though it trains in each round. Once it answers, it is asked each time again."""
+    units = Asked(1)
+    units.places.of["rome"] = 1
+    asked = [1 in units.checkpoint()[0] for _ in range(40)]
+    assert [number for number, was in enumerate(asked, 1) if was] == [1, 2, 4, 8, 16, 32]
+    told = [each for each in caplog.messages if each.startswith("rome: the checkpoint has")]
+    assert len(told) == 40
+    units.silent.clear()
+    asked = [1 in units.checkpoint()[0] for _ in range(29)]
+    assert asked == [False] * 23 + [True] * 6
+
+
+def test_evaluations_do_the_same_and_count_for_themselves() -> None:
+    units = Asked(1)
+    assert 1 in units.checkpoint()[0]
+    assert [1 in units.evaluation() for _ in range(8)] == [
+        number in (1, 2, 4, 8) for number in range(1, 9)
+    ]
+    units.attendance.end_round(5, {0: Failure(SILENT, "")}, [1, 2])
+    assert units.evaluation() == [2]
