@@ -102,12 +102,12 @@ class RunProgress:
         for unit, events in report.events.items():
             for event in events:
                 self.say(f"round {report.round}: {self._called(unit)}: {printable(event)}")
-        for unit, measured_s in report.pipeline_s.items():
-            if measured_s and (cost := report.costs.get(unit)):
-                share = cost.pipeline_s / measured_s
-                took, planned = seconds(measured_s), seconds(cost.pipeline_s)
-                text = "round %d: %s: pipeline took %s, planned %s (%.0f%%)"
-                _log.info(text, report.round, self._called(unit), took, planned, 100 * share)
+        for unit, cost in report.costs.items():
+            how = f"pipeline of {seconds(cost.pipeline_s)}, modelled"
+            if measured_s := report.pipeline_s.get(unit):
+                share, planned = cost.pipeline_s / measured_s, seconds(cost.pipeline_s)
+                how = f"pipeline took {seconds(measured_s)}, planned {planned} ({share:.0%})"
+            _log.info("round %d: %s: %s", report.round, self._called(unit), how)
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "

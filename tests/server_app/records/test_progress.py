@@ -3,9 +3,11 @@
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 from round_report import round_report
 
+from collapipe.report import ClusterCost, RoundCost
 from server_app.records.progress import RunProgress, end_table
 
 CALLED = "unit {}".format
@@ -47,6 +49,27 @@ def test_units_are_named_and_a_round_is_one_line() -> None:
     assert all(
         name in line for name, line in zip(("berlin", "paris", "paris"), lines, strict=False)
     )
+
+
+@pytest.mark.parametrize(
+    ("measured", "told"),
+    [
+        ({}, "round 1: paris: pipeline of 1.50 s, modelled"),
+        ({1: 3.0}, "round 1: paris: pipeline took 3.00 s, planned 1.50 s (50%)"),
+    ],
+)
+def test_how_long_a_pipeline_takes_is_a_detail(
+    caplog: pytest.LogCaptureFixture, measured: dict[int, float], told: str
+) -> None:
+    """For the log, which ``collapipe -v`` shows; also of simulated devices."""
+    cost = RoundCost(2.0, (ClusterCost(1, 1.5, None, 0.0, {}),))
+    report = replace(round_report(1, cost=cost), pipeline_s=measured)
+    with (
+        caplog.at_level("INFO", "server_app"),
+        RunProgress(Console(file=io.StringIO()), 1, 1, ["berlin", "paris"].__getitem__) as progress,
+    ):
+        progress.round(report, 1.0)
+    assert caplog.messages == [told]
 
 
 def test_the_speed_is_that_of_samples() -> None:
