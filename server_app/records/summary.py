@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError, ConfigError, StorageError, printable
+from collapipe.errors import Called, CollaPipeError, ConfigError, StorageError, printable
 from collapipe.formatting import counted
 from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import affordable_rounds
