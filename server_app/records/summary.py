@@ -25,7 +25,7 @@ from collapipe.secure_aggregation.thresholds import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
-from server_app.records.progress import Called, end_table, told_of_units
+from server_app.records.progress import end_table, told_of_units
 
 _log = logging.getLogger(__name__)
 _SHOWN_UNITS = 12  # in the table at the end

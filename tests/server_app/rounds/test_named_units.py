@@ -56,11 +56,18 @@ def test_a_request_has_the_names_and_a_report_has_none(tmp_path: Path) -> None:
     assert {each.name for each in own.clusters} == {""}
 
 
-@pytest.mark.parametrize("lacking", ["channel.energy_j=1.0e-9", "model.num_blocks=64"])
-def test_a_round_without_a_plan_says_whose_means_are_too_few(tmp_path: Path, lacking: str) -> None:
-    with pytest.raises(InfeasibleRoundError) as told:
-        scheduler(tmp_path, lacking, "federation.on_infeasible=stop").decide(1)
-    assert "berlin" in str(told.value) and "unit 0" not in str(told.value)
+@pytest.mark.parametrize(
+    ("energy_j", "blocks", "words"),
+    [(1e-9, 2, r"\(C8\): paris on channel"), (10.0, 64, r"^round 1: berlin: ")],
+)
+def test_a_round_without_a_plan_says_whose_means_are_too_few(
+    tmp_path: Path, energy_j: float, blocks: int, words: str
+) -> None:
+    own = scheduler(tmp_path, f"model.num_blocks={blocks}", "federation.on_infeasible=stop")
+    uplink = Uplink(0.5, energy_j, 1e6, 1e6, (0.9, 0.8))
+    own.update_states({unit: replace(cluster(unit), uplink=uplink) for unit in range(4)})
+    with pytest.raises(InfeasibleRoundError, match=words):
+        own.decide(1)
 
 
 def test_when_all_have_failed_each_is_named(tmp_path: Path) -> None:
