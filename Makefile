@@ -6,6 +6,7 @@
 #   make test-faults                       faults at every point, for ten minutes
 #   make test-thorough                     more cases, and ten times as many examples of each property
 #   make check                             lint, format, strict types, who imports whom
+#   make reproduce ARGS="fig04"            a figure of the paper, from reproduction/
 #   make clean                             remove .venv and caches
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ STAMP := $(VENV)/installed
 # Else each of the tests' workers and processes would compile all modules for itself.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-faults test-thorough check lint types compiled env clean
+.PHONY: run test test-faults test-thorough check lint types compiled reproduce env clean
 
 run: $(STAMP)
 	$(BIN)/collapipe run $(ARGS)
@@ -50,6 +51,9 @@ types: $(STAMP)
 # All tests are collected, which compiles what they import.
 compiled: $(STAMP)
 	$(BIN)/python -m pytest -qq --collect-only > /dev/null
+
+reproduce: $(STAMP)
+	$(BIN)/python -m reproduction $(ARGS)
 
 env: $(STAMP)
 

@@ -328,31 +328,6 @@ def trace(
     print(f"round {trace.round}: {file}; {agree}")
 
 
-@app.command()
-def reproduce(
-    figure: Annotated[str, Argument(help="Such as fig04; or modelled, or all.")],
-    seeds: Annotated[int | None, Option(help="How many; default: as in the results.")] = None,
-    output: Annotated[Path, Option(help="Folder for the files and runs.")] = Path(
-        "outputs/reproduction"
-    ),
-    data: Annotated[
-        Path | None,
-        Option(help="Folder with multi30k, chinese_ner and toutiao15; default: $COLLAPIPE_DATA."),
-    ] = None,
-    full: Annotated[bool, Option("--full", help="Models of the paper's sizes: days.")] = False,
-) -> None:
-    """Compute figures of the paper; tell where they agree.
-
-    FIGURE is fig04, fig05, fig07, fig08, spreads, fig11 or frameworks, together: modelled; fig06,
-    fig06_users, fig09, fig10 or remark2, which train, the last without data; or all. What trains
-    goes on where it was interrupted: runs in OUTPUT/runs that are finished are not run again.
-    docs/reproduction.md has the results.
-    """
-    from collapipe.reproduction.command import reproduce as compute
-
-    compute(figure, seeds, output, data, full)
-
-
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def up(
     context: typer.Context,

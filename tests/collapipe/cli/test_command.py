@@ -434,3 +434,12 @@ def test_what_a_model_predicts_does_nothing_to_a_terminal(
     assert command("predict", str(finished), "text")[:2] == (0, " [31mrot und  mehr\n")
     status, _, err = command("predict", f"{finished}\x1b[31m\n", "text")
     assert (status, err.count("\n"), "\x1b" in err) == (2, 1, False)
+
+
+def test_the_command_line_starts_without_what_only_pictures_and_runs_need() -> None:
+    code = (
+        "import sys, collapipe.cli.app; print(*{'matplotlib', 'scipy', 'hydra'} & {*sys.modules})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.strip() == ""

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
-from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 from collapipe.runs.evidence import over_seeds, share_over_seeds
+from reproduction import drawing
+from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
+from reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 
 ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round
 _PAPER = {"loss-only": 46.44, "delay-only": 15.48, "random": 7.12}

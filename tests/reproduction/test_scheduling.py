@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from collapipe.cli.run import run_job
-from collapipe.reproduction import fig11, frameworks
-from collapipe.reproduction.fig11 import dssra
-from collapipe.reproduction.figure import reduction
-from collapipe.reproduction.frameworks import LABELS, mean_cluster_s, plain
-from collapipe.reproduction.scheduling import RunHistory, ScheduledRound, run_histories, total_s
+from reproduction import fig11, frameworks
+from reproduction.fig11 import dssra
+from reproduction.figure import reduction
+from reproduction.frameworks import LABELS, mean_cluster_s, plain
+from reproduction.scheduling import RunHistory, ScheduledRound, run_histories, total_s
 
 WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
 STRATEGIES = {

@@ -11,15 +11,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.errors import ConfigError
-from collapipe.reproduction import drawing, learning_curves
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above
-from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
-from collapipe.reproduction.training import Experiment, Job
 from collapipe.run_report.round import read_requests
 from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from optim.problem import Floats
+from reproduction import drawing, learning_curves
+from reproduction.figure import Finding, Ours, PaperFigure, Row, above
+from reproduction.learning_curves import LearningCurve, mean_over_seeds
+from reproduction.training import Experiment, Job
 from server_app.rounds.replies import noise_variance
 
 POWERS_W = (0.0625, 0.125, 0.25, 0.5)  # P^max: an eighth to all of Table II's, doubled each time

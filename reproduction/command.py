@@ -1,4 +1,4 @@
-"""``collapipe reproduce``: compute a figure, write it down, and say what agrees with the paper."""
+"""Compute a figure, write it down, and say what agrees with the paper."""
 
 import csv
 import json
@@ -16,7 +16,8 @@ from rich.table import Table
 from collapipe import __version__
 from collapipe.drawing import own_look
 from collapipe.errors import ConfigError
-from collapipe.reproduction import (
+from collapipe.runs.evidence import Interval
+from reproduction import (
     fig04,
     fig05,
     fig06,
@@ -27,13 +28,12 @@ from collapipe.reproduction import (
     spreads,
     table3,
 )
-from collapipe.reproduction.drawing import STYLE
-from collapipe.reproduction.fig07_fig08 import FIG07, FIG08
-from collapipe.reproduction.fig09_fig10 import FIG09, FIG10
-from collapipe.reproduction.figure import Claim, PaperFigure
-from collapipe.reproduction.paper_world import paper_presets
-from collapipe.reproduction.training import Training, data_folder
-from collapipe.runs.evidence import Interval
+from reproduction.drawing import STYLE
+from reproduction.fig07_fig08 import FIG07, FIG08
+from reproduction.fig09_fig10 import FIG09, FIG10
+from reproduction.figure import Claim, PaperFigure
+from reproduction.paper_world import paper_presets
+from reproduction.training import Training, data_folder
 
 _MODELLED = (
     fig04.FIGURE,
@@ -102,7 +102,7 @@ def _write(
         "findings": [asdict(finding) for finding in evidence.findings],
         "provenance": {
             "collapipe": __version__,
-            "command": f"collapipe reproduce {figure.name} --seeds {len(seeds)}",
+            "command": f"python -m reproduction {figure.name} --seeds {len(seeds)}",
             "seeds": list(seeds),
             "settings": dict(evidence.settings),
             "presets": paper_presets().options,

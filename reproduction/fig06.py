@@ -7,12 +7,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.errors import RoundFailedError
-from collapipe.reproduction import drawing, learning_curves
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, above, near
-from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
-from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import Interval, over_seeds
 from optim.problem import Floats
+from reproduction import drawing, learning_curves
+from reproduction.figure import Finding, Ours, PaperFigure, above, near
+from reproduction.learning_curves import LearningCurve, mean_over_seeds
+from reproduction.training import Experiment, Job
 
 OWN = "collapipe"
 FRAMEWORKS: Mapping[str, str] = {

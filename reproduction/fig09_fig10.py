@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 from collapipe.config import Settings
-from collapipe.reproduction import drawing, learning_curves
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, above
-from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
-from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import over_seeds
+from reproduction import drawing, learning_curves
+from reproduction.figure import Finding, Ours, PaperFigure, above
+from reproduction.learning_curves import LearningCurve, mean_over_seeds
+from reproduction.training import Experiment, Job
 
 RATES = (0.0, 0.1)  # of dropout
 _FEW, _MANY = 2, 8  # m

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import functools
 import json
 import subprocess
 import sys
@@ -24,14 +23,14 @@ from collapipe.models.part import clip_scale
 from collapipe.plan import RoundPlan
 from collapipe.processes import child_command
 from collapipe.report import ClusterCost, RoundCost, RoundReport, Score
-from collapipe.reproduction import fig06, training
-from collapipe.reproduction.command import shown
-from collapipe.reproduction.fig09_fig10 import FIG09, FIG10, summed
-from collapipe.reproduction.figure import PaperFigure, above
-from collapipe.reproduction.learning_curves import learning_curve
-from collapipe.reproduction.training import Experiment, Job, Training, data_folder
 from collapipe.runs.evidence import Interval
 from collapipe.runs.reading import Run, Summary
+from reproduction import fig06, training
+from reproduction.command import shown
+from reproduction.fig09_fig10 import FIG09, FIG10, summed
+from reproduction.figure import PaperFigure, above
+from reproduction.learning_curves import learning_curve
+from reproduction.training import Experiment, Job, Training, data_folder
 
 ROUNDS, EVERY = 8, 2
 HELD_OUT = Experiment("fig09", "multi30k", "full_transformer")
@@ -97,11 +96,6 @@ class Made(Training):
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
     return Made(tmp_path, tmp_path / "runs", False)
-
-
-@pytest.fixture
-def reproduce(command: Command) -> Command:
-    return functools.partial(command, "reproduce")
 
 
 def test_seconds_are_the_slowest_clusters() -> None:
@@ -283,7 +277,7 @@ def test_summed_gradients_take_the_step_that_the_scaled_optimiser_takes(size: fl
 def test_a_figure_is_written(
     figure: str, runs: int, reproduce: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collapipe.reproduction.command.Training", Made)
+    monkeypatch.setattr("reproduction.command.Training", Made)
     options = ("--data", tmp_path, "--output", tmp_path / "out")
     status, out, err = reproduce(figure, "--seeds", 2, *options)
     assert (status, err) == (0, "")

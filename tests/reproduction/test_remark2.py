@@ -17,11 +17,11 @@ from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport, Score
-from collapipe.reproduction import remark2
-from collapipe.reproduction.paper_world import paper_presets
-from collapipe.reproduction.remark2 import FACTORS, POWERS_W, QUIET, SETTINGS, transmission
-from collapipe.reproduction.training import Job, Training
 from collapipe.runs.reading import Run, Summary, read_run
+from reproduction import remark2
+from reproduction.paper_world import paper_presets
+from reproduction.remark2 import FACTORS, POWERS_W, QUIET, SETTINGS, transmission
+from reproduction.training import Job, Training
 
 ROUNDS = 5
 QUIET_LOSS = 0.5
@@ -197,11 +197,11 @@ def _silent(line: RoundReport) -> RoundReport:
 
 @pytest.mark.usefixtures("as_told")
 def test_the_figure_is_written_without_data(
-    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reproduce: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLLAPIPE_DATA", raising=False)
-    monkeypatch.setattr("collapipe.reproduction.command.Training", Made)
-    status, out, err = command("reproduce", "remark2", "--seeds", 2, "--output", tmp_path)
+    monkeypatch.setattr("reproduction.command.Training", Made)
+    status, out, err = reproduce("remark2", "--seeds", 2, "--output", tmp_path)
     assert (status, err) == (0, "")
     assert "remark2" in out
     found = json.loads((tmp_path / "remark2.json").read_text())

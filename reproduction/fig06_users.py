@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from collapipe.reproduction import drawing, fig06, learning_curves
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, near
-from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
-from collapipe.reproduction.training import Job
 from collapipe.runs.evidence import over_seeds
+from reproduction import drawing, fig06, learning_curves
+from reproduction.figure import Finding, Ours, PaperFigure, near
+from reproduction.learning_curves import LearningCurve, mean_over_seeds
+from reproduction.training import Job
 
 CLUSTERS, DEVICES = "vanilla_fl", "vanilla_fl_devices"
 LABELS: Mapping[str, str] = {CLUSTERS: "3 users, clusters", DEVICES: "18 users, devices"}

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from matplotlib.figure import Figure
 
-from collapipe.reproduction.training import Job, Training
 from collapipe.runs.evidence import Interval, over_seeds
+from reproduction.training import Job, Training
 
 Cell = str | int | float
 Row = tuple[Cell, ...]

@@ -11,9 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, near, reduction
-from collapipe.reproduction.paper_world import (
+from collapipe.runs.evidence import over_seeds, share_over_seeds
+from optim.latency import batch_s
+from optim.problem import Floats
+from optim.radio.channel import links, power_limits, upload_time
+from reproduction import drawing
+from reproduction.figure import Finding, Ours, PaperFigure, Row, near, reduction
+from reproduction.paper_world import (
     BERT_BLOCKS,
     TRANSFORMER_BLOCKS,
     draw_cluster,
@@ -22,10 +26,6 @@ from collapipe.reproduction.paper_world import (
     solve,
     stream,
 )
-from collapipe.runs.evidence import over_seeds, share_over_seeds
-from optim.latency import batch_s
-from optim.problem import Floats
-from optim.radio.channel import links, power_limits, upload_time
 
 ROUNDS = 20
 CLUSTERS = 3  # N

@@ -8,11 +8,11 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.report import Score
-from collapipe.reproduction.drawing import over_places
-from collapipe.reproduction.figure import Cell, Row
 from collapipe.runs.evidence import Interval
 from collapipe.runs.reading import Run
 from optim.problem import Floats
+from reproduction.drawing import over_places
+from reproduction.figure import Cell, Row
 
 SHARES = ("accuracy", "strict F1")  # of 1; here in %
 _AXES = ("round", "devices_s", "clock_s")

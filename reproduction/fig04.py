@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, above
-from collapipe.reproduction.paper_world import (
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from collapipe.state import DeviceProfile
+from optim.latency import pipeline_latency
+from optim.partition.baselines import even_blocks
+from optim.problem import Floats
+from reproduction import drawing
+from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, above
+from reproduction.paper_world import (
     BATCH_SIZE,
     TRANSFORMER_BLOCKS,
     narrowed,
     paper_presets,
     settings,
 )
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
-from collapipe.state import DeviceProfile
-from optim.latency import pipeline_latency
-from optim.partition.baselines import even_blocks
-from optim.problem import Floats
 
 CLUSTERS = 60  # drawn for each seed
 SEGMENTS = (1, 2, 3, 6)  # the paper's S

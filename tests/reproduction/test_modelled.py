@@ -7,8 +7,6 @@ import io
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,9 @@ import pytest
 from matplotlib.colors import to_rgb
 from scipy import stats
 
-from collapipe.reproduction import (
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from optim.latency import pipeline_latency
+from reproduction import (
     command,
     fig04,
     fig05,
@@ -30,10 +30,8 @@ from collapipe.reproduction import (
     paper_world,
     spreads,
 )
-from collapipe.reproduction.drawing import MARKS
-from collapipe.reproduction.figure import above, near
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
-from optim.latency import pipeline_latency
+from reproduction.drawing import MARKS
+from reproduction.figure import above, near
 
 FIGURES = ("fig04", "fig05", "fig07", "fig08", "spreads", "fig11", "frameworks")
 SEEDS = 2
@@ -90,12 +88,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write
 
 
-@pytest.fixture
-def reproduce(request: pytest.FixtureRequest) -> Run:
-    """Run ``collapipe reproduce ARGUMENTS``: status, standard output, standard error."""
-    return functools.partial(request.getfixturevalue("command"), "reproduce")
-
-
 def record(folder: Path, figure: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / f"{figure}.json").read_text())
     return found
@@ -120,7 +112,7 @@ def test_a_figure_is_written_with_its_claims(name: str, written: Written) -> Non
     text = "".join(ElementTree.fromstring((folder / f"{name}.svg").read_text()).itertext())
     assert any(unit in text for unit in (" s]", "[s]", "[%]"))
     found = record(folder, name)
-    assert found["provenance"]["command"] == f"collapipe reproduce {name} --seeds {SEEDS}"
+    assert found["provenance"]["command"] == f"python -m reproduction {name} --seeds {SEEDS}"
     assert found["provenance"]["seeds"] == list(range(SEEDS))
     assert found["provenance"]["presets"]["cluster"]["relative_speed"] == [0.1, 0.8]
     assert found["claims"]
@@ -186,15 +178,6 @@ def test_a_file_that_cannot_be_written_is_named(reproduce: Run, tmp_path: Path) 
     assert status == 2
     assert err.count("\n") == 1
     assert f"{tmp_path}/fig04.png" in err
-
-
-def test_the_command_line_starts_without_what_only_figures_need() -> None:
-    code = (
-        "import sys, collapipe.cli.app; print(*{'matplotlib', 'scipy', 'hydra'} & {*sys.modules})"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.strip() == ""
 
 
 def test_the_interval_is_students() -> None:

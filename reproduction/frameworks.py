@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
-from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 from collapipe.runs.evidence import over_seeds, share_over_seeds
+from reproduction import drawing
+from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
+from reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 
 ROUNDS, UNITS = 5, 3
 LABELS: Mapping[str, str] = {

@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above, near
-from collapipe.reproduction.paper_world import BERT_BLOCKS, draw_cluster, settings, solve, stream
 from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
+from reproduction import drawing
+from reproduction.figure import Finding, Ours, PaperFigure, Row, above, near
+from reproduction.paper_world import BERT_BLOCKS, draw_cluster, settings, solve, stream
 
 CLUSTERS = 200  # drawn for each seed, of which the paper shows three
 _PAPER = {5: 14, 4: 11, 3: 9}  # m for each S

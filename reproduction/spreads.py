@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.figure import Figure, SubFigure
 
-from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
-from collapipe.reproduction.paper_world import (
+from optim.latency import pipeline_latency
+from optim.partition.baselines import even_blocks
+from optim.problem import ClusterProblem
+from reproduction import drawing
+from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
+from reproduction.paper_world import (
     BATCH_SIZE,
     BERT_BLOCKS,
     TRANSFORMER_BLOCKS,
@@ -19,9 +22,6 @@ from collapipe.reproduction.paper_world import (
     solve,
     stream,
 )
-from optim.latency import pipeline_latency
-from optim.partition.baselines import even_blocks
-from optim.problem import ClusterProblem
 
 CLUSTERS = 60  # of each seed, as many as Figs. 7 and 8 draw
 SPREADS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)  # of Table II's ranges
