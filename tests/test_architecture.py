@@ -129,6 +129,7 @@ EDGES = {
         "client_app/supernode_process.py",
         "server_app/grid.py",
         "server_app/pulling.py",
+        "server_app/superexec.py",
         "server_app/superlink.py",
     ),
     "flwr.supernode": ("client_app/supernode.py", "client_app/supernode_process.py"),
