@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.config.composing import CONF, composed, unresolved, value_at
+from collapipe.config.composing import CONF, composed, unresolved
 from collapipe.config.overrides import merged, parse, setting, split
+from collapipe.config.saved import value_at
 from collapipe.config.trust import targets
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY, KEY

@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from collapipe.config.composing import value_at
-from collapipe.config.trust import read_tree
+from collapipe.config.saved import read_tree, value_at
 from collapipe.errors import ConfigError, one_line, printable
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score

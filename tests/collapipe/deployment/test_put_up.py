@@ -112,10 +112,13 @@ def test_a_server_that_cannot_be_dialled_is_refused(command: Command, tmp_path: 
 
 
 def test_a_run_is_submitted_before_its_libraries_are_imported(tmp_path: Path) -> None:
-    """The server's app checks what needs them: here a task whose model cannot train it."""
+    """The server's app checks what needs them: here a task whose model cannot train it. ``status``
+    does without Hydra, too."""
     folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
     script = f"""if True:
         import sys
+        import collapipe.cli.status, collapipe.deployment.overview
+        print(*{{"hydra", "omegaconf", "torch", "flwr"}} & sys.modules.keys())
         from collapipe.cli.run import run_job
         from collapipe.deployment import submitting
         submitting.submit = lambda *_: True
@@ -125,7 +128,7 @@ def test_a_run_is_submitted_before_its_libraries_are_imported(tmp_path: Path) ->
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "\n", done.stderr
+    assert done.stdout == "\n\n", done.stderr
 
 
 def test_a_run_tells_first_which_units_it_waits_for(
