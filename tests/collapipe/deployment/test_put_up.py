@@ -19,7 +19,8 @@ from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
-from collapipe.deployment import serving, submitting
+from collapipe.deployment import overview, serving, submitting
+from collapipe.deployment.control import ask
 from collapipe.deployment.flower import Flower
 from collapipe.deployment.overview import UnitThere
 from collapipe.deployment.server_folder import (
@@ -38,6 +39,7 @@ from collapipe.errors import (
     LinkError,
     RefusedUnitError,
     RoundFailedError,
+    StorageError,
 )
 from collapipe.owner_file import read_owner
 from collapipe.runs.failure import write_failure
@@ -144,16 +146,24 @@ def test_a_run_tells_first_which_units_it_waits_for(
     arguments = str(folder.root), tmp_path, tmp_path / "run", [], "resume it"
     for status, succeeded in (("completed", True), ("failed", False)):
         answer = {"run_dict": {"17": {"status": {"status": "finished", "sub_status": status}}}}
-        monkeypatch.setattr(submitting, "ask", lambda *_, answer=answer: answer)
+        monkeypatch.setattr(overview, "ask", lambda *_, answer=answer: answer)
         assert submitting.submit(*arguments) is succeeded
         first, second = capsys.readouterr().out.splitlines()
         assert first.endswith("a, c online; waiting for b") and "run 17" in second
-    monkeypatch.undo()
-    monkeypatch.setattr(submitting, "overview", lambda _: (there, []))
-    monkeypatch.setattr(Flower, "submit", lambda *_: "17")
-    monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
+    for odd in ({}, {"run_dict": {}}, {"run_dict": {"18": {}}}):  # of a SuperLink started anew
+        monkeypatch.setattr(overview, "ask", lambda *_, odd=odd: odd)
+        with pytest.raises(LinkError, match=r"knows no run 17.*then: resume it"):
+            submitting.submit(*arguments)
+    monkeypatch.setattr(overview, "ask", ask)
     with pytest.raises(LinkError, match=r"SuperLink has ended .* run 17 .*then: resume it"):
         submitting.submit(*arguments)
+    monkeypatch.setattr(Flower, "_stream_log", broken)  # no fault of the SuperLink's
+    with pytest.raises(StorageError, match=r"^full$"):
+        submitting.submit(*arguments)
+
+
+def broken(*_: object) -> None:
+    raise StorageError("full")
 
 
 @pytest.mark.parametrize(
