@@ -247,6 +247,14 @@ def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
         if field.name not in _SHARED:
             yield setting(f"data.{field.name}", chosen.get(field.name, field.default))
     yield "data.partitioner=null"
+    yield from machine_options(owner, folder)
+
+
+def machine_options(owner: OwnerSection, folder: Path) -> Iterator[str]:
+    """Overrides of what the owner's file in ``folder`` says of devices and of this machine.
+
+    Raises ``ConfigError`` for a bad inventory.
+    """
     if owner.cluster is not None:
         file = folder / owner.cluster.file
         devices = read_inventory(file, ANY_COST).section.clusters[0].devices

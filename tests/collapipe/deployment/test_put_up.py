@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from flwr.serverapp import Grid
 from sections import federation_settings
 
+from client_app import dry_run
 from collapipe.cli.run import start
 from collapipe.config import load_overrides, outline
 from collapipe.credentials import credentials
@@ -246,8 +248,15 @@ def problems(checked: str) -> list[str]:
     ],
 )
 def test_a_check_reads_rows_and_asks_devices(
-    rows: str, owner: str, expected: list[str], tmp_path: Path, command: Command
+    rows: str,
+    owner: str,
+    expected: list[str],
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    trained = SimpleNamespace(devices=(), losses=(1.0,))
+    monkeypatch.setattr(dry_run, "train_one_step", lambda *_: trained)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", port, port)
@@ -262,6 +271,7 @@ def test_a_check_reads_rows_and_asks_devices(
     file.write_text(file.read_text().replace("# cluster:", f"{own}# cluster:"))
     _, out, _ = command("deploy", "check", file)
     assert problems(out) == ["server", *expected]
+    assert ("a step of training" in out) is (not expected)
 
 
 def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: Path) -> None:
