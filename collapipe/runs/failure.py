@@ -26,6 +26,11 @@ def take_failure(run_dir: Path, how: str) -> CollaPipeError:
             f"{run_dir}: the server's app was killed, or its machine had no memory left; "
             f"{how_to_go_on(run_dir, how)}"
         )
+    if not file.exists() and not (run_dir / _BEGUN).exists():
+        return RoundFailedError(
+            "the run failed before it began: the last lines above say why, or else the server's app"
+            " was killed; start it again"
+        )
     if not file.exists():
         return RoundFailedError("the run failed; its last lines above say why")
     told = json.loads(file.read_text(encoding="utf-8"))
