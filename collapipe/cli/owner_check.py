@@ -24,7 +24,8 @@ _STAND_IN, _FEW = ("no text", "of any row"), 8  # texts; rows of a step
 def check_owner(file: Path, owner: OwnerSection) -> Iterator[Finding]:
     """The rows and devices of the owner's ``file``, and if nothing is wrong with these, a step of
     training on them."""
-    texts, wrong = None if owner.data.train_file else _STAND_IN, False
+    texts: Sequence[str] = () if owner.data.train_file else _STAND_IN
+    wrong = False
     for found, rows in _rows(file, owner):
         yield found
         wrong |= found.error is not None

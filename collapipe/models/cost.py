@@ -36,7 +36,7 @@ flop_counter = functools.partial(FlopCounterMode, display=False, custom_mapping=
 def get_ready() -> None:
     """Import what the first count needs: torch's compiler with 800 modules, half the time of a
     unit's first reply if they are imported then."""
-    FakeTensorMode()  # type: ignore[no-untyped-call]
+    FakeTensorMode()
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it
