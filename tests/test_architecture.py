@@ -128,6 +128,7 @@ EDGES = {
         "client_app/supernode_process.py",
         "server_app/grid.py",
         "server_app/pulling.py",
+        "server_app/superexec.py",
         "server_app/superlink.py",
     ),
     "flwr.supernode": ("client_app/supernode.py", "client_app/supernode_process.py"),
@@ -141,6 +142,7 @@ EDGES = {
     "omegaconf": (
         "collapipe/config/composing.py",
         "collapipe/config/own.py",
+        "collapipe/config/saved.py",
         "collapipe/config/trust.py",
         "collapipe/runs/folder.py",
     ),
