@@ -7,6 +7,7 @@ from pathlib import Path
 
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
+from client_app.round import RoundInputs, run_round
 from collapipe import config
 from collapipe.cancellation import cancellable
 from collapipe.config.overrides import setting
@@ -59,11 +60,12 @@ def train_one_step(owner: OwnerSection, folder: Path, texts: Sequence[str]) -> C
         settings = config.load_overrides(options)
         with cancellable(_LIMIT_S), message_taken():
             unit = ControlUnit(settings, 0, tokenizer)
-            segments = segment_plans(unit.state.devices, [1] * blocks)
+            segments = segment_plans(unit.state().devices, [1] * blocks)
             plan = ClusterPlan(0, segments, settings.pipeline.num_micro_batches, "gpipe")
             weights = SplitModel(settings.model, tokenizer.vocabulary).state_dict()
             request = TrainRequest(1, plan, _LIMIT_S, link=None)
-            report = unit.train(request, weights, {}, unit.stem_rows(None), {})[0].report
+            inputs = RoundInputs(request, weights, fixed={}, frozen={}, head_state={}, kept={})
+            report = run_round(unit, inputs).reply.report
     if report.events:
         raise StageError("the cluster", "; ".join(report.events))
     return report
