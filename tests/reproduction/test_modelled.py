@@ -33,7 +33,10 @@ from reproduction import (
 from reproduction.drawing import MARKS
 from reproduction.figure import above, near
 
-FIGURES = ("fig04", "fig05", "fig07", "fig08", "spreads", "fig11", "frameworks")
+FIGURES = (
+    *("fig04", "fig05", "fig08", "spreads"),
+    *(pytest.param(each, marks=pytest.mark.thorough) for each in ("fig07", "fig11", "frameworks")),
+)
 SEEDS = 2
 Run = Callable[..., tuple[int, str, str]]
 Written = Callable[[str], tuple[Path, str]]

@@ -302,6 +302,7 @@ def test_prediction_does_not_need_the_training_data(command: Command, tmp_path: 
     assert command("predict", str(tmp_path / "run"), "ein Boot")[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> None:
     options = ["seed=0,1", "strategy=all,random", f"hydra.sweep.dir={tmp_path}"]
     assert command("run", "-m", *TINY, *options)[0] == 0
@@ -381,9 +382,8 @@ def _sigint_not_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
     """And of what its units kept between rounds nothing."""
     (temporary := tmp_path / "temporary").mkdir()
