@@ -68,6 +68,7 @@ OWN = {
 # in this list.
 LAYERS = (
     "errors",
+    "extras",
     "home",
     "output",
     "validation",

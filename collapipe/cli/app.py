@@ -16,6 +16,7 @@ from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
+from collapipe.extras import missing
 from collapipe.home import in_home
 from collapipe.output import complain, open_streams, write_rest
 from collapipe.own_packages import NAMES, find_own_packages_first
@@ -81,6 +82,8 @@ def _cause(error: Exception) -> str:
         Path.cwd()
     except OSError:
         return "the current folder is gone; change to another one"
+    if isinstance(error, ModuleNotFoundError):
+        return missing(error.name or str(error))
     cause = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
     return f"{cause}; collapipe --verbose … shows where"
 

@@ -67,7 +67,7 @@ class Flower:
         program = shutil.which(command[0], path=self.environment["PATH"])
         if program is None:
             raise CollaPipeError(
-                f"the command {command[0]} was not found; pip install 'flwr[simulation]'"
+                f"the command {command[0]} was not found; pip install 'collapipe[train]'"
             )
         with (
             subprocess.Popen(  # noqa: S603 - Flower's own commands, no shell
