@@ -528,7 +528,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
     says = ["no round of the unit can have"] * 13 + ["cannot be read", "other weights"]
-    says += ["without a report of its own"]
+    says += ["without a report of the unit's own"]
     says += ["37 actions of devices, expected at most 36", "bytes of JSON, at most 1,0"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
