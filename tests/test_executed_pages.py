@@ -385,7 +385,8 @@ def test_the_tables_of_the_first_pages_run(tmp_path: Path, files: Path, forks: s
     )
     commands = re.findall(r"^\|.*?`((?:collapipe|make) [^`]+)`", "\n".join(sections), re.MULTILINE)
     assert len(commands) > 9
+    reader = Reader({"collapipe predict RUN_DIR": "collapipe run"})
     with place(tmp_path / "home", files, forks) as there:
         for command in commands:
             if not is_name(command.split()[1:]):
-                there.run(typed(command, Reader()))
+                there.run(typed(command, reader))
