@@ -1,7 +1,7 @@
 """Plans rounds: pure functions from clusters' states to plans, without torch and Flower.
 
-The names below are where a reader starts; docs/optim.md has an example. Each loads with its first
-use, so that ``import optim`` costs nothing.
+docs/how-to/planner-library.md has an example of the names below. Each of them is loaded with its
+first use, so that ``import optim`` costs nothing.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """What a round costs in the scheduler's world, computed from its plan's segments and uplinks.
 
 The times that the plan itself claims are not used. Energy is eq. 16's without its factor 2: the
-bracket already holds both passes and both transfers (docs/optim.md).
+bracket already holds both passes and both transfers (docs/explanation/paper.md).
 """
 
 from collections.abc import Mapping

@@ -129,7 +129,7 @@ def run(
 ) -> None:
     """Train; without options three clusters learn to translate dates.
 
-    Options are KEY=VALUE, all of them in docs/configuration.md, and go over those of --config.
+    Options are KEY=VALUE and override those of --config; docs/reference/options.md lists them.
     Groups such as task, strategy, cluster and channel take a file's name: collapipe run
     strategy=random cluster=edge seed=1
     """
@@ -219,7 +219,7 @@ def audit(
     """Attack a run's validation rows with what its server had: how much can it read?
 
     Writes audit.json and audit.png into the run's folder; collapipe report shows them.
-    docs/privacy.md explains the attacks and the figures.
+    docs/explanation/privacy.md explains the attacks and the figures.
     """
     from collapipe.cli.audit import audit_run
 
@@ -255,7 +255,7 @@ def plan(
     """Split a model over the devices of an inventory; tell what a batch takes.
 
     INVENTORY is a YAML file that says what your devices are like and what a block of the model
-    costs; docs/examples has three. docs/planning.md explains the file, the answer and the solvers.
+    costs; docs/examples has three. docs/reference/inventory.md lists its keys.
     """
     from collapipe.cli.plan.command import run_plan
 

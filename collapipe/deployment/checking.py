@@ -95,7 +95,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
 
 def _expiry(what: str, expires: datetime) -> Finding:
     if expires_soon(expires):
-        renew = "renew it: docs/credentials.md"
+        renew = "renew it: docs/how-to/credentials.md"
         ended = expires < datetime.now(UTC)
         return Finding(what, error=f"ends on {expires:%F}", way_out=renew, bars=ended)
     return Finding(what, f"valid until {expires:%F}")

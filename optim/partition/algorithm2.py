@@ -20,8 +20,8 @@ def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     The answer is a local optimum: neither step alone improves it. Which one depends on m⁽⁰⁾, so
     Algorithm 2 runs from both ``starting_micro_batches`` and the faster answer counts. Under
     ``flow_shop`` and ``overlap`` both steps take that law's time instead of eq. 15's.
-    docs/optim.md lists where the paper is read differently: b̂ = b/m, the last hop, the end of the
-    alternation.
+    docs/explanation/paper.md lists where the paper is read differently: b̂ = b/m, the last hop,
+    the end of the alternation.
 
     Raises ``InfeasibleRoundError`` where the caps cannot hold the model under any m.
     """
