@@ -82,8 +82,13 @@ class Replies:
 
     def pull(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies to these messages that are whole by now; an error in place of one that cannot
-        be used."""
-        asked = {*message_ids}
+        be used.
+
+        A reply of which some parts are still on their way is not asked for again: the SuperLink
+        forgets a message once it has named its reply, and would answer that it is unavailable.
+        """
+        coming = {each.metadata.reply_to_message_id for each in self._coming.values()}
+        asked = {*message_ids} - coming
         wanted = PullAppMessagesRequest(message_ids=[*asked, *self._late])
         found = self.grid._runtime_client.PullMessages(wanted)
         for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
