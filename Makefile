@@ -5,7 +5,9 @@
 #   make test                              all tests;  ARGS="-k link" for some of them
 #   make test-faults                       faults at every point, for ten minutes
 #   make test-thorough                     more cases, and ten times as many examples of each property
-#   make check                             lint, format, strict types, who imports whom
+#   make check                             lint, format, strict types, who imports whom, pages
+#   make docs                              the documentation site, in build/docs
+#   make reproduce ARGS="fig04"            a figure of the paper, from reproduction/
 #   make clean                             remove .venv and caches
 
 PYTHON ?= python3
@@ -18,7 +20,7 @@ STAMP := $(VENV)/installed
 # Else each of the tests' workers and processes would compile all modules for itself.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-faults test-thorough check lint types compiled env clean
+.PHONY: run test test-faults test-thorough check lint types docs compiled reproduce env clean
 
 run: $(STAMP)
 	$(BIN)/collapipe run $(ARGS)
@@ -37,7 +39,7 @@ test-thorough: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS) --timeout 1200 -m "thorough or not thorough" \
 		--hypothesis-profile thorough $(ARGS)
 
-check: lint types
+check: lint types docs
 	$(BIN)/python -m pytest -qq tests/test_architecture.py
 
 lint: $(STAMP)
@@ -47,9 +49,16 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# A broken link fails.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 # All tests are collected, which compiles what they import.
 compiled: $(STAMP)
 	$(BIN)/python -m pytest -qq --collect-only > /dev/null
+
+reproduce: $(STAMP)
+	$(BIN)/python -m reproduction $(ARGS)
 
 env: $(STAMP)
 
@@ -66,4 +75,4 @@ $(BIN)/pip:
 	$(PYTHON) -m venv --clear $(VENV)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,8 +18,8 @@ from statistics import fmean
 
 from client_app.cluster_state import cluster_state
 from collapipe import config
-from collapipe.reproduction.scheduling import Overrides
 from collapipe.runs.rows import build_tokenizer, load_shards
+from reproduction.scheduling import Overrides
 from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
 

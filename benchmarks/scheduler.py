@@ -27,9 +27,9 @@ from pathlib import Path
 
 from machine import machine
 
-from collapipe.reproduction import fig11, frameworks
-from collapipe.reproduction.figure import Evidence, reduction
-from collapipe.reproduction.scheduling import run_histories, total_s
+from reproduction import fig11, frameworks
+from reproduction.figure import Evidence, reduction
+from reproduction.scheduling import run_histories, total_s
 
 Record = dict[str, object]
 _SENT = {name: sent for name, sent in frameworks.PAYLOADS.items() if name != "bfloat16"}

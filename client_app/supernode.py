@@ -27,7 +27,6 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
@@ -38,13 +37,12 @@ from client_app.kept_store import KeptStore
 from collapipe.errors import one_line
 from collapipe.report import START
 from collapipe.wire import records
-from collapipe.wire.flower_waits import wait_briefly
+from collapipe.wire.flower_waits import a_few_tries, wait_briefly
 from collapipe.wire.messages import Failure
 
 _log = logging.getLogger(__name__)
 _APP = "collapipe/collapipe"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_TRIES = 5  # attempts of a request
 _CHANGING = records.STATE, records.RESTORE, records.TRAIN  # messages that change the unit's state
 _PAUSE_S = 0.3  # pause between polls for a message
 
@@ -139,7 +137,7 @@ class Messages:
             insecure=True,  # on this machine
             root_certificates=None,
             interceptors=list(interceptors),
-            retry_invoker=_again(),
+            retry_invoker=a_few_tries(),
         )
 
 
@@ -159,14 +157,6 @@ def go_back(kept: KeptStore, message: Message, context: Context) -> None:
     if known:
         context.state.update(before)
     context.state.update(later)
-
-
-def _again() -> RetryInvoker:
-    """Retry requests on connections that were closed while idle. Flower's own retry invoker would
-    also send SIGINT to this process if a token has expired."""
-    return RetryInvoker(
-        lambda: exponential(max_delay=1), httpx.TransportError, max_tries=_TRIES, max_time=None
-    )
 
 
 def _has_failed(reply: Message) -> bool:

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.config.composing import CONF, composed, unresolved, value_at
+from collapipe.config.composing import CONF, composed, unresolved
 from collapipe.config.overrides import merged, parse, setting, split
+from collapipe.config.saved import value_at
 from collapipe.config.trust import targets
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY, KEY
@@ -246,6 +247,14 @@ def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
         if field.name not in _SHARED:
             yield setting(f"data.{field.name}", chosen.get(field.name, field.default))
     yield "data.partitioner=null"
+    yield from machine_options(owner, folder)
+
+
+def machine_options(owner: OwnerSection, folder: Path) -> Iterator[str]:
+    """Overrides of what the owner's file in ``folder`` says of devices and of this machine.
+
+    Raises ``ConfigError`` for a bad inventory.
+    """
     if owner.cluster is not None:
         file = folder / owner.cluster.file
         devices = read_inventory(file, ANY_COST).section.clusters[0].devices

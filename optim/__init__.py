@@ -1,7 +1,7 @@
 """Plan rounds: pure functions from clusters' states to plans, without torch and Flower.
 
-Start with the names below; docs/optim.md has an example. Each name is imported at its first use, so
-that ``import optim`` is fast.
+docs/how-to/planner-library.md has an example of the names below. Each name is imported at its first
+use, so that ``import optim`` is fast.
 """
 
 from importlib import import_module

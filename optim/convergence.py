@@ -20,7 +20,8 @@ def interference_error(
     """Return ε(p) = C/(p·h + I) of eq. (25), broadcast; 0 for C = 0.
 
     The sign of I in the paper is wrong, because more interference must not reduce the error. It is
-    kept because Γ uses it. Therefore ε can compare powers, but not channels (docs/optim.md).
+    kept because Γ uses it. Therefore ε can compare powers, but not channels
+    (docs/explanation/paper.md).
     """
     received = np.asarray(power_w * np.asarray(gain) + interference_w, dtype=np.float64)
     return constant_w / received if constant_w else np.zeros_like(received)
@@ -37,10 +38,10 @@ def scheduled_gamma(
 
     ``gradient_error`` is ρ, the second moment that rounding adds to the gradient, relative to φ².
     Unbiased rounding leaves the gradient unbiased to first order, so ρφ² adds to φ² in eq. (23)
-    (docs/optim.md).
+    (docs/explanation/paper.md).
 
-    S²/L comes from Lemma 1, which does not hold as printed (docs/optim.md). It is a price on
-    segments. It does not bound the gradient, which is equal for every S.
+    S²/L comes from Lemma 1, which does not hold as printed (docs/explanation/paper.md). It is a
+    price on segments. It does not bound the gradient, which is equal for every S.
     """
     split = options.gradient_bound * np.square(num_segments) / num_blocks
     noise = options.gradient_bound * (1.0 + np.asarray(gradient_error))

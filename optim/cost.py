@@ -1,7 +1,7 @@
 """Modelled time and energy of a round, computed from its plan's segments and uplinks.
 
 The times in the plan are not used. Energy follows eq. 16 without its factor 2, because the bracket
-already includes both passes and both transfers (docs/optim.md).
+already includes both passes and both transfers (docs/explanation/paper.md).
 """
 
 from collections.abc import Mapping

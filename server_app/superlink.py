@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import flwr
@@ -352,9 +353,21 @@ def _bounded(
     return bounded
 
 
+def _start_own_superexec() -> None:
+    """Replace the command by which Flower's SuperLink starts a SuperExec."""
+    flower = import_module(flower_superlink.__module__)  # whose package has a function of its name
+    command_of = flower._get_superexec_command
+
+    def command(**options: Any) -> list[str]:
+        return [sys.executable, "-P", "-m", "server_app.superexec", *command_of(**options)[1:]]
+
+    setattr(flower, command_of.__name__, command)
+
+
 def main() -> None:
     """Run a SuperLink until it receives a signal or its parent process ends."""
     end_with_parent(int(sys.argv.pop(1)))
+    _start_own_superexec()
     if (folder := own_folder()) is not None:  # a simulation's SuperLink listens only on loopback
         uvicorn.run = partial(_run_guarded, uvicorn.run, folder)
         trees = _bounded(InMemoryObjectStore.get_object_tree)

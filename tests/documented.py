@@ -8,7 +8,11 @@ from string import Template
 
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "collapipe/deployment/templates"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(TEMPLATES.glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(TEMPLATES.glob("*.md")),
+]
 OURS = "collapipe", "flwr", "make", "pip"  # programs whose command lines are checked
 OTHERS = "python3", "source", "ssh", "scp", "export", "rm", "zcat", "pytest", "flower-supernode"
 _MARK = re.compile(r"<!-- not executed: \S")

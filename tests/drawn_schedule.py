@@ -1,4 +1,4 @@
-"""A schedule as docs/round.md draws it."""
+"""A schedule as docs/explanation/round.md draws it."""
 
 from pipeline.schedule import Action, Schedule, ready, verify
 

@@ -1,6 +1,7 @@
-"""Installs of what a requirements file lists, made of what is installed here."""
+"""Installs of CollaPipe with some of its extras, made of what is installed here."""
 
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -10,16 +11,23 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 
 
-def required(file: str) -> list[Requirement]:
-    """The lines of a file of the repository's root."""
-    lines = (ROOT / file).read_text().splitlines()
-    return [Requirement(line.split("#")[0]) for line in lines if line[:1].isalpha()]
+def required(*extras: str) -> list[Requirement]:
+    """What CollaPipe requires with these extras, by pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"]]
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    found = [*map(Requirement, lines)]
+    nested = [extra for each in found if each.name == "collapipe" for extra in each.extras]
+    others = [each for each in found if each.name != "collapipe"]
+    return others + (required(*nested) if nested else [])
 
 
-def installed(file: str, site: Path) -> Path:
-    """A folder of packages with what pip would install for the file, and CollaPipe's metadata."""
+def installed(extras: Sequence[str], site: Path) -> Path:
+    """A folder of packages with what pip would install with these extras, and CollaPipe's
+    metadata."""
     site.mkdir(parents=True, exist_ok=True)
-    for name in closure(required(file)):
+    for name in closure(required(*extras)):
         _link(name, site, whole=True)
     _link("collapipe", site, whole=False)  # its version
     return site

@@ -89,7 +89,7 @@ def alike(seen: list[dict[int, Ends]], units: Collection[int] = range(3)) -> boo
 @pytest.mark.parametrize(
     "options",
     [
-        ("compression.activation=int8",),
+        pytest.param(("compression.activation=int8",), marks=pytest.mark.thorough),
         pytest.param(
             ("compression.activation=int4", "decoder.mode=shared", "pipeline.num_micro_batches=3"),
             marks=pytest.mark.thorough,
@@ -98,7 +98,9 @@ def alike(seen: list[dict[int, Ends]], units: Collection[int] = range(3)) -> boo
         pytest.param(
             ("compression.activation=int6", "framework=pipeline"), marks=pytest.mark.thorough
         ),
-        ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]"),
+        pytest.param(
+            ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]"), marks=pytest.mark.thorough
+        ),
     ],
     ids=lambda options: options[-1],
 )
@@ -108,6 +110,7 @@ def test_both_ends_remember_the_same(tmp_path: Path, options: tuple[str, ...]) -
     assert [ends[0].round for ends in seen[-1].values()] == [3, 3, 3]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "task", ["classification", pytest.param("ner", marks=pytest.mark.thorough), "causal_lm"]
 )
@@ -226,7 +229,7 @@ def never_began(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[int
 @pytest.mark.parametrize(
     ("of", "name", "fault"),
     [
-        (link.DecoderLink, "submit", _raise),
+        pytest.param(link.DecoderLink, "submit", _raise, marks=pytest.mark.thorough),
         pytest.param(link.DecoderLink, "exchange_norms", _raise, marks=pytest.mark.thorough),
         (Pipeline, "step", _raise),
         (app, "run_round", _raise),
@@ -313,7 +316,7 @@ def test_numbers_that_are_no_rows_cost_the_unit_its_round_and_nobody_else(
 @pytest.mark.parametrize(
     ("precision", "dtype"),
     [
-        ("float32", "float64"),
+        pytest.param("float32", "float64", marks=pytest.mark.thorough),
         ("int4", "float32"),
         pytest.param("float32", "float32", marks=pytest.mark.thorough),
         pytest.param("int8", "float64", marks=pytest.mark.thorough),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("collapipe", "optim", "pipeline", "client_app", "device_app", "server_app")
+ROOMS = ("collapipe", "optim", "pipeline", "client_app", "device_app", "server_app", "reproduction")
 
 # Our own modules that a file may import: the first line that its path begins with.
 OWN = {
@@ -26,7 +26,6 @@ OWN = {
     "collapipe/credentials/": ("collapipe.credentials", "collapipe.errors"),
     "collapipe/inventory/model.py": ("collapipe", "pipeline.schedule"),  # what a schedule keeps
     "collapipe/planning.py": ("collapipe", "optim"),  # asks the planner about an inventory
-    "collapipe/reproduction/": ROOMS,  # so do the paper's figures
     "collapipe/run_report/": (  # draws plans by the planner's timeline, runs by their schedules
         "collapipe",
         "optim",
@@ -59,6 +58,7 @@ OWN = {
         "collapipe.wire.segments",
         "collapipe.wire.streams",
     ),
+    "reproduction/": (*ROOMS,),  # the paper's figures, which are not installed
     "device_app/": ("device_app", "pipeline", "collapipe"),
     "client_app/": ("client_app", "pipeline", "collapipe", "optim.partition", "optim.problem"),
     "server_app/": ("server_app", "optim", "collapipe"),
@@ -68,6 +68,7 @@ OWN = {
 # in this list.
 LAYERS = (
     "errors",
+    "extras",
     "home",
     "output",
     "validation",
@@ -106,7 +107,6 @@ LAYERS = (
     "owner",
     "deployment",
     "run_report",
-    "reproduction",
     "cli",
     "__main__",
 )
@@ -129,6 +129,7 @@ EDGES = {
         "client_app/supernode_process.py",
         "server_app/grid.py",
         "server_app/pulling.py",
+        "server_app/superexec.py",
         "server_app/superlink.py",
     ),
     "flwr.supernode": ("client_app/supernode.py", "client_app/supernode_process.py"),
@@ -142,6 +143,7 @@ EDGES = {
     "omegaconf": (
         "collapipe/config/composing.py",
         "collapipe/config/own.py",
+        "collapipe/config/saved.py",
         "collapipe/config/trust.py",
         "collapipe/runs/folder.py",
     ),

@@ -83,6 +83,7 @@ def turning(name: str = "Turning", where: str = "[server,control_unit]") -> tupl
     return "decoder.mode=auto", "strategy=even", *plugin
 
 
+@pytest.mark.thorough
 @OPTIMIZERS
 def test_weights_are_those_of_heads_that_stay(tmp_path: Path, optimizer: tuple[str, ...]) -> None:
     """To the bit, wherever heads are, dropout and all."""

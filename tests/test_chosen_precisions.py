@@ -42,6 +42,7 @@ def test_what_is_sent_is_what_was_chosen(tmp_path: Path) -> None:
     assert sent > {("float32", "float32")} or ("float32", "float32") not in sent
 
 
+@pytest.mark.thorough
 def test_a_budget_that_allows_nothing_ends_like_float32(tmp_path: Path) -> None:
     """To the bit."""
     strategy = ("strategy=all", "federation.rounds=2")

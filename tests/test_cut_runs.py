@@ -29,8 +29,14 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
     "options",
     [
         ("framework.cut=3", "pipeline.num_segments=2", "model.norm=post"),
-        ("framework.cut=1", "optimizer=sgd", "optimizer.clip_norm=0.1"),
-        ("framework.cut=1", "decoder.mode=shared", "federation.num_units=1"),
+        pytest.param(
+            ("framework.cut=1", "optimizer=sgd", "optimizer.clip_norm=0.1"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ("framework.cut=1", "decoder.mode=shared", "federation.num_units=1"),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_splitfed_ends_where_collapipe_does(
@@ -48,7 +54,7 @@ def test_splitfed_ends_where_collapipe_does(
     assert said[0] == said[1] != ""
 
 
-@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.thorough), "lora"])
 def test_t5s_table_crosses_the_link_and_export_knows_no_cut(tmp_path: Path, adapter: str) -> None:
     """In float32, in which T5 computes its norms; with adapters merged."""
     name = folder(tmp_path, "t5", **without_dropout("t5"))

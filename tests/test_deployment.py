@@ -187,10 +187,10 @@ def written(file: Path, count: int, first: int = 0) -> Path:
 
 
 def light_python(folder: Path) -> Path:
-    """A Python that finds what ``requirements-unit.txt`` installs, and nothing else."""
+    """A Python that finds what the extras of a unit install, and nothing else."""
     EnvBuilder(symlinks=True).create(folder)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    site = installed("requirements-unit.txt", folder / "lib" / version / "site-packages")
+    site = installed(["unit", "hf"], folder / "lib" / version / "site-packages")
     there = {each.name for each in site.iterdir()}
     assert not there & {"ray", "cvxpy", "matplotlib", "sklearn", "flwr_datasets"}
     return folder / "bin" / "python"

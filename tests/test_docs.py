@@ -1,44 +1,68 @@
 """What the documentation says of options, files and extensions is so."""
 
 import re
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 from drawn_schedule import render
 from federated import run
 
-from collapipe.config import Settings, load_overrides, own_overrides
+from collapipe.config import load_overrides, own_overrides
 from collapipe.config.composing import composed, options_of
+from collapipe.report import RoundReport
 from pipeline import schedule
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
-GROUPS = CONFIGURATION.split("\n## ")[1]
-ENVIRONMENT = (ROOT / "docs/environment.md").read_text()
-OPTIONS = re.findall(
-    r"^\| `([\w.]+)` \| `(.+?)` \| (.*?) ?\|$", CONFIGURATION + ENVIRONMENT, re.MULTILINE
-)
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OPTIONS_PAGE = ROOT / "docs/reference/options.md"
+_KEY = re.compile(r"`(\w+)`")
+_NAMED = re.compile(r"`((?:\w+\.)+\w+)(?:=[^`]*)?`")
 
 
-def test_documented_options_exist_and_have_these_defaults() -> None:
-    assert len(OPTIONS) > 60
-    by_condition: dict[str, list[str]] = {}
-    for name, default, meaning in OPTIONS:
-        condition = re.match(r"with `(.+?)`", meaning)
-        by_condition.setdefault(condition[1] if condition else "", []).append(f"{name}={default}")
-    for chosen, defaults in by_condition.items():
-        assert told(load_overrides([*chosen.split(), *defaults])) == told(
-            load_overrides(chosen.split())
-        )
+def options_of_files() -> set[str]:
+    """The names of all options, with those of groups that a run need not choose."""
+    names = set[str]()
+    for file in (ROOT / "conf").rglob("*.yaml"):
+        text, group = file.read_text(), file.parent.name
+        package = re.match(r"# @package (\S+)", text)
+        place = package[1] if package else "" if group == "conf" else group
+        names |= {*leaves(yaml.safe_load(text), place.replace("_global_", ""))}
+    return names
 
 
-def test_documented_choices_are_files() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*)$", GROUPS, re.MULTILINE)
-    choices = {group: set(re.findall(r"`(\w+)`", cells)) for group, cells in rows}
-    folders = [path for path in (ROOT / "conf").iterdir() if path.is_dir()]
-    files = {path.name: {file.stem for file in path.glob("*.yaml")} for path in folders}
-    assert choices == files
+def leaves(tree: object, name: str) -> Iterator[str]:
+    """The dotted name of each node of a configuration file."""
+    yield name
+    for key, below in tree.items() if isinstance(tree, dict) else ():
+        yield from leaves(below, f"{name}.{key}".strip("."))
+
+
+def test_options_that_pages_name_exist() -> None:
+    known = options_of_files() | {"hydra.searchpath"}
+    groups = {name.partition(".")[0] for name in known}
+    found = {
+        (page.name, name)
+        for page in PAGES
+        if page.name not in ("CHANGELOG.md", "inventory.md")  # keys of another file
+        for name in _NAMED.findall(page.read_text())
+        if name.partition(".")[0] in groups
+        and not name.endswith((".py", ".json", ".yaml", ".safetensors"))
+    }
+    assert len(found) > 60
+    assert sorted(each for each in found if each[1] not in known) == []
+
+
+def test_metrics_that_a_line_has_are_on_the_page() -> None:
+    page = (ROOT / "docs/reference/metrics.md").read_text().partition("## Keys")[2]
+    keys = {
+        key
+        for cell in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+        for key in _KEY.findall(cell)
+    }
+    assert keys == {field.name for field in fields(RoundReport)} - {"traces"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -51,13 +75,13 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_schedules_are_drawn_as_they_are() -> None:
-    text = (ROOT / "docs/round.md").read_text()
+    text = (ROOT / "docs/explanation/round.md").read_text()
     for build in schedule.SCHEDULES.values():
         assert f"{build.__name__}\n{render(build(3, 4))}\n" in text
 
 
 def test_the_examples_of_extensions_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs/extend.md").read_text()
+    text = (ROOT / "docs/how-to/extend.md").read_text()
     examples = re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 3
     for name, source in examples:
@@ -73,7 +97,7 @@ def test_the_examples_of_extensions_train(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_name_of_ones_own_is_found_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (ROOT / "docs/extend.md").read_text()
+    text = (ROOT / "docs/how-to/extend.md").read_text()
     file, content = re.findall(r"`(conf/\w+/\w+\.yaml)`.*?```yaml\n(.*?)```", text, re.DOTALL)[0]
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(content.replace("turns.", "own_turns."))
@@ -86,7 +110,7 @@ def test_a_name_of_ones_own_is_found_in_the_current_folder(
 
 
 def test_the_example_of_a_file_of_options_works(tmp_path: Path) -> None:
-    (content,) = re.findall(r"```yaml\n(.*?)```", CONFIGURATION, re.DOTALL)
+    (content,) = re.findall(r"```yaml\n(.*?)```", OPTIONS_PAGE.read_text(), re.DOTALL)
     (tmp_path / "mine.yaml").write_text(content.replace("sentences.jsonl", "/dev/null"))
     settled = own_overrides(["model=huggingface", "model.family=bert"], tmp_path / "mine.yaml")
     tree = options_of(composed(settled))
@@ -94,6 +118,11 @@ def test_the_example_of_a_file_of_options_works(tmp_path: Path) -> None:
     assert (tree["federation"]["rounds"], tree["data"]["train_file"]) == (30, "/dev/null")
 
 
-def told(settings: Settings) -> tuple[object, str]:
-    """All values, and the run's folder without the time in it."""
-    return settings.tree, re.sub(r"\d", "#", settings.run_dir)
+def test_every_option_is_explained() -> None:
+    """In a comment of a file of ``conf/``: the reference shows these files."""
+    groups = (ROOT / "conf").glob("*/*.yaml")
+    files = [file.read_text() for file in groups if file.parent.name != "experiment"]
+    row = re.compile(r"^ *(?!_|name:|defaults:)(\w+): (?!\$)[^#\n]*(# .*)?$", re.MULTILINE)
+    rows = [found for text in files for found in row.findall(text)]
+    assert len({name for name, _ in rows}) > 100
+    assert {name for name, _ in rows} - {name for name, comment in rows if comment} == set()

@@ -44,7 +44,7 @@ def chosen() -> Iterator[object]:
     runs take longest to try always, of the others in thorough tests."""
     for page in PAGES:
         name = f"{page.parent.name}/{page.name}"
-        whole = name == "docs/deployment.md"
+        whole = name == "how-to/deployment.md"
         yield pytest.param(page, whole, id=name)
         if not whole:
             yield pytest.param(page, True, id=f"{name}, whole", marks=pytest.mark.thorough)

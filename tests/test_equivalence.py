@@ -36,11 +36,17 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("pipeline=gpipe",),
+        pytest.param(("pipeline=gpipe",), marks=pytest.mark.thorough),
         ("pipeline=one_f_one_b", "pipeline.num_micro_batches=5", "model.norm=post"),
-        ("optimizer=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=0.1"),
+        pytest.param(
+            ("optimizer=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=0.1"),
+            marks=pytest.mark.thorough,
+        ),
         ("optimizer.state=reset", "server_optimizer=fedadam", "federation.weighting=uniform"),
-        ("server_optimizer=fedavgm", "cluster.num_devices=4", "model.tie_embeddings=false"),
+        pytest.param(
+            ("server_optimizer=fedavgm", "cluster.num_devices=4", "model.tie_embeddings=false"),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_pipelined_clusters_end_where_unsplit_federated_averaging_does(

@@ -76,7 +76,6 @@ class Reader:
     """What a page leaves to its reader."""
 
     before: Mapping[str, str] = field(default_factory=dict)  # lines typed before a command
-    also: str = ""  # a page that the page refers to for files
 
 
 _OWNER = "cd federation/units/berlin"
@@ -84,31 +83,30 @@ _ROWS_THERE = "cp $FILES/rows.csv train.csv"
 _SIGNED = """cp federation/units/{0}/credentials/request.pem {0}.pem
 collapipe credentials sign federation/authority {0}.pem --role unit --yes
 cp federation/authority/issued/{0}.1.crt federation/units/{0}"""
-_OTHERS = "for unit in paris rome; do cd $HOME/federation/units/$unit; {}; done; cd $HOME"
+_PARIS = "cd $HOME/federation/units/paris; {}; cd $HOME"
+_FEDERATION = f"""collapipe deploy init federation --units berlin,paris,rome --server 127.0.0.1
+for unit in berlin paris rome; do
+cd $HOME/federation/units/$unit; collapipe credentials request credentials --name $unit; cd $HOME
+{_SIGNED.format("$unit")}
+done
+collapipe deploy serve federation
+for unit in berlin paris rome; do
+cd $HOME/federation/units/$unit; {_ROWS_THERE}
+collapipe credentials install credentials $unit.1.crt; collapipe unit unit.yaml
+done; cd $HOME"""
 _PI = """collapipe credentials add ~/cluster pi-5 --output pi-5
 collapipe device --listen 127.0.0.1:$SECOND_PORT --credentials pi-5 --memory 3GB"""
 READERS = {
-    "README.md": Reader(
+    "two-owners.md": Reader(
         {
-            "collapipe credentials sign ~/cluster": "cp ~/credentials/request.pem jetson.pem",
-            "collapipe credentials install ~/credentials": "cp cluster/issued/jetson.1.crt .",
-            "collapipe device check home.yaml": _PI,
-            "collapipe credentials request credentials": _OWNER,
-            "collapipe deploy check unit.yaml": f"""cd $HOME; {_SIGNED.format("berlin")}
-{_OWNER}; collapipe credentials install credentials berlin.1.crt; {_ROWS_THERE}""",
-        },
-        also="devices.md",
-    ),
-    "deployment.md": Reader(
-        {
-            "collapipe credentials request credentials": _OTHERS.format(
-                "collapipe credentials request credentials --name $unit"
+            "collapipe credentials request credentials": _PARIS.format(
+                "collapipe credentials request credentials --name paris"
             )
             + f"\n{_OWNER}",
-            "collapipe credentials sign": "\n".join(map(_SIGNED.format, ("paris", "rome")))
+            "collapipe credentials sign": _SIGNED.format("paris")
             + "\ncp federation/units/berlin/credentials/request.pem berlin.pem",
-            "collapipe credentials install": _OTHERS.format(
-                f"{_ROWS_THERE}; collapipe credentials install credentials $unit.1.crt; "
+            "collapipe credentials install": _PARIS.format(
+                f"{_ROWS_THERE}; collapipe credentials install credentials paris.1.crt; "
                 "collapipe unit unit.yaml"
             )
             + f"\n{_OWNER}; {_ROWS_THERE}; cp ../../authority/issued/berlin.1.crt .",
@@ -116,7 +114,8 @@ READERS = {
             "do cp $FILES/rows.csv $each.csv; done",
         }
     ),
-    "devices.md": Reader(
+    "deployment.md": Reader({"ssh -N": _FEDERATION}),
+    "three-boxes.md": Reader(
         {
             "collapipe credentials sign": "cp ~/credentials/request.pem .",
             "collapipe credentials install": "cp cluster/issued/jetson.1.crt .",
@@ -139,7 +138,7 @@ collapipe export tagged tagger"""
         }
     ),
     "lora.md": Reader({"collapipe export": "rm FOLDER"}),
-    "planning.md": Reader(
+    "plan-boxes.md": Reader(
         {"collapipe device check": "collapipe up --devices 3 --inventory boxes.yaml"}
     ),
     "privacy.md": Reader(
@@ -352,9 +351,6 @@ def has_commands(page: Path) -> bool:
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, forks: str) -> None:
     reader = READERS.get(name_of(page), Reader())
     with place(tmp_path / "home", files, forks) as there:
-        for block in blocks(ROOT / "docs" / reader.also) if reader.also else ():
-            if block.file:
-                there.write(block.file, read(block.text))
         for number, block in enumerate(blocks(page)):
             if block.file:
                 there.write(block.file, read(block.text))
@@ -379,17 +375,18 @@ def check_runs(folder: Path, commands: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-def test_the_table_of_the_first_page_runs(tmp_path: Path, files: Path, forks: str) -> None:
-    """All commands of the table below "Go on", in their order."""
-    table = text_of(ROOT / "README.md").partition("## Go on")[2].partition("[First run]")[0]
-    commands = re.findall(r"`((?:collapipe|make|flwr) [^`]+)`", table)
-    commands = [each for each in commands if "DIR" not in each.split("=")]
-    assert len(commands) > 30
-    written = {
-        "collapipe run --config FILE.yaml": "echo 'seed: 3' > FILE.yaml",
-        "flwr run": "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1",
-    }
+def test_the_tables_of_the_first_pages_run(tmp_path: Path, files: Path, forks: str) -> None:
+    """All commands of the tables of next steps, in their order."""
+    pages = text_of(ROOT / "README.md"), text_of(ROOT / "docs/tutorials/first-run.md")
+    begins = "## Next steps", "## Try other things"
+    sections = (
+        page.partition(begin)[2].partition("\n## ")[0]
+        for page, begin in zip(pages, begins, strict=True)
+    )
+    commands = re.findall(r"^\|.*?`((?:collapipe|make) [^`]+)`", "\n".join(sections), re.MULTILINE)
+    assert len(commands) > 9
+    reader = Reader({"collapipe predict RUN_DIR": "collapipe run"})
     with place(tmp_path / "home", files, forks) as there:
         for command in commands:
             if not is_name(command.split()[1:]):
-                there.run(typed(command, Reader(written)))
+                there.run(typed(command, reader))

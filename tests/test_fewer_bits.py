@@ -51,13 +51,13 @@ def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
 @pytest.mark.parametrize(
     ("precision", "dtype", "adapter"),
     [
-        ("float32", "float32", ()),
+        pytest.param("float32", "float32", (), marks=pytest.mark.thorough),
         pytest.param("float32", "float64", LORA, marks=pytest.mark.thorough),
-        ("bfloat16", "float32", LORA),
+        pytest.param("bfloat16", "float32", LORA, marks=pytest.mark.thorough),
         pytest.param("bfloat16", "float64", (), marks=pytest.mark.thorough),
         ("int8", "float64", ()),
         pytest.param("int8", "float64", LORA, marks=pytest.mark.thorough),
-        ("int6", "float32", LORA),
+        pytest.param("int6", "float32", LORA, marks=pytest.mark.thorough),
         ("int4", "float32", ()),
     ],
 )
@@ -83,6 +83,7 @@ def test_a_head_at_home_leaves_the_weights_alone_to_send(tmp_path: Path) -> None
     assert sum(s.uplink.model_bits for s in planned) == 8 * rounds(tmp_path)[0]["bytes_up"]
 
 
+@pytest.mark.thorough
 def test_what_rounding_takes_is_repaid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay near those of exact uploads, nearer than without error feedback."""
     options = ("federation.rounds=4", "federation.local_steps=1", "optimizer=sgd")

@@ -24,7 +24,13 @@ WORLD = (
     "strategy.energy=adapters",
 )
 FRAMEWORKS = ("collapipe", "collapipe_no_ss", "vanilla_fl", "pipeline", "titanic", "splitfed")
-STRATEGIES = ("dssra", "dssra_paper", "random", "loss_only", "delay_only", "all")
+STRATEGIES = (
+    "dssra",
+    *(
+        pytest.param(name, marks=pytest.mark.thorough)
+        for name in ("dssra_paper", "random", "loss_only", "delay_only", "all")
+    ),
+)
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:

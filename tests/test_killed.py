@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from federated import TINY
 from resumed import SMALL, World, copied_before_each_write, differing, outcome, tensors
 
@@ -33,6 +34,7 @@ def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:
     assert len(killed) > 30, "a watch that sees no writes"
 
 
+@pytest.mark.thorough
 def test_a_kill_while_a_run_is_taken_up_costs_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, "federation.rounds=2", "framework.train=false")
     whole = world.run(tmp_path / "whole")
@@ -45,6 +47,7 @@ def test_a_kill_while_a_run_is_taken_up_costs_nothing(tmp_path: Path) -> None:
         assert outcome(run_dir) == outcome(whole), run_dir
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     options = [*TINY, *SMALL, "federation.rounds=8", "federation.keep=1"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"

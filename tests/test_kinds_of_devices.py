@@ -157,6 +157,7 @@ def test_a_family_learns_the_same(
     check_close(found, learned(spec, batch, CPU))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [*DERIVED, *(pytest.param(name, marks=pytest.mark.thorough) for name in FURTHER)],
@@ -191,12 +192,12 @@ def test_the_devices_of_this_machine_learn_the_same(tmp_path: Path, device: str)
     ("options", "needed"),
     [
         ([UNITS, "compression=int8", "compression.feedback=true"], set()),
-        ([UNITS, "decoder.mode=control_unit"], LOSS),
+        pytest.param([UNITS, "decoder.mode=control_unit"], LOSS, marks=pytest.mark.thorough),
         pytest.param([UNITS, "framework=vanilla_fl"], LOSS, marks=pytest.mark.thorough),
         pytest.param(
             [SERVER, "compression.gradient=int8"], LOSS | PREDICTION, marks=pytest.mark.thorough
         ),
-        ([UNITS, SERVER, *STEM], LOSS | PREDICTION),
+        pytest.param([UNITS, SERVER, *STEM], LOSS | PREDICTION, marks=pytest.mark.thorough),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )

@@ -94,7 +94,9 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Path]:
 
 
 @pytest.mark.parametrize(
-    ("there", "units"), [({"ann": 0, "cyd": 2}, [0, 2]), ({"ann": 0}, [0])], ids=["other", "fewer"]
+    ("there", "units"),
+    [({"ann": 0, "cyd": 2}, [0, 2]), pytest.param({"ann": 0}, [0], marks=pytest.mark.thorough)],
+    ids=["other", "fewer"],
 )
 def test_a_run_goes_on_with_other_units(
     first: tuple[Federation, Path],
@@ -128,7 +130,11 @@ def test_a_run_goes_on_with_other_units(
 
 @pytest.mark.parametrize(
     "late",
-    [(records.STATE, 5), (records.RESTORE, 5), (records.RESTORE, 0)],
+    [
+        pytest.param((records.STATE, 5), marks=pytest.mark.thorough),
+        (records.RESTORE, 5),
+        pytest.param((records.RESTORE, 0), marks=pytest.mark.thorough),
+    ],
     ids=["not there", "goes", "fails"],
 )
 def test_a_unit_that_answers_after_the_start_goes_on_from_what_it_kept(
@@ -144,6 +150,7 @@ def test_a_unit_that_answers_after_the_start_goes_on_from_what_it_kept(
     assert differing(tensors(again), tensors(whole)) == []
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_has_what_a_unit_kept_that_is_away(
     first: tuple[Federation, Path], tmp_path: Path
 ) -> None:

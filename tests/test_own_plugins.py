@@ -8,7 +8,7 @@ from federated import run
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 
-# All that docs/extend.md and the seam say of a task, and no more.
+# All that docs/how-to/extend.md and the protocol say of a task, and no more.
 TASK = """
 from dataclasses import dataclass
 

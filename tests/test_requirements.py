@@ -1,21 +1,40 @@
-"""Files of requirements for machines that take only a part are parts of pyproject's."""
+"""What pyproject.toml requires: pinned, and the same wherever it stands."""
 
+import os
 import re
-import tomllib
+import subprocess
+import sys
+from pathlib import Path
 
-import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from requirements_files import ROOT, required
+from requirements_files import ROOT, installed, required
+
+from collapipe.extras import missing
 
 
-@pytest.mark.parametrize("file", ["requirements-device.txt", "requirements-unit.txt"])
-def test_the_file_agrees_with_pyproject(file: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    known = {each.name: each for each in map(Requirement, project["dependencies"])}
-    assert required(file)
-    for each in required(file):
-        assert known[each.name].specifier == each.specifier, each.name
+def test_each_requirement_is_pinned_and_has_one_range() -> None:
     pins = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    names = {canonicalize_name(each.name) for each in required(file)}
-    assert names <= {canonicalize_name(pin) for pin in pins}
+    ranges = dict[str, set[str]]()
+    for each in required("dev"):
+        ranges.setdefault(canonicalize_name(each.name), set()).add(str(each.specifier))
+    assert {*ranges} <= {canonicalize_name(pin) for pin in pins}
+    assert [name for name, found in ranges.items() if len(found) > 1] == []
+
+
+def test_a_missing_library_is_named_with_its_extra() -> None:
+    assert missing("yaml.error") == "yaml is not installed; pip install 'collapipe[unit]'"
+    assert missing("cvxpy") == "cvxpy is not installed; pip install 'collapipe[paper]'"
+    assert missing("unheard_of") == "unheard_of is not installed; pip install 'collapipe'"
+
+
+def test_a_command_without_its_extra_says_which_one(tmp_path: Path) -> None:
+    site = installed([], tmp_path / "site")
+    own = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{site}"}
+    words = "plan", str(ROOT / "docs/examples/workshop.yaml")
+    ended = subprocess.run(
+        [sys.executable, "-S", "-m", "collapipe", *words], env=own, capture_output=True, text=True
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert re.fullmatch(
+        r"error: \w+ is not installed; pip install 'collapipe\[\w+\]'\n", ended.stderr
+    )

@@ -32,14 +32,22 @@ from server_app.checkpoints.file import CheckpointFolder
         ["server_optimizer=fedadam", "optimizer.state=reset"],
         # a head on each unit, and an account of what was told
         ["privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"],
-        ["decoder.mode=shared", "channel.num_channels=1"],  # one unit a round: no order of arrival
-        ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
-        ["compression=int8", "compression.gradient=int4"],
+        pytest.param(  # one unit a round: no order of arrival
+            ["decoder.mode=shared", "channel.num_channels=1"], marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(["compression=int8", "compression.gradient=int4"], marks=pytest.mark.thorough),
         ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"],  # other precisions in each round
-        ["compression.feedback=true", "compression=int4", "model.dropout=0"],
+        pytest.param(
+            ["compression.feedback=true", "compression=int4", "model.dropout=0"],
+            marks=pytest.mark.thorough,
+        ),
         [*turning(), "compression.feedback=true", "model.dropout=0"],
         pytest.param(list(turning()), marks=pytest.mark.thorough),
-        ["framework=pipeline", "channel.num_channels=1"],
+        pytest.param(["framework=pipeline", "channel.num_channels=1"], marks=pytest.mark.thorough),
         ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
         ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],
     ],

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ONE_FILE = """
 import pytest
 
@@ -22,6 +24,7 @@ def test_good(): ...
 WHOLE_FILE = "import pytest\npytest.skip('no data', allow_module_level=True)"
 
 
+@pytest.mark.thorough
 def test_a_skip_fails_where_data_are_required(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_one.py").write_text(ONE_FILE)

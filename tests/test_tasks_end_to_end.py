@@ -70,6 +70,7 @@ def answers(
     return capsys.readouterr().out.removesuffix("\n").split("\n")
 
 
+@pytest.mark.thorough
 def test_classification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "task=classification", *ENCODER)
     assert metrics(tmp_path) == ("accuracy", {"macro-F1"})
@@ -119,6 +120,7 @@ def test_ner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluated(tmp_path, capsys) == summary(tmp_path)
 
 
+@pytest.mark.thorough
 def test_causal_lm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "task=causal_lm", *CAUSAL)
     assert metrics(tmp_path) == ("perplexity", set())
@@ -136,6 +138,7 @@ def test_causal_lm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(each["log_probability"] < 0 for each in found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "task", ["classification", pytest.param("ner", marks=pytest.mark.thorough), "causal_lm"]
 )

@@ -16,6 +16,7 @@ from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
+from collapipe.extras import missing
 from collapipe.home import in_home
 from collapipe.output import complain, open_streams, write_rest
 from collapipe.own_packages import NAMES, find_own_packages_first
@@ -81,6 +82,8 @@ def _cause(error: Exception) -> str:
         Path.cwd()
     except OSError:
         return "the current folder is gone; change to another one"
+    if isinstance(error, ModuleNotFoundError):
+        return missing(error.name or str(error))
     cause = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
     return f"{cause}; collapipe --verbose … shows where"
 
@@ -126,7 +129,7 @@ def run(
 ) -> None:
     """Train; without options three clusters learn to translate dates.
 
-    Options are KEY=VALUE, all of them in docs/configuration.md, and go over those of --config.
+    Options are KEY=VALUE and override those of --config; docs/reference/options.md lists them.
     Groups such as task, strategy, cluster and channel take a file's name: collapipe run
     strategy=random cluster=edge seed=1
     """
@@ -216,7 +219,7 @@ def audit(
     """Attack a run's validation rows with what its server had: how much can it read?
 
     Writes audit.json and audit.png into the run's folder; collapipe report shows them.
-    docs/privacy.md explains the attacks and the figures.
+    docs/explanation/privacy.md explains the attacks and the figures.
     """
     from collapipe.cli.audit import audit_run
 
@@ -252,7 +255,7 @@ def plan(
     """Split a model over the devices of an inventory; tell what a batch takes.
 
     INVENTORY is a YAML file that says what your devices are like and what a block of the model
-    costs; docs/examples has three. docs/planning.md explains the file, the answer and the solvers.
+    costs; docs/examples has three. docs/reference/inventory.md lists its keys.
     """
     from collapipe.cli.plan.command import run_plan
 
@@ -326,31 +329,6 @@ def trace(
         draw(trace.events, f"the last traced step of round {trace.round}", file)
     agree = f"clocks of devices agree within {1e3 * trace.error_s:.3g} ms"
     print(f"round {trace.round}: {file}; {agree}")
-
-
-@app.command()
-def reproduce(
-    figure: Annotated[str, Argument(help="Such as fig04; or modelled, or all.")],
-    seeds: Annotated[int | None, Option(help="How many; default: as in the results.")] = None,
-    output: Annotated[Path, Option(help="Folder for the files and runs.")] = Path(
-        "outputs/reproduction"
-    ),
-    data: Annotated[
-        Path | None,
-        Option(help="Folder with multi30k, chinese_ner and toutiao15; default: $COLLAPIPE_DATA."),
-    ] = None,
-    full: Annotated[bool, Option("--full", help="Models of the paper's sizes: days.")] = False,
-) -> None:
-    """Compute figures of the paper; tell where they agree.
-
-    FIGURE is fig04, fig05, fig07, fig08, spreads, fig11 or frameworks, together: modelled; fig06,
-    fig06_users, fig09, fig10 or remark2, which train, the last without data; or all. What trains
-    goes on where it was interrupted: runs in OUTPUT/runs that are finished are not run again.
-    docs/reproduction.md has the results.
-    """
-    from collapipe.reproduction.command import reproduce as compute
-
-    compute(figure, seeds, output, data, full)
 
 
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})

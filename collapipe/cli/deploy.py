@@ -61,11 +61,11 @@ def check(
 ) -> None:
     """Try ports, certificates, clocks, versions, rows and devices; status 1 if anything is wrong.
 
-    Rows are read whole, and each device of the inventory is asked.
+    Rows are read whole, each device of the inventory is asked, and a small model trains for a step.
     """
     from rich.console import Console
 
-    from collapipe.cli.owner_check import check_devices, check_rows
+    from collapipe.cli.owner_check import check_owner
     from collapipe.deployment.checking import findings
     from collapipe.errors import printable
     from collapipe.formatting import print_lines
@@ -74,8 +74,7 @@ def check(
     path = path.resolve()
     found = [*findings(path)]
     if path.is_file():
-        owner = read_owner(path)
-        found += [*check_rows(path, owner), *check_devices(path, owner)]
+        found += check_owner(path, read_owner(path))
     console = Console(highlight=False, markup=False, emoji=False)
     for each in found:
         told = each.found if each.error is None else f"PROBLEM: {each.error}"

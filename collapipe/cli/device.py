@@ -36,7 +36,7 @@ def device(
     memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
     threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
     torch_device: Annotated[
-        str, Option(help="auto, cpu, cuda, cuda:1 or mps; docs/configuration.md has what it does.")
+        str, Option(help="auto, cpu, cuda, cuda:1 or mps, as runtime.torch_device of a run.")
     ] = "cpu",
     insecure: Annotated[
         bool, Option("--insecure", help="Without encryption, on loopback alone.")

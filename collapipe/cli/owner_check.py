@@ -1,7 +1,9 @@
-"""``collapipe deploy check unit.yaml``: the owner's rows and devices, tried without a run."""
+"""``collapipe deploy check unit.yaml``: the owner's rows and devices, and a step of training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from datasets import Dataset
 
 from client_app.survey import ANSWER_S, ask_all, own_credentials
 from collapipe.data.files import read_file
@@ -15,12 +17,30 @@ from collapipe.wire.dialing import Dialer
 
 _FILES = "train_file", "validation_file", "test_file"
 _COLUMN = "_column"
-_CLUSTER = "devices"
+_CLUSTER, _DRY_RUN = "devices", "dry run"
+_STAND_IN, _FEW = ("no text", "of any row"), 8  # texts; rows of a step
 
 
-def check_rows(file: Path, owner: OwnerSection) -> Iterator[Finding]:
+def check_owner(file: Path, owner: OwnerSection) -> Iterator[Finding]:
+    """The rows and devices of the owner's ``file``, and if nothing is wrong with these, a step of
+    training on them."""
+    texts: Sequence[str] = () if owner.data.train_file else _STAND_IN
+    wrong = False
+    for found, rows in _rows(file, owner):
+        yield found
+        wrong |= found.error is not None
+        if rows is not None and found.what == _FILES[0]:
+            texts = _texts(rows)
+    for found, busy in _devices(file, owner):
+        yield found
+        wrong |= found.error is not None or busy
+    if texts and not wrong:
+        yield _step(file, owner, texts)
+
+
+def _rows(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, Dataset | None]]:
     """Every file of rows that the owner's ``file`` names: how many rows it has and of which
-    columns, or why a run could not read it."""
+    columns, with the rows, or why a run could not read it."""
     chosen = owner.data.model_dump(exclude_none=True)
     wanted = {value: key for key, value in chosen.items() if key.endswith(_COLUMN)}
     for option in _FILES:
@@ -30,7 +50,7 @@ def check_rows(file: Path, owner: OwnerSection) -> Iterator[Finding]:
         try:
             rows = read_file(path, f"data.{option}", wanted).flatten()
         except CollaPipeError as error:
-            yield Finding.of(option, error, f"data.{option} in {file}")
+            yield Finding.of(option, error, f"data.{option} in {file}"), None
             continue
         there = ", ".join(rows.column_names)
         found = f"{counted(len(rows), 'row')} with the columns {there}"
@@ -40,12 +60,31 @@ def check_rows(file: Path, owner: OwnerSection) -> Iterator[Finding]:
         problem = (
             f"{path}: has no column for {', '.join(missing)}, but {there}" if missing else None
         )
-        yield Finding(option, found, problem, f"correct it in {file}")
+        yield Finding(option, found, problem, f"correct it in {file}"), rows
 
 
-def check_devices(file: Path, owner: OwnerSection) -> Iterator[Finding]:
+def _texts(rows: Dataset) -> list[str]:
+    """What is text in the first rows; the rows of a step of training."""
+    first = rows.select(range(min(_FEW, len(rows))))
+    texts = [" ".join(each for each in row.values() if isinstance(each, str)) for row in first]
+    return [text or _STAND_IN[0] for text in texts] * (2 if len(texts) == 1 else 1)
+
+
+def _step(file: Path, owner: OwnerSection, texts: Sequence[str]) -> Finding:
+    """A step of training of a small model, without the server."""
+    from client_app.dry_run import train_one_step  # imports torch
+
+    try:
+        report = train_one_step(owner, file.parent, texts)
+    except CollaPipeError as error:
+        return Finding.of(_DRY_RUN, error, f"cluster in {file}")
+    where = ", ".join(each.name for each in report.devices) or "simulated devices"
+    return Finding(_DRY_RUN, f"a step of training on {where}: loss {report.losses[0]:.2f}")
+
+
+def _devices(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, bool]]:
     """Devices of the first cluster of the owner's inventory, which is the unit's: what each gives,
-    or why it cannot be used; none where the owner has no inventory."""
+    or why it cannot be used, and whether it is busy; none if the owner has no inventory."""
     if owner.cluster is None:
         return
     inventory = file.parent / owner.cluster.file
@@ -53,14 +92,19 @@ def check_devices(file: Path, owner: OwnerSection) -> Iterator[Finding]:
         section = read_inventory(inventory, ANY_COST).section
         dialer = Dialer(own_credentials(inventory, section), ANSWER_S)
     except ConfigError as error:
-        yield Finding.of(_CLUSTER, error, f"cluster.file in {file}")
+        yield Finding.of(_CLUSTER, error, f"cluster.file in {file}"), False
         return
     first = section.clusters[0]
     if not any(each.address for each in first.devices):
-        yield Finding(_CLUSTER, f"{counted(len(first.devices), 'device')}, simulated: no addresses")
+        simulated = f"{counted(len(first.devices), 'device')}, simulated: no addresses"
+        yield Finding(_CLUSTER, simulated), False
         return
     for each in ask_all(section.model_copy(update={"clusters": [first]}), dialer)[0]:
         what, status = f"device {each.name}", each.status
         way_out = f"collapipe device check {inventory}"
-        gives = amount(status.memory_bytes, "B") if status else ""
-        yield Finding(what, f"{gives} of memory", each.error, way_out)
+        gives, busy = (
+            amount(status.memory_bytes, "B") if status else "",
+            bool(status and status.busy),
+        )
+        doing = ", works for a control unit: no dry run" if busy else ""
+        yield Finding(what, f"{gives} of memory{doing}", each.error, way_out), busy

@@ -2,7 +2,6 @@
 federation is there."""
 
 import math
-import shlex
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,14 @@ from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
 from collapipe.runs.lock import is_writing
-from collapipe.runs.reading import Run, latest_checkpoint, latest_run, modified_s, read_run
+from collapipe.runs.reading import (
+    Run,
+    how_to_go_on,
+    latest_checkpoint,
+    latest_run,
+    modified_s,
+    read_run,
+)
 
 _RECENT = 10  # rounds that tell how long the next ones take
 _FILES = ("config.yaml", "metrics.jsonl", "summary.json")
@@ -82,10 +88,7 @@ def _state(run: Run, now_s: float) -> str:
     if run.summary:
         return f"{printable(run.summary.status)}{run.summary.cause}, {written}"
     if not is_writing(run.folder):
-        command = printable(f"collapipe resume {shlex.quote(str(run.folder))}")
-        begun = latest_checkpoint(run.folder) is not None
-        way_out = f"go on with: {command}" if begun else "it has no checkpoint: begin a new run"
-        return f"killed, {written}; {way_out}"
+        return f"killed, {written}; {how_to_go_on(run.folder)}"
     return f"{'running' if run.rounds else 'not started a round'}, {written}"
 
 

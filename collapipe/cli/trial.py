@@ -1,24 +1,22 @@
 """``collapipe deploy trial``: a server and its units on this machine, with throw-away keys."""
 
 import json
-import os
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import chain, count, islice
 from pathlib import Path
 
-from collapipe.cli.up import run_command
+from collapipe.cli.up import run_or_wait, start
 from collapipe.config.overrides import setting
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import free_port, last_line
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.errors import RoundFailedError
-from collapipe.processes import child_command, ending
+from collapipe.processes import ending
 from collapipe.temporary import TemporaryFolder
 
 _NAMES = "berlin", "paris", "rome"  # of the first units; the others are called unit-3, unit-4, …
@@ -43,14 +41,8 @@ def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
             commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)
         stack.enter_context(_processes(commands))
         on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
-        if run:
-            return run_command([*run, *on_them])
-        with suppress(KeyboardInterrupt):
-            print(f"logs      {logs}/*.log\n{shlex.join(['collapipe', 'run', *on_them])}")
-            print("Ctrl-C ends the server and its units", flush=True)
-            while True:
-                signal.pause()
-    return 0
+        command = [*run, *on_them] if run else []
+        return run_or_wait(command, on_them, f"logs      {logs}/*.log", "the server and its units")
 
 
 def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None:
@@ -77,17 +69,10 @@ def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[No
 
     Raises ``RoundFailedError`` where one ends before that.
     """
-    processes = dict[Path, subprocess.Popen[bytes]]()
+    processes = dict[Path, subprocess.Popen[str]]()
     with ending(processes.values(), _END_S):
         for log, (command, _, _) in commands.items():
-            with log.open("w") as file:
-                processes[log] = subprocess.Popen(  # noqa: S603 - our own command
-                    child_command(*command),
-                    stdout=file,
-                    stderr=file,
-                    start_new_session=True,
-                    env={**os.environ, "XDG_CACHE_HOME": str(log.parent / "cache")},
-                )
+            processes[log] = start(log, *command)
         for log, (command, words, times) in commands.items():
             while log.read_text().count(words) < times:
                 if processes[log].poll() is not None:

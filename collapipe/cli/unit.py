@@ -166,7 +166,9 @@ class _Answers:
             from client_app.app import app
             from client_app.kept_store import KeptStore
             from client_app.supernode import Messages
+            from collapipe.models.cost import get_ready
 
+            get_ready()
             logging.getLogger("client_app").setLevel(logging.INFO)
             logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
             Messages(*self._api, KeptStore(self._kept)).answer(app)

@@ -46,14 +46,8 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
         file.write_text(_inventory(groups, own), encoding="utf-8")
         own_file = typed("cluster.file", file.resolve())
         on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file]
-        if run:
-            return run_command([run[0], *on_them, *run[1:]])
-        with suppress(KeyboardInterrupt):
-            print(f"inventory {file}\n{shlex.join(['collapipe', 'run', *on_them])}")
-            print("Ctrl-C ends the devices", flush=True)
-            while True:
-                signal.pause()
-    return 0
+        command = [run[0], *on_them, *run[1:]] if run else []
+        return run_or_wait(command, on_them, f"inventory {file}", "the devices")
 
 
 def _shares(memory: str, devices: int) -> list[str]:
@@ -84,6 +78,19 @@ def _new_file(file: Path) -> Iterator[Path]:
         file.unlink(missing_ok=True)
 
 
+def run_or_wait(arguments: Sequence[str], on_them: Sequence[str], where: str, started: str) -> int:
+    """Run a command on what was ``started``; return its exit status. Without ``arguments`` print
+    ``where`` it is and the options ``on_them`` that use it, and return 0 after Ctrl-C."""
+    if arguments:
+        return run_command(arguments)
+    with suppress(KeyboardInterrupt):
+        print(f"{where}\n{shlex.join(['collapipe', 'run', *on_them])}")
+        print(f"Ctrl-C ends {started}", flush=True)
+        while True:
+            signal.pause()
+    return 0
+
+
 def run_command(arguments: Sequence[str]) -> int:
     """``collapipe`` in a process of its own, which is interrupted when we are."""
     command = child_command(*arguments)
@@ -103,19 +110,23 @@ def _daemons(
     processes = list[subprocess.Popen[str]]()
     with ending(processes, _END_S):
         for (name, own), share in zip(credentials.items(), memory, strict=True):
-            processes.append(_started(own, share, folder / f"{name}.log"))
+            command = "device", "--listen", "127.0.0.1:0", "--memory", share
+            credential = "--credentials", str(own)
+            log = folder / f"{name}.log"
+            processes.append(start(log, *command, *credential, piped=True))
         yield [
             LocalDevice(name, _address(name, process, folder / f"{name}.log"), process.pid, share)
             for name, process, share in zip(credentials, processes, memory, strict=True)
         ]
 
 
-def _started(credentials: Path, memory: str, log: Path) -> subprocess.Popen[str]:
-    own = "--memory", memory, "--credentials", str(credentials)
+def start(log: Path, *arguments: str, piped: bool = False) -> subprocess.Popen[str]:
+    """Start a ``collapipe`` command that ends with this process, with a cache beside its ``log``;
+    the log gets its output, or its errors alone if the output is ``piped``."""
     with log.open("w") as words:
         return subprocess.Popen(  # noqa: S603 - our own command
-            child_command("device", "--listen", "127.0.0.1:0", *own),
-            stdout=subprocess.PIPE,
+            child_command(*arguments),
+            stdout=subprocess.PIPE if piped else words,
             stderr=words,
             text=True,
             start_new_session=True,

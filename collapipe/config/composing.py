@@ -175,13 +175,6 @@ def check_name(name: str, known: AbstractSet[str]) -> None:
         raise ConfigError(f"unknown option {name}{nearest(name, sorted(known))}{adding}")
 
 
-def value_at(tree: object, name: str) -> Any:
-    """What stands at a dotted name; None where nothing does."""
-    for key in name.split("."):
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree
-
-
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     """Values by their dotted names: ``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
     found: dict[str, object] = {}

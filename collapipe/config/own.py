@@ -26,9 +26,9 @@ from collapipe.config.composing import (
     names_in,
     options_of,
     unresolved,
-    value_at,
 )
 from collapipe.config.overrides import literal, parse, setting
+from collapipe.config.saved import value_at
 from collapipe.errors import ConfigError, one_line
 
 _OWN = Path("conf")  # seen from the current folder

@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 
 from collapipe import sections
-from collapipe.config.composing import value_at
+from collapipe.config.saved import value_at
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.plan import UplinkPlan
 from collapipe.validation import typed

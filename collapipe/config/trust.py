@@ -1,4 +1,4 @@
-"""A stranger's configuration: how much of it is read, and what it may name, which is code."""
+"""A stranger's configuration: what it may name, which is code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -8,18 +8,16 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from collapipe.config.composing import composed, options_of, value_at
+from collapipe.config.composing import composed, options_of
 from collapipe.config.overrides import parse
+from collapipe.config.saved import read_tree, value_at
 from collapipe.config.settings import Settings, class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
 _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
-_MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a run's has a few thousand characters, and a depth of 5
-_MOST_WHOLE = 10**30  # beyond, arithmetic fails on whole numbers, and even making a text of them
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
@@ -37,23 +35,6 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
         target = str(value_at(tree, f"{option}._target_"))
         _check_trusted(option, target, ("collapipe", *trusted))
     return options_of(OmegaConf.create(tree))
-
-
-def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
-    """The text of a run's ``config.yaml``, and its values with references not followed.
-
-    Raises ``ConfigError``, also for what would take time or memory without bounds.
-    """
-    text = read_limited(file)
-    check_text(file, text)
-    try:
-        tree = OmegaConf.to_container(OmegaConf.create(text))
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: not a saved configuration")
-    check_figures(file, tree)
-    return text, tree
 
 
 def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
@@ -128,42 +109,3 @@ def _found(target: str) -> type[Any] | None:
     with suppress(ConfigError):
         return class_of("", target)
     return None
-
-
-def read_limited(file: Path) -> str:
-    """The text of a small file that a run wrote. Raises ``ConfigError``."""
-    try:
-        with file.open(encoding="utf-8") as stream:
-            text = stream.read(_MOST_TEXT + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
-    if len(text) > _MOST_TEXT:
-        raise ConfigError(f"{file}: not as a run writes it (more than {_MOST_TEXT:,} characters)")
-    return text
-
-
-def check_text(file: Path, text: str) -> None:
-    """Raise ``ConfigError`` for what takes a parser time or memory without bounds, such as aliases
-    and deep nesting, or asks it for types of its own: a saved configuration has none of these."""
-    depth = 0
-    try:
-        for event in yaml.parse(text):
-            if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(f"{file}: has references, which a saved configuration has not")
-            if getattr(event, "tag", None):
-                raise ConfigError(f"{file}: has tags (!), which a saved configuration has not")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_DEPTH:
-                raise ConfigError(f"{file}: not a saved configuration (nested too deeply)")
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
-
-
-def check_figures(file: Path, node: object) -> None:
-    """Raise ``ConfigError`` where a value, already read, holds a number that is none of a run."""
-    if isinstance(node, int) and abs(node) > _MOST_WHOLE:
-        raise ConfigError(f"{file}: not a saved configuration (a number is no figure of a run)")
-    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for part in parts:
-        check_figures(file, part)

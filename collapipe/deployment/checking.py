@@ -21,10 +21,11 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import expires_soon
+from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import ADMITTED, ServerFolder
 from collapipe.deployment.serving import keys
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.errors import CollaPipeError, ConfigError, LinkError
 from collapipe.owner_file import OwnerSection
 
 _TIMEOUT_S = 8.0
@@ -94,7 +95,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
 
 def _expiry(what: str, expires: datetime) -> Finding:
     if expires_soon(expires):
-        renew = "renew it: docs/credentials.md"
+        renew = "renew it: docs/how-to/credentials.md"
         ended = expires < datetime.now(UTC)
         return Finding(what, error=f"ends on {expires:%F}", way_out=renew, bars=ended)
     return Finding(what, f"valid until {expires:%F}")
@@ -168,18 +169,12 @@ def _resolved(host: str) -> Finding:
 
 def _superlink(folder: ServerFolder) -> Finding:
     """Whether that of the folder answers on this machine."""
-    port = folder.settings().port
-    context = ssl.create_default_context(cafile=str(folder.trusted))
+    what = f"port {folder.settings().port}"
     try:
-        with (
-            socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as plain,
-            context.wrap_socket(plain, server_hostname="localhost"),
-        ):
-            return Finding(f"port {port}", "the SuperLink answers")
-    except OSError as error:
-        serve = f"collapipe deploy serve {quote(str(folder.root))}"
-        why = f"no SuperLink of this folder ({error})"
-        return Finding(f"port {port}", error=why, way_out=serve)
+        ask(folder, "list-runs", {})
+    except LinkError as error:
+        return Finding.of(what, error, "server.yaml")
+    return Finding(what, "the SuperLink answers")
 
 
 def findings(path: Path) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ def ask(folder: ServerFolder, method: str, question: Mapping[str, Any]) -> dict[
     except (OSError, HTTPException) as error:
         way_out = f"collapipe deploy serve {quote(str(folder.root))}"
         raise LinkError(
-            f"port {port}: no SuperLink of this folder ({one_line(error)}); {way_out}"
+            f"no SuperLink of this folder on port {port} ({one_line(error)}); {way_out}"
         ) from error
     finally:
         server.close()

@@ -43,22 +43,36 @@ def overview(folder: ServerFolder) -> tuple[list[UnitThere], list[RunThere]]:
     """
     named = folder.settings().units
     listed = ask(folder, "list-nodes", {}).get("nodes_info", ())
-    nodes = {each["node_id"]: each for each in listed}
+    nodes = {each.get("node_id"): each for each in listed}
     signed, known = keys(folder), folder.nodes()
     units = [
         _unit(name, nodes.get(known.get(signed.get(name, ""), ""), _NOBODY))
         for name in [*named, *sorted(signed.keys() - {*named})]
     ]
     runs = [
-        RunThere(number, each["status"]["status"], folder.run_dir(number))
-        for number, each in ask(folder, "list-runs", {}).get("run_dict", {}).items()
-        if each["status"]["status"] != _FINISHED
+        RunThere(number, state, folder.run_dir(number))
+        for number, state in run_states(folder).items()
+        if not state.startswith(_FINISHED)
     ]
     return units, runs
 
 
+def run_states(folder: ServerFolder, number: str | None = None) -> dict[str, str]:
+    """States such as ``finished:completed`` of all runs by Flower's numbers, or of one alone.
+
+    Raises as ``overview``.
+    """
+    question = {} if number is None else {"run_id": number}
+    told = ask(folder, "list-runs", question).get("run_dict", {})
+    states = {number: each.get("status", {}) for number, each in told.items()}
+    return {
+        number: ":".join(filter(None, (each.get("status"), each.get("sub_status"))))
+        for number, each in states.items()
+    }
+
+
 def _unit(name: str, node: Mapping[str, Any]) -> UnitThere:
-    state = str(node["status"])
+    state = str(node.get("status", "unknown"))
     changed = node.get(_CHANGED_AT.get(state, ""))
     since_s = datetime.fromisoformat(changed).timestamp() if changed else None
     return UnitThere(name, "never seen" if state == _NEVER else state, since_s)

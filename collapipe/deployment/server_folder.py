@@ -14,7 +14,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.config.overrides import parse, setting, typed
 from collapipe.credentials import authority, files
 from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import check_name
@@ -46,6 +45,8 @@ class ServerSection(Section):
 
     def options(self) -> list[str]:
         """Of a run: how many units there are, and where they dial the decoder link."""
+        from collapipe.config.overrides import setting  # imports Hydra
+
         return [
             setting("federation.num_units", len(self.units)),
             "link.host=0.0.0.0",
@@ -153,6 +154,8 @@ def with_folder(overrides: Sequence[str]) -> list[str]:
 
     Raises ``ConfigError`` where that folder is none of ``create``.
     """
+    from collapipe.config.overrides import parse, setting  # imports Hydra
+
     named = [
         in_home(str(e.value())) for e in parse(overrides) if e.key_or_group == "runtime.federation"
     ]
@@ -168,6 +171,8 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
 
     Raises ``ConfigError`` for bad names, and where the folder holds anything.
     """
+    from collapipe.config.overrides import typed  # imports Hydra
+
     if len({check_name(unit) for unit in units}) != len(units):
         raise ConfigError(f"--units {','.join(units)}: names a unit twice; each has its own name")
     server = _address(host, port)

@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from collapipe.deployment.bringing import bring
-from collapipe.deployment.control import ask
-from collapipe.deployment.flower import Flower, StatusOf, run_config
-from collapipe.deployment.overview import ONLINE, overview
+from collapipe.deployment.flower import Flower, StatusOf, run_config, unknown
+from collapipe.deployment.overview import ONLINE, overview, run_states
 from collapipe.deployment.server_folder import ServerFolder
-from collapipe.errors import CollaPipeError, LinkError
+from collapipe.errors import LinkError
 from collapipe.home import in_home
 from collapipe.processes import DIRECT
 from collapipe.temporary import TemporaryFolder
@@ -29,7 +28,7 @@ def submit(
 
     Of a named one, whose server may be elsewhere, ``run_dir`` is brought here. The app gets
     ``overrides`` and ``resume`` as ``run_simulation`` says, and its output goes to standard output.
-    An interrupt stops the run on all machines. Raises ``CollaPipeError`` if the SuperLink does not
+    An interrupt stops the run on all machines. Raises ``LinkError`` if the SuperLink does not
     answer or refuses; the error names ``how``, the command that resumes the run.
     """
     status_of: StatusOf | None = None
@@ -51,7 +50,7 @@ def submit(
             flower.ask("stop", run_id, *connection)
             print(f"stopped      run {run_id} on all machines; it goes on with: {how}", flush=True)
             raise
-        except CollaPipeError as error:
+        except LinkError as error:
             raise LinkError(
                 f"the SuperLink has ended or cannot be reached, and with it run {run_id} "
                 f"({error}); start it again, then: {how}"
@@ -73,5 +72,5 @@ def _opening(server: ServerFolder) -> str:
 
 def _status(server: ServerFolder, run_id: str) -> str:
     """Such as ``finished:completed``."""
-    found = ask(server, "list-runs", {"run_id": run_id})["run_dict"][run_id]["status"]
-    return ":".join(filter(None, (found["status"], found.get("sub_status"))))
+    states = run_states(server, run_id)
+    return states[run_id] if run_id in states else unknown(run_id)

@@ -121,7 +121,7 @@ class PaperCluster(_DrawnCluster):
         hop_s = self.hop_bits / (self.d2d_bandwidth_hz * math.log2(1 + snr))
         speed = factor * per_unit
         time = AffineLaw(self.forward_flops / speed, self.backward_flops / speed, 0.0, hop_s)
-        joules = factor**2 / per_unit  # of a FLOP (eq. 16, without its 2: see docs/optim.md)
+        joules = factor**2 / per_unit  # of a FLOP: eq. 16 without its 2
         energy = AffineLaw(
             self.forward_flops * joules, self.backward_flops * joules, 0.0, power * hop_s
         )

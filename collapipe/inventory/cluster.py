@@ -25,7 +25,7 @@ class InventoryCluster:
     uplinks unless ``channel=file`` is set.
     """
 
-    file: str  # YAML, see docs/planning.md
+    file: str  # YAML, see docs/reference/inventory.md
     num_units: int  # N, that the file must have clusters for
 
     def __post_init__(self) -> None:

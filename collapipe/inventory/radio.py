@@ -21,7 +21,7 @@ class InventoryChannel(Radio):
     options. The file's own values serve ``collapipe plan`` only.
     """
 
-    file: str  # YAML, see docs/planning.md
+    file: str  # YAML, see docs/reference/inventory.md
 
     def __post_init__(self) -> None:
         if not self._inventory.channels:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
+from collapipe.runs.reading import how_to_go_on
 
 _FILE = "failure.json"  # in the run's folder
 _BEGUN, _ENDED = "config.yaml", "summary.json"  # written when a run begins, and however it ends
@@ -21,10 +22,14 @@ def take_failure(run_dir: Path, how: str) -> CollaPipeError:
     command that resumes the run."""
     file = run_dir / _FILE
     if not file.exists() and (run_dir / _BEGUN).exists() and not (run_dir / _ENDED).exists():
-        begun = (run_dir / "checkpoints" / "latest").is_symlink()
-        way_out = f"go on with: {how}" if begun else "it has no checkpoint: begin a new run"
         return RoundFailedError(
-            f"{run_dir}: the server's app was killed, or its machine had no memory left; {way_out}"
+            f"{run_dir}: the server's app was killed, or its machine had no memory left; "
+            f"{how_to_go_on(run_dir, how)}"
+        )
+    if not file.exists() and not (run_dir / _BEGUN).exists():
+        return RoundFailedError(
+            "the run failed before it began: the last lines above say why, or else the server's app"
+            " was killed; start it again"
         )
     if not file.exists():
         return RoundFailedError("the run failed; its last lines above say why")

@@ -1,6 +1,7 @@
 """A run's folder as it is, also while the run is going, after it failed, or of an older version."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,8 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from collapipe.config.composing import value_at
-from collapipe.config.trust import read_tree
+from collapipe.config.saved import read_tree, value_at
 from collapipe.errors import ConfigError, one_line, printable, unit_called
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
@@ -170,6 +170,15 @@ def latest_checkpoint(run_dir: Path) -> int | None:
     except OSError:
         return None
     return int(name) if name.isascii() and name.isdigit() else None
+
+
+def how_to_go_on(run_dir: Path, command: str | None = None) -> str:
+    """Return what to do after a run that ended early: the ``command`` that resumes it, if it has a
+    checkpoint."""
+    if (round_ := latest_checkpoint(run_dir)) is None:
+        return "it has no checkpoint (see federation.checkpoint_every): begin a new run"
+    command = command or shlex.join(["collapipe", "resume", str(run_dir)])
+    return printable(f"go on after round {round_} with: {command}")
 
 
 def modified_s(file: Path) -> float:

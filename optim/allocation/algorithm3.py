@@ -26,8 +26,8 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
     eq. 35, V·max (upload) plus the drift that depends on channels and power; the reported objective
     uses the sum of pipeline and upload times (eq. 26). S is not part of Sub-2, as eq. 34 charges it
     to every unit; the reported objective charges only scheduled units. Drift ``gamma`` uses
-    Y_n·(Γ_n - Γ_idle) in place of Y_n·p_n. docs/optim.md lists deviations from the paper. Precision
-    is not decided: each unit sends its first payload.
+    Y_n·(Γ_n - Γ_idle) in place of Y_n·p_n. docs/explanation/paper.md lists deviations from
+    the paper. Precision is not decided: each unit sends its first payload.
 
     Raises ``InfeasibleRoundError`` like ``option_table``.
     """

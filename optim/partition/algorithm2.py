@@ -19,8 +19,9 @@ def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
 
     The answer is a local optimum, which neither step alone improves. It depends on m⁽⁰⁾, so
     Algorithm 2 runs from both ``starting_micro_batches``, and the faster answer is returned. Under
-    ``flow_shop`` and ``overlap`` both steps use that law's time instead of eq. 15's. docs/optim.md
-    lists deviations from the paper: b̂ = b/m, the last hop, and the end of the alternation.
+    ``flow_shop`` and ``overlap`` both steps use that law's time instead of eq. 15's.
+    docs/explanation/paper.md lists deviations from the paper: b̂ = b/m, the last hop, and the end
+    of the alternation.
 
     Raises ``InfeasibleRoundError`` if the caps cannot hold the model under any m.
     """

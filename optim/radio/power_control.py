@@ -48,8 +48,9 @@ def controlled_power(senders: Senders, power_w: Floats) -> Floats:
 
         min V·t + Σ price·p   with   t ≥ λ + (z + θ - λ·r(p)) / r(p_now)   for each unit.
 
-    Eqs. 42 to 44 are read differently (docs/optim.md): division by r(p_now) turns bits into
-    seconds, t bounds each unit instead of the sum, and C8 and C11 are exact limits, not tangents.
+    Eqs. 42 to 44 are read differently (docs/explanation/paper.md): division by r(p_now) turns bits
+    into seconds, t bounds each unit instead of the sum, and C8 and C11 are exact limits instead of
+    tangents.
     Two functions are approximated: r, under fading or at extreme values, by a logarithm with its
     value and slope at p_now, and the drift ``gamma`` by its tangent (g_1 and g_2 of eq. 44).
     """

@@ -18,6 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import ConfigError, StorageError, one_line
+from collapipe.extras import missing
 from collapipe.report import RoundReport, RoundTraces
 from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
 from optim.planner import RoundRequest
@@ -119,9 +120,7 @@ def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogS
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
     except ImportError as error:
-        raise ConfigError(
-            f"tracking.mlflow={uri}: MLflow is not installed; pip install 'collapipe[mlflow]'"
-        ) from error
+        raise ConfigError(f"tracking.mlflow={uri}: {missing('mlflow')}") from error
     for name, value in _PATIENCE.items():
         os.environ.setdefault(name, value)
     try:

@@ -2,24 +2,22 @@
 
 import logging
 import math
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from rich.console import Console
 
 from collapipe.config import Settings
-from collapipe.errors import Called, CollaPipeError, ConfigError, StorageError, printable
+from collapipe.errors import Called, CollaPipeError, ConfigError, StorageError
 from collapipe.formatting import counted
 from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.reading import latest_checkpoint
+from collapipe.runs.reading import how_to_go_on
 from collapipe.sections import PrivacySettings
 from collapipe.secure_aggregation.thresholds import noise_parts
 from collapipe.state import Estimates
@@ -128,8 +126,8 @@ def summarised(
             rows = _end_rows(history, settings, f"{status} after", wall_s, called)
             console.print(end_table([*rows, ("folder", str(folder.path))]), soft_wrap=True)
             if status != "completed":
-                text = how_to_go_on(folder.path, settings.federation.checkpoint_every)
-                console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+                text = how_to_go_on(folder.path)
+                console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
@@ -141,15 +139,6 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
     if isinstance(error, CollaPipeError):
         return "failed", str(error), error.exit_status
     return "failed", f"{type(error).__name__}: {error}", 1
-
-
-def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
-    """Return the command that resumes a run that ended early, or why it cannot be resumed."""
-    if (round_ := latest_checkpoint(run_dir)) is None:
-        first = f"; the first follows round {checkpoint_every}" if checkpoint_every else ""
-        asked = f"federation.checkpoint_every={checkpoint_every}{first}"
-        return f"cannot be resumed: no checkpoint ({asked})"
-    return f"resume after round {round_} with: collapipe resume {shlex.quote(str(run_dir))}"
 
 
 def _end_rows(

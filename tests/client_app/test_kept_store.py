@@ -19,7 +19,10 @@ from collapipe.wire.messages import KeepRequest
 @pytest.mark.parametrize(
     "options",
     [
-        ["optimizer.name=adamw", "compression=int8", "decoder.mode=control_unit"],
+        pytest.param(
+            ["optimizer.name=adamw", "compression=int8", "decoder.mode=control_unit"],
+            marks=pytest.mark.thorough,
+        ),
         ["compression.feedback=true", "compression=int4", "model.dropout=0"],
     ],
     ids=["residual", "activations"],
@@ -46,7 +49,11 @@ def test_a_unit_that_starts_anew_for_every_message_trains_the_same(
     assert outcome(again) == outcome(whole)
 
 
-@pytest.mark.parametrize("misses", [1, 2], ids=["left out", "asked again at once"])
+@pytest.mark.parametrize(
+    "misses",
+    [1, pytest.param(2, marks=pytest.mark.thorough)],
+    ids=["left out", "asked again at once"],
+)
 def test_a_round_whose_answer_is_lost_leaves_nothing(tmp_path: Path, misses: int) -> None:
     """Where the unit's process was killed after the round, or went on: as where it was away."""
 

@@ -28,6 +28,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_the_command_runs_beside_modules_of_the_same_names(folder: Path) -> None:
     options = [*TINY, "federation.rounds=1", f"hydra.run.dir={folder / 'run'}"]
     ended = python(folder, "-m", "collapipe", "run", *options)

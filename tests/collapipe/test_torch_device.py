@@ -115,6 +115,7 @@ def test_a_run_without_its_device_starts_nothing(
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
 
 
+@pytest.mark.thorough
 def test_predictions_are_made_on_the_servers_device_or_another(
     tmp_path: Path, command: Command
 ) -> None:

@@ -21,7 +21,6 @@ from collapipe.models.split import ModelSpec
 HEAVY = {"flwr", "hydra", "omegaconf", "datasets", "cvxpy", "scipy", "matplotlib", "ray"}
 HEAVY |= {"pandas", "sklearn", "tensorboard"}
 FOR_SOME_MODELS = {"transformers", "peft", "tokenizers", "huggingface_hub"}
-FILE = "requirements-device.txt"
 
 
 def held(device: DeviceProcess, spec: ModelSpec, work: Work) -> bool:
@@ -56,7 +55,7 @@ def test_an_idle_daemon_takes_little_more_than_torch_and_grpc(tmp_path: Path) ->
 def test_what_the_file_installs_is_enough(tmp_path: Path) -> None:
     """For our own blocks, and those of transformers with peft's adapters: nothing else of what is
     installed here can be imported, and each import of our files has its line in the file."""
-    environment = {"PYTHONPATH": f"{ROOT}:{installed(FILE, tmp_path / 'site')}"}
+    environment = {"PYTHONPATH": f"{ROOT}:{installed(['hf'], tmp_path / 'site')}"}
     site = {"python": ["-S"], "environment": environment}
     bert = Work(vocabulary=VOCABULARY, batch=batch_for("tokens"))
     with device_process(program=TELLING, **site) as device:  # type: ignore[arg-type]
@@ -67,7 +66,7 @@ def test_what_the_file_installs_is_enough(tmp_path: Path) -> None:
         assert held(device, LoraSpec(spec_of(tmp_path, "bert", "tokens")), bert)
         loaded = device.modules()
     assert "peft" in loaded and not tops(loaded) & HEAVY
-    listed = {canonicalize_name(each.name) for each in required(FILE)}
+    listed = {canonicalize_name(each.name) for each in required("hf")}
     providers = packages_distributions()
     for library in imported_by_ours(loaded):
         assert {canonicalize_name(each) for each in providers[library]} & listed, library

@@ -20,7 +20,7 @@ def run(source: str) -> str:
 
 
 def test_the_example_runs_without_torch_and_flower_and_prints_what_the_page_says() -> None:
-    page = (ROOT / "docs/optim.md").read_text()
+    page = (ROOT / "docs/how-to/planner-library.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert "\n".join(f"    {line}" for line in run(WITHOUT + source).splitlines()) in page
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_who_is_left_out_is_asked_again_ever_more_seldom() -> None:
             own = own.called(round_, silent=own.due(round_), reported={})
     assert asked == [2, 4, 8, 16, 32, 64, 96]
     own = own.called(120, silent=(), reported={1: UNKNOWN})
-    assert own == roster()
+    assert own == replace(roster(), last=1)
 
 
 @pytest.mark.parametrize("kind", [ABSENT, SILENT])
@@ -69,7 +70,7 @@ def test_a_unit_misses_a_round_once_however_often_it_is_asked_in_it() -> None:
 
 def test_who_answers_with_an_error_misses_nothing() -> None:
     failed = {1: Failure("DataError", "no rows")}
-    assert after(roster(), 1, failed, {0}, 1) == roster()
+    assert after(roster(), 1, failed, {0}, 1) == replace(roster(), last=1)
 
 
 class Moving(InlineGrid):

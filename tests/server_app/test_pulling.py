@@ -11,6 +11,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_ins_message
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_id,
@@ -39,6 +40,8 @@ class SuperLink:
         self.replies = list[tuple[Any, ObjectTree]]()
         self.parts, self.confirmed, self.pulled = dict[str, bytes](), list[str](), 0
         self.wanted = list[str]()  # messages whose replies were asked for last
+        self.forgotten = set[str]()  # messages whose replies were named
+        self.answered = set[str]()
 
     def reply(self, node: int, content: RecordDict | Error) -> Message:
         message = Message(content, reply_to=self.asked[node])
@@ -60,8 +63,14 @@ class SuperLink:
 
     def PullMessages(self, asked: Any) -> PullAppMessagesResponse:  # noqa: N802 - Flower's names
         self.wanted = [*asked.message_ids]
-        protos, trees = ([each[i] for each in self.replies] for i in (0, 1))
-        self.replies = []
+        replies, self.replies = self.replies, []
+        forgotten = [key for key in self.wanted if key in self.forgotten]
+        self.forgotten |= {each.metadata.reply_to_message_id for each, _ in replies}
+        for key in forgotten:  # Flower has removed a message once its reply was named
+            error = create_message_error_unavailable_ins_message(key, 1)
+            replies.append((message_to_proto(error), get_object_tree(error)))
+            self.parts |= {k: e.deflate() for k, e in get_all_nested_objects(error).items()}
+        protos, trees = ([each[i] for each in replies] for i in (0, 1))
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
 
     def PullObject(self, asked: Any) -> PullObjectResponse:  # noqa: N802
@@ -75,7 +84,11 @@ class SuperLink:
         self.confirmed.append(asked.message_object_id)
 
     def pull(self) -> list[Message]:
-        return self.replies_.pull([f"question to {node}" for node in self.asked])
+        """As the grid does, which asks for no reply twice."""
+        waited_for = [f"question to {node}" for node in self.asked]
+        replies = self.replies_.pull([key for key in waited_for if key not in self.answered])
+        self.answered |= {each.metadata.reply_to_message_id for each in replies}
+        return replies
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> InMemoryObjectStore:
     """As the SuperLink has it."""
     monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(superlink, "own_folder", lambda: object())
+    monkeypatch.setattr(superlink, "_start_own_superexec", lambda: None)
     monkeypatch.setattr(superlink, "flower_superlink", lambda: None)
     monkeypatch.setattr(superlink.sys, "argv", ["superlink", "1"])
     monkeypatch.setattr(superlink.uvicorn, "run", None)

@@ -122,6 +122,7 @@ def test_what_is_fitted_depends_on_public_rows_alone(
     assert sorted(seen[1].tolist()) == ids
 
 
+@pytest.mark.thorough
 def test_of_a_pooled_row_tokens_are_found_in_any_order_and_who_sends_nothing_is_told(
     tmp_path: Path, command: Command
 ) -> None:

@@ -93,6 +93,7 @@ def test_it_says_whether_the_server_gets_single_updates_and_before_the_noise(
     assert ("noise" in found) == bool(told[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_few_rounds")
 def test_a_private_run_s_noise_is_tried_on_updates_as_long_as_it_clips(tmp_path: Path) -> None:
     """Of a model that no noise has touched, whose updates tell all without it."""
@@ -120,6 +121,7 @@ def test_a_private_run_s_noise_is_tried_on_updates_as_long_as_it_clips(tmp_path:
     assert float((noisy - clipped.embedding).std()) == pytest.approx(0.3, rel=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_few_rounds")
 def test_the_more_noise_the_less_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_attacks, "_NOISE_MULTIPLIERS", (1e-3, 1e-1, 1e3))

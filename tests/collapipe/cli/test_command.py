@@ -302,6 +302,7 @@ def test_prediction_does_not_need_the_training_data(command: Command, tmp_path: 
     assert command("predict", str(tmp_path / "run"), "ein Boot")[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> None:
     options = ["seed=0,1", "strategy=all,random", f"hydra.sweep.dir={tmp_path}"]
     assert command("run", "-m", *TINY, *options)[0] == 0
@@ -381,9 +382,8 @@ def _sigint_not_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
     """And of what its units kept between rounds nothing."""
     (temporary := tmp_path / "temporary").mkdir()
@@ -434,3 +434,12 @@ def test_what_a_model_predicts_does_nothing_to_a_terminal(
     assert command("predict", str(finished), "text")[:2] == (0, " [31mrot und  mehr\n")
     status, _, err = command("predict", f"{finished}\x1b[31m\n", "text")
     assert (status, err.count("\n"), "\x1b" in err) == (2, 1, False)
+
+
+def test_the_command_line_starts_without_what_only_pictures_and_runs_need() -> None:
+    code = (
+        "import sys, collapipe.cli.app; print(*{'matplotlib', 'scipy', 'hydra'} & {*sys.modules})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.strip() == ""

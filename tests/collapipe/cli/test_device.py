@@ -56,6 +56,7 @@ def test_another_name_than_the_certificates_is_refused(command: Command, tmp_pat
     assert (status, err.count("\n")) == (2, 1)
 
 
+@pytest.mark.thorough
 def test_a_device_comes_back_as_it_was() -> None:
     """Killed and started again: name and address are the same; nobody else may have its port."""
     with device_process("--name", "pi", "--listen", "127.0.0.1:0") as first:
@@ -70,6 +71,7 @@ def test_a_device_comes_back_as_it_was() -> None:
         assert again.ended() == (0, [], "")
 
 
+@pytest.mark.thorough
 def test_a_signal_during_the_start_is_kept() -> None:
     """While torch is imported, which would swallow an exception."""
     program = "import builtins\nreal = builtins.__import__\n" + (
@@ -107,6 +109,7 @@ def test_the_action_under_way_is_finished_and_the_control_unit_told(
     assert {each["level"] for each in logged} == {"INFO", "WARNING"}
 
 
+@pytest.mark.thorough
 def test_a_second_signal_ends_it_at_once() -> None:
     plan = plan_of([device_name(0), device_name(1)], (2, 2))
     with device_process(program=SLOW) as slow, daemons(1) as others:

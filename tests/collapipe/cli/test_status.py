@@ -77,7 +77,7 @@ def test_a_killed_run_is_told_by_its_lock(age_s: float, run: Path) -> None:
         assert told(run, age_s)["run"].startswith("running, last written ")
         assert " left at " in told(run, age_s)["round"]
     assert told(run, age_s)["run"].startswith("killed, last written ")
-    assert told(run, age_s)["run"].endswith("; it has no checkpoint: begin a new run")
+    assert told(run, age_s)["run"].endswith(": begin a new run")
     assert told(run, age_s)["round"] == "12 of 20"
 
 

@@ -30,7 +30,7 @@ def test_units_have_credentials_and_share_the_rows(
         started.extend(command for command, _, _ in commands.values())
         yield
 
-    def run(arguments: Sequence[str]) -> int:
+    def run(arguments: Sequence[str], *_: object) -> int:
         for _, unit_file in started[1:]:
             owner, own = read_unit(Path(unit_file))
             assert own.member.name == owner.name
@@ -41,7 +41,7 @@ def test_units_have_credentials_and_share_the_rows(
         return 3
 
     monkeypatch.setattr(trial, "_processes", recorded)
-    monkeypatch.setattr(trial, "run_command", run)
+    monkeypatch.setattr(trial, "run_or_wait", run)
     assert trial.trial(4, file, ["run", "task=x"]) == 3
     assert [command[:1] for command in started] == [("deploy",), *[("unit",)] * 4]
     assert found == [rows[unit::4] for unit in range(4)]

@@ -7,6 +7,7 @@ from subprocess import Popen
 
 import pytest
 
+from client_app.supernode import Messages
 from collapipe.cli import unit
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
@@ -14,6 +15,7 @@ from collapipe.deployment.checking import Finding
 from collapipe.deployment.flower import Flower
 from collapipe.deployment.server_folder import create
 from collapipe.errors import CollaPipeError, LinkError, RefusedUnitError
+from collapipe.models import cost
 
 
 def test_a_unit_dials_again_until_the_server_refuses_it(
@@ -76,3 +78,14 @@ def test_one_key_is_used_by_one_process(tmp_path: Path) -> None:
         unit._locked(tmp_path / "berlin.lock", "berlin")
     held.close()
     unit._locked(tmp_path / "berlin.lock", "berlin").close()
+
+
+def test_a_unit_imports_what_takes_seconds_before_it_takes_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its first reply takes 15 s on a busy machine."""
+    happened = list[str]()
+    monkeypatch.setattr(cost, "FakeTensorMode", lambda: happened.append("imports"))
+    monkeypatch.setattr(Messages, "answer", lambda *_: happened.append("answers"))
+    unit._Answers("127.0.0.1:1", b"secret", tmp_path)._answer()
+    assert happened == ["imports", "answers"]

@@ -18,6 +18,7 @@ UP = (sys.executable, "-m", "collapipe", "up", "--devices", "2")
 COST = BlockCost(1.0, 1.0, 1.0, 1.0, 1.0)
 
 
+@pytest.mark.thorough
 def test_daemons_are_there_until_a_signal(tmp_path: Path) -> None:
     file = tmp_path / "inventory.yaml"
     options = ("--memory", "500MB,1GB", "--inventory", file)
@@ -34,6 +35,7 @@ def test_daemons_are_there_until_a_signal(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+@pytest.mark.thorough
 def test_a_signal_ends_the_run_and_the_daemons(tmp_path: Path) -> None:
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path / 'run'}"]
     command = [*UP, "--", "run", *options]

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from collapipe.config import load_overrides, load_saved
-from collapipe.config.trust import check_figures, check_text, read_limited
+from collapipe.config.saved import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError
 
 OWN = OmegaConf.to_yaml(OmegaConf.create(dict(load_overrides([]).tree)))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,13 +14,15 @@ import yaml
 from flwr.serverapp import Grid
 from sections import federation_settings
 
+from client_app import dry_run
 from collapipe.cli.run import start
 from collapipe.config import load_overrides, outline
 from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
-from collapipe.deployment import serving, submitting
+from collapipe.deployment import overview, serving, submitting
+from collapipe.deployment.control import ask
 from collapipe.deployment.flower import Flower
 from collapipe.deployment.overview import UnitThere
 from collapipe.deployment.server_folder import (
@@ -38,6 +41,7 @@ from collapipe.errors import (
     LinkError,
     RefusedUnitError,
     RoundFailedError,
+    StorageError,
 )
 from collapipe.owner_file import read_owner
 from collapipe.runs.failure import write_failure
@@ -112,10 +116,13 @@ def test_a_server_that_cannot_be_dialled_is_refused(command: Command, tmp_path: 
 
 
 def test_a_run_is_submitted_before_its_libraries_are_imported(tmp_path: Path) -> None:
-    """The server's app checks what needs them: here a task whose model cannot train it."""
+    """The server's app checks what needs them: here a task whose model cannot train it. ``status``
+    does without Hydra, too."""
     folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
     script = f"""if True:
         import sys
+        import collapipe.cli.status, collapipe.deployment.overview
+        print(*{{"hydra", "omegaconf", "torch", "flwr"}} & sys.modules.keys())
         from collapipe.cli.run import run_job
         from collapipe.deployment import submitting
         submitting.submit = lambda *_: True
@@ -125,7 +132,7 @@ def test_a_run_is_submitted_before_its_libraries_are_imported(tmp_path: Path) ->
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "\n", done.stderr
+    assert done.stdout == "\n\n", done.stderr
 
 
 def test_a_run_tells_first_which_units_it_waits_for(
@@ -141,16 +148,24 @@ def test_a_run_tells_first_which_units_it_waits_for(
     arguments = str(folder.root), tmp_path, tmp_path / "run", [], "resume it"
     for status, succeeded in (("completed", True), ("failed", False)):
         answer = {"run_dict": {"17": {"status": {"status": "finished", "sub_status": status}}}}
-        monkeypatch.setattr(submitting, "ask", lambda *_, answer=answer: answer)
+        monkeypatch.setattr(overview, "ask", lambda *_, answer=answer: answer)
         assert submitting.submit(*arguments) is succeeded
         first, second = capsys.readouterr().out.splitlines()
         assert first.endswith("a, c online; waiting for b") and "run 17" in second
-    monkeypatch.undo()
-    monkeypatch.setattr(submitting, "overview", lambda _: (there, []))
-    monkeypatch.setattr(Flower, "submit", lambda *_: "17")
-    monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
+    for odd in ({}, {"run_dict": {}}, {"run_dict": {"18": {}}}):  # of a SuperLink started anew
+        monkeypatch.setattr(overview, "ask", lambda *_, odd=odd: odd)
+        with pytest.raises(LinkError, match=r"knows no run 17.*then: resume it"):
+            submitting.submit(*arguments)
+    monkeypatch.setattr(overview, "ask", ask)
     with pytest.raises(LinkError, match=r"SuperLink has ended .* run 17 .*then: resume it"):
         submitting.submit(*arguments)
+    monkeypatch.setattr(Flower, "_stream_log", broken)  # no fault of the SuperLink's
+    with pytest.raises(StorageError, match=r"^full$"):
+        submitting.submit(*arguments)
+
+
+def broken(*_: object) -> None:
+    raise StorageError("full")
 
 
 @pytest.mark.parametrize(
@@ -233,8 +248,15 @@ def problems(checked: str) -> list[str]:
     ],
 )
 def test_a_check_reads_rows_and_asks_devices(
-    rows: str, owner: str, expected: list[str], tmp_path: Path, command: Command
+    rows: str,
+    owner: str,
+    expected: list[str],
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    trained = SimpleNamespace(devices=(), losses=(1.0,))
+    monkeypatch.setattr(dry_run, "train_one_step", lambda *_: trained)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", port, port)
@@ -249,6 +271,7 @@ def test_a_check_reads_rows_and_asks_devices(
     file.write_text(file.read_text().replace("# cluster:", f"{own}# cluster:"))
     _, out, _ = command("deploy", "check", file)
     assert problems(out) == ["server", *expected]
+    assert ("a step of training" in out) is (not expected)
 
 
 def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_what_cannot_be_is_named_in_one_line(
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.thorough
 def test_only_a_named_model_waits_for_torch() -> None:
     source = (
         "import pathlib, sys; from collapipe.inventory.file import read_inventory as read; "

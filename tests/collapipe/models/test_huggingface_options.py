@@ -222,6 +222,7 @@ def test_names_can_be_turned_round(tmp_path: Path) -> None:
         assert [spec.names.to_ours(spec.names.to_original(each)) for each in ours] == ours
 
 
+@pytest.mark.thorough
 def test_the_command_line_starts_without_transformers() -> None:
     """And without peft, where no adapters are asked for."""
     code = "import sys; import collapipe.cli.app, collapipe.config; "

@@ -38,7 +38,7 @@ from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
 
-PAGE = Path(__file__).parents[3] / "docs/lora.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/lora.md"
 KEY = DropoutKey(seed=5, unit=1, step=7)
 OWN = TransformerSpec(4, 2, dim=16, num_heads=2, feed_forward_dim=24, dropout=0.0)
 HEAD_MODULES = {"tokens": ["classifier"], "pooled": ["classifier", "pooler"]}

@@ -6,6 +6,7 @@ import pytest
 
 from collapipe.errors import CollaPipeError, ConfigError, DataError, RoundFailedError
 from collapipe.runs.failure import take_failure, write_failure
+from collapipe.runs.reading import how_to_go_on
 
 
 @pytest.mark.parametrize("kind", [ConfigError, DataError, RoundFailedError])
@@ -14,16 +15,19 @@ def test_it_is_told_once_with_its_status(kind: type[CollaPipeError], tmp_path: P
     told = take_failure(tmp_path, "resume")
     assert (str(told), told.exit_status) == ("two lines", kind.exit_status)
     assert list(tmp_path.iterdir()) == []
-    assert take_failure(tmp_path, "resume").exit_status == 1
+    assert "before it began" in str(again := take_failure(tmp_path, "resume"))
+    assert again.exit_status == 1
 
 
 def test_who_was_killed_is_told_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
-    assert "begin a new run" in str(take_failure(tmp_path, "resume it"))
+    told = str(take_failure(tmp_path, "resume it"))
+    assert told.endswith(how_to_go_on(tmp_path)) and "checkpoint_every" in told
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest").symlink_to("000001")
+    assert how_to_go_on(tmp_path).endswith(f"round 1 with: collapipe resume {tmp_path}")
     assert "was killed" in str(killed := take_failure(tmp_path, "resume it"))
-    assert str(killed).endswith("go on with: resume it")
+    assert str(killed).endswith("go on after round 1 with: resume it")
     (tmp_path / "summary.json").touch()  # it ended by itself, and said why
     assert "was killed" not in str(take_failure(tmp_path, "resume it"))
 

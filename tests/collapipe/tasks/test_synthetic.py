@@ -59,6 +59,7 @@ def test_every_label_stands_in_every_split() -> None:
         assert names[0] == names[1] == names[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("task", "spec", "untrained", "learned"),
     [

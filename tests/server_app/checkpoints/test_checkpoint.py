@@ -120,6 +120,14 @@ def test_a_checkpoint_reads_as_it_was_written(tmp_path: Path) -> None:
 FILES = "state.json", "tensors.safetensors", "unit-10.safetensors"
 
 
+def same_content(one: bytes, other: bytes) -> bool:
+    """Whether two files differ in nothing but white space and the case of exponents, in JSON."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_any_changed_bit_is_found(tmp_path: Path, name: str) -> None:
     checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / name
@@ -127,8 +135,8 @@ def test_any_changed_bit_is_found(tmp_path: Path, name: str) -> None:
     for place in rng.sample(range(len(sound)), 60):
         changed = bytearray(sound)
         changed[place] ^= 1 << rng.randrange(7)
-        if bytes(changed).split() == sound.split():
-            continue  # white space
+        if same_content(bytes(changed), sound):
+            continue
         file.write_bytes(changed)
         with pytest.raises(ConfigError, match=r"checkpoints/000003: (damaged, |has format )"):
             checkpoints.read("000003")

@@ -81,5 +81,5 @@ def test_without_mlflow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ConfigError, match=r"pip install 'collapipe\[mlflow\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'collapipe\[tracking\]'"):
         play(tmp_path, "tracking.mlflow='http://localhost:1'")

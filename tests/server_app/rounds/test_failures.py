@@ -195,7 +195,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
     tmp_path: Path,
 ) -> None:
     diverging = ("optimizer=sgd", "optimizer.lr=1e30", "federation.local_steps=1")
-    with pytest.raises(NonFiniteLossError, match=r"unit \d, round \d, step \d: the loss is"):
+    with pytest.raises(NonFiniteLossError, match=r"unit \d: .*round \d, step \d: the loss is"):
         run(tmp_path / "run", *diverging, "federation.rounds=5")
     done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds_completed"]
     kept = weights(tmp_path / "run")
@@ -232,9 +232,19 @@ def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: st
     ("factor", "kind", "options"),
     [
         (float("nan"), "NonFiniteLossError", ()),
-        (float("inf"), "NonFiniteLossError", ("decoder.mode=shared",)),
+        pytest.param(
+            float("inf"),
+            "NonFiniteLossError",
+            ("decoder.mode=shared",),
+            marks=pytest.mark.thorough,
+        ),
         (float("nan"), "LinkError", ("compression.activation=int8",)),
-        (float("nan"), "NonFiniteLossError", ("compression.gradient=int8",)),  # not a LinkError
+        pytest.param(  # not a LinkError
+            float("nan"),
+            "NonFiniteLossError",
+            ("compression.gradient=int8",),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_hostile_activations_cost_their_unit_the_round(
@@ -548,7 +558,7 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
     arrays = {records.WEIGHTS: questions.tensors_bytes({})}
     questions.check_size(content, questions.train(steps, most, arrays).size)
     told = records.unpack_reply(content)
-    check_traces(told.report, 7, most)
+    check_traces(told.report, most)
     assert (told.report, told.state) == (report, state)
     content = records.pack_state(state, [])
     questions.check_size(content, questions.state().size)

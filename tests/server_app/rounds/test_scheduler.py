@@ -170,7 +170,7 @@ def test_queues_of_a_strategy_that_says_nothing_of_failures_are_those_of_its_pla
     own = scheduler(tmp_path, "strategy=random")
     decision = own.decide(1)
     queues = (1.0, 2.0, 3.0, 4.0)
-    own.end(replace(decision, plan=replace(decision.plan, queues=queues)), {}, {}, 0.0)
+    own.end(replace(decision, plan=replace(decision.plan, queues=queues)), {})
     assert own.state.queues == queues
 
 
@@ -178,7 +178,7 @@ def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> Non
     own = scheduler(tmp_path)
     decision = own.decide(1)
     finished, failed = (each.unit for each in decision.plan.clusters)
-    own.end(decision, {finished: 1.0}, {}, 0.0)
+    own.end(decision, {finished: 1.0})
     waiting = {failed: decision.plan.idle_queues[failed]}
     expected = [waiting.get(unit, queue) for unit, queue in enumerate(decision.plan.queues)]
     assert list(own.state.queues) == expected

@@ -20,7 +20,7 @@ def test_the_documented_server_app_trains_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = run(tmp_path / "run", "federation.rounds=3")
-    page = (ROOT / "docs/extend.md").read_text().partition("## A Flower app of your own")[2]
+    page = (ROOT / "docs/how-to/extend.md").read_text().partition("## A Flower app of your own")[2]
     example = dict[str, Any]()
     exec(page.split("```")[1].removeprefix("python"), example)
     results, start = list[Result](), CollaPipeStrategy.start

@@ -285,7 +285,7 @@ def test_only_the_exact_solver_proves_a_round(command: Command, tmp_path: Path, 
 def test_help_lists_the_solvers_and_the_page(command: Command) -> None:
     out = command("--help")[1]
     assert all(name in out for name in CLUSTER_SOLVERS)
-    assert "docs/planning.md" in out
+    assert "docs/reference/inventory.md" in out
     assert "INVENTORY is a YAML file that says what your devices are like" in " ".join(out.split())
 
 
@@ -478,7 +478,7 @@ def test_the_page_shows_what_the_command_prints(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
-    page = (ROOT / "docs/planning.md").read_text()
+    page = (ROOT / "docs/tutorials/plan-boxes.md").read_text()
     shown = re.findall(r"```\n\$ collapipe plan (\S+)\n(.*?)```", page, re.DOTALL)
     assert len(shown) == 3
     for file, table in shown:

@@ -1,0 +1,123 @@
+"""A figure of the paper: what a seed computes, and what follows from all seeds."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from matplotlib.figure import Figure
+
+from collapipe.runs.evidence import Interval, over_seeds
+from reproduction.training import Job, Training
+
+Cell = str | int | float
+Row = tuple[Cell, ...]
+Ours = Mapping[str, Interval]
+"""Our numbers by the text of their findings."""
+K = TypeVar("K")
+R = TypeVar("R")
+PROCESSES = 2  # that compute seeds side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A number of ours."""
+
+    text: str
+    ours: Interval
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Finding):
+    """A claim of the paper: its number, or its words where it prints none; whether ours agrees, and
+    by which rule."""
+
+    paper: float | str
+    agrees: bool
+    rule: str
+
+
+def near(text: str, paper: float, ours: Interval, unit: str, most: float | None = None) -> Claim:
+    """A number agrees where its mean is off by at most ``most``, by default a quarter of the
+    paper's. The mean alone counts: the wider its interval, the more would lie within."""
+    within, reach = ("a quarter of", abs(paper) / 4) if most is None else (f"{most:g} of", most)
+    rule = f"our mean is within {within} the paper's figure"
+    return Claim(text, ours, unit, paper, abs(ours.mean - paper) <= reach, rule)
+
+
+def above(
+    text: str, paper: str, ours: Interval, unit: str, limit: float, or_equal: bool = False
+) -> Claim:
+    """A property holds where our whole interval is above ``limit``, which is more than rounding."""
+    (low, _), where = ours.ends, "at least" if or_equal else "above"
+    rule = f"our whole 95 % interval is {where} {limit:g} {unit}".rstrip()
+    return Claim(text, ours, unit, paper, low > limit or (or_equal and low == limit), rule)
+
+
+def reduction(
+    seeds: Iterable[Mapping[K, R]], of: K, against: K, seconds: Callable[[R], float]
+) -> Interval:
+    """By how many percent one takes less seconds than another, paired by seed."""
+    return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is written down for a figure; ``rows`` are a tidy table, one row per point."""
+
+    rows: Sequence[Row]
+    claims: Sequence[Claim]
+    findings: Sequence[Finding]
+    settings: Mapping[str, Cell]
+    picture: Figure
+
+
+@dataclass(frozen=True)
+class PaperFigure(Generic[R]):
+    """How a figure is computed, R being the result of one seed.
+
+    ``compute`` takes a seed; of a figure that trains: the finished runs by the keys of ``jobs``.
+    """
+
+    name: str
+    columns: tuple[str, ...]  # of ``rows``
+    compute: Callable[..., R]
+    rows: Callable[[int, R], Iterable[Row]]  # of a seed
+    findings: Callable[[Sequence[R]], Iterable[Finding]]  # the paper's claims, too
+    draw: Callable[[Sequence[R], Ours], Figure]
+    settings: Mapping[str, Cell] = field(default_factory=dict)  # next to the presets
+    num_seeds: int = 5
+    jobs: Callable[[int], Mapping[Any, Job]] | None = None  # of a seed; None: nothing is trained
+    basis: str = "times that a model predicts, not measured ones"
+
+    def evidence(self, seeds: Sequence[int], training: Training | None = None) -> Evidence:
+        """Compute or train all seeds. Raises ``ConfigError`` and ``RoundFailedError``."""
+        settings = dict(self.settings)
+        if self.jobs is None:
+            results = compute_seeds(self.compute, seeds)
+        else:
+            assert training is not None
+            jobs = [self.jobs(seed) for seed in seeds]
+            runs = training.runs([job for each in jobs for job in each.values()])
+            results = [self.compute({key: runs[each[key]] for key in each}) for each in jobs]
+            wall_s = round(sum(run.summary.wall_s or 0 for run in runs.values() if run.summary))
+            settings |= {"sizes": training.sizes, "runs": len(runs), "runs_wall_s": wall_s}
+        found = list(self.findings(results))
+        return Evidence(
+            [row for each in zip(seeds, results, strict=True) for row in self.rows(*each)],
+            [each for each in found if isinstance(each, Claim)],
+            [each for each in found if not isinstance(each, Claim)],
+            settings,
+            self.draw(results, {each.text: each.ours for each in found}),
+        )
+
+
+def compute_seeds(compute: Callable[[int], R], seeds: Sequence[int]) -> list[R]:
+    """``compute`` of each seed, side by side in processes that end with this one."""
+    if PROCESSES == 1 or len(seeds) == 1:
+        return [compute(seed) for seed in seeds]
+    ignore_ctrl_c = signal.SIGINT, signal.SIG_IGN  # this process ends the others
+    with multiprocessing.get_context("spawn").Pool(PROCESSES, signal.signal, ignore_ctrl_c) as pool:
+        return pool.map(compute, seeds, chunksize=1)

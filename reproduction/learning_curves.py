@@ -1,0 +1,119 @@
+"""What a run learned: losses and metrics over rounds and over its modelled seconds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from collapipe.errors import ConfigError
+from collapipe.report import Score
+from collapipe.runs.evidence import Interval
+from collapipe.runs.reading import Run
+from optim.problem import Floats
+from reproduction.drawing import over_places
+from reproduction.figure import Cell, Row
+
+SHARES = ("accuracy", "strict F1")  # of 1; here in %
+_AXES = ("round", "devices_s", "clock_s")
+COLUMNS = ("seed", *_AXES, "train_loss", "validation_loss", "metric", "validation_metric")
+BASIS = "learning is real, measured on held-out rows"
+K = TypeVar("K", bound=tuple[Cell, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCurve:
+    """A run; metrics are BLEU, or a share in %. Rounds, from 1, and seconds are axes."""
+
+    metric: str
+    rounds: Floats
+    devices_s: Floats  # modelled, until a round's end, on the slowest cluster's devices alone
+    clock_s: Floats  # the same with uploads
+    losses: Floats  # in training
+    validation: Floats  # NaN where it was not evaluated
+    validation_losses: Floats
+    test: float  # of the model at its end
+    test_loss: float
+
+    @property
+    def unit(self) -> str:
+        """Of the metric; BLEU has none."""
+        return "%" if self.metric in SHARES else ""
+
+    @property
+    def metric_label(self) -> str:
+        """The metric with its unit."""
+        return f"{self.metric}{self.unit and f' [{self.unit}]'}"
+
+    def points(self, what: str, axis: str) -> tuple[Floats, Floats]:
+        """Places on ``axis`` where ``what`` was measured, and its values there."""
+        values: Floats = getattr(self, what)
+        there = ~np.isnan(values)
+        return getattr(self, axis)[there], values[there]
+
+    def at(self, what: str, axis: str, place: float) -> float:
+        """``what`` where ``axis`` is at ``place``; between points linear."""
+        return float(np.interp(place, *self.points(what, axis)))
+
+    def end(self, axis: str) -> float:
+        """The last place on ``axis``."""
+        return float(getattr(self, axis)[-1])
+
+    def rows(self) -> Iterator[Row]:
+        """Its cells under ``COLUMNS``, but for the seed; empty where it was not evaluated."""
+        trained = self.rounds, self.devices_s, self.clock_s, self.losses
+        table = np.column_stack((*trained, self.validation_losses, self.validation))
+        for number, *values in table.tolist():
+            *train, loss, metric = ("" if np.isnan(value) else value for value in values)
+            yield int(number), *train, loss, self.metric, metric
+
+
+def mean_over_seeds(
+    curves: Sequence[LearningCurve], what: str, axis: str = "rounds", unit: float = 1.0
+) -> tuple[list[float], list[Interval]]:
+    """Mean places on ``axis`` in ``unit``, and values; of runs with the same rounds."""
+    places, values = zip(*(each.points(what, axis) for each in curves), strict=True)
+    return (np.mean(places, axis=0) / unit).tolist(), over_places(values)
+
+
+def curves(runs: Mapping[K, Run]) -> dict[K, LearningCurve]:
+    """The curve of each run. Raises as ``learning_curve``."""
+    return {key: learning_curve(run) for key, run in runs.items()}
+
+
+def rows(seed: int, curves: Mapping[K, LearningCurve]) -> Iterator[Row]:
+    """The cells of each key, and those under ``COLUMNS``."""
+    return ((*key, seed, *row) for key, curve in curves.items() for row in curve.rows())
+
+
+def learning_curve(run: Run) -> LearningCurve:
+    """The curve of a run that completed.
+
+    Raises ``ConfigError`` where a unit was excluded or failed in a round: runs that trained on
+    other rows cannot be compared.
+    """
+    summary, lines = run.summary, run.rounds
+    if summary is None or summary.metric is None or summary.test_loss is None:
+        raise ConfigError(f"{run.folder}: has no test metric; remove it, so that it is run again")
+    few = [line.round for line in lines if len(line.units) < run.num_units]
+    if few:
+        raise ConfigError(
+            f"{run.folder}: {len(few)} rounds, the first of them {few[0]}, without all units"
+        )
+    pipelines_s = [[cost.pipeline_s for cost in line.costs.values()] for line in lines]
+    losses = [line.evaluation_loss or 0.0 if line.metric else None for line in lines]
+    return LearningCurve(
+        summary.metric.name,
+        np.array([line.round for line in lines], float),
+        np.cumsum([max(each, default=0.0) for each in pipelines_s]),
+        np.array(run.clock.ends_s),
+        np.array([line.train_loss for line in lines], float),
+        np.array([line.metric and _value(line.metric) for line in lines], float),
+        np.array(losses, float),
+        _value(summary.metric),
+        summary.test_loss,
+    )
+
+
+def _value(metric: Score) -> float:
+    return metric.value * (100 if metric.name in SHARES else 1)

@@ -1,0 +1,106 @@
+"""``python -m server_app.superexec OPTIONS…``: Flower's SuperExec, which owns what it starts.
+
+Flower 1.41 and 1.42 start the process of a run and forget it. A process that has not reported
+within 30 s, as while it imports libraries on a busy machine, gets a second one beside it, then a
+third, and each slows down the others. They also outlive the SuperLink by their imports, and one
+that is killed is noticed after a minute. Here a process keeps its task as long as it lives, fails
+its task when it has died, and ends with the SuperExec.
+"""
+
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from typing import Any
+
+import httpx
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.supercore.cli.flower_superexec import flower_superexec
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+
+from collapipe.wire.flower_waits import a_few_tries
+
+_ENDED = "the process of the task has ended"
+
+
+class OwningExecutor(SubprocessExecutor):
+    """Starts processes of tasks, and knows each until it has ended."""
+
+    def __init__(self) -> None:
+        self._running = dict[subprocess.Popen[bytes], TaskType]()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Start the process of a task: Flower's command, without output."""
+        command = [TASK_TYPE_TO_COMMAND[spec.task_type], "--token", spec.token]
+        command += ["--runtime-api-address", spec.runtime_api_address]
+        command += ["--parent-pid", str(spec.parent_pid)]
+        command += ["--insecure"] if spec.insecure else []
+        if spec.root_certificates_path is not None:
+            command += ["--root-certificates", spec.root_certificates_path]
+        silent = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdout=silent, stderr=silent)  # noqa: S603 - Flower's
+        self._running[process] = spec.task_type
+        threading.Thread(target=self._watch, args=(process, spec), daemon=True).start()
+        return LaunchResult.accepted()
+
+    def _watch(self, process: subprocess.Popen[bytes], spec: ExecutionSpec) -> None:
+        """Report a task alive until its process ends, then that it has failed; the SuperLink
+        refuses both after the process itself has reported an end."""
+        client = RuntimeHttpClient.from_server_address(
+            server_address=spec.runtime_api_address,
+            insecure=spec.insecure,
+            root_certificates=validate_and_resolve_root_certificates(
+                spec.root_certificates_path, spec.insecure
+            ),
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+                RuntimeTokenHttpInterceptor(spec.token),
+            ],
+            retry_invoker=a_few_tries(),
+        )
+
+        def beat() -> bool:
+            with suppress(httpx.HTTPError):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            return True
+
+        heart = HeartbeatSender(beat)
+        heart.start()
+        process.wait()
+        heart.stop()
+        del self._running[process]
+        failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=_ENDED)
+        with suppress(httpx.HTTPError):
+            client.PushTaskOutput(failed)
+        client.close()
+
+    def close(self) -> None:
+        """Ask all processes to end: one that still imports ends at once, another by Flower's own
+        handler, which forces its end after 5 s."""
+        for process, task_type in [*self._running.items()]:
+            # Ray takes SIGTERM from Flower's handler.
+            simulates = task_type == TaskType.SIMULATION
+            process.send_signal(signal.SIGINT if simulates else signal.SIGTERM)
+
+
+def _executor(*_: Any, **__: Any) -> OwningExecutor:
+    return OwningExecutor()
+
+
+def main() -> None:
+    """Run a SuperExec until a signal, or until the SuperLink has ended."""
+    assert hasattr(run_superexec, "get_executor")  # or Flower has moved
+    setattr(run_superexec, "get_executor", _executor)  # noqa: B010 - a module
+    flower_superexec()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""``collapipe deploy check`` of an owner's file trains for a step, without any server."""
+
+import json
+from pathlib import Path
+
+import pytest
+from device_cluster import daemons
+from test_devices import inventory
+
+from client_app import dry_run
+from collapipe.cli.owner_check import check_owner
+from collapipe.deployment.checking import Finding
+from collapipe.errors import StageError
+from collapipe.owner_file import read_owner
+from collapipe.report import ClusterReport
+
+
+def owned(folder: Path, more: str = "") -> list[Finding]:
+    """What a check finds of an owner's rows and devices."""
+    (folder / "train.jsonl").write_text("\n".join(json.dumps({"a": 1, "b": "ünï"}) for _ in "rows"))
+    file = folder / "unit.yaml"
+    file.write_text(f"data: {{train_file: train.jsonl}}\n{more}")
+    return [*check_owner(file, read_owner(file))]
+
+
+def test_a_step_is_trained_on_the_devices(tmp_path: Path) -> None:
+    with daemons(2) as there:
+        inventory(tmp_path / "boxes.yaml", there)
+        *_, last = owned(tmp_path, "cluster: {file: boxes.yaml}\n")
+    assert (last.what, last.error) == ("dry run", None)
+    assert "on device-0, device-1: loss " in last.found
+
+
+@pytest.mark.thorough
+def test_a_step_without_devices(tmp_path: Path) -> None:
+    *_, last = owned(tmp_path, "pipeline: {threads: 1}\n")
+    assert (last.what, last.error) == ("dry run", None)
+
+
+def test_a_device_that_is_lost_in_the_step_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, but has no room for a block."""
+    with daemons(2) as there:
+        small = there[1]
+        monkeypatch.setattr(small, "_most", 1000)
+        inventory(tmp_path / "boxes.yaml", there)
+        found = owned(tmp_path, "cluster: {file: boxes.yaml}\n")
+    *before, last = found
+    assert all(each.error is None for each in before)
+    assert last.what == "dry run" and "device-1" in str(last.error) and last.way_out
+
+
+@pytest.mark.parametrize(
+    ("more", "trains"),
+    [("", True), ("cluster: {file: nothing.yaml}\n", False)],
+    ids=["nothing is wrong", "something is wrong"],
+)
+def test_no_step_is_trained_if_a_check_before_it_found_a_problem(
+    more: str, trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = list[object]()
+
+    def train(*given: object) -> ClusterReport:
+        called.append(given)
+        raise StageError("box", "is gone; start it")
+
+    monkeypatch.setattr(dry_run, "train_one_step", train)
+    *_, last = owned(tmp_path, more)
+    assert bool(called) is trains
+    if trains:
+        assert last == Finding("dry run", error="box: is gone", way_out="start it")

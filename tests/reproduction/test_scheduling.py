@@ -1,0 +1,157 @@
+"""Figures of the scheduler alone: they are runs of the product, and add up."""
+
+import functools
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collapipe.cli.run import run_job
+from reproduction import fig11, frameworks
+from reproduction.fig11 import dssra
+from reproduction.figure import reduction
+from reproduction.frameworks import LABELS, mean_cluster_s, plain
+from reproduction.scheduling import RunHistory, ScheduledRound, run_histories, total_s
+
+WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
+STRATEGIES = {
+    "dssra": ("strategy=dssra", "strategy.drift_weight=0.1"),
+    "random": ("strategy=random",),
+    "delay-only": ("strategy=delay_only",),
+}
+
+
+@functools.cache
+def found() -> dict[tuple[str, str], RunHistory]:
+    """A few rounds of seed 3."""
+    runs = itertools.product(WORLDS, STRATEGIES)
+    return run_histories(3, 6, {(w, s): (WORLDS[w], STRATEGIES[s]) for w, s in runs})
+
+
+@pytest.mark.parametrize("framework", ["collapipe", "pipeline"])
+def test_a_history_is_what_the_command_runs(framework: str, tmp_path: Path) -> None:
+    options = (f"framework={framework}", "federation.num_units=5")
+    run_job(
+        [
+            "experiment=fig11",
+            *options,
+            *STRATEGIES["dssra"],
+            "seed=3",
+            "federation.rounds=3",
+            f"hydra.run.dir={tmp_path}",
+        ]
+    )
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    history = run_histories(3, 3, {"": (options, STRATEGIES["dssra"])})[""]
+    assert len(lines) == 3
+    for line, result in zip(lines, history, strict=True):
+        assert result.delay_s == line["cost"]["delay_s"]
+        assert result.pipelines_s == tuple(each["pipeline_s"] for each in line["cost"]["clusters"])
+        assert result.largest_queue == max(line["queues"])
+        assert np.flatnonzero(result.took_part).tolist() == line["units"]
+        assert result.over_limits == sum(c["over_limits"] for c in line["plan"]["clusters"])
+
+
+def test_a_history_does_not_depend_on_the_others() -> None:
+    runs = {("adapters", "random"): (WORLDS["adapters"], STRATEGIES["random"])}
+    alone, other = (run_histories(seed, 6, runs) for seed in (3, 4))
+    assert alone["adapters", "random"] == found()["adapters", "random"]
+    assert other != alone
+
+
+def test_losses_that_persist_choose_the_same_units_in_every_round() -> None:
+    runs = dict.fromkeys(("anew", "persistent"), ((), ("strategy=loss_only",)))
+    histories = run_histories(3, 8, runs, keep_losses=("persistent",))
+    # In the first round nobody has a loss yet.
+    chosen = {name: {each.took_part for each in run[2:]} for name, run in histories.items()}
+    assert len(chosen["persistent"]) == 1
+    assert len(chosen["anew"]) > 1
+
+
+def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
+    for history in found().values():
+        assert [sum(result.took_part) for result in history] == [4] * 6
+    for world in WORLDS:
+        by_strategy = {strategy: found()[world, strategy] for strategy in STRATEGIES}
+        assert max(result.largest_queue for result in by_strategy["dssra"]) > 0
+        assert all(result.largest_queue == 0 for result in by_strategy["random"])
+        # The fastest pipelines stay so in all rounds but few; chance takes everyone.
+        taken = {name: np.sum([t.took_part for t in c], axis=0) for name, c in by_strategy.items()}
+        assert taken["random"].min() > taken["delay-only"].min()
+
+
+def test_uploads_without_activations_are_shorter() -> None:
+    # The same units: chance looks at no uplinks.
+    pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
+    assert all(full.took_part == bare.took_part for full, bare in pairs)
+    pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
+    assert all(full.delay_s > bare.delay_s for full, bare in pairs)
+
+
+def result(delay_s: float, took_part: tuple[bool, ...], queue: float = 0.0) -> ScheduledRound:
+    return ScheduledRound(delay_s, (delay_s / 2,), took_part, queue, 0)
+
+
+def test_shares_and_queues_add_up() -> None:
+    queues = (1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 9.0, 11.0)
+    slow = tuple(result(10.0, (True, False), queue) for queue in queues)
+    fast = tuple(result(8.0, (place < 2, place >= 2)) for place in range(8))
+    runs = {"slow": slow, "fast": fast}
+    assert reduction([runs], "fast", "slow", total_s).mean == pytest.approx(20)
+    assert reduction([runs], "slow", "fast", total_s).mean == pytest.approx(-25)
+    assert fig11.shares(slow) == (0, 100)
+    assert fig11.shares(fast) == (25, 75)
+    assert fig11.queues(slow) == (5, 10)  # third and last quarter
+
+
+def test_reductions_are_paired_by_seed() -> None:
+    pairs = [(9.0, 10.0), (90.0, 100.0)]
+    samples = [
+        {"own": (result(own, (True,)),), "other": (result(other, (True,)),)} for own, other in pairs
+    ]
+    for seconds in (total_s, mean_cluster_s):
+        interval = reduction(samples, "own", "other", seconds)
+        assert (interval.mean, interval.low) == (pytest.approx(10), pytest.approx(10))
+
+
+def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
+    worlds = {
+        plain(name, "static", uploads): (f"framework={name}", "environment=static", *bits)
+        for name in ("vanilla_fl", "pipeline")
+        for uploads, bits in (("activations too", ()), ("adapters", WORLDS["adapters"]))
+    }
+    worlds[plain("collapipe")] = ("environment=static",)
+    sample = frameworks.play(0, 2, worlds)
+    uploads = {
+        (name, what): sample[plain(name, "static", what)][0].delay_s
+        - max(sample[plain(name, "static", what)][0].pipelines_s)
+        for name in ("vanilla_fl", "pipeline")
+        for what in ("activations too", "adapters")
+    }
+    # Replicas send no activations, models of one's own no adapters.
+    assert uploads["vanilla_fl", "activations too"] == uploads["vanilla_fl", "adapters"] > 5
+    assert uploads["pipeline", "activations too"] > 5  # what its pipeline does not hide
+    assert uploads["pipeline", "adapters"] == 0
+    own = sample[plain("collapipe")]
+    assert own[0] == own[1]  # nothing changes
+    assert own[0].over_limits == 0
+    assert sample[plain("vanilla_fl")][0].over_limits == 3  # 12 blocks where 6 fit
+    assert max(own[0].pipelines_s) < max(sample[plain("pipeline")][0].pipelines_s)
+
+
+def test_every_payload_and_bandwidth_is_a_world() -> None:
+    worlds = frameworks.worlds()
+    payloads = len(frameworks.PAYLOADS) + 1  # and VanillaFL beside them
+    assert len(worlds) == 4 * len(LABELS) + payloads * len(frameworks.FACTORS)
+    assert worlds["bfloat16; 2 times the bandwidth"] == (
+        "compression.activation=bfloat16",
+        "environment=static",
+        "channel.bandwidth_hz=[800000.0,1200000.0]",
+    )
+
+
+def test_the_papers_names_are_ours() -> None:
+    assert {*fig11._PAPER} == {*fig11.RULES}
+    assert dssra(0.01) in fig11.PLANNED

@@ -1,0 +1,85 @@
+"""Figures on the pages are those of the files that the pages name.
+
+A table below ``<!-- figures: FILE -->`` has rows and columns of the file. Below
+``<!-- numbers: FILE … -->`` each number of a row stands in these files. Below ``<!-- claims -->`` a
+row's file is its last link, and below ``<!-- claims: FILE -->`` it is that one: each
+``mean (low … high)`` is a claim or a finding of the file, and a verdict is the claim's.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+_MARK = re.compile(r"^<!-- (figures|numbers|claims):? ?(.*?) ?-->\n((?:\|.*\n)+)", re.MULTILINE)
+_NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?(?:e-?\d+)?")
+_INTERVAL = re.compile(r"([−\d.]+)(?: %[^(|\d]*)? \(([−\d.]+) … ([−\d.]+)\)")
+
+Table = list[list[str]]
+
+
+def tables(kind: str) -> Iterator[Any]:
+    """The marked tables of a kind: page, files, and cells of head and rows."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for number, mark in enumerate(_MARK.finditer(page.read_text())):
+            rows = [[c.strip() for c in row.strip("|").split("|")] for row in mark[3].splitlines()]
+            if mark[1] == kind:
+                table = [rows[0], *rows[2:]]
+                yield pytest.param(page, mark[2].split(), table, id=f"{page.stem}-{number}")
+
+
+@pytest.mark.parametrize(("page", "files", "table"), [*tables("figures")])
+def test_rows_are_those_of_the_file(page: Path, files: list[str], table: Table) -> None:
+    (file,) = files
+    found = json.loads((ROOT / file).read_text())
+    head, *rows = table
+    places = [0, *(found["columns"].index(name) for name in head[1:])]
+    assert [
+        row for row in rows if row not in [[each[i] for i in places] for each in found["rows"]]
+    ] == []
+
+
+@pytest.mark.parametrize(("page", "files", "table"), [*tables("numbers")])
+def test_numbers_stand_in_the_files(page: Path, files: list[str], table: Table) -> None:
+    known = {number for file in files for number in _NUMBER.findall((ROOT / file).read_text())}
+    assert [
+        cell for row in table[1:] for cell in row if not {*_NUMBER.findall(cell)} <= known
+    ] == []
+
+
+@pytest.mark.parametrize(("page", "files", "table"), [*tables("claims")])
+def test_claims_are_those_of_their_files(page: Path, files: list[str], table: Table) -> None:
+    head, *rows = table
+    for row in rows:
+        (file,) = files or re.findall(r"\((\S+\.json)\)", row[-1])
+        found = json.loads((page.parent / file).read_text())
+        entries = [*found["claims"], *found["findings"]]
+        for mean, low, high in _INTERVAL.findall("|".join(row)):
+            shown = [each for each in entries if all(map(rounds_to, ends(each), (mean, low, high)))]
+            assert shown, (row, mean)
+            if "verdict" in head:
+                (agrees,) = {each["agrees"] for each in shown if "agrees" in each}
+                assert row[head.index("verdict")] == ("agrees" if agrees else "differs"), row
+
+
+def ends(entry: dict[str, Any]) -> tuple[float | None, ...]:
+    """Mean, least and most of a claim or a finding."""
+    return tuple(entry["ours"][name] for name in ("mean", "low", "high"))
+
+
+def rounds_to(number: float | None, text: str) -> bool:
+    """Whether a number is what a page shows, to the digits that it shows."""
+    digits = len(text.partition(".")[2])
+    return number is not None and abs(number - float(text.replace("−", "-"))) <= 0.51 * 10**-digits
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_a_result_says_how_it_was_measured(file: Path) -> None:
+    found = json.loads(file.read_text())
+    assert {"command", "machine", "load", "seeds", "commit", "columns", "rows"} <= {*found}
+    assert {len(row) for row in found["rows"]} == {len(found["columns"])}
