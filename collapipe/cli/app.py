@@ -1,4 +1,4 @@
-"""Commands and exit statuses; what a command does is imported when it is asked for."""
+"""Commands and exit statuses; a command's code is imported when the command runs."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from collapipe.output import complain, open_streams, write_rest
 from collapipe.own_packages import NAMES, find_own_packages_first
 
 _INTERRUPTED = 130
-# Of the machine, not of ours: a library that finds no memory for its code is an ImportError.
+# Problems of the machine, not bugs: a library without memory for its code is an ImportError.
 _FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError
 _log = logging.getLogger(__name__)
 RunDir = Annotated[Path, Argument(help="Folder of a run.")]
@@ -42,12 +42,12 @@ app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
-    """Run the command; what goes wrong is one line on standard error, and a status."""
+    """Run the command; an error is one line on standard error and an exit status."""
     open_streams()
-    os.environ["MPLBACKEND"] = "agg"  # a notebook's or a desktop's may not be installed here
+    os.environ["MPLBACKEND"] = "agg"  # a backend of a notebook or desktop may not be installed
     with sure_interrupts():
         status = _status()
-    if status == _INTERRUPTED:  # some versions of typer make it of a KeyboardInterrupt themselves
+    if status == _INTERRUPTED:  # some versions of typer convert KeyboardInterrupt themselves
         complain("interrupted; what was finished is saved")
     status = write_rest(status)
     _leave_stuck_threads(status)
@@ -68,7 +68,7 @@ def _status() -> int:
         return error.exit_status
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
-    except BrokenPipeError:  # whoever reads our output has read enough
+    except BrokenPipeError:  # the reader of our output has closed it
         return CollaPipeError.exit_status
     except _FAULTS as error:
         _log.debug("raised here", exc_info=error)
@@ -86,8 +86,10 @@ def _cause(error: Exception) -> str:
 
 
 def with_home(arguments: Sequence[str]) -> list[str]:
-    """``--option=~/x`` with the home in it, which shells leave as it is; what follows ``--`` is
-    for another command."""
+    """Expand ``~`` in ``--option=~/x``, which shells do not do.
+
+    Arguments after ``--`` belong to another command and do not change.
+    """
     words = [*arguments]
     end = words.index("--") if "--" in words else len(words)
     for number, (option, equals, value) in enumerate(each.partition("=") for each in words[:end]):
@@ -97,8 +99,10 @@ def with_home(arguments: Sequence[str]) -> list[str]:
 
 
 def _leave_stuck_threads(status: int) -> None:
-    """End the process here if a unit's thread would not: the interpreter's own end tears such
-    threads out of torch, which aborts."""
+    """End the process at once if a unit's thread is still running.
+
+    A normal exit would end such threads inside torch, which aborts.
+    """
     if any(thread.name.startswith("unit-") for thread in threading.enumerate()):
         logging.shutdown()
         os._exit(status)
@@ -112,7 +116,7 @@ def root(
 ) -> None:
     """Train Transformers together on clusters of edge devices."""
     logging.basicConfig(format="%(name)s: %(message)s")
-    for name in ("collapipe", *NAMES) if verbose else ():  # not of the libraries
+    for name in ("collapipe", *NAMES) if verbose else ():  # not for libraries
         logging.getLogger(name).setLevel(logging.DEBUG)
 
 
@@ -126,7 +130,7 @@ def run(
 ) -> None:
     """Train; without options three clusters learn to translate dates.
 
-    Options are KEY=VALUE, all of them in docs/configuration.md, and go over those of --config.
+    Options are KEY=VALUE and take precedence over --config; docs/configuration.md lists them all.
     Groups such as task, strategy, cluster and channel take a file's name: collapipe run
     strategy=random cluster=edge seed=1
     """
@@ -142,7 +146,7 @@ def resume(
     checkpoint: Annotated[str | None, Option(help="Its name; default: the last.")] = None,
     trust: Trust = None,
 ) -> None:
-    """Go on with a run that was interrupted, or give a complete one more rounds.
+    """Continue a run that was interrupted, or add rounds to a complete one.
 
     Some options may change: collapipe resume RUN_DIR federation.rounds=30
     """
@@ -249,10 +253,10 @@ def plan(
     ] = "exact",
     plot: Annotated[Path | None, Option(help="Gantt chart to write, .svg or .png.")] = None,
 ) -> None:
-    """Split a model over the devices of an inventory; tell what a batch takes.
+    """Split a model over the devices of an inventory, and compute a batch's time.
 
-    INVENTORY is a YAML file that says what your devices are like and what a block of the model
-    costs; docs/examples has three. docs/planning.md explains the file, the answer and the solvers.
+    INVENTORY is a YAML file that describes your devices and the cost of a block of the model;
+    docs/examples has three. docs/planning.md explains the file, the plan and the solvers.
     """
     from collapipe.cli.plan.command import run_plan
 
@@ -276,7 +280,7 @@ def report(
         int | None, Option("--round", help="Round of the Gantt chart; default: the last.")
     ] = None,
 ) -> None:
-    """Write what a run did, or how runs compare, as one HTML file that needs no network."""
+    """Write a report on a run, or a comparison of runs, as one HTML file that needs no network."""
     from collapipe.run_report.page import write_report
 
     write_report(run_dirs or [], output, round_)
@@ -289,10 +293,10 @@ def status(
         Path | None, Option(metavar="DIR", help="Folder of a federation's server instead.")
     ] = None,
 ) -> None:
-    """Tell how far a run is; from another terminal while it is going.
+    """Show a run's progress, also from another terminal during the run.
 
-    Of a deployed federation, on the server's machine: which units are there, and how far the run
-    is that they train.
+    With --deployment, on the server's machine: show the units of a deployed federation and the
+    progress of its current runs.
     """
     from collapipe.cli.status import show_deployment, show_status
 
@@ -313,7 +317,7 @@ def trace(
     ] = None,
     plot: Annotated[Path | None, Option(help="Picture of a step instead, .svg or .png.")] = None,
 ) -> None:
-    """Write when each real device did what in a round, for https://ui.perfetto.dev."""
+    """Write a timeline of the real devices in a round, for https://ui.perfetto.dev."""
     from collapipe.run_report.trace import read_trace, write_trace
 
     trace = read_trace(run_dir, round_)
@@ -341,11 +345,11 @@ def reproduce(
     ] = None,
     full: Annotated[bool, Option("--full", help="Models of the paper's sizes: days.")] = False,
 ) -> None:
-    """Compute figures of the paper; tell where they agree.
+    """Compute figures of the paper, and report where they agree.
 
-    FIGURE is fig04, fig05, fig07, fig08, spreads, fig11 or frameworks, together: modelled; fig06,
-    fig06_users, fig09, fig10 or remark2, which train, the last without data; or all. What trains
-    goes on where it was interrupted: runs in OUTPUT/runs that are finished are not run again.
+    FIGURE is fig04, fig05, fig07, fig08, spreads, fig11 or frameworks (modelled: all of these);
+    fig06, fig06_users, fig09, fig10 or remark2, which train, the last without data; or all. An
+    interrupted command can be repeated: finished runs in OUTPUT/runs are not run again.
     docs/reproduction.md has the results.
     """
     from collapipe.reproduction.command import reproduce as compute
@@ -374,7 +378,7 @@ def unit(
         int | None, Option(min=1, max=65535, help="For Prometheus, on this machine alone.")
     ] = None,
 ) -> None:
-    """Take part in a deployed federation with rows of one's own, until Ctrl-C or SIGTERM."""
+    """Take part in a deployed federation with the owner's rows, until Ctrl-C or SIGTERM."""
     from collapipe.cli.unit import run_unit
 
     run_unit(file, metrics_port)

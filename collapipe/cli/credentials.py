@@ -1,4 +1,4 @@
-"""``collapipe credentials``: an authority, requests and signatures, lists of what was revoked."""
+"""``collapipe credentials``: make authorities, request, sign and revoke certificates."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ def init(folder: Annotated[Path, Argument(metavar="DIR", help="A new folder.")])
 def request(
     folder: Own, name: Annotated[str, Option(help="The member's name, of a-z, 0-9 and -.")]
 ) -> None:
-    """Make a key on this box, and a request for it; on a folder with a key, renew."""
+    """Make a key on this machine and a request for a certificate; with a key, renew."""
     from collapipe.credentials import credentials
     from collapipe.credentials.bundle import REQUEST
     from collapipe.credentials.keys import fingerprint
@@ -58,7 +58,7 @@ def sign(
     ] = None,
     yes: Annotated[bool, Option("--yes", help="Sign whatever the fingerprint is.")] = False,
 ) -> None:
-    """Sign a request, after a look at its fingerprint."""
+    """Sign a request, after its fingerprint was compared."""
     from collapipe.credentials import files
     from collapipe.credentials.authority import AuthorityFolder
     from collapipe.credentials.keys import fingerprint, read_request
@@ -84,7 +84,7 @@ def sign(
 def install(
     folder: Own, file: Annotated[Path, Argument(help="What sign has named, or revoked.crl.")]
 ) -> None:
-    """Put what the authority signed into a member's folder."""
+    """Install a file that the authority signed in a member's folder."""
     from collapipe.credentials import credentials
     from collapipe.credentials.keys import fingerprint, public_key
 
@@ -104,7 +104,7 @@ def add(
     role: As = Role.DEVICE,
     days: Days = DAYS,
 ) -> None:
-    """Make a member's key and certificate here, for a trial; then the key has to travel."""
+    """Make a member's key and certificate here, for a trial; you must then copy the key."""
     from collapipe.credentials.authority import AuthorityFolder
 
     _show(AuthorityFolder(authority).add(name, role, days, output))
@@ -116,7 +116,7 @@ def revoke(
     authority: AuthorityPath,
     which: Annotated[str, Argument(metavar="NAME_OR_SERIAL", help="As list prints them.")],
 ) -> None:
-    """Put certificates on the list of those that nobody may accept any more."""
+    """Add certificates to the list of revoked ones, which no member accepts."""
     from collapipe.credentials.authority import AuthorityFolder
     from collapipe.credentials.bundle import REVOKED
 
@@ -128,7 +128,7 @@ def revoke(
 
 @app.command("list")
 def list_(authority: AuthorityPath) -> None:
-    """Print what the authority has signed."""
+    """Print all certificates that the authority has signed."""
     from rich.console import Console
 
     from collapipe.credentials.authority import AuthorityFolder
@@ -157,7 +157,10 @@ def _compare(shown: str, expected: str, file: Path) -> None:
 
 
 def _ask(file: Path) -> None:
-    """Let a person compare; raise ``ConfigError`` where there is none or the answer is no."""
+    """Ask the user to compare fingerprints.
+
+    Raises ``ConfigError`` if standard input is not a terminal, or the answer is no.
+    """
     if not sys.stdin.isatty():
         raise ConfigError(
             f"{file}: not signed, for nobody is there to compare the fingerprint; add "

@@ -1,4 +1,4 @@
-"""``collapipe deploy check unit.yaml``: the owner's rows and devices, tried without a run."""
+"""``collapipe deploy check unit.yaml``: check the owner's rows and devices without a run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +19,15 @@ _CLUSTER = "devices"
 
 
 def check_rows(file: Path, owner: OwnerSection) -> Iterator[Finding]:
-    """Every file of rows that the owner's ``file`` names: how many rows it has and of which
-    columns, or why a run could not read it."""
+    """Read every file of rows that the owner's ``file`` names.
+
+    Yields its number of rows and its columns, or why a run could not read it.
+    """
     chosen = owner.data.model_dump(exclude_none=True)
     wanted = {value: key for key, value in chosen.items() if key.endswith(_COLUMN)}
     for option in _FILES:
         path = file.parent / str(chosen.get(option))
-        if option not in chosen or (option == _FILES[0] and not path.exists()):  # which is told
+        if option not in chosen or (option == _FILES[0] and not path.exists()):  # has a finding
             continue
         try:
             rows = read_file(path, f"data.{option}", wanted).flatten()
@@ -44,8 +46,10 @@ def check_rows(file: Path, owner: OwnerSection) -> Iterator[Finding]:
 
 
 def check_devices(file: Path, owner: OwnerSection) -> Iterator[Finding]:
-    """Devices of the first cluster of the owner's inventory, which is the unit's: what each gives,
-    or why it cannot be used; none where the owner has no inventory."""
+    """Query the devices of the unit: the first cluster of the owner's inventory.
+
+    Yields each device's memory, or why it cannot be used. Without an inventory it yields nothing.
+    """
     if owner.cluster is None:
         return
     inventory = file.parent / owner.cluster.file

@@ -1,4 +1,4 @@
-"""A stranger's configuration: how much of it is read, and what it may name, which is code."""
+"""Read an untrusted configuration: limit its size, and the classes that it may name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,19 +18,19 @@ from collapipe.errors import ConfigError, one_line
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
 _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
-_MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a run's has a few thousand characters, and a depth of 5
-_MOST_WHOLE = 10**30  # beyond, arithmetic fails on whole numbers, and even making a text of them
+_MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a real one has a few thousand characters, depth 5
+_MOST_WHOLE = 10**30  # larger whole numbers make arithmetic fail, and even conversion to text
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
-    """The options in a run's ``config.yaml``.
+    """Return the options in a run's ``config.yaml``.
 
-    Its task and model will be built, so they must be dataclasses of CollaPipe itself or of a
-    ``trusted`` package; and it is resolved already, so nothing in it is looked up in the
-    environment. Raises ``ConfigError`` otherwise.
+    Its task and model will be built, so they must be dataclasses of CollaPipe or of a ``trusted``
+    package. References are refused, because they could read the environment. Raises ``ConfigError``
+    if the file is invalid.
     """
     text, tree = read_tree(file)
-    for token in yaml.scan(text):  # escapes are read already; what refers could look up a secret
+    for token in yaml.scan(text):  # yaml.scan has decoded escapes; a reference could read a secret
         if isinstance(token, yaml.ScalarToken) and "${" in token.value:
             raise ConfigError(f"{file}: has references, which a saved configuration has not")
     for option in ("task", "model"):
@@ -40,9 +40,9 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
-    """The text of a run's ``config.yaml``, and its values with references not followed.
+    """Return the text of a run's ``config.yaml``, and its values with unresolved references.
 
-    Raises ``ConfigError``, also for what would take time or memory without bounds.
+    Raises ``ConfigError`` if the file is invalid or could take unbounded time or memory.
     """
     text = read_limited(file)
     check_text(file, text)
@@ -57,16 +57,22 @@ def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
 
 
 def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
-    """Raise ``ConfigError`` where overrides, which may be somebody else's, name a plug-in that is
-    neither CollaPipe's nor a ``trusted`` package's; nothing is imported for them."""
+    """Raise ``ConfigError`` if untrusted overrides name a plug-in of an unknown package.
+
+    Plug-ins of CollaPipe, of Flower Datasets and of ``trusted`` packages are allowed. Other
+    packages are not imported.
+    """
     for option, target in targets(options_of(composed(overrides))):
         if not _is_partitioner(target):
             _check_trusted(option, target, (*_OWN, *trusted))
 
 
 def check_addresses(settings: Settings, given: Sequence[str]) -> None:
-    """Raise ``ConfigError`` where a run's folder alone, not the options ``given`` now, asks to run
-    elsewhere, to send the run's curves somewhere or to listen to other machines."""
+    """Raise ``ConfigError`` if a run's folder names other machines and the user did not confirm.
+
+    Such options run a federation elsewhere, send curves, or listen on the network. Repeating an
+    option in ``given`` confirms it.
+    """
     federation = settings.runtime.federation
     asked = {
         "runtime.federation": (federation, "to train there", None),
@@ -94,7 +100,7 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
 
 
 def targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
-    """Every ``_target_`` below, and the option that it is of."""
+    """Yield the option and value of every ``_target_`` below ``node``."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "_target_":
@@ -106,7 +112,7 @@ def targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _is_partitioner(target: str) -> bool:
-    """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
+    """Whether ``target`` is a partitioner of flwr-datasets, which only splits rows."""
     found = _found(target) if target.startswith(_PARTITIONERS) else None
     return bool(found and is_partitioner(found) and found.__module__.startswith(_PARTITIONERS))
 
@@ -114,7 +120,7 @@ def _is_partitioner(target: str) -> bool:
 def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
     package = target.partition(".")[0]
     found = _found(target) if package in packages else None
-    # A name may lead through a module of ours to one that it imported.
+    # A name in a module of ours may be a class that the module imported from elsewhere.
     if is_dataclass(found) and found.__module__.partition(".")[0] in packages:
         return
     raise ConfigError(
@@ -124,14 +130,14 @@ def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
 
 
 def _found(target: str) -> type[Any] | None:
-    """The class of this name, if there is one; its module is imported."""
+    """Import and return the class of this name; None if it cannot be imported."""
     with suppress(ConfigError):
         return class_of("", target)
     return None
 
 
 def read_limited(file: Path) -> str:
-    """The text of a small file that a run wrote. Raises ``ConfigError``."""
+    """Return the text of a small file. Raises ``ConfigError`` if it is unreadable or too long."""
     try:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(_MOST_TEXT + 1)
@@ -143,8 +149,11 @@ def read_limited(file: Path) -> str:
 
 
 def check_text(file: Path, text: str) -> None:
-    """Raise ``ConfigError`` for what takes a parser time or memory without bounds, such as aliases
-    and deep nesting, or asks it for types of its own: a saved configuration has none of these."""
+    """Raise ``ConfigError`` for YAML with aliases, tags or deep nesting.
+
+    They could make a parser take unbounded time or memory, or make objects of other types. A saved
+    configuration never has them.
+    """
     depth = 0
     try:
         for event in yaml.parse(text):
@@ -161,7 +170,7 @@ def check_text(file: Path, text: str) -> None:
 
 
 def check_figures(file: Path, node: object) -> None:
-    """Raise ``ConfigError`` where a value, already read, holds a number that is none of a run."""
+    """Raise ``ConfigError`` if a parsed value has a number beyond ±10³⁰."""
     if isinstance(node, int) and abs(node) > _MOST_WHOLE:
         raise ConfigError(f"{file}: not a saved configuration (a number is no figure of a run)")
     parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()

@@ -1,4 +1,4 @@
-"""Runs on a deployed federation: submitted to its SuperLink, watched until they end."""
+"""Submit runs to a deployed federation's SuperLink, and wait until they end."""
 
 import os
 from collections.abc import Sequence
@@ -24,13 +24,15 @@ def submit(
     how: str,
     resume: str = "",
 ) -> bool:
-    """Run the Flower app in ``app_dir`` on a federation: the folder of ``collapipe deploy init``,
-    or a name of Flower's configuration; whether it succeeded.
+    """Run the Flower app in ``app_dir`` on a federation, and return whether it succeeded.
 
-    Of a named one, whose server may be elsewhere, ``run_dir`` is brought here. The app gets
-    ``overrides`` and ``resume`` as ``run_simulation`` says, and its output goes to standard output.
-    An interrupt stops the run on all machines. Raises ``CollaPipeError`` if the SuperLink does not
-    answer or refuses; the error names ``how``, the command that resumes the run.
+    ``federation`` is a folder of ``collapipe deploy init`` or a name in Flower's configuration. For
+    a name, ``run_dir`` is downloaded at the end, because the server may be on another machine. The
+    app gets ``overrides`` and ``resume`` as in ``run_simulation``. Its output is copied to standard
+    output. An interrupt stops the run on all machines.
+
+    Raises ``CollaPipeError`` if the SuperLink does not reply or refuses; the error names ``how``,
+    the command that resumes the run.
     """
     status_of: StatusOf | None = None
     with TemporaryFolder("flwr") as empty:
@@ -62,7 +64,7 @@ def submit(
 
 
 def _opening(server: ServerFolder) -> str:
-    """Which units are online, and which a run will wait for."""
+    """Return a line with the units that are online and those for which a run will wait."""
     units, _ = overview(server)
     there = [each.name for each in units if each.state == ONLINE]
     missing = [each.name for each in units if each.state != ONLINE]
@@ -72,6 +74,6 @@ def _opening(server: ServerFolder) -> str:
 
 
 def _status(server: ServerFolder, run_id: str) -> str:
-    """Such as ``finished:completed``."""
+    """Return a run's status, such as ``finished:completed``."""
     found = ask(server, "list-runs", {"run_id": run_id})["run_dict"][run_id]["status"]
     return ":".join(filter(None, (found["status"], found.get("sub_status"))))

@@ -7,8 +7,8 @@ changed, the precision is float32, or its change is larger than the row.
 
 Both ends commit the activations of a round once the server has accepted the unit's reply. The
 unit's next request names the last committed round: the unit's last round or the one before. If it
-is neither, for example because the unit's machine lost its state, the unit sends every row whole.
-Then the server's memory does not matter.
+is another round, for example because the unit's machine lost its state, the unit sends every row
+whole. Then the server's memory does not matter.
 """
 
 import math
@@ -39,7 +39,7 @@ class ActivationMemory:
     def agreed(self, later: "ActivationMemory", round_: int) -> "ActivationMemory":
         """Return the memory as of the server's last committed round ``round_``.
 
-        It includes ``later`` if that round was committed. It is empty if ``round_`` fits neither.
+        It includes ``later`` if that round was committed. It is empty if ``round_`` is another one.
         """
         if round_ and round_ == later.round:
             return self.after(later)

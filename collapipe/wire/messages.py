@@ -100,7 +100,7 @@ class Setup:
 class TrainRequest:
     """The server's request to train a round, without tensors.
 
-    ``link`` is None if the unit has the head. The server remembers the unit's activations as of the
+    A unit that has the head gets no ``link``. The server remembers the unit's activations as of the
     round ``remembered``; 0: none. ``clip_norm`` bounds the norm of the unit's update; None disables
     clipping. ``arrived`` has the same meaning as in ``KeepRequest``.
     """
@@ -154,8 +154,7 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateReply:
-    """A unit's reply to ``EvaluateRequest``; ``statistics`` is None if it has no rows of the split.
-    """
+    """A unit's reply to ``EvaluateRequest``; without rows of the split it has no ``statistics``."""
 
     unit: int
     statistics: Statistics | None

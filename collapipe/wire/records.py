@@ -144,8 +144,7 @@ def trained_round(state: RecordDict) -> int:
 
 
 def arrived_round(content: RecordDict) -> int | None:
-    """Return the last round whose reply the server received; None if the message has no such field.
-    """
+    """Return the last round whose reply the server received; None if the message lacks it."""
     if TrainRequest.__name__ in content:
         return unpack(TrainRequest, content).arrived
     return unpack(KeepRequest, content).arrived if KeepRequest.__name__ in content else None

@@ -70,8 +70,8 @@ class SegmentDescription(RoundDescription):
 
     ``session`` is the secret for this segment's streams. ``next_session`` is the next segment's
     secret for the stream from this one (``secret_for``). ``memory_bytes`` is the planned memory.
-    ``next`` is None if the control unit dials. Weights are those after step ``base`` (-1: at the
-    round's start); a device reuses the blocks that it already has.
+    Without ``next`` the control unit dials. Weights are as of step ``base`` (-1: the round's
+    start); a device reuses the blocks that it already has.
 
     Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
     build.
@@ -99,7 +99,7 @@ class SegmentDescription(RoundDescription):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The blocks that a device lacks, and those of them whose ``frozen`` weights it also lacks."""
+    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks."""
 
     blocks: tuple[str, ...]
     frozen: tuple[str, ...]

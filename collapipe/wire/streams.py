@@ -41,15 +41,16 @@ class FrameStream:
     gRPC sends the messages that ``outgoing`` yields. A thread of the owner runs ``feed`` on the
     messages that gRPC receives.
 
-    * ``arrived`` is set when a frame can be received or everything was sent. The owner may replace
-      the event.
-    * A frame of more than ``max_bytes`` ends the stream, and so do a damaged frame and more than
-      ``WINDOW`` waiting activations or gradients. The owner may change ``max_bytes``.
-    * Waiting frames have at most ``max_bytes`` together, or one frame waits: then ``feed`` blocks.
-    * Frames that need no credit may overtake activations and gradients.
-    * Parts may occupy a slow link for many seconds, so other frames go first, between their pieces.
-    * ``on_sent`` is called once gRPC has taken all pieces of an activation or a gradient.
-    * A received frame is dropped if ``accepts`` returns False for it.
+    ``arrived`` is set when a frame can be received or everything was sent. The owner may replace
+    the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC has taken all pieces of
+    an activation or a gradient. A received frame is dropped if ``accepts`` returns False for it.
+
+    The stream ends if the peer sends a frame of more than ``max_bytes``, a damaged frame, or more
+    than ``WINDOW`` activations or gradients that have not been received. ``feed`` blocks while the
+    waiting frames have ``max_bytes`` together; one frame may always wait.
+
+    Frames that need no credit may overtake activations and gradients. Parts may occupy a slow link
+    for many seconds, so all other frames go first, also between the pieces of a part.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
