@@ -1,4 +1,4 @@
-"""Laws from measurements: both numbers of an affine time, by least squares."""
+"""Fit the two coefficients of an affine time law to measurements, by least squares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

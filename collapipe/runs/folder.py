@@ -252,7 +252,7 @@ def check_plain(run_dir: Path) -> None:
 
 
 def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Raise ``ConfigError`` if a growing file is smaller than in ``sizes``, or a size is below 0."""
+    """Raise ``ConfigError`` if a growing file is smaller than in ``sizes``, or a size negative."""
     for name in sizes.keys() & set(_GROWING):
         path = run_dir / name
         found = path.stat().st_size if path.exists() else 0
