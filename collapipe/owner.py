@@ -92,7 +92,7 @@ def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     settings = config.load({"overrides": shlex.join(merged(overrides, own))})
     least = owner.data.tokenizer_min_rows or 1
     if tells_words(settings) and settings.data.tokenizer_min_rows < least:
-        raise _refusal(_MIN_ROWS, f"must be at least {least} where words are told")
+        raise _refusal(_MIN_ROWS, f"must be at least {least} if units send their words")
     for option, fault in owner.privacy.lacking(settings):
         raise _refusal(option, fault)
     return settings

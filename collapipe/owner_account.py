@@ -101,7 +101,7 @@ class OwnerAccount:
         after = spent.after(privacy)
         if (then := after.epsilon(self.delta)) > self.limit:
             raise BudgetSpentError(
-                f"{self.name} takes no part: one more round would raise ε of all its runs from "
+                f"{self.name} cannot take part: one more round would raise ε of all its runs from "
                 f"{spent.epsilon(self.delta):.3g} to {then:.3g}, above its owner's "
                 f"privacy.lifetime_epsilon={self.limit:g}"
             )

@@ -251,8 +251,7 @@ def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:
 
 
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:
-    """Return an error that names the cluster closest to affording an upload, and the energy needed.
-    """
+    """Return an error about the cluster nearest to affording an upload, with its energy need."""
     options = problem.options
     pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
     if power_limits(pairs).any():

@@ -27,7 +27,7 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if "*" not in direct:
         direct = ",".join(filter(None, [direct, *_LOOPBACK]))
     own = {"no_proxy": direct, "NO_PROXY": direct, "RAY_ADDRESS": "local", "MPLBACKEND": "agg"}
-    if find_spec("socksio") is None:  # without it httpx fails for any SOCKS proxy, even an unused one
+    if find_spec("socksio") is None:  # else httpx fails for any SOCKS proxy
         proxies = {name: value for name, value in environ.items() if _ends_in_proxy(name)}
         own |= {name: "" for name, value in proxies.items() if value.lower().startswith("socks")}
     return {**environ, **own}

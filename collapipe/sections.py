@@ -72,11 +72,11 @@ class DataSettings:
         files = {option: getattr(self, option) for option in ("validation_file", "test_file")}
         for option in [option for option, file in files.items() if file]:
             if given and not self.train_file:
-                raise ConfigError(f"data.{option}: needs data.train_file beside it")
+                raise ConfigError(f"data.{option}: needs data.train_file; set both")
             if not self.train_file and not all(files.values()):
                 raise ConfigError(
-                    f"data.{option}: needs data.train_file beside it; or where units have rows of "
-                    "their own, set both data.validation_file and data.test_file"
+                    f"data.{option}: needs data.train_file; if units have owners with rows, set "
+                    "both data.validation_file and data.test_file instead"
                 )
 
     @property
@@ -270,7 +270,7 @@ class PrivacySettings:
     def __post_init__(self) -> None:
         if 0 < self.noise_multiplier < _LEAST_NOISE:
             raise ConfigError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g}: promises nobody anything; "
+                f"privacy.noise_multiplier={self.noise_multiplier:g}: too small to protect anyone; "
                 f"set 0 for no noise, or {_LEAST_NOISE:g} … {_MOST_NOISE:g}"
             )
         for option in ("noise_multiplier", "clip_quantile"):
@@ -281,8 +281,8 @@ class PrivacySettings:
                 )
         if self.secure_aggregation and self.clip_norm is None:
             raise ConfigError(
-                "privacy.secure_aggregation=true: what is masked is a whole number within bounds; "
-                "set privacy.clip_norm"
+                "privacy.secure_aggregation=true: masking needs bounded updates; set "
+                "privacy.clip_norm"
             )
         if self.noise_by == "units" and not (self.secure_aggregation and self.noise_multiplier):
             raise ConfigError(
@@ -349,8 +349,8 @@ class LinkSettings:
     def __post_init__(self) -> None:
         if self.host in _WILDCARDS and self.advertise is None:
             raise ConfigError(
-                f"link.host={self.host}: listens on all addresses and is none to dial; set "
-                "link.advertise to the one that units reach, as HOST or HOST:PORT"
+                f"link.host={self.host}: listens on all addresses, so units need one to dial; set "
+                "link.advertise to an address that they reach, as HOST or HOST:PORT"
             )
 
     def dialled(self, port: int) -> str:

@@ -228,10 +228,12 @@ class Uplink:
         _check_within(self, ("max_power_w", "energy_j", *amounts, *times))
         sent = (self.model_bits, self.activation_bits), *(each.bits for each in self.payloads)
         if not (self.max_power_w or all(map(any, sent))):
-            raise ConfigError("Uplink: neither power nor anything to send; a unit may have none")
+            raise ConfigError("Uplink: needs max_power_w above 0, or bits to send in each payload")
         for gain in self.gains:
             if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
-                raise ConfigError(f"Uplink: a gain of {gain} is none")
+                raise ConfigError(
+                    f"Uplink: gain={gain} must be 0, or within {1 / _MOST:g} … {_MOST:g}"
+                )
         if len({each.choice for each in self.payloads}) < len(self.payloads):
             raise ConfigError("Uplink: two payloads in the same precisions and with the same head")
 
@@ -267,7 +269,7 @@ class ClusterState:
         if not 1 <= len(self.devices) <= _MOST_DEVICES or len(names) < len(self.devices):
             raise ConfigError(
                 f"unit {self.unit}: {len(self.devices)} devices with {len(names)} names; "
-                f"1 to {_MOST_DEVICES} are possible, each with a name of its own"
+                f"1 to {_MOST_DEVICES} are possible, each with a different name"
             )
         if self.uplink and self.uplink.payloads:
             _check_first(self.unit, self.uplink)

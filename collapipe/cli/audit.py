@@ -36,7 +36,7 @@ def audit_run(
     """
     if read_run(run_dir).summary is None:
         raise ConfigError(
-            f"{run_dir}: the run is going on, or it was killed; wait for its end, or go on with it:"
+            f"{run_dir}: the run has not ended, or it was killed; wait for its end, or continue it:"
             f" collapipe resume {quote(str(run_dir))}"
         )
     _check_ours(run_dir)

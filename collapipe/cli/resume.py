@@ -53,8 +53,8 @@ def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> co
         if not groups:
             raise
         raise ConfigError(
-            f"{run_dir}: a run goes on as it began, and {', '.join(groups)} does not fit its other "
-            f"options ({error}); leave it out, or begin a new run"
+            f"{run_dir}: {', '.join(groups)} does not fit the run's other options ({error}); leave "
+            "it out, or begin a new run"
         ) from error
 
 

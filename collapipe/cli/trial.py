@@ -40,7 +40,7 @@ def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
         folder = create(logs / "federation", names, _HOST, free_port(), free_port())
         _deal(rows, folder, names)
         serve: Command = "deploy", "serve", str(folder.root)
-        commands = {logs / "server.log": (serve, "may come", units)}
+        commands = {logs / "server.log": (serve, " admitted", units)}
         for name in names:
             own = str(folder.root / "units" / name / "unit.yaml")
             commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)

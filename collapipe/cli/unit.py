@@ -91,7 +91,7 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
         for each in check_unit(file):
             if each.error and each.bars:
                 kind = RefusedUnitError if each.refused else LinkError
-                raise kind(f"{owner.name} takes no part: {each.told}")
+                raise kind(f"{owner.name} cannot take part: {each.told}")
             if each.error:
                 print(f"{owner.name}: {each.told}", flush=True)
         why = _dial(file, owner, own, (port, secret), answers)

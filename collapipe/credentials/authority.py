@@ -79,7 +79,7 @@ class AuthorityFolder:
             same_key = public_key(each.certificate) == request.public_key
             if same_key and state == "revoked":
                 raise ConfigError(
-                    f"{request.name}: its key was that of {member}, which was revoked; make a new "
+                    f"{request.name}: its key belonged to {member}, which was revoked; make a new "
                     "key in a new folder: collapipe credentials request DIR --name NAME"
                 )
             same = same_key, member.name == request.name

@@ -62,8 +62,8 @@ def read_bundle(content: bytes, file: Path) -> Bundle:
         issued_to(certificate, authority)
     except (*UNREADABLE, WireError) as error:
         raise ConfigError(
-            f"{file}: holds no certificate beside that of the authority that signed it; bring what "
-            "collapipe credentials sign has named"
+            f"{file}: must hold a member's certificate and its authority's certificate; bring the "
+            "file that collapipe credentials sign has named"
         ) from error
     return Bundle(certificate, authority, parse_list(content, authority, file))
 

@@ -94,7 +94,8 @@ def load(folder: Path) -> Credentials:
     """
     key = _own_key(folder)
     way_out = (
-        f"collapipe credentials install {quote(str(folder))} FILE puts there what sign has named"
+        f"install the file that sign has named: collapipe credentials install {quote(str(folder))} "
+        "FILE"
     )
     signed = (files.read(folder / name, way_out) for name in (CERTIFICATE, AUTHORITY, REVOKED))
     bundle = read_bundle(b"".join(signed), folder)
@@ -156,8 +157,8 @@ def install(folder: Path, file: Path) -> Bundle | None:
     bundle = read_bundle(content, file)
     if bundle.certificate.public_key() != _own_key(folder).public_key():
         raise ConfigError(
-            f"{file}: is {bundle.member}'s, for another key than the one in {folder}; bring what "
-            f"was signed for {folder / REQUEST}"
+            f"{file}: certifies another key, of {bundle.member}, than the one in {folder}; bring "
+            f"the certificate for {folder / REQUEST}"
         )
     if (folder / AUTHORITY).exists() and _authority(folder) != bundle.authority:
         raise ConfigError(f"{file}: {folder} is of another authority; choose another folder")

@@ -58,7 +58,7 @@ def check_file(path: Path, option: str) -> str:
     suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
     if suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise ConfigError(f"{option}={path}: the suffix must be one of {known}, and .gz behind it")
+        raise ConfigError(f"{option}={path}: must end in one of {known}, optionally with .gz added")
     if not path.is_file():
         raise DataError(f"{option}={path}: there is no such file; correct the path")
     return suffix

@@ -82,7 +82,7 @@ def read_lines(folder: Path, name: str) -> Lines:
     """Read the lines of ``name``, or else of ``name.gz``. Raises ``DataError`` if that fails."""
     path = next((folder / n for n in (name, f"{name}.gz") if (folder / n).is_file()), None)
     if path is None:
-        raise NoRowsError(f"{folder} has neither {name} nor {name}.gz; add it, or set data.root")
+        raise NoRowsError(f"{folder} lacks {name} and {name}.gz; add one, or set data.root")
     return Lines(path, [line.removesuffix("\n").removesuffix("\r") for line in text_lines(path)])
 
 

@@ -137,7 +137,8 @@ def _check_card(place: str, name: str) -> None:
         for text in _texts((data or {}).get("configs")):
             if "::" in text or "://" in text:
                 raise ConfigError(
-                    f"data.name={name}: its {file} names {text[:80]!r}, which is no file of its own"
+                    f"data.name={name}: its {file} names {text[:80]!r}, which is outside the data "
+                    "set; remove it from there"
                 )
 
 

@@ -29,7 +29,7 @@ def shard(partitioner: "Partitioner", unit: int) -> Dataset:
     mine, num_rows = part(partitioner, unit), len(partitioner.dataset)
     if len(mine) == 0:
         kind = type(partitioner).__name__
-        raise DataError(f"unit {unit}: {kind} leaves it none of {num_rows} rows; {WAY_OUT}")
+        raise DataError(f"unit {unit}: {kind} gives it 0 of {num_rows} rows; {WAY_OUT}")
     return mine
 
 

@@ -41,8 +41,8 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
     def rows(split: str) -> Dataset:
         if split not in where:
             raise NoRowsError(
-                f"data.{split}_file is not set, and rows of other machines' units stay there; set "
-                "it, or give each unit rows of its own: an owner's file"
+                f"data.{split}_file is not set, and units on other machines send no rows; set it, "
+                "or name such a file in each owner's file"
             )
         with _quiet():
             found = (

@@ -90,7 +90,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
             )
             yield Finding(f"unit {unit}", error="has no valid certificate", way_out=sign)
         elif signed[unit] in known:
-            yield Finding(f"unit {unit}", "may come")
+            yield Finding(f"unit {unit}", "admitted")
         else:
             serve = f"collapipe deploy serve {quote(str(folder.root))}"
             yield Finding(f"unit {unit}", error="is not admitted yet", way_out=serve)

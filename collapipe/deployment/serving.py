@@ -120,9 +120,9 @@ class _Nodes:
         if new or gone or not self._file.exists():
             files.replace(self._file, json.dumps(self._known).encode())
         for name in sorted(self._names[key] for key in new):
-            print(f"unit {name} may come", flush=True)
+            print(f"unit {name} admitted", flush=True)
         for name in sorted(self._names.pop(key) for key in gone):
-            print(f"unit {name} may come no more", flush=True)
+            print(f"unit {name} revoked", flush=True)
 
     def _register(self, unit: Bundle) -> str:
         key = b64encode(public_key(unit.certificate).public_bytes(Encoding.PEM, _PUBLIC)).decode()

@@ -99,5 +99,5 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
         if not all(
             isinstance(each, _Scalar) for each in (value if type(value) is tuple else (value,))
         ):
-            raise TypeError(f"{name} is neither a number nor a text")
+            raise TypeError(f"{name} must be a number or a text")
     return dict(values)

@@ -92,8 +92,8 @@ class RunFolder:
         used = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
         if used and not self._resumed:
             raise ConfigError(
-                f"hydra.run.dir={self.path}: holds a run already; choose another folder, or go on "
-                f"with it: collapipe resume {quote(str(self.path))}"
+                f"hydra.run.dir={self.path}: holds a run already; choose another folder, or "
+                f"continue the run: collapipe resume {quote(str(self.path))}"
             )
 
     def sizes(self) -> dict[str, int]:

@@ -129,7 +129,7 @@ class Quantiser:
         if norm > most * (1 + _ROUNDING):
             raise WireError(
                 f"the sum of {finished} updates has the norm {norm:.3g}, at most {most:.3g} is "
-                "possible: a unit masked what is no clipped update"
+                "possible: a unit sent an update that was not clipped"
             )
         return values
 

@@ -36,8 +36,8 @@ def check_signed(roster: Roster, own: int, peers: Collection[str]) -> None:
         signer = _signer(roster, unit)
         if signer not in left:
             raise WireError(
-                f"the keys of unit {unit} are signed by {signer or 'nobody'}: none of "
-                "privacy.peers in the owner's file, or one that has signed another unit's"
+                f"the keys of unit {unit} are signed by {signer or 'nobody'}; expected one of "
+                "privacy.peers in the owner's file that has signed no other unit's keys"
             )
         left.remove(signer)
 

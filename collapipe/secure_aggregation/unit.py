@@ -121,7 +121,7 @@ class UnitWithShares:
         if strangers or len(shares) + 1 < session.units_needed:
             raise WireError(
                 f"shares of {len(shares)} units, {len(strangers)} of them not in the roster; "
-                f"expected those of {session.units_needed - 1} others or more"
+                f"expected shares of {session.units_needed - 1} other units or more"
             )
         opened = {sender: self._opened(session, sender, each) for sender, each in shares.items()}
         held = {sender: both for sender, both in opened.items() if both is not None}

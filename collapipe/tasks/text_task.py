@@ -211,9 +211,9 @@ def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[
     for row, names in enumerate(rows, 1):
         if unknown := [name for name in names if name not in ids]:
             raise DataError(
-                f"row {row}: label {unknown[0]!r} is none of the run's ({_first(labels)}), which "
-                "are those in task.labels, or without these those of training rows; leave the row "
-                "out, or train on rows that have it",
+                f"row {row}: label {unknown[0]!r} is not one of the run's ({_first(labels)}), from "
+                "task.labels or else from training rows; leave the row out, or train on rows that "
+                "have the label",
                 "its rows have a label that the run does not know",
             )
         encoded.append([ids[name] for name in names])

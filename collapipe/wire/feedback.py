@@ -173,7 +173,7 @@ class ChangeCoder:
                 arrived[~number] = tokens.clone()  # a view would keep all the others
                 continue
             if (last := self._last(number, tokens)) is None:
-                raise WireError(f"row {number} came as a change of what never came")
+                raise WireError(f"delta for row {number} without a base")
             arrived[number] = last + tokens
             if not all_finite(arrived[number]):
                 raise WireError(f"row {number} with its change is too large for {came.dtype}")

@@ -83,7 +83,7 @@ class FrozenStore:
                 partial = Path(folder) / file.name
                 save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial)
                 if digest(load(partial.read_bytes())) != name:
-                    raise OSError("what was written reads differently")
+                    raise OSError("the written file reads differently")
                 with partial.open("rb+") as written:
                     os.fsync(written.fileno())
                 partial.replace(file)

@@ -43,12 +43,12 @@ def read(name: str | None, kind: str | None = None) -> Any:
         raw = config_fields(name)
     except (OSError, ValueError) as error:
         raise _refusal(
-            f"{where}neither a folder with a config.json nor a model that the hub answers for "
-            f"({one_line(error)}); name a folder, or say model.family without a name"
+            f"{where}must be a folder with a config.json or a model on the hub "
+            f"({one_line(error)}); name a folder, or set model.family without a name"
         ) from error
     own = raw.get("model_type")
     if own is None and kind is None:
-        raise _refusal(f"{where}its config.json has no model_type; say model.family")
+        raise _refusal(f"{where}its config.json has no model_type; set model.family")
     if own is not None and kind not in (None, own):
         raise _refusal(f"model.family={kind}: model.name={name} is a {own}")
     kind = str(own or kind)

@@ -128,7 +128,7 @@ class HuggingFaceSpec:
             if self.untied():
                 _log.warning(
                     "%s shares one embedding between input and output; here the control "
-                    "units have one copy and the server another, and each learns by itself",
+                    "units and the server train separate copies",
                     self._called,
                 )
         return part
