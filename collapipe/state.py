@@ -180,8 +180,8 @@ class Payload:
 class Uplink:
     """A control unit's uplink to the edge server.
 
-    With ``payloads`` the scheduler chooses one; ``model_bits`` and ``activation_bits`` are those of
-    the first, which is exact. Without ``payloads`` there is no choice.
+    With ``payloads`` the scheduler chooses one; ``model_bits`` and ``activation_bits`` equal the
+    first payload's, which is exact. Without ``payloads`` there is no choice.
     """
 
     max_power_w: float  # P_n^max

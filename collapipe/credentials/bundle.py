@@ -69,7 +69,7 @@ def read_bundle(content: bytes, file: Path) -> Bundle:
 
 
 def read_certificate(file: Path, way_out: str) -> x509.Certificate:
-    """Return the certificate in a PEM file. Raises ``ConfigError`` if there is none."""
+    """Return the certificate in a PEM file. Raises ``ConfigError`` if it cannot be read."""
     with reading(file, f"holds no certificate that can be read; {way_out}"):
         return x509.load_pem_x509_certificate(files.read(file, way_out))
 

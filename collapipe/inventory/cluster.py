@@ -20,8 +20,8 @@ class InventoryCluster:
     """Clusters read from an inventory: unit n has the devices of the file's cluster n, from 0.
 
     Further clusters are ignored; with one unit a file of one cluster serves any unit. The law of a
-    device with ``flops_per_s`` follows from the run's model and batch; a measured ``chunk`` is used
-    as it is. The file's model and batch size serve ``collapipe plan`` only, as do its channels and
+    device with ``flops_per_s`` follows from the run's model and batch; a measured ``chunk`` is not
+    changed. The file's model and batch size serve ``collapipe plan`` only, as do its channels and
     uplinks unless ``channel=file`` is set.
     """
 

@@ -87,7 +87,7 @@ def _edits(text: str, device: Any, figures: Mapping[str, str]) -> Iterator[Edit]
 
 
 def _refigured(text: str, chunk: Any, figures: Mapping[str, str]) -> Iterator[Edit]:
-    """Yield edits that replace the numbers of a ``chunk`` and insert missing keys at its start."""
+    """Yield edits that replace a ``chunk``'s numbers and insert missing keys at its start."""
     present = {key.value: value for key, value in chunk.value}
     for name in present:
         yield present[name].start_mark.index, present[name].end_mark.index, figures[name]

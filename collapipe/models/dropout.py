@@ -2,7 +2,7 @@
 
 torch's CPU generator belongs to the process, so units that train in parallel threads would share
 one random stream. Here each part of the model draws from its own generator, seeded by the key
-(unit, step, micro-batch, part). Neither threads nor the cut into segments change a mask.
+(unit, step, micro-batch, part). So masks do not depend on threads or on the cut into segments.
 
 A tensor on another device needs a generator of that device. It has the same seed but draws other
 numbers than the CPU's: a mask depends on its key and on the kind of device.

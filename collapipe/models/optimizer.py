@@ -2,7 +2,7 @@
 
 The first ``torch.optim.Optimizer`` of a process imports torch's compiler: 800 modules, 76 MB, a
 second on a fast core and several on a Raspberry Pi. The functional optimisers, which it calls too,
-need none of these imports.
+do not need these imports.
 """
 
 from collections.abc import Mapping, Sequence

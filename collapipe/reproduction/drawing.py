@@ -1,4 +1,4 @@
-"""The look of all figures: one palette that is legible on white and apart in grey."""
+"""The style of all figures: one palette, legible on white and distinct in grey."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ STYLE: Mapping[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A colour, a line style, a marker and a hatch for one thing."""
+    """A colour, a line style, a marker and a hatch for one item."""
 
     colour: str
     line: str
@@ -65,7 +65,7 @@ MARKS = (
 def panels(
     height_in: float, columns: int, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of the page's width with panels side by side, row after row."""
+    """Return a figure of the page's width with rows of panels."""
     figure = Figure((WIDTH_IN, height_in), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
 
@@ -73,10 +73,10 @@ def panels(
 def draw_lines(
     axes: Axes, series: Series, markevery: Any = None, nested: bool = False, bands: bool = True
 ) -> None:
-    """A line of means for each label, with ``bands`` in one of 95 %.
+    """Draw a line of means for each label, with ``bands`` also its 95 % interval.
 
-    Markers are apart, and with ``nested`` wide lines lie below narrow ones, so that lines on each
-    other are seen to be several.
+    Markers are offset, and with ``nested`` wide lines are below narrow ones, so that lines remain
+    visible if they coincide.
     """
     count = len(series)
     for place, (label, (x, intervals)) in enumerate(series.items()):
@@ -104,7 +104,7 @@ def error_bars(
     level: bool = False,
     **style: Any,
 ) -> None:
-    """95 % intervals on upright bars, or on level ones; ``style`` adds a marker, a label or so."""
+    """Draw 95 % intervals for vertical or horizontal bars; ``style`` adds a marker or label."""
     means = np.array([each.mean for each in intervals])
     reach = np.abs(np.transpose([each.ends for each in intervals]) - means)
     at = {"x": means, "y": places, "xerr": reach} if level else {"y": means, "yerr": reach}
@@ -113,15 +113,15 @@ def error_bars(
 
 
 def annotate(axes: Axes, text: str, at: tuple[float, float], above: float) -> None:
-    """A small text some points above a place."""
+    """Draw a small text some points above a place."""
     axes.annotate(text, at, (0, above), textcoords="offset points", ha="center", fontsize=8)
 
 
 def over_places(values: ArrayLike) -> list[Interval]:
-    """An interval for each place of ``values`` [seeds, places]."""
+    """Return an interval for each place of ``values`` [seeds, places]."""
     return [over_seeds(column) for column in np.transpose(values).tolist()]
 
 
 def legend_below(axes: Axes, columns: int) -> None:
-    """A legend of what this panel shows, below it."""
+    """Draw a panel's legend below it."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)

@@ -1,7 +1,7 @@
-"""Fig. 6's VanillaFL where every device is a data user, as Table III has it ("Large").
+"""Fig. 6's VanillaFL if every device is a data user, as in Table III ("Large").
 
-Translation, beside the reading of Fig. 6, in which a cluster's devices share its batches. A step of
-a user has b/K samples, so that a round trains on as many rows and takes a device as long.
+It is compared, on translation, with Fig. 6's reading, in which a cluster's devices share its
+batches. A user's step has b/K samples, so rows per round and time per device are equal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

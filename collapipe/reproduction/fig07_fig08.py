@@ -1,7 +1,7 @@
 """Figs. 7 and 8: accumulated time of CollaPipe and other methods on the same clusters.
 
-N clusters are drawn anew in every round. A round counts the mean of its clusters' times on devices,
-and the mean of their times with uploads, activations beside the pipeline.
+N clusters are drawn anew in every round. A round's time is the mean of its clusters' times, on
+devices only and with uploads. Uploads of activations overlap with the pipeline.
 """
 
 import functools
@@ -101,7 +101,10 @@ def _compute(seed: int, num_blocks: int) -> Times:
 
 
 def _uploads(seed: int, round_number: int) -> tuple[Floats, Floats]:
-    """Seconds of each unit's activations of a batch, and of its adapters; unit n has channel n."""
+    """Return seconds to upload each unit's activations of a batch, and its adapters.
+
+    Unit n has channel n.
+    """
     channels, uplinks = paper_presets().radio(seed, CLUSTERS, round_number)
     pairs = links(uplinks, channels, "none", "adapters")
     own, adapters = np.diagonal(pairs.rates(power_limits(pairs))), pairs.model_bits[:, 0]
@@ -155,13 +158,13 @@ def _findings(seeds: Sequence[Times]) -> Iterator[Finding]:
 
 
 def _one_by_one(times: Times) -> float:
-    """VanillaFL's total where all devices of a cluster send adapters on the cluster's channel."""
+    """Return VanillaFL's total if all devices of a cluster send adapters on its channel."""
     devices, vanilla = paper_presets().cluster.num_devices, times["vanilla_fl"]
     return _TOTALS[_DEVICES](vanilla) + devices * float(vanilla.adapters_s.sum())
 
 
 def _draw(seeds: Sequence[Times], ours: Ours) -> Figure:
-    """The paper's methods over rounds; all methods' totals with uploads."""
+    """Draw the paper's methods over rounds, and all methods' totals with uploads."""
     figure, (left, right) = drawing.panels(3.8, 2, width_ratios=[1, 1.15])
     rounds = range(1, len(seeds[0][OWN].devices_s) + 1)
     series = {}

@@ -1,4 +1,4 @@
-"""A round of every framework on devices, and with uploads; when CollaPipe's is shorter.
+"""Round times of every framework, on devices and with uploads; when CollaPipe's is shorter.
 
 All of N = 3 clusters take part in each round, as in the paper, with the channels and powers that
 minimize its time. Every framework meets the same devices and channels.
@@ -49,7 +49,7 @@ Seconds = Callable[[RunHistory], float]
 
 
 def mean_cluster_s(run: RunHistory) -> float:
-    """Mean of a round's pipelines, summed over rounds: the cluster delay, without uplinks."""
+    """Return the mean time of a round's pipelines, summed over rounds, without uplinks."""
     return sum(math.fsum(each.pipelines_s) / len(each.pipelines_s) for each in run)
 
 
@@ -66,17 +66,17 @@ _AGAINST_RIVAL = "reduction against VanillaFL, total; {}"
 
 
 def plain(framework: str, environment: str = "static", uploads: str = _ACTIVATIONS) -> str:
-    """The name of a world of the comparison of frameworks."""
+    """Return the name of a world in the comparison of frameworks."""
     return f"{LABELS[framework]}; {environment}, {uploads}"
 
 
 def scaled(what: str, factor: float) -> str:
-    """The name of a world with other uplinks: ``what`` is a payload, or VanillaFL's label."""
+    """Return the name of a world with other uplinks; ``what`` is a payload or VanillaFL's label."""
     return f"{what}; {factor:g} times the bandwidth"
 
 
 def worlds() -> dict[str, Overrides]:
-    """Each framework's worlds; CollaPipe's with other payloads and uplinks; VanillaFL's."""
+    """Return each framework's worlds, and CollaPipe's and VanillaFL's with other uplinks."""
     found: dict[str, Overrides] = {
         plain(name, environment, uploads): (
             f"framework={name}",
@@ -99,7 +99,7 @@ def _compute(seed: int) -> Runs:
 
 
 def play(seed: int, rounds: int, among: Mapping[str, Overrides]) -> Runs:
-    """A seed's rounds in each world, with every unit in every round."""
+    """Return a seed's rounds in each world, with every unit in every round."""
     units, everyone = f"federation.num_units={UNITS}", ("strategy=all",)
     runs = {name: ((*options, units), everyone) for name, options in among.items()}
     return run_histories(seed, rounds, runs)
@@ -139,7 +139,7 @@ def _findings(seeds: Sequence[Runs]) -> Iterator[Finding]:
 
 
 def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
-    """Rounds on static devices; reductions over the uplinks' bandwidth."""
+    """Draw rounds on static devices, and reductions over the uplinks' bandwidth."""
     figure, (left, right) = drawing.panels(3.9, 2, width_ratios=[1.1, 1])
     for place, (mark, counted) in enumerate(zip(drawing.MARKS, _CLAIMED, strict=False)):
         places = [number + 0.27 * (place - 1) for number in range(len(LABELS))]

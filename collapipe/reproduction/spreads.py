@@ -1,7 +1,7 @@
-"""Figs. 7 and 8 where devices differ less than Table II lets them: does any spread fit the paper?
+"""Figs. 7 and 8 with devices that differ less than in Table II: does any spread fit the paper?
 
-On devices, without uploads. Without segment scheduling is read in two ways: an even split over S
-devices drawn by chance, or over the S fastest, S and m being CollaPipe's.
+Times are on devices, without uploads. "Without segment scheduling" is read in two ways: an even
+split over S random devices, or over the S fastest. S and m are CollaPipe's.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def _compute(seed: int) -> Seconds:
 
 
 def _totals(seed: int, num_blocks: int, spread: float) -> dict[str, float]:
-    """Seconds of every method, over the same clusters."""
+    """Return the seconds of every method, over the same clusters."""
     totals = dict.fromkeys((*_SOLVERS, FASTEST), 0.0)
     for number in range(CLUSTERS):
         cluster = draw_cluster(num_blocks, seed, number, spread=spread)
@@ -71,7 +71,7 @@ def _totals(seed: int, num_blocks: int, spread: float) -> dict[str, float]:
 
 
 def even_on_fastest_s(cluster: ClusterProblem, segments: int, micro_batches: int) -> float:
-    """Seconds of a batch, blocks split evenly over the S devices that compute fastest."""
+    """Return seconds of a batch if blocks are split evenly over the S fastest devices."""
     fastest = sorted(cluster.devices, key=lambda device: device.time.compute(1, 1.0))[:segments]
     blocks = even_blocks(cluster.num_blocks, segments)
     return pipeline_latency(tuple(fastest), blocks, BATCH_SIZE, micro_batches, "bound")
@@ -97,7 +97,7 @@ def _findings(seeds: Sequence[Seconds]) -> Iterator[Finding]:
 
 
 def _draw(_: Sequence[Seconds], ours: Ours) -> Figure:
-    """A column a model: reductions above, increases below, the paper's figures beside them."""
+    """Draw a column per model: reductions above, increases below, with the paper's figures."""
     figure = Figure((drawing.WIDTH_IN, 6.4), layout="constrained")
     above, below = figure.subfigures(2, squeeze=False, height_ratios=[1.15, 1])[:, 0]
     _draw_row(above, [*_READINGS][:4], "reduction [%]", ours)

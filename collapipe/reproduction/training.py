@@ -1,4 +1,4 @@
-"""Trainings of a figure: `collapipe run` in processes of their own, finished ones not run again."""
+"""Training runs of a figure: ``collapipe run`` in subprocesses; finished runs are not repeated."""
 
 import os
 import shutil
@@ -34,8 +34,10 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of ``experiment``, with what makes it differ from the others: ``overrides``, and those
-    that ``derive`` makes of its settings, whatever the experiment's sizes."""
+    """A run of ``experiment`` with ``overrides``, and further ones that ``derive`` computes.
+
+    ``derive`` takes the settings of the experiment, so that it fits any sizes.
+    """
 
     experiment: Experiment
     variant: str
@@ -46,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Training:
-    """Where data come from, where runs go, and whether they have the paper's sizes."""
+    """The folder of data, the folder of runs, and whether models have the paper's sizes."""
 
     data: Path | None  # None where no experiment reads any
     folder: Path
@@ -58,7 +60,7 @@ class Training:
         return "the paper's" if self.full else "reduced"
 
     def runs(self, jobs: Sequence[Job]) -> Mapping[Job, Run]:
-        """Every job's finished run, trained now where it was not before.
+        """Return every job's finished run; train those that are not finished.
 
         Raises ``RoundFailedError`` with the last line of a run that fails; finished ones stay.
         """
@@ -81,7 +83,7 @@ class Training:
         return self.folder / f"{self._name(job)}.log"
 
     def _command(self, job: Job) -> Sequence[str] | None:
-        """What is left to do for a job; None: nothing."""
+        """Return the command that remains to be run for a job; None if the job is finished."""
         run_dir, overrides = self.folder / self._name(job), self._overrides(job)
         if (run_dir / "config.yaml").is_file():
             found, asked = read_run(run_dir), config.load_overrides(overrides)
@@ -109,7 +111,7 @@ class Training:
 
 
 def data_folder(given: Path | None) -> Path:
-    """``given``, else $COLLAPIPE_DATA. Raises ``ConfigError`` where there is no such folder."""
+    """Return ``given`` or $COLLAPIPE_DATA. Raises ``ConfigError`` if the folder is missing."""
     named = given or (Path(os.environ[_VARIABLE]) if os.environ.get(_VARIABLE) else None)
     if named is None:
         raise ConfigError(

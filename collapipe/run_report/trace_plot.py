@@ -1,5 +1,4 @@
-"""A picture of a traced step: one row per device with computing, waiting and sending, and the plan
-below."""
+"""Draw a traced step: one row per device with computing, waiting and sending, and the plan."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ _LANES = {  # top and height in a row, colour, what it is
 def draw(events: Iterable[Event], title: str, file: Path) -> None:
     """Draw the last step of ``events``, with the planned step aligned to it.
 
-    Raises ``ConfigError`` if the file cannot be written or is neither .svg nor .png.
+    Raises ``ConfigError`` if the file cannot be written, or does not end in .svg or .png.
     """
     events = list(events)
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
@@ -53,7 +52,7 @@ def draw(events: Iterable[Event], title: str, file: Path) -> None:
 
 
 def _last_step(slices: Sequence[Event]) -> Iterator[tuple[Event, float]]:
-    """The slices of the last step and of the plan, each with the time that is its 0."""
+    """Return the slices of the last step and of the plan, each with its start time."""
     begins: dict[int, float] = {}
     for each in slices:
         if each["tid"] == WAIT:  # the first thing in a step
