@@ -168,7 +168,9 @@ def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddre
     if owner.credentials is None:
         return link
     if link.server_certificate:
-        raise OwnerError("the unit refuses the run: its link has no certificate of the authority's")
+        raise OwnerError(
+            "the unit refuses the run: its link's certificate is not from the owner's authority"
+        )
     authority = (folder / owner.credentials / AUTHORITY).read_bytes()
     name = host_and_port(owner.server)[0]
     return replace(link, server_certificate=authority, server_name=name)
@@ -194,7 +196,7 @@ def _check(overrides: list[str]) -> Mapping[str, Any]:
     for override in parse(overrides):
         key, fault = override.key_or_group, ""
         if key not in _OPTIONS.split() and key.partition(".")[0] not in _SECTIONS.split():
-            fault = "is the owner's to choose"
+            fault = "is the owner's choice"
         elif override.package is not None or "${" in str(override.input_line):
             fault = "refers to something else"
         if fault:
@@ -208,7 +210,7 @@ def _check_places(tree: Mapping[str, Any]) -> None:
     """Raise ``OwnerError`` for classes that ``conf/`` lacks for their option, and for files."""
     for option, target in targets(tree):
         if target not in _packaged_classes(option.rpartition(".")[2]):
-            raise _refusal(f"{option}._target_", "names a class that its group in conf/ has not")
+            raise _refusal(f"{option}._target_", "names a class that its group in conf/ lacks")
     name, files = value_at(tree, "model.name"), "and files on a unit's machine are its owner's"
     if name is not None and (not is_hub_id(str(name)) or Path(str(name)).exists()):
         raise _refusal("model.name", f"must be a hub's id, {files}")
@@ -216,7 +218,7 @@ def _check_places(tree: Mapping[str, Any]) -> None:
         raise _refusal("cluster", f"names a file, {files}")
     for option in ("root", "synthetic"):
         if value_at(tree, f"task.{option}") not in (None, f"${{data.{option}}}"):
-            raise _refusal(f"task.{option}", "says where rows are, which is the owner's to choose")
+            raise _refusal(f"task.{option}", "names rows, which only the owner may choose")
 
 
 def _refusal(option: str, fault: str) -> OwnerError:
@@ -243,7 +245,7 @@ def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
 def _own_radio(owner: OwnerSection, folder: Path) -> str:
     """Return the option for the owner's uplink. Raises ``OwnerError`` without an inventory."""
     if owner.cluster is None:
-        raise _refusal("channel", "is of files, and the owner's has no cluster")
+        raise _refusal("channel", "needs an inventory, and the owner's file has no cluster")
     return setting("channel.file", folder / owner.cluster.file)
 
 

@@ -291,8 +291,8 @@ class PrivacySettings:
             )
         if self.secure_aggregation and self.clip_quantile is not None:
             raise ConfigError(
-                f"privacy.clip_quantile={self.clip_quantile:g}: in a masked sum nobody could check "
-                "a unit's vote, and one could move the clip norm at will; set it to null, or "
+                f"privacy.clip_quantile={self.clip_quantile:g}: in a masked sum a unit's vote "
+                "cannot be checked, so one unit could set any clip norm; set it to null, or "
                 "privacy.secure_aggregation=false"
             )
         if self.max_epsilon is not None and not self.noise_multiplier:

@@ -1,4 +1,4 @@
-"""Statistics from which an evaluation's metrics are computed; they add up over parts of the rows."""
+"""Statistics from which an evaluation's metrics are computed; they add up over sets of rows."""
 
 import math
 from collections.abc import Iterable

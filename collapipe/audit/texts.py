@@ -45,7 +45,7 @@ class Texts:
         special = torch.tensor([vocabulary.bos, vocabulary.eos, vocabulary.pad])
         real = ~torch.isin(ids, special)
         if not bool(real.any()):
-            raise DataError(f"{where}: hold no token beside special ones; take other rows")
+            raise DataError(f"{where}: have only special tokens; choose other rows")
         return cls(batches, ids, torch.cat([each[:, 1] for each in within]), rows, real)
 
     @property

@@ -163,8 +163,8 @@ def _ask(file: Path) -> None:
     """
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"{file}: not signed, for nobody is there to compare the fingerprint; add "
-            "--fingerprint VALUE, or --yes"
+            f"{file}: not signed, because standard input is no terminal to compare the "
+            "fingerprint; add --fingerprint VALUE, or --yes"
         )
     if not typer.confirm("Has the member printed the same fingerprint?"):
         raise ConfigError(f"{file}: not signed; make the request again on the member's box")

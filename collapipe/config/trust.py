@@ -172,7 +172,7 @@ def check_text(file: Path, text: str) -> None:
 def check_figures(file: Path, node: object) -> None:
     """Raise ``ConfigError`` if a parsed value has a number beyond ±10³⁰."""
     if isinstance(node, int) and abs(node) > _MOST_WHOLE:
-        raise ConfigError(f"{file}: not a saved configuration (a number is no figure of a run)")
+        raise ConfigError(f"{file}: not a saved configuration (a number is out of range)")
     parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for part in parts:
         check_figures(file, part)

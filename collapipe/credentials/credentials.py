@@ -78,7 +78,7 @@ class Credentials:
         if not shown.not_valid_before_utc <= now <= shown.not_valid_after_utc:
             raise WireError(
                 f"{member}: its certificate is valid from {shown.not_valid_before_utc:%F %R} to "
-                f"{shown.not_valid_after_utc:%F %R} UTC, and this box's clock says {now:%F %R}"
+                f"{shown.not_valid_after_utc:%F %R} UTC, and this machine's clock is {now:%F %R}"
             )
         if member.serial in self.revocations:
             raise WireError(f"{member}: its certificate was revoked")

@@ -100,8 +100,8 @@ def parse_labelled(file: Lines) -> list[dict[str, Any]]:
             raise DataError(f"{where} is not a text, a tab and a label's number; correct the line")
         if label not in names:
             raise DataError(
-                f"{where}: label {label!r} is no line of labels.txt, counted from 0 to "
-                f"{len(names) - 1}; add its name there, or correct the number"
+                f"{where}: label {label!r} must be a line of labels.txt, 0 … {len(names) - 1}; "
+                "add its name there, or correct the number"
             )
         rows.append({"text": text, "label": names[label]})
     return rows

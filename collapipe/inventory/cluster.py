@@ -74,8 +74,8 @@ class DeviceCluster(InventoryCluster):
                 if device.address is None:
                     raise inventory.document.error(
                         ("clusters", n, "devices", k, "address"),
-                        "is missing; say HOST:PORT of its `collapipe device`, or take "
-                        "cluster=file, whose devices are simulated",
+                        "is missing; add HOST:PORT of its `collapipe device`, or set "
+                        "cluster=file to simulate devices",
                     )
 
     def roster(self, unit: int) -> tuple[DeviceAddress, ...]:

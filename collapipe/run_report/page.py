@@ -71,7 +71,7 @@ def _write(file: Path, page: str) -> None:
             with file.open(encoding="utf-8", errors="replace") as old:
                 if GENERATOR not in old.read(_HEAD):
                     raise ConfigError(
-                        f"{file}: exists and is no report of ours; choose another --output"
+                        f"{file}: exists and is not a report; choose another --output"
                     )
         # Texts of a run may have lone surrogates, which cannot be encoded.
         file.write_bytes(page.encode("utf-8", "replace"))

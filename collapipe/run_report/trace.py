@@ -66,7 +66,7 @@ def write_trace(trace: Trace, file: Path) -> None:
         with file.open("x", encoding="utf-8") as stream:
             json.dump(tree, stream)
     except FileExistsError as error:
-        raise ConfigError(f"{file}: exists; remove it, or say --output") from error
+        raise ConfigError(f"{file}: exists; remove it, or set --output") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
 

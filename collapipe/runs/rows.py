@@ -51,8 +51,8 @@ def load_server_rows(settings: Settings) -> dict[Split, Dataset]:
     """
     if draws_held_out(settings):
         raise DataError(
-            f"data.name={settings.data.name}: has no rows to validate on or none to test on, and "
-            "the server opens no training rows to draw any from them; set evaluation.where=units"
+            f"data.name={settings.data.name}: lacks rows for validation or test, and the server "
+            "does not draw any from training rows; set evaluation.where=units"
         )
     return {"validation": load_validation(settings), "test": load_test(settings)}
 

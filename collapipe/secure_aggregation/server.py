@@ -134,7 +134,7 @@ def _secret(session: Session, unit: int, shares: CheckedShares, called: Called) 
     if len(found) < need:
         liars = ", ".join(shares.suspects(called)) or "none"
         raise RoundFailedError(
-            f"{len(found)} shares of the mask of {called(unit)} are usable, {need} restore it; "
+            f"{len(found)} shares of the mask of {called(unit)} are usable, {need} are needed; "
             f"wrong shares came from: {liars}"
         )
     try:

@@ -106,7 +106,7 @@ class FrozenStore:
         except FileNotFoundError as error:
             raise DataError(f"{file}: frozen weights are missing; send them again") from error
         except OSError as error:
-            raise DataError(f"{file}: cannot read frozen weights ({error}); mend that") from error
+            raise DataError(f"{file}: cannot read frozen weights ({error}); fix that") from error
         except (SafetensorError, KeyError) as error:  # a type that torch lacks
             cause = one_line(error)
         else:

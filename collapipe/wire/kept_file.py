@@ -55,7 +55,7 @@ class KeptFile:
         except OSError as error:
             raise StorageError(
                 f"{self.path}: what a unit keeps between rounds cannot be read ({error.strerror}); "
-                "set TMPDIR to a folder that nobody clears, and resume the run"
+                "set TMPDIR to a folder that is not cleared, and resume the run"
             ) from error
 
     def write(self, groups: Mapping[str, Tensors]) -> None:

@@ -84,7 +84,7 @@ class RowsReply:
         if fault := next(filter(None, map(fault_of_label, self.labels)), None):
             raise WireError(fault)
         if not LETTERS.issuperset(chain.from_iterable(self.words)):
-            raise WireError("words must be of the letters that stand for bytes")
+            raise WireError("words must have only the letters of byte-level tokenisers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ class FrameStream:
                 self.bytes_in += size
                 ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
                 if frame.kind in _COUNTED and ahead == WINDOW:
-                    raise WireError(f"{frame.kind.name}: {WINDOW} wait here already, and no more")
+                    raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
                 self._changed.wait_for(lambda: self._closed or self._has_room(size))
                 self.heard = time.monotonic()  # while there was no room, no message could arrive
                 if self._closed or not self.accepts(frame):
@@ -280,7 +280,7 @@ class FrameStream:
                     self._changed.notify_all()
                 continue
             if not message or message[0] > _PART | _LAST or len(message) > PIECE_BYTES + 1:
-                raise WireError(f"a message of {len(message):,} bytes that is no piece of a frame")
+                raise WireError(f"a message of {len(message):,} bytes is not a piece of a frame")
             lane = message[0] & _PART
             if len(lanes[lane]) + len(message) - 1 > self.max_bytes:
                 raise WireError(f"a frame of more than {self.max_bytes:,} bytes")
