@@ -107,8 +107,8 @@ class PipelineSettings:
     profile: bool | None
     replicate_every: Annotated[int, Field(ge=0)]
     relay: bool = False  # older runs lack this option
-    wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # likewise
-    recompute: bool = False  # likewise
+    wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # older runs lack this option
+    recompute: bool = False  # older runs lack this option
 
 
 @dataclass(frozen=True)

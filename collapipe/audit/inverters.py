@@ -20,7 +20,7 @@ _CHUNK = 1024  # tokens that are scored at a time
 _RIDGE, _RIDGE_OF_TEXTS = 1e-2, 1.0  # of the mean square of a feature
 _STEPS, _AT_ONCE, _RATE, _SHARPNESS, _WIDTH = 150, 256, 1e-3, 60.0, 512
 _TOKENS_AT_ONCE, _RATE_OF_SOFTMAX = 1024, 2e-2
-_PART = 0.1  # of what the layer gives: it moves slowly from the linear map
+_PART = 0.1  # factor of the layer's output, so that it departs slowly from the linear map
 
 
 @dataclass(frozen=True, slots=True)

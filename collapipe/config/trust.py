@@ -120,7 +120,7 @@ def _is_partitioner(target: str) -> bool:
 def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
     package = target.partition(".")[0]
     found = _found(target) if package in packages else None
-    # A name in a module of ours may be a class that the module imported from elsewhere.
+    # A module of a trusted package may have imported the class from elsewhere.
     if is_dataclass(found) and found.__module__.partition(".")[0] in packages:
         return
     raise ConfigError(

@@ -97,7 +97,7 @@ class PaperCluster(_DrawnCluster):
     flops_per_s: PositiveRange  # φ_k, of a unit of the relative speed
     forward_flops: Amount  # o_l per sample (eq. 15)
     backward_flops: Amount  # o'_l per micro-batch (eq. 15)
-    hop_bits: Amount  # z^s + g^s of a transfer, whatever the micro-batch's size
+    hop_bits: Amount  # z^s + g^s of a transfer, for any size of micro-batch
     d2d_bandwidth_hz: Positive  # B^dd of eq. 13
     d2d_gain_db: Decibels  # h_dd
     d2d_interference_w: Amount  # I_dd
@@ -190,7 +190,7 @@ class Radio:
 
     interference_constant_w: Amount  # C of Γ (eq. 28), which the strategies read here
     head_s: Amount  # of a sample in the head on the edge server, forward and backward
-    downlink_rate_bps: Positive | None  # at which gradients come down; None: not counted
+    downlink_rate_bps: Positive | None  # rate of gradients to units; None: not counted
     model_bits: Positive | None = None  # θ_n^enc
     activation_bits: Amount | None = None  # the part of z_n^enc that one local step sends
 

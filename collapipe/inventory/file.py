@@ -39,7 +39,7 @@ class DescribedCluster:
     devices: tuple[PhysicalDevice, ...]
     profiles: tuple[DeviceProfile, ...]
     uplink: Uplink | None  # None: no joint round
-    control_unit: AffineLaw | None  # seconds of a block there; None: the file does not say
+    control_unit: AffineLaw | None  # law of a block on it; None: not in the file
 
     @property
     def chooses_head(self) -> bool:

@@ -89,7 +89,7 @@ class Optimizer:
             nesterov=False,
             maximize=False,
         )
-        found = zip(keys, buffers, strict=False)  # without momentum there are none
+        found = zip(keys, buffers, strict=False)  # empty without momentum
         self._state |= {key: each for key, each in found if each is not None}
 
     def _of(self, names: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:

@@ -15,7 +15,7 @@ from collapipe.runs.evidence import Interval, over_seeds
 Series = Mapping[str, tuple[Sequence[float], Sequence[Interval]]]
 """Places and values of each label."""
 WIDTH_IN = 6.5
-_TINT = 0.55  # share of white in what fills a bar
+_TINT = 0.55  # share of white in a bar's fill
 STYLE: Mapping[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -30,7 +30,7 @@ STYLE: Mapping[Any, Any] = {
     "lines.markersize": 4.5,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "collapipe",  # and ids are not drawn by chance
+    "svg.hashsalt": "collapipe",  # ids are not random
 }
 """Matplotlib's settings while a figure is drawn and saved."""
 

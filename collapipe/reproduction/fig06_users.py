@@ -32,7 +32,7 @@ def _jobs(seed: int) -> dict[Key, Job]:
 
 def _findings(seeds: Seeds) -> Iterator[Finding]:
     clusters, devices = ([each[name,] for each in seeds] for name in LABELS)
-    # CollaPipe learns what VanillaFL's clusters learn (Fig. 6), and takes its place here.
+    # CollaPipe's curve equals that of VanillaFL's clusters (Fig. 6), so it replaces them here.
     mean = float(np.mean([each.test for each in devices]))
     pairs = list(zip(clusters, devices, strict=True))
     gains = over_seeds(100 * (own.test - other.test) / mean for own, other in pairs)

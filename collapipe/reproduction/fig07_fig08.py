@@ -53,9 +53,9 @@ class MethodTimes:
 
     devices_s: Floats
     slowest_s: Floats  # the largest of the clusters' times on devices
-    uploads_s: Floats  # what uploads add to that
-    activations_s: Floats  # of sending a batch's activations, by themselves
-    adapters_s: Floats  # of sending adapters
+    uploads_s: Floats  # additional seconds for uploads
+    activations_s: Floats  # seconds to send only a batch's activations
+    adapters_s: Floats  # seconds to send adapters
     over_limits: int  # how many clusters exceed memory or energy
 
 
@@ -80,7 +80,7 @@ def _compute(seed: int, num_blocks: int) -> Times:
         seconds, totals, over_limits = (*np.empty((2, ROUNDS, CLUSTERS)), 0)
         for place in np.ndindex(ROUNDS, CLUSTERS):
             cluster = draw_cluster(num_blocks, seed, *place)
-            # Replicas send no activations, models of one's own no adapters.
+            # Replicas send no activations; separate models send no adapters.
             sent_s = float(activations[place]) * (name != "vanilla_fl")
             for activation_s, times in ((0.0, seconds), (sent_s, totals)):
                 asked, rng = (

@@ -31,7 +31,7 @@ _PAPER = {RIVAL: 15.09, "titanic": 18.94, "pipeline": 40.55}
 ENVIRONMENTS = ("static", "jitter")
 _ACTIVATIONS, _ADAPTERS = "activations too", "adapters"
 _UPLOADS: Mapping[str, Overrides] = {_ACTIVATIONS: (), _ADAPTERS: ("channel.activation_bits=0",)}
-_WIDTH = "model.dim=768"  # of a token: what its scale adds to few bits
+_WIDTH = "model.dim=768"  # realistic width, so that scales add few bits
 PAYLOADS: Mapping[str, Overrides] = {
     "float32": (),
     "bfloat16": ("compression.activation=bfloat16",),
@@ -153,7 +153,7 @@ def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
         what: (FACTORS, [ours[_AGAINST_RIVAL.format(scaled(what, each))] for each in FACTORS])
         for what in PAYLOADS
     }
-    drawing.draw_lines(right, series, bands=False)  # which all overlap; the table has them
+    drawing.draw_lines(right, series, bands=False)  # bands overlap; the table has the intervals
     right.set(xlabel="uplinks' bandwidth [Table II's]", ylabel="total below VanillaFL's by [%]")
     right.set_title("(b) CollaPipe against VanillaFL")
     for axes in (left, right):

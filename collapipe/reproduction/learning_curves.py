@@ -30,7 +30,7 @@ class LearningCurve:
     devices_s: Floats  # modelled, until a round's end, on the slowest cluster's devices alone
     clock_s: Floats  # the same with uploads
     losses: Floats  # in training
-    validation: Floats  # NaN where it was not evaluated
+    validation: Floats  # NaN in rounds without evaluation
     validation_losses: Floats
     test: float  # of the model at its end
     test_loss: float

@@ -30,7 +30,7 @@ class PaperPresets:
 
     def devices(self, seed: int, *purpose: int | str) -> tuple[DeviceProfile, ...]:
         """Draw the devices of one cluster; the same seed and purpose give the same ones."""
-        cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)  # Table II has times and memory of its own
+        cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)  # Table II has times and memory
         return self.cluster.draw(cost, 0, stream(seed, "cluster", *purpose))
 
     def radio(
@@ -38,7 +38,7 @@ class PaperPresets:
     ) -> tuple[tuple[Channel, ...], tuple[Uplink, ...]]:
         """Draw the channels, and the uplinks of ``num_units`` units with a batch's activations."""
         rng = stream(seed, "radio", *purpose)
-        bits = BATCH_SIZE * self.cluster.hop_bits / 2  # half of what passes a hop there and back
+        bits = BATCH_SIZE * self.cluster.hop_bits / 2  # half of a hop's bits in both directions
         channels, sent = self.channel.draw(rng), (self.channel.model_bits or 0.0, bits)
         return channels, tuple(self.channel.draw_uplink(*sent, rng) for _ in range(num_units))
 

@@ -29,7 +29,7 @@ class ScheduledRound:
     delay_s: float  # of the slowest unit's pipeline and upload
     pipelines_s: tuple[float, ...]  # of each unit that took part
     took_part: tuple[bool, ...]  # which of the N units did
-    largest_queue: float  # of all units' Y_n after it; 0 where the strategy keeps none
+    largest_queue: float  # the largest Y_n after the round; 0 without queues
     over_limits: int  # how many units' plans exceed a device's memory or energy
 
 
@@ -52,7 +52,7 @@ def run_histories(
     World and strategy are overrides of the experiment ``fig11``; a strategy's options are all under
     ``strategy``. In runs of ``keep_losses`` a unit has one loss for all rounds.
     """
-    # What control units report is the same for all strategies; their rows, in all worlds, too.
+    # Control units' reports are equal for all strategies; their rows also in all worlds.
     base = _settings(seed, ())
     tokenizer = build_tokenizer(base)
     shards = [base.task.encode(shard, tokenizer) for shard in load_shards(base)]
@@ -67,7 +67,7 @@ def run_histories(
         _run(_settings(seed, *each), rounds, states(each[0]), key in keep_losses)
         for key, each in runs.items()
     ]
-    # Round by round: what all of them compute from the same devices is computed once.
+    # Runs advance together, so that results for the same devices are computed once.
     return dict(zip(runs, zip(*zip(*going, strict=True), strict=True), strict=True))
 
 

@@ -31,7 +31,7 @@ OWN, RIVAL, EVEN, RANDOM, FASTEST = (
     "S fastest",
 )
 _SOLVERS = (OWN, RIVAL, "titanic", EVEN, RANDOM)
-_BESIDE = 1.17  # where the paper's figures stand on the axis of spreads
+_BESIDE = 1.17  # position of the paper's figures on the axis of spreads
 Key = tuple[str, float, str]  # model, spread, method
 Seconds = Mapping[Key, float]
 """A seed's total by model, spread and method."""
@@ -92,7 +92,7 @@ def _findings(seeds: Sequence[Seconds]) -> Iterator[Finding]:
             ours = -ours
         text = f"{reading}; {model}, spread {spread:g}"
         claim = near(text, paper, ours, "%")
-        # The paper says nothing of a spread: claims are the ends, devices alike and Table II.
+        # The paper has no spreads: claims are about both ends, equal devices and Table II.
         yield claim if spread in (SPREADS[0], SPREADS[-1]) else Finding(text, ours, "%")
 
 

@@ -28,7 +28,7 @@ class Experiment:
     """A file of ``conf/experiment``."""
 
     name: str
-    data: str | None  # its folder; None where the task makes its own rows
+    data: str | None  # its folder; None if the task makes synthetic rows
     full: str  # the file with the paper's sizes
 
 
@@ -50,7 +50,7 @@ class Job:
 class Training:
     """The folder of data, the folder of runs, and whether models have the paper's sizes."""
 
-    data: Path | None  # None where no experiment reads any
+    data: Path | None  # None if no experiment reads data
     folder: Path
     full: bool
     say: Callable[[str], None] = print
@@ -139,7 +139,7 @@ def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path])
                     last = next((each for each in reversed(lines) if each.strip()), "no output")
                     raise RoundFailedError(f"{log(job)}: {last.strip().removeprefix('error: ')}")
                 yield job
-    finally:  # whoever still runs is ended, as by Ctrl-C
+    finally:  # end jobs that still run, as Ctrl-C does
         for process in running.values():
             process.terminate()
         for process in running.values():
@@ -149,7 +149,7 @@ def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path])
 def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        # In a session of its own: Ctrl-C reaches it from here, once.
+        # In a new session, so that Ctrl-C reaches it only once, from here.
         return subprocess.Popen(  # noqa: S603 - our own command
             command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )

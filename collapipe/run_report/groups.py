@@ -72,7 +72,7 @@ def _importance(key: str) -> int:
 
 def _kinds(flat: Mapping[str, object]) -> dict[str, object]:
     """Return the class or name of each group of options, if choices are unknown."""
-    kinds = (".name", "._target_")  # the class, where a group has both
+    kinds = (".name", "._target_")  # the class, if a group has both
     return {key.split(".")[-2]: flat[key] for kind in kinds for key in flat if key.endswith(kind)}
 
 

@@ -12,7 +12,7 @@ from collapipe.errors import ConfigError
 from collapipe.run_report.trace import COMPUTE, PLANNED, SEND, SEND_BACK, WAIT, Event
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 9.0, 0.7, 1.3
-_LANES = {  # top and height in a row, colour, what it is
+_LANES = {  # top and height in a row, colour, label
     COMPUTE: (-0.4, 0.34, "#3b6ea5", "computes"),
     WAIT: (-0.4, 0.34, "#dddddd", "waits for its input"),
     SEND: (-0.04, 0.1, "#222222", "sends activations"),

@@ -98,7 +98,7 @@ def radio(run: Run) -> Markup:
     if not sent:
         return note("The strategy plans no channels and powers.")
     channels = sorted({uplink.channel for _, _, uplink in sent})
-    share = 1 / len(channels)  # a channel's place in its cell tells it, too
+    share = 1 / len(channels)  # the place in the cell also shows the channel
     kinds = {
         channel: Kind(f"channel {channel}", f"cell {colour(n)}", n * share, share)
         for n, channel in enumerate(channels)

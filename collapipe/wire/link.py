@@ -14,7 +14,7 @@ from collapipe.credentials import issuing
 from collapipe.credentials.keys import PEM, key_pem, make_key
 
 METHOD = "/collapipe.DecoderLink/Train"
-# In the certificates, whatever the addresses are.
+# Names in the certificates, independent of addresses.
 SERVER_NAME, UNIT_NAME = "decoder.collapipe", "unit.collapipe"
 _AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
 VALID = timedelta(days=30)

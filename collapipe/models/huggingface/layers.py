@@ -26,7 +26,7 @@ from collapipe.models.dropout import ForeignDropout
 def check_length(config: Any, ids: Tensor) -> None:
     """Raise ``ConfigError`` if ``ids`` [b, s] are longer than the table of positions."""
     limit = getattr(config, "max_position_embeddings", None)
-    if limit is None:  # T5 has none
+    if limit is None:  # T5 has no such limit
         return
     if config.model_type == "roberta":  # its first position is after the padding id
         limit -= config.pad_token_id + 1
