@@ -32,7 +32,7 @@ class Span:
         return self.first + self.blocks
 
     def indices(self) -> range:
-        """The blocks' places in the whole encoder."""
+        """Return the blocks' indices in the whole encoder."""
         return range(self.first, self.stop)
 
 

@@ -38,7 +38,7 @@ def _ends_in_proxy(name: str) -> bool:
 
 
 def child_command(*arguments: str) -> Sequence[str]:
-    """Command line of ``collapipe ARGUMENTS`` as a child that ends with this process.
+    """Return the command of ``collapipe ARGUMENTS`` as a child that ends with this process.
 
     Python's option ``-P`` keeps it from importing files of the current folder as modules.
     """

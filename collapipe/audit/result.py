@@ -16,8 +16,8 @@ from collapipe.validation import dotted, rule
 JSON_FILE, PICTURE = "audit.json", "audit.png"  # in the run's folder
 Attack = Literal["most frequent", "nearest", "softmax", "linear", "learned"]
 State = Literal["frozen", "trained"]
-"""Which weights made the activations: the run's first ones, without dropout, as a frozen encoder
-sends; or its last ones, with dropout, as units send in training."""
+"""Weights that made the activations: the run's initial ones, without dropout, as a frozen encoder
+sends; or its final ones, with dropout, as units send in training."""
 _Signed = Annotated[float, Field(ge=-1, le=1)]
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 _Name = Annotated[str, Field(max_length=40)]

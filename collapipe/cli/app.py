@@ -29,8 +29,8 @@ Overrides = Annotated[
     list[str] | None,
     Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
 ]
-Trust = Annotated[list[str] | None, Option(help="Package whose plug-ins the folder may name.")]
-Unit = Annotated[int | None, Option(help="Whose model, where they were not averaged.")]
+Trust = Annotated[list[str] | None, Option(help="Package with plug-ins that the folder may use.")]
+Unit = Annotated[int | None, Option(help="Unit of the model, if models were not averaged.")]
 TorchDevice = Annotated[
     str | None, Option(help="auto, cpu, cuda, cuda:NUMBER or mps; default: server.torch_device.")
 ]
@@ -164,7 +164,7 @@ def predict(
     max_new_tokens: Annotated[
         int | None, Option(help="Tokens of a causal model; default: 1.")
     ] = None,
-    scores: Annotated[bool, Option("--scores", help="Print probabilities behind a tab.")] = False,
+    scores: Annotated[bool, Option("--scores", help="Print probabilities after a tab.")] = False,
     as_json: Json = False,
     trust: Trust = None,
     unit: Unit = None,
@@ -375,7 +375,7 @@ def up(
 def unit(
     file: Annotated[Path, Argument(help="The owner's file: rows, devices, the server.")],
     metrics_port: Annotated[
-        int | None, Option(min=1, max=65535, help="For Prometheus, on this machine alone.")
+        int | None, Option(min=1, max=65535, help="For Prometheus, on this machine only.")
     ] = None,
 ) -> None:
     """Take part in a deployed federation with the owner's rows, until Ctrl-C or SIGTERM."""

@@ -14,10 +14,10 @@ from collapipe.errors import ConfigError
 if TYPE_CHECKING:
     from collapipe.credentials.bundle import Bundle
 
-app = typer.Typer(no_args_is_help=True, help="Say who may speak to whom, by certificates.")
+app = typer.Typer(no_args_is_help=True, help="Manage access between machines by certificates.")
 AuthorityPath = Annotated[Path, Argument(metavar="AUTHORITY", help="Folder that init has made.")]
 Own = Annotated[Path, Argument(metavar="DIR", help="Folder of this member's credentials.")]
-As = Annotated[Role, Option(help="What the certificate is good for.")]
+As = Annotated[Role, Option(help="Permitted uses of the certificate.")]
 Days = Annotated[int, Option(help="How long the certificate is valid.")]
 
 
@@ -54,9 +54,10 @@ def sign(
     role: As = Role.DEVICE,
     days: Days = DAYS,
     expected: Annotated[
-        str | None, Option("--fingerprint", help="What the member printed; default: ask.")
+        str | None,
+        Option("--fingerprint", help="Fingerprint that the member printed; default: ask."),
     ] = None,
-    yes: Annotated[bool, Option("--yes", help="Sign whatever the fingerprint is.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Sign without comparing fingerprints.")] = False,
 ) -> None:
     """Sign a request, after its fingerprint was compared."""
     from collapipe.credentials import files
@@ -82,7 +83,7 @@ def sign(
 
 @app.command()
 def install(
-    folder: Own, file: Annotated[Path, Argument(help="What sign has named, or revoked.crl.")]
+    folder: Own, file: Annotated[Path, Argument(help="File that sign has named, or revoked.crl.")]
 ) -> None:
     """Install a file that the authority signed in a member's folder."""
     from collapipe.credentials import credentials

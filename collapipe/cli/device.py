@@ -36,10 +36,10 @@ def device(
     memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
     threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
     torch_device: Annotated[
-        str, Option(help="auto, cpu, cuda, cuda:1 or mps; docs/configuration.md has what it does.")
+        str, Option(help="auto, cpu, cuda, cuda:1 or mps; see docs/configuration.md.")
     ] = "cpu",
     insecure: Annotated[
-        bool, Option("--insecure", help="Without encryption, on loopback alone.")
+        bool, Option("--insecure", help="Without encryption, on loopback only.")
     ] = False,
     log_format: Annotated[str, Option(help="plain or json.")] = "plain",
 ) -> None:

@@ -56,7 +56,7 @@ def _part(partitioner: "Partitioner", unit: int, num_rows: int) -> Dataset:
 
 
 def batch_rows(lengths: Sequence[int], batch_size: int, step: int, seed: int) -> NDArray[np.int64]:
-    """Indices of the rows in batch ``step``, counted from 0: int64 [min(batch_size, rows)].
+    """Return the indices of the rows in batch ``step`` (from 0), int64 [min(batch_size, rows)].
 
     An epoch is a permutation of the rows, divided into whole batches. Remaining rows, fewer than a
     batch, are left out of this epoch; each epoch leaves out others.

@@ -95,7 +95,7 @@ class ForeignDropout(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch's protocol for modes."""
+        """Replace dropout calls; torch calls this method for every function in the mode."""
         return (_redirected if func is functional.dropout else func)(*args, **(kwargs or {}))
 
 

@@ -77,7 +77,7 @@ class Embedding(nn.Module):
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """[b, s] → [b, s, d]; ``start`` is the first id's position."""
+        """Map ids [b, s] to [b, s, d]; ``start`` is the first id's position."""
         dim = self.tokens.embedding_dim
         hidden: Tensor = self.tokens(ids) * math.sqrt(dim)
         hidden = hidden + positions(start, ids.shape[1], dim, hidden)

@@ -45,7 +45,7 @@ class Mark:
     hatch: str
 
     def as_bar(self) -> dict[str, Any]:
-        """Arguments of ``bar``."""
+        """Return the arguments for matplotlib's ``bar``."""
         tint = tuple(_TINT + (1 - _TINT) * part for part in to_rgb(self.colour))
         return {"facecolor": tint, "edgecolor": self.colour, "hatch": self.hatch}
 
@@ -59,7 +59,7 @@ MARKS = (
     Mark("#8a4fa8", "--", "P", "--"),
     Mark("#1a1a1a", "-.", "X", "++"),
 )
-"""Of at least 3:1 against white, and of lightness at least 6 (L*) apart."""
+"""Colours with a contrast of at least 3:1 on white, and lightnesses at least 6 (L*) apart."""
 
 
 def panels(

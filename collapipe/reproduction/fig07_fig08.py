@@ -40,7 +40,7 @@ LABELS: Mapping[str, str] = {
     "pipedream": "PipeDream, FTPipeHD",
     "pipeedge": "PipeEdge",
 }
-"""By solver, ours first. "w/o SS" is the paper's short for: without segment scheduling."""
+"""Methods by solver, ours first. "w/o SS" is the paper's "without segment scheduling"."""
 OWN, *OTHERS = LABELS
 _BLIND = "no_segment_scheduling"
 _AS_LINES = (OWN, "vanilla_fl", "pipeline", "titanic", _BLIND)
@@ -68,7 +68,7 @@ _TOTALS: Mapping[str, Callable[[MethodTimes], float]] = {
     _SLOWEST: lambda times: float(times.slowest_s.sum()),
     _UPLOADS: lambda times: float(times.devices_s.sum()) + float(times.uploads_s.sum()),
 }
-"""Seconds of all rounds, by what is counted."""
+"""Functions that give the seconds of all rounds, by the counted times."""
 
 
 def _compute(seed: int, num_blocks: int) -> Times:

@@ -45,7 +45,7 @@ _IN_FADING: Mapping[str, Overrides] = {
     PERSISTENT: RULES["loss-only"],
     **{f"{each}{EVEN}": (*how, "strategy.partition=pipeline") for each, how in RULES.items()},
 }
-"""In the worlds with fading only."""
+"""Runs in the worlds with fading only."""
 _ADAPTERS = "channel.activation_bits=0"
 MAIN = "fading, activations too"
 WORLDS: Mapping[str, Overrides] = {
@@ -66,7 +66,7 @@ _KEEP_LOSSES = tuple((world, PERSISTENT) for world in _FADING)
 """Runs in which some units' rows stay harder than others', as in training on non-IID ones."""
 _OWN, _ALGORITHMS = "DSSRA, V = 0.1", "DSSRA, V = 0.1, Algorithms 2 to 4"
 SOLVERS = {_OWN: ((), PLANNED[_OWN]), _ALGORITHMS: ((), ("strategy=dssra_paper",))}
-"""World and strategy of both."""
+"""World and strategy of both runs."""
 _AS_LINES = (dssra(0.01), dssra(10.0), "random", "delay-only")
 _AGAINST_RANDOM = "reduction of {} against random; {}"
 

@@ -25,7 +25,7 @@ LABELS: Mapping[str, str] = {
     "collapipe_no_ss": "CollaPipe w/o SS",
     "splitfed": "SplitFed, cut = 1",
 }
-"""By the option ``framework``. "w/o SS" is the paper's short for: without segment scheduling."""
+"""Labels by option ``framework``. "w/o SS" is the paper's "without segment scheduling"."""
 OWN, RIVAL = "collapipe", "vanilla_fl"
 _PAPER = {RIVAL: 15.09, "titanic": 18.94, "pipeline": 40.55}
 ENVIRONMENTS = ("static", "jitter")
@@ -40,9 +40,9 @@ PAYLOADS: Mapping[str, Overrides] = {
     "chosen, adapters too": ("compression=auto", _WIDTH),
     "head on the control unit": ("channel.activation_bits=0",),
 }
-"""Precisions of what is sent; chosen by the scheduler, within the error that a round may have."""
+"""Precisions of messages; "chosen": by the scheduler, within the error that a round may have."""
 FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0)
-"""Of the uplinks' bandwidth."""
+"""Factors of the uplinks' bandwidth."""
 Runs = Mapping[str, RunHistory]
 """A seed's runs by world."""
 Seconds = Callable[[RunHistory], float]
@@ -59,8 +59,8 @@ _COUNTED: Mapping[str, tuple[Seconds, str]] = {
     "total, activations too": (total_s, _ACTIVATIONS),
     "slowest cluster": (lambda run: sum(max(each.pipelines_s) for each in run), _ADAPTERS),
 }
-"""What is counted: seconds, and with which uploads, since CollaPipe splits so that activations pass
-the uplink beside the pipeline. The paper may mean one of the first three."""
+"""Counted times, and the uploads with which they are computed: CollaPipe plans splits such that
+uploads of activations overlap with the pipeline. The paper may mean one of the first three."""
 _CLAIMED = tuple(_COUNTED)[:3]
 _AGAINST_RIVAL = "reduction against VanillaFL, total; {}"
 

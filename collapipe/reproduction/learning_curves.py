@@ -56,7 +56,7 @@ class LearningCurve:
         return float(np.interp(place, *self.points(what, axis)))
 
     def end(self, axis: str) -> float:
-        """The last place on ``axis``."""
+        """Return the last place on ``axis``."""
         return float(getattr(self, axis)[-1])
 
     def rows(self) -> Iterator[Row]:

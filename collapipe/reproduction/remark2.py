@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
 
 
 Outcomes = Mapping[Setting, Outcome]
-"""A seed's runs: the same rows, first weights, order and gains, and noise of the same draw."""
+"""A seed's runs, with equal rows, initial weights, order, gains and drawn noise."""
 
 
 def _jobs(seed: int) -> dict[Setting, Job]:

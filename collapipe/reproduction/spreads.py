@@ -44,7 +44,7 @@ _READINGS: Mapping[str, tuple[str, str, float]] = {
     "increase on S random devices": (RANDOM, OWN, 22.45),
     "increase on the S fastest devices": (FASTEST, OWN, 22.45),
 }
-"""Of one method against another, and the paper's figure."""
+"""Reductions and increases of one method against another, with the paper's figure."""
 
 
 def _compute(seed: int) -> Seconds:

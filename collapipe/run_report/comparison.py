@@ -28,7 +28,7 @@ class Measure:
 
 
 Measured = Mapping[Measure, Mapping[Path, float]]
-"""Values by the folders of those runs that have them."""
+"""Values by the folders of the runs that have one."""
 
 
 def comparison_page(runs: Sequence[Run]) -> str:

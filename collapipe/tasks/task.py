@@ -81,7 +81,7 @@ class Task(Protocol):
         """Return how often each label occurs in ``rows``; empty if the task predicts text."""
 
     def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
-        """Each row's texts, whose words a tokeniser of the run's own is made of."""
+        """Return each row's texts, on whose words the run can train a tokeniser."""
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
         """Return rows as token ids; log how many were truncated to ``max_length``."""
