@@ -121,7 +121,7 @@ def running(folder: ServerFolder, side: str) -> Iterator[None]:
     with server.open("w") as log:
         processes = [subprocess.Popen([*ours, "deploy", "serve", folder.root], stdout=log)]
     try:
-        while server.read_text().count("may come") < len(UNITS):
+        while server.read_text().count(" admitted") < len(UNITS):
             time.sleep(0.2)
         for number, unit in enumerate(UNITS):
             own = folder.root / "units" / unit

@@ -19,7 +19,7 @@ __version__ = "0.1.0"  # as in pyproject.toml; a Flower bundle has no installed 
 
 
 def __getattr__(name: str) -> Any:
-    """``train`` and ``load`` import torch and flwr, which the planner does without."""
+    """Import ``train`` and ``load`` on first use: they import torch and flwr."""
     if name in _LAZY:
         return resolve_name(_LAZY[name])
     raise AttributeError(f"module 'collapipe' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``python -m collapipe``: the command without its script."""
+"""``python -m collapipe`` runs the command ``collapipe``."""
 
 from collapipe.cli.app import main
 

@@ -20,9 +20,9 @@ class Batch:
     mask
         bool [b, s], True where ``inputs`` holds a token.
     targets
-        int64 [b, t], what is to be predicted; ``IGNORED`` where there is nothing.
+        int64 [b, t], the values to predict; ``IGNORED`` at padding.
     rows
-        int64 [b], the samples' places among the unit's; None: nobody has told.
+        int64 [b], the samples' indices among the unit's rows; None: unknown.
     """
 
     inputs: Tensor
@@ -31,28 +31,28 @@ class Batch:
     rows: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on a device."""
+        """Return the batch on a device."""
         rows = None if self.rows is None else self.rows.to(device)
         return Batch(self.inputs.to(device), self.mask.to(device), self.targets.to(device), rows)
 
     @property
     def num_samples(self) -> int:
-        """b."""
+        """b, the number of samples."""
         return int(self.inputs.shape[0])
 
     @property
     def num_targets(self) -> int:
-        """Target tokens, the divisor of the loss."""
+        """Number of target tokens, the divisor of the loss."""
         return int((self.targets != IGNORED).sum())
 
 
 def padded(sequences: Sequence[Sequence[int]], fill: int) -> Tensor:
-    """int64 [rows, longest], ``fill`` behind what a row has."""
+    """Return int64 [rows, longest], with ``fill`` after each row's ids."""
     width = max(map(len, sequences), default=0)
     rows = [[*ids, *[fill] * (width - len(ids))] for ids in sequences]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), width)
 
 
 def mask_of(sequences: Sequence[Sequence[int]]) -> Tensor:
-    """bool [rows, longest], True where ``padded`` puts no fill."""
+    """Return bool [rows, longest], True where ``padded`` has ids and not fill."""
     return padded([[1] * len(ids) for ids in sequences], 0).bool()

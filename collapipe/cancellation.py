@@ -1,4 +1,4 @@
-"""Cooperative cancellation: code that works in steps checks for it between steps."""
+"""Cooperative cancellation: code checks between steps whether it should end."""
 
 import threading
 import time
@@ -49,7 +49,7 @@ def check() -> None:
 
 @contextmanager
 def cancellable(timeout_s: float | None = None) -> Iterator[Cancellation]:
-    """Work inside can be cancelled, and is when ``timeout_s`` has passed; scopes nest."""
+    """Make the work inside cancellable, with a limit of ``timeout_s`` seconds; scopes nest."""
     scope = Cancellation(_current.get(), timeout_s)
     token = _current.set(scope)
     try:

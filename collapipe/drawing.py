@@ -1,4 +1,4 @@
-"""The look of our pictures, whatever a user's own files of Matplotlib say."""
+"""Draw pictures in one style, independent of a user's Matplotlib configuration."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""One tree of errors. Each message is one line: what, where, the value, and the way out."""
+"""The tree of errors. Each message is one line: problem, place, value, and how to correct it."""
 
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ class ConfigError(CollaPipeError):
 class DataError(ConfigError):
     """A data folder, file or line cannot be read as the task needs it.
 
-    ``told`` is what others than the rows' owner may know of it: nothing of a value or path.
+    ``told`` is a message without values and paths, which the server may see.
     """
 
     def __init__(self, message: str, told: str = "its rows cannot be read") -> None:
@@ -51,7 +51,7 @@ class PlanViolationError(CollaPipeError):
 
 
 class ScheduleError(CollaPipeError):
-    """A schedule is incomplete or would wait for ever."""
+    """A schedule is incomplete or has a deadlock."""
 
 
 class WireError(CollaPipeError):
@@ -63,21 +63,21 @@ class LinkError(CollaPipeError):
 
 
 class RefusedUnitError(LinkError):
-    """The server knows no such unit: to start it again does not help before it is admitted."""
+    """The server has not admitted the unit: restarting the unit does not help before that."""
 
     exit_status = 4
 
 
 class BrokenLinkError(LinkError):
-    """A stream ended, though nobody meant it to: it may be opened again."""
+    """A stream ended unexpectedly; opening it again may help."""
 
 
 class BusyLinkError(LinkError):
-    """The other end works for another caller: it may be free when it is dialled again."""
+    """The peer serves another caller; dialling again later may help."""
 
 
 class RefusedLinkError(LinkError):
-    """There is nothing for this caller at the other end: dialling again does not help."""
+    """The peer does not serve this caller; dialling again does not help."""
 
 
 class StageError(CollaPipeError):
@@ -101,22 +101,22 @@ class RoundFailedError(CollaPipeError):
 
 
 class BudgetSpentError(CollaPipeError):
-    """A further round would exceed a limit on ε; what was trained until then stays."""
+    """A further round would exceed a limit on ε; the model trained until then stays."""
 
 
 class StorageError(CollaPipeError):
     """The local disk cannot be written; earlier files stay valid."""
 
 
-_MOST = 400  # characters of what others say
-_FEW = 3  # causes or units that a line names
+_MOST = 400  # characters of another machine's or library's message
+_FEW = 3  # causes or units that a message names
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's categories
 # The embeddings, overrides and isolates of UAX 9, by which a name can look like another one.
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def is_printable(text: str) -> bool:
-    """Whether a text fits on one line of a terminal and shows as it is written.
+    """Whether a text fits on one line of a terminal and is displayed in its written order.
 
     Control characters, breaks of lines and paragraphs, surrogates, and characters that reorder
     others are refused. Other format characters are allowed, because Persian words and emoji
@@ -128,29 +128,30 @@ def is_printable(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """A text in one line, without what would move a terminal's cursor or change its colours."""
+    """Return a text in one line, without characters that control a terminal."""
     return " ".join("".join(c if is_printable(c) else " " for c in text).split())
 
 
 def one_line(said: object) -> str:
-    """What another machine or library says, printable and no longer than an error may be; of an
-    exception without words its kind."""
+    """Return a message of another machine or library as one printable line of limited length.
+
+    An exception without a message gives its class name.
+    """
     line = printable(str(said)) or (type(said).__name__ if isinstance(said, Exception) else "")
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 
 def few_of(texts: Iterable[str], between: str = "; ") -> str:
-    """The first three different texts, and how many more there are: a thousand may be alike."""
+    """Return the first three different texts, and the number of further ones."""
     told = [*dict.fromkeys(texts)]
     more = f" and {len(told) - _FEW} more" if len(told) > _FEW else ""
     return between.join(told[:_FEW]) + more
 
 
 Called = Callable[[int], str]
-"""What users call the unit with this number."""
+"""Unit number → the name that users see."""
 
 
 def unit_called(unit: int, name: str = "") -> str:
-    """What users call a unit: the name of its certificate or its owner, or else its number, such
-    as ``unit 0``."""
+    """Return a unit's name in its certificate or its owner's file, or else such as ``unit 0``."""
     return printable(name) or f"unit {unit}"

@@ -1,4 +1,4 @@
-"""Figures for people: three digits, a unit, tables that fit 80 columns and need no colour."""
+"""Format figures for people: three digits, a unit, and tables for 80 columns without colour."""
 
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _LEAST_WATTS = 1e-3
 
 
 def seconds(value: float) -> str:
-    """Three digits and the unit that suits them."""
+    """Return a time with three digits and a suitable unit."""
     scale, unit = next((pair for pair in _UNITS if value >= pair[0]), _UNITS[-1])
     scaled = value / scale
     text = f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:#.3g}".rstrip(".")
@@ -57,35 +57,35 @@ def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
 
 
 def three_digits(value: float) -> str:
-    """At most three digits, and all of those before the point."""
+    """Return a number with at most three digits, or all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def amount(value: float, unit: str) -> str:
-    """Three digits and the prefix that suits them: ``1.5 GB``."""
+    """Return an amount with three digits and a suitable prefix: ``1.5 GB``."""
     scale, prefix = next((pair for pair in _PREFIXES if value >= pair[0]), _PREFIXES[-1])
     return f"{three_digits(value / scale)} {prefix}{unit}"
 
 
 def watts(value: float) -> str:
-    """Three digits, and the unit that suits them."""
+    """Return a power with three digits and a suitable unit."""
     if value >= _LEAST_WATTS:
         return f"{three_digits(value)} W"
     return f"{three_digits(value * 1e6)} uW"
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 device``, ``2 devices``, ``2 micro-batches``."""
+    """Return a number with its noun: ``1 device``, ``2 devices``, ``2 micro-batches``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'e' * noun.endswith('ch')}s"
 
 
 def block_range(span: Span) -> str:
-    """``3`` or ``0-2``: blocks are counted from 0."""
+    """Return the blocks of a span: ``3`` or ``0-2``, counted from 0."""
     return f"{span.first}" if span.blocks == 1 else f"{span.first}-{span.stop - 1}"
 
 
 def certainty(certificate: Certificate) -> str:
-    """How far from the best an answer may be, who found it and how fast."""
+    """Return how far from optimal a solution may be, its solver, and the time that it took."""
     took = f"found by {certificate.solver} in {seconds(certificate.solve_time_s)}"
     if certificate.lower_bound <= 0:
         return f"how far from the best is not known; {took}"

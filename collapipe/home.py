@@ -1,4 +1,4 @@
-"""Paths below the user's home, which a user of a container or a service may not have."""
+"""Expand paths in the user's home folder; users of containers and services may have none."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ from collapipe.errors import ConfigError
 
 
 def in_home(path: str) -> str:
-    """The path, with a leading ``~/`` replaced by the user's home; other paths stay.
+    """Return the path with a leading ``~/`` replaced by the user's home folder.
 
-    Raises ``ConfigError`` where the home is needed and there is none.
+    Raises ``ConfigError`` if the home folder is needed but unknown.
     """
     if not path.startswith("~/"):
         return path

@@ -1,4 +1,4 @@
-"""Standard streams that cannot be written: a run goes on, a line says so, and the status tells."""
+"""Handle standard streams that cannot be written: the run continues, and the status reports it."""
 
 import os
 import sys
@@ -13,16 +13,16 @@ _lost = list[OSError]()  # errors of standard output
 
 
 def open_streams() -> None:
-    """Open descriptors that were closed, and write letters that an encoding lacks as ``\\u2192``.
+    """Open closed standard streams, and write letters that an encoding lacks as ``\\u2192``.
 
-    Else the next file that is opened would take the place of standard output. ``sys.stdin`` stays
+    Otherwise the next opened file would get the descriptor of standard output. ``sys.stdin`` stays
     None if it was closed.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # It gets the lowest free number, which is this one; children inherit it.
+            # The new descriptor is the lowest free number, which is this one; children inherit it.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
@@ -46,15 +46,14 @@ def write_rest(status: int) -> int:
         # The interpreter would try again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if _lost and not status:
-        if not isinstance(_lost[0], BrokenPipeError):  # else its reader has read enough
+        if not isinstance(_lost[0], BrokenPipeError):  # else its reader has closed it on purpose
             complain(f"error: standard output: {one_line(_lost[0].strerror)}")
         return _FAILED
     return status
 
 
 class _LastingOutput:
-    """A stream whose lines are left out while it cannot be written, such as on a full disk or a
-    closed terminal."""
+    """A stream that drops lines while it cannot be written: full disk, or closed terminal."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -75,13 +74,15 @@ class _LastingOutput:
     def _forgiven(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # its reader, such as ``head``, wants no more of the run
+        except BrokenPipeError:  # the reader, such as ``head``, has ended: end the run
             raise
         except OSError as error:
             _lost.append(error)
 
 
 def lasting_output() -> IO[str]:
-    """Return standard output for the lines of a run, which goes on while they cannot be written:
-    its folder has the same figures, and ``write_rest`` reports the loss."""
+    """Return standard output for a run's lines; the run continues if they cannot be written.
+
+    The run's folder has the same figures, and ``write_rest`` reports the loss.
+    """
     return cast(IO[str], _LastingOutput(sys.stdout))

@@ -1,7 +1,7 @@
-"""CollaPipe's other top-level packages are found first, whatever else goes by their names.
+"""Make Python find CollaPipe's other top-level packages before modules of the same names.
 
-``optim``, ``pipeline`` and ``conf`` are names that a user's own folder may hold, too: a
-``pipeline.py`` beside a script, or a path in PYTHONPATH, would take the place of ours.
+A user's folder may have modules named ``optim`` or ``pipeline``: a ``pipeline.py`` next to a
+script, or a path in PYTHONPATH, would replace CollaPipe's package.
 """
 
 import sys
@@ -25,9 +25,9 @@ class _OwnPackages(MetaPathFinder):
 
 
 def find_own_packages_first() -> None:
-    """Import these packages from beside ``collapipe`` from now on.
+    """Import these packages from the folder that contains ``collapipe`` from now on.
 
-    Raises ``ConfigError`` where a module of another place has been imported by one of their names.
+    Raises ``ConfigError`` if another module of one of these names is already imported.
     """
     for name in NAMES:
         file = getattr(sys.modules.get(name), "__file__", None)

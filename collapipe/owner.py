@@ -1,5 +1,4 @@
-"""A unit's owner: whose rows and devices these are, what nobody else chooses for the unit, and what
-nobody else is told."""
+"""A unit's owner: options that only the owner may set, and values hidden from the server."""
 
 import functools
 import logging
@@ -45,7 +44,7 @@ from collapipe.wire.messages import LinkAddress
 
 _log = logging.getLogger(__name__)
 _ANY, _SHORT = "owner", "data"  # keys of a node's configuration
-# What the server may choose, beside its own files; all else is the owner's.
+# Sections that the server may set, apart from its own files; others belong to the owner.
 _SECTIONS = """
 seed batch_size task task_model model experiment optimizer federation server_optimizer framework
 strategy environment channel compression privacy adapter decoder link server pipeline runtime
@@ -56,9 +55,9 @@ data.root data.validation_file data.test_file data.shuffle data.max_eval_samples
 data.tokenizer_min_rows hydra.run.dir hydra.sweep.dir
 """
 _SHARED = "shuffle", "max_eval_samples", "tokenizer", "tokenizer_min_rows"  # of the section data
-_OF_MACHINES = "pipeline.threads", "runtime.torch_device"  # of a run: of its server's
+_OF_MACHINES = "pipeline.threads", "runtime.torch_device"  # the run sets them for its server
 _MIN_ROWS = "data.tokenizer_min_rows"
-# Errors whose words are of the run, not of the owner's rows and files.
+# Errors whose messages have no values of the owner's rows and files.
 _OF_THE_RUN = (
     BudgetSpentError,
     CancelledRoundError,
@@ -71,9 +70,10 @@ _OF_THE_RUN = (
 
 
 def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Settings:
-    """Settings of a unit: the run's, and where the unit has an owner, what its owner chooses.
+    """Return a unit's settings: the run's options, and the owner's if the unit has an owner.
 
-    Raises ``OwnerError`` where the run chooses something that is the owner's, ``ConfigError``.
+    Raises ``OwnerError`` if the run sets an option that belongs to the owner, or violates the
+    owner's privacy settings. Raises ``ConfigError`` for invalid options.
     """
     if not has_owner(node_config):
         return config.load(run_config)
@@ -88,29 +88,32 @@ def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
         if not given & {key, key.partition(".")[0]}
     ]
     own = [*_own(owner, folder)]
-    if "file" in tree["channel"]:  # the run's has the channels, the owner's has this unit's uplink
+    if "file" in tree["channel"]:  # the run's file has channels, the owner's has the uplink
         own.append(_own_radio(owner, folder))
     settings = config.load({"overrides": shlex.join(merged(overrides, own))})
     least = owner.data.tokenizer_min_rows or 1
     if tells_words(settings) and settings.data.tokenizer_min_rows < least:
-        raise _refusal(_MIN_ROWS, f"must be at least {least} where words are told")
+        raise _refusal(_MIN_ROWS, f"must be at least {least} if units send their words")
     for option, fault in owner.privacy.lacking(settings):
         raise _refusal(option, fault)
     return settings
 
 
 def has_owner(node_config: Mapping[str, Any]) -> bool:
-    """Whether the unit's rows are not a part of somebody's, but its owner's."""
+    """Whether the unit has an owner with rows, and is not simulated on a part of common rows."""
     return _ANY in node_config or _SHORT in node_config
 
 
 def name_of(node_config: Mapping[str, Any]) -> str:
-    """What the unit's owner calls it; empty where nobody has named it."""
+    """Return the owner's name for the unit; empty if it has no name."""
     return (_read(node_config)[0].name or "") if has_owner(node_config) else ""
 
 
 def signing_key(node_config: Mapping[str, Any]) -> EllipticCurvePrivateKey | None:
-    """The key of the owner's credentials; None where there are none. Raises ``ConfigError``."""
+    """Return the key of the owner's credentials; None without credentials.
+
+    Raises ``ConfigError`` if the key cannot be read.
+    """
     owner, folder = _read(node_config) if has_owner(node_config) else (None, Path())
     if owner is None or owner.credentials is None:
         return None
@@ -119,7 +122,7 @@ def signing_key(node_config: Mapping[str, Any]) -> EllipticCurvePrivateKey | Non
 
 
 def peers_of(node_config: Mapping[str, Any]) -> frozenset[str] | None:
-    """Fingerprints of the units that this one is summed with, itself left out; None: of any."""
+    """Return fingerprints of the units that may be in a sum with this one; None: any unit."""
     peers = _read(node_config)[0].privacy.peers if has_owner(node_config) else None
     if peers is None:
         return None
@@ -129,8 +132,11 @@ def peers_of(node_config: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def account_of(node_config: Mapping[str, Any]) -> OwnerAccount | None:
-    """Of the ε that all runs together may spend of the owner's rows; None if that has no limit.
-    The account of ``unit.yaml`` is ``kept/unit.privacy.json`` in the same folder."""
+    """Return the account of the ε that all runs together spend on the owner's rows.
+
+    Returns None if the owner sets no limit. The account of ``unit.yaml`` is in
+    ``kept/unit.privacy.json`` in the same folder.
+    """
     if _ANY not in node_config:
         return None
     owner, file = _read(node_config)[0], Path(str(node_config[_ANY])).resolve()
@@ -142,17 +148,17 @@ def account_of(node_config: Mapping[str, Any]) -> OwnerAccount | None:
 
 
 def least_units_of(node_config: Mapping[str, Any]) -> int:
-    """How many updates a masked sum must have at least; 0 if the owner's file does not say."""
+    """Return the least number of updates in a masked sum; 0 if the owner's file sets none."""
     least = _read(node_config)[0].privacy.least_units if has_owner(node_config) else None
     return least or 0
 
 
 def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddress:
-    """What a unit dials: as the server says, but that a deployed one takes the word of its owner's
-    authority alone for whom it meets there.
+    """Return the address of the decoder link, checked against the owner's file.
 
-    Raises ``OwnerError`` where the server would have it dial another than itself: a host that only
-    the owner reaches, or a socket that is a file; or meet one that the authority has not signed.
+    A deployed unit accepts only a server certificate that its owner's authority signed. Raises
+    ``OwnerError`` if the link is not on the server's host, for example on a host that only the
+    owner can reach or a socket file, or if it has another certificate.
     """
     owner, folder = _read(node_config) if has_owner(node_config) else (None, Path())
     if owner is None or owner.server is None:
@@ -163,15 +169,19 @@ def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddre
     if owner.credentials is None:
         return link
     if link.server_certificate:
-        raise OwnerError("the unit refuses the run: its link has no certificate of the authority's")
+        raise OwnerError(
+            "the unit refuses the run: its link's certificate is not from the owner's authority"
+        )
     authority = (folder / owner.credentials / AUTHORITY).read_bytes()
     name = host_and_port(owner.server)[0]
     return replace(link, server_certificate=authority, server_name=name)
 
 
 def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
-    """What the server is told of an error: nothing of an owner's values and paths, which only the
-    log of the unit has."""
+    """Return the error to send to the server, without the owner's values and paths.
+
+    The unit's log has the full error.
+    """
     if not has_owner(node_config) or isinstance(error, _OF_THE_RUN):
         return error
     _log.error("%s", error, exc_info=None if isinstance(error, ConfigError) else error)
@@ -180,12 +190,14 @@ def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
 
 
 def _check(overrides: list[str]) -> Mapping[str, Any]:
-    """The run's options. Raises ``OwnerError`` for what a server may not choose, before anything of
-    it is looked at."""
+    """Return the run's options.
+
+    Raises ``OwnerError``, before it composes them, for options that the server may not set.
+    """
     for override in parse(overrides):
         key, fault = override.key_or_group, ""
         if key not in _OPTIONS.split() and key.partition(".")[0] not in _SECTIONS.split():
-            fault = "is the owner's to choose"
+            fault = "is the owner's choice"
         elif override.package is not None or "${" in str(override.input_line):
             fault = "refers to something else"
         if fault:
@@ -196,10 +208,10 @@ def _check(overrides: list[str]) -> Mapping[str, Any]:
 
 
 def _check_places(tree: Mapping[str, Any]) -> None:
-    """Raise ``OwnerError`` for classes that ``conf/`` has not for their option, and for files."""
+    """Raise ``OwnerError`` for classes that ``conf/`` lacks for their option, and for files."""
     for option, target in targets(tree):
         if target not in _packaged_classes(option.rpartition(".")[2]):
-            raise _refusal(f"{option}._target_", "names a class that its group in conf/ has not")
+            raise _refusal(f"{option}._target_", "names a class that its group in conf/ lacks")
     name, files = value_at(tree, "model.name"), "and files on a unit's machine are its owner's"
     if name is not None and (not is_hub_id(str(name)) or Path(str(name)).exists()):
         raise _refusal("model.name", f"must be a hub's id, {files}")
@@ -207,7 +219,7 @@ def _check_places(tree: Mapping[str, Any]) -> None:
         raise _refusal("cluster", f"names a file, {files}")
     for option in ("root", "synthetic"):
         if value_at(tree, f"task.{option}") not in (None, f"${{data.{option}}}"):
-            raise _refusal(f"task.{option}", "says where rows are, which is the owner's to choose")
+            raise _refusal(f"task.{option}", "names rows, which only the owner may choose")
 
 
 def _refusal(option: str, fault: str) -> OwnerError:
@@ -221,7 +233,7 @@ def _packaged_classes(group: str) -> frozenset[str]:
 
 
 def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
-    """What the node's configuration says of the owner, and the folder from which paths are seen."""
+    """Return the owner's settings, and the folder to which their paths are relative."""
     if _ANY in node_config:
         file = Path(str(node_config[_ANY]))
         return read_owner(file), file.parent
@@ -232,14 +244,14 @@ def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
 
 
 def _own_radio(owner: OwnerSection, folder: Path) -> str:
-    """Raises ``OwnerError`` where the owner has no inventory, which would have the uplink."""
+    """Return the option for the owner's uplink. Raises ``OwnerError`` without an inventory."""
     if owner.cluster is None:
-        raise _refusal("channel", "is of files, and the owner's has no cluster")
+        raise _refusal("channel", "needs an inventory, and the owner's file has no cluster")
     return setting("channel.file", folder / owner.cluster.file)
 
 
 def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
-    """Overrides of what is the owner's: all options of rows, whether the run sets them or not."""
+    """Yield overrides of the owner's options: all options of rows, even if the run sets them."""
     chosen = owner.data.model_dump(exclude_none=True)
     for option in {"root", "train_file", "validation_file", "test_file"} & chosen.keys():
         chosen[option] = str(folder / chosen[option])

@@ -1,4 +1,4 @@
-"""ε that all runs together have spent of one owner's rows, in a file that the unit alone writes."""
+"""The ε that all runs together have spent on an owner's rows; only the unit writes this account."""
 
 import fcntl
 import os
@@ -17,26 +17,28 @@ from collapipe.privacy.accounting import composed_epsilon
 from collapipe.sections import CountFrom0, PrivacySettings
 from collapipe.validation import rule
 
-KEPT = "kept"  # the folder, beside the owner's file, that a deployed unit may write
+KEPT = "kept"  # folder next to the owner's file that a deployed unit may write
 _Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """``rounds`` whose updates were sent, or were about to be; Σ 1/z² of their noise multipliers z,
-    of rounds in which the server was to add the noise and of those in which units did."""
+    """Rounds whose updates were sent or about to be, and Σ 1/z² of their noise multipliers z.
+
+    ``by_server`` sums rounds with noise from the server, ``by_units`` rounds with the units' noise.
+    """
 
     rounds: CountFrom0
     by_server: _Sum
     by_units: _Sum
 
     def epsilon(self, delta: float) -> float:
-        """ε of all these rounds, see ``collapipe.privacy.accounting``."""
+        """Return ε of all these rounds, see ``collapipe.privacy.accounting``."""
         squared = self.by_server + self.by_units
         return composed_epsilon(squared, delta, self.by_units > 0) if squared else 0.0
 
     def after(self, privacy: PrivacySettings) -> "Spent":
-        """With a further round of a run that has noise."""
+        """Return the account after a further round of a run with noise."""
         field = f"by_{privacy.noise_by}"
         more = getattr(self, field) + privacy.noise_multiplier**-2
         return replace(self, rounds=self.rounds + 1, **{field: more})
@@ -47,7 +49,7 @@ _SPENT = TypeAdapter(Spent)
 
 @dataclass(frozen=True, slots=True)
 class OwnerAccount:
-    """The account of the unit ``name``, in ``file``: its ε at ``delta`` stays within ``limit``."""
+    """The account of the unit ``name`` in ``file``; it keeps ε at ``delta`` within ``limit``."""
 
     name: str
     file: Path
@@ -55,7 +57,7 @@ class OwnerAccount:
     delta: float
 
     def told(self) -> str:
-        """A line for the owner: ε so far, and the limit. Raises as ``spent``."""
+        """Return a line for the owner with ε so far and the limit. Raises as ``spent``."""
         spent = self.spent()
         return (
             f"ε = {spent.epsilon(self.delta):.3g} of privacy.lifetime_epsilon={self.limit:g} is "
@@ -68,19 +70,21 @@ class OwnerAccount:
         self._after(privacy)
 
     def charge(self, privacy: PrivacySettings) -> None:
-        """Count a further round, on the disk, before its update is sent. Whatever ends the process
-        then, a round that was sent is never missing. Raises as ``check``."""
+        """Count a further round, synced to disk, before its update is sent.
+
+        So a sent round is never missing, even if the process is killed. Raises as ``check``.
+        """
         with self._locked():
             content = _SPENT.dump_json(self._after(privacy), indent=2)
             files.replace(self.file, content + b"\n", files.PRIVATE)
             folder = os.open(self.file.parent, os.O_RDONLY)
             try:
-                os.fsync(folder)  # the file's new name, which a power cut could take back
+                os.fsync(folder)  # else a power cut could undo the file's rename
             finally:
                 os.close(folder)
 
     def spent(self) -> Spent:
-        """The file's content; zeros before the first round. Raises ``ConfigError``."""
+        """Read the file; zeros before the first round. Raises ``ConfigError`` if it is invalid."""
         if not self.file.exists():
             return Spent(0, 0.0, 0.0)
         way_out = "restore it, for it bounds what further runs may spend"
@@ -97,7 +101,7 @@ class OwnerAccount:
         after = spent.after(privacy)
         if (then := after.epsilon(self.delta)) > self.limit:
             raise BudgetSpentError(
-                f"{self.name} takes no part: one more round would raise ε of all its runs from "
+                f"{self.name} cannot take part: one more round would raise ε of all its runs from "
                 f"{spent.epsilon(self.delta):.3g} to {then:.3g}, above its owner's "
                 f"privacy.lifetime_epsilon={self.limit:g}"
             )
@@ -105,8 +109,10 @@ class OwnerAccount:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one process at a time read and replace the file; the system frees the lock whatever
-        ends the process."""
+        """Let one process at a time read and replace the file.
+
+        The system frees the lock when the process ends.
+        """
         files.make_folder(self.file.parent)
         lock = self.file.with_name(f".{self.file.name}.lock")
         try:

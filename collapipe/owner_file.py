@@ -1,5 +1,4 @@
-"""The file of a unit's owner: rows, devices and credentials, and what a run must keep from its
-server."""
+"""The file of a unit's owner: rows, devices, credentials, and privacy that a run must provide."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +14,14 @@ Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{4}( [0-9a-f]{4}){7}$")]  #
 
 
 class DataSection(Section):
-    """``data``: where the rows are, and what their columns are called."""
+    """``data``: where the rows are, and the names of their columns."""
 
     root: Place | None = None
     name: Text | None = None
     config: Text | None = None
     train_file: Place | None = None
-    validation_file: Place | None = None  # evaluated on between rounds, where the run asks units
-    test_file: Place | None = None  # in the end
+    validation_file: Place | None = None  # to evaluate between rounds, if units evaluate
+    test_file: Place | None = None  # to evaluate at the end
     text_column: Text | None = None
     label_column: Text | None = None
     tokens_column: Text | None = None
@@ -42,7 +41,7 @@ class DataSection(Section):
 
 
 class ClusterSection(Section):
-    """``cluster``: an inventory whose first cluster is the unit's."""
+    """``cluster``: an inventory; its first cluster belongs to the unit."""
 
     file: Place
 
@@ -56,20 +55,20 @@ class RuntimeSection(Section):
 
 
 class PrivacySection(Section):
-    """``privacy``: what a run must keep from its server, or it is refused."""
+    """``privacy``: requirements that a run must satisfy, or the unit refuses it."""
 
-    updates_only: bool = False  # neither activations nor targets leave the unit
-    secure_aggregation: bool = False  # and updates are masked
-    noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # and have the units' own noise
-    # and are summed with those alone whose credentials have these fingerprints
+    updates_only: bool = False  # activations and targets stay on the unit
+    secure_aggregation: bool = False  # updates are masked
+    noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # least noise, added by units
+    # fingerprints of the units whose updates may be in a sum with this unit's
     peers: tuple[Fingerprint, ...] | None = None
-    least_units: Annotated[int, Field(ge=2)] | None = None  # in sums of so many updates at least
-    # and all runs together may spend this ε of the unit's rows, at this δ
+    least_units: Annotated[int, Field(ge=2)] | None = None  # least number of updates in a sum
+    # all runs together may spend this ε on the unit's rows, at this δ
     lifetime_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     lifetime_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     def lacking(self, settings: Settings) -> Iterator[tuple[str, str]]:
-        """Options of a run that promises less, and what they must be."""
+        """Yield the options of a run that violate these requirements, and their required values."""
         found, noise = settings.privacy, self.noise_multiplier
         if self.updates_only and settings.server_has_heads:
             yield "decoder.mode", "must be control_unit: updates alone may leave the unit"
@@ -88,7 +87,7 @@ class PrivacySection(Section):
 
 
 class OwnerSection(Section):
-    """The owner's file."""
+    """The contents of an owner's file."""
 
     name: Annotated[Text, Field(max_length=64)] | None = None
     number: Annotated[int, Field(ge=0)] | None = None  # of the unit; deployed ones have one
@@ -110,5 +109,5 @@ class OwnerSection(Section):
 
 
 def read_owner(file: Path) -> OwnerSection:
-    """An owner's file. Raises ``ConfigError`` with the line of what is wrong."""
+    """Read an owner's file. Raises ``ConfigError`` with the invalid line."""
     return load(file).parse(OwnerSection)

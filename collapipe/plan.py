@@ -1,4 +1,4 @@
-"""What shall happen: frozen plans, the only thing that passes from deciding to doing."""
+"""Frozen plans: the scheduler's decisions, which training executes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from pydantic import Field
 from collapipe.errors import ConfigError
 from collapipe.state import DeviceProfile, HeadPlace, Precision
 
-Amount = Annotated[float, Field(ge=0)]  # checked where it is read from a file or a message
+Amount = Annotated[float, Field(ge=0)]  # checked when it is read from a file or a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Span:
         return self.first + self.blocks
 
     def indices(self) -> range:
-        """The blocks' places in the whole encoder."""
+        """Return the blocks' indices in the whole encoder."""
         return range(self.first, self.stop)
 
 
@@ -58,7 +58,7 @@ def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tupl
 class Certificate:
     """A solver's proof for its answer: no solution is below ``lower_bound``.
 
-    A heuristic that knows no bound gives 0. Times are not compared: the same plan is the same plan.
+    A heuristic without a bound gives 0. Comparisons of certificates ignore the solve time.
     """
 
     objective: float
@@ -68,7 +68,7 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """(objective - lower_bound) / |objective|; 0 where they agree."""
+        """(objective - lower_bound) / |objective|; 0 if they are equal."""
         excess = self.objective - self.lower_bound
         return excess / abs(self.objective) if excess else 0.0
 

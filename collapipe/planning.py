@@ -1,4 +1,4 @@
-"""Plans of an inventory's clusters, verified; infeasibility errors use the file's terms."""
+"""Plan an inventory's clusters and verify the plans; errors use the file's keys."""
 
 from dataclasses import dataclass, replace
 
@@ -25,13 +25,13 @@ from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round
 
 EXACT = "exact"
-_PLACE_NOTHING = "paper", "vanilla_fl"  # Algorithm 3, and replicas that have no head behind them
-_SEED = 0  # of the one baseline that draws its devices
+_PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
+_SEED = 0  # for the only baseline that draws its devices
 
 
 @dataclass(frozen=True, slots=True)
 class SolvedCluster:
-    """A cluster's problem with the head in one of its places, and its answer."""
+    """A cluster's problem for one place of the head, and its solution."""
 
     problem: ClusterProblem
     solution: ClusterSolution
@@ -42,7 +42,7 @@ class SolvedCluster:
 class PlannedCluster:
     """A cluster, solved for each place that its head may have.
 
-    ``allocation`` is None without a part in a round.
+    A cluster outside a joint round has no ``allocation``.
     """
 
     cluster: DescribedCluster
@@ -52,17 +52,17 @@ class PlannedCluster:
 
     @property
     def problem(self) -> ClusterProblem:
-        """With the head where the round has it."""
+        """The problem for the head's place in the round, else for the fastest place."""
         return self._chosen.problem
 
     @property
     def solution(self) -> ClusterSolution:
-        """Likewise."""
+        """The solution for the same place as ``problem``."""
         return self._chosen.solution
 
     @property
     def fastest(self) -> SolvedCluster:
-        """With the head where its pipeline is fastest, whatever a round makes of it."""
+        """The place of the head with the fastest pipeline, independent of any round."""
         return min(self.solved, key=lambda each: each.solution.best.latency_s)
 
     @property
@@ -74,17 +74,17 @@ class PlannedCluster:
 
     @property
     def partition(self) -> Partition:
-        """The round's choice, or the cluster's fastest where no round chose."""
+        """The round's partition, or without a round the cluster's fastest."""
         return self.allocation.partition if self.allocation else self.solution.best
 
     @property
     def segments(self) -> tuple[SegmentTimes, ...]:
-        """When the chosen partition's devices compute and send."""
+        """The times at which the chosen partition's devices compute and send."""
         return timeline(self.problem, self.partition)
 
     @property
     def behind(self) -> tuple[StageTimes, ...]:
-        """When what follows the encoder is busy, in a round in which it takes part."""
+        """The busy times of the stages after the encoder, for a cluster in a round."""
         if self.uplink == "after":
             waits = StageTimes("uplink", self.activation_s, (self.partition.latency_s,))
             rest = stages_behind(self.problem, self.partition, 0.0)
@@ -98,7 +98,7 @@ class PlannedCluster:
 
     @property
     def activation_s(self) -> float:
-        """Seconds of the upload that the batch's activations take; the rest is the model's."""
+        """Seconds of the upload for the batch's activations; the rest is for the model."""
         uplink, allocation = self.cluster.uplink, self.allocation
         if uplink is None or allocation is None:
             return 0.0
@@ -107,7 +107,7 @@ class PlannedCluster:
 
 @dataclass(frozen=True, slots=True)
 class JointRound:
-    """The round's problem over all clusters, its answer, and what the answer makes of queues."""
+    """The round's problem over all clusters, its solution, and the resulting Γ_n and queues."""
 
     problem: RoundProblem
     solution: RoundSolution
@@ -131,9 +131,9 @@ class InventoryPlan:
 
 
 def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
-    """Plan every cluster, and the round where the inventory has channels.
+    """Plan every cluster, and the joint round if the inventory has channels.
 
-    Raises ``ConfigError`` where no plan exists.
+    Raises ``ConfigError`` if no plan exists.
     """
     if solver in _PLACE_NOTHING and any(each.chooses_head for each in inventory.clusters):
         raise ConfigError(
@@ -224,7 +224,7 @@ def _plan_round(
     except InfeasibleRoundError as error:
         raise _no_upload(inventory, problem, str(error)) from error
     verify_round(solution, problem)
-    if solver != EXACT:  # what is proved among a baseline's splits proves nothing about all splits
+    if solver != EXACT:  # a bound over a baseline's splits is no bound over all splits
         certificate = replace(solution.certificate, lower_bound=0.0, solver=solver)
         solution = replace(solution, certificate=certificate)
     gammas = round_gammas(problem, solution.allocations)
@@ -238,7 +238,7 @@ def _round_options(inventory: Inventory) -> RoundOptions:
 
 
 def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:
-    """The keys that limit the devices' blocks whatever the energy, with their figures."""
+    """Return, for each device, the keys that limit its blocks apart from energy, with values."""
     return [
         " and ".join(
             key
@@ -251,7 +251,7 @@ def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:
 
 
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:
-    """No cluster can afford an upload: the nearest to it, and what full power takes."""
+    """Return an error about the cluster nearest to affording an upload, with its energy need."""
     options = problem.options
     pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
     if power_limits(pairs).any():

@@ -1,4 +1,4 @@
-"""Processes that our commands start: their environment, and that they end with their starter."""
+"""Processes that commands start: their environment, and how they end with their parent."""
 
 import os
 import signal
@@ -12,23 +12,22 @@ from importlib.util import find_spec
 from typing import Any
 
 DIRECT = {"no_proxy": "*", "NO_PROXY": "*"}
-"""Environment of a process that reaches every machine without a proxy."""
+"""Environment of a process that uses no proxy for any machine."""
 _LOOPBACK = "localhost", "127.0.0.1", "::1"
-_LOOK_S = 0.2  # between looks whether the parent is still there
+_LOOK_S = 0.2  # between checks whether the parent still runs
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` changed so that a user's other tools do not change what we start.
+    """Return ``environ`` without settings of other tools that would affect our processes.
 
-    Nothing on this machine is reached through a proxy, Ray joins no other cluster, and Matplotlib
-    draws without a display. Proxies for other machines stay, since models and data may come
-    through them.
+    No proxy is used for this machine, Ray joins no other cluster, and Matplotlib draws without a
+    display. Proxies for other machines stay, because models and data may need them.
     """
     direct = environ.get("no_proxy") or environ.get("NO_PROXY", "")
     if "*" not in direct:
         direct = ",".join(filter(None, [direct, *_LOOPBACK]))
     own = {"no_proxy": direct, "NO_PROXY": direct, "RAY_ADDRESS": "local", "MPLBACKEND": "agg"}
-    if find_spec("socksio") is None:  # httpx then fails at any SOCKS proxy, even if it uses none
+    if find_spec("socksio") is None:  # else httpx fails for any SOCKS proxy
         proxies = {name: value for name, value in environ.items() if _ends_in_proxy(name)}
         own |= {name: "" for name, value in proxies.items() if value.lower().startswith("socks")}
     return {**environ, **own}
@@ -39,7 +38,7 @@ def _ends_in_proxy(name: str) -> bool:
 
 
 def child_command(*arguments: str) -> Sequence[str]:
-    """Command line of ``collapipe ARGUMENTS`` as a child that ends with this process.
+    """Return the command of ``collapipe ARGUMENTS`` as a child that ends with this process.
 
     Python's option ``-P`` keeps it from importing files of the current folder as modules.
     """
@@ -48,8 +47,10 @@ def child_command(*arguments: str) -> Sequence[str]:
 
 @contextmanager
 def ending(processes: Collection[subprocess.Popen[Any]], wait_s: float) -> Iterator[None]:
-    """Terminate ``processes``, also those added meanwhile, when the context ends, and kill each one
-    that goes on for ``wait_s`` after that."""
+    """Terminate ``processes`` when the context ends, and kill those that run ``wait_s`` longer.
+
+    Processes may be added until then.
+    """
     try:
         yield
     finally:
@@ -64,14 +65,13 @@ def ending(processes: Collection[subprocess.Popen[Any]], wait_s: float) -> Itera
 
 
 def end_with_parent(parent: int) -> None:
-    """Send this process SIGTERM when process ``parent``, which has started it, has ended, however
-    it has."""
+    """Send this process SIGTERM once its ``parent`` process has ended for any reason."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK_S)
         main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, signal.SIGTERM)  # which also ends what the thread waits for
+        signal.pthread_kill(main, signal.SIGTERM)  # also interrupts waiting calls
 
     threading.Thread(target=watch, daemon=True, name="parent").start()

@@ -1,4 +1,4 @@
-"""What happened in a round: a unit's report, and the line that the server writes."""
+"""Reports about a round: a unit's report, and the line that the server writes."""
 
 import math
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from collapipe.rounding import RoundingErrors
 from collapipe.state import Estimates
 
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
-START = "start"  # the phase from a unit's taking the message to its first micro-batch
+START = "start"  # the phase from a unit's receipt of the message to its first micro-batch
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
-TRACED_STEPS = 100  # of a round, its first
+TRACED_STEPS = 100  # the first steps of a round
 _Sentence = Annotated[str, Field(max_length=600)]
 _Times = tuple[float, float, float, float]
 Count = Annotated[int, Field(ge=0)]
 
 
 def _named(name: str, before: str) -> Any:
-    """The name of a field, and the one that older runs have."""
+    """Return a field that also accepts its name in older runs."""
     return Field(validation_alias=AliasChoices(name, before))
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A metric's value, what it takes to compute it again, and other metrics' values beside it."""
+    """A metric's value, the signature to compute it again, and values of further metrics."""
 
     name: str
     value: float
@@ -39,13 +39,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a device measured of a unit's round, by its own clock.
+    """A device's measurements of a unit's round, in seconds of the device's clock.
 
-    ``compute_s`` are seconds of its forwards and backwards, ``wait_s`` those until what they need
-    had come, ``send_s`` those from an action's end until what it made had left, beside others,
-    ``span_s`` from each step's first to its last. ``chunk_s`` is the median over steps of
-    what a micro-batch took, forward and backward. ``sent_bytes`` went to neighbours, those of the
-    control unit among them; ``peak_bytes`` is the most memory that the process ever had.
+    ``compute_s`` is the time of forward and backward passes, and ``wait_s`` the time that they
+    waited for inputs. ``send_s`` is the time from the end of an action until its output was sent,
+    which may overlap with other actions. ``span_s`` sums the times from a step's first action to
+    its last. ``chunk_s`` is the median time per step of a micro-batch, forward and backward.
+    ``sent_bytes`` counts bytes to neighbours, including the control unit. ``peak_bytes`` is the
+    process's highest memory use so far.
     """
 
     name: Annotated[str, Field(max_length=64)]
@@ -61,13 +62,11 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTrace:
-    """When a device did what in a round, in seconds of its control unit's clock from the round's
-    first step on.
+    """A device's timed actions in a round, in seconds since the round's first step.
 
-    ``steps`` has a row for each action of each step, in their order: when the device asked for what
-    the action needs, when that was there, when it was done, and when what it made had left.
-    ``error_s`` is how far the two
-    clocks may be apart from what was taken for it.
+    Times are on the control unit's clock; ``error_s`` bounds the error of the conversion. Each step
+    has a row per action, in order. A row has four times: the device requests the action's input, it
+    has the input, it has finished the action, and it has sent the output.
     """
 
     name: Annotated[str, Field(max_length=64)]
@@ -80,15 +79,16 @@ class DeviceTrace:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """One unit's round.
+    """One unit's report about a round.
 
-    ``losses`` of each local step are sums over target tokens divided by the tokens of the whole
-    batch; ``squared_norms`` of each are ‖∇F‖² before clipping. ``seconds`` are wall time per phase
-    of the control unit's thread. Bytes are the decoder link's payload: activations with masks and
-    targets up, gradients down. ``stem_rows`` are those that a frozen stem computed, by the run's
-    own account. ``rounding`` is what the unit measured of precisions that the scheduler chooses.
-    ``devices`` are those that were there at the round's end, where they are real, and
-    ``events`` say in a sentence each what happened to them.
+    ``losses`` has each local step's mean loss per target token, and ``squared_norms`` each step's
+    ‖∇F‖² before clipping. ``seconds`` maps phases of the control unit's thread to wall time. Bytes
+    are the decoder link's payload: activations with masks and targets up, gradients down.
+    ``stem_rows`` is the number of rows that a frozen stem computed, as counted within the run.
+    ``rounding`` has measured errors of precisions that the scheduler chooses.
+
+    ``devices`` has reports of the real devices at the round's end. ``events`` describes what
+    happened to devices, one sentence each.
     """
 
     unit: int
@@ -108,13 +108,13 @@ class ClusterReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCost:
-    """What all local steps of a unit's round and its upload cost in the world that the scheduler
-    sees.
+    """Modelled cost of all local steps of a unit's round and of its upload.
 
-    ``upload_s`` is τ_n^Up (eq. 11), None where the strategy planned no channel; ``device_energy_j``
-    (eq. 16) has each device that takes part and has an energy law. ``finish_s`` is when both are
-    done, earlier than their sum where they take place side by side; older runs have the sum only.
-    ``stem_s`` goes before all of it: a frozen stem computes the rows that are not kept.
+    ``upload_s`` is τ_n^Up (eq. 11); None if the strategy planned no channel. ``device_energy_j``
+    (eq. 16) covers each participating device with an energy law. ``finish_s`` is the time at which
+    pipeline and upload are done; it is less than their sum if they overlap, and None in older runs.
+    ``stem_s`` is the time before that, in which a frozen stem computes rows without a cached
+    activation.
     """
 
     unit: int
@@ -127,21 +127,21 @@ class ClusterCost:
 
     @property
     def ends_s(self) -> float:
-        """``finish_s``, in older runs the sum of both; behind the stem's seconds."""
+        """``stem_s`` plus ``finish_s``; in older runs plus the sum of pipeline and upload."""
         both_s = self.pipeline_s + (self.upload_s or 0.0)
         return self.stem_s + (both_s if self.finish_s is None else self.finish_s)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """What a round costs: ``delay_s`` is when its slowest unit is done."""
+    """Modelled cost of a round; ``delay_s`` is the time until its slowest unit is done."""
 
     delay_s: float
     clusters: tuple[ClusterCost, ...]
 
     @property
     def energy_j(self) -> float:
-        """Of all units, uploads and devices."""
+        """Energy of all units' uploads and devices."""
         return math.fsum(
             each.upload_energy_j + math.fsum(each.device_energy_j.values())
             for each in self.clusters
@@ -150,11 +150,11 @@ class RoundCost:
 
 @dataclass(frozen=True, slots=True)
 class UnitsEvaluation:
-    """What units found on their own rows.
+    """Evaluation of a model by units, on their own rows.
 
-    ``loss`` and ``metric`` are those of all their rows together, None where nobody told anything.
-    ``rows`` are how many each unit that told has; 0: it has none, and adds nothing. ``failures``
-    are the causes of those that are left out. ``bytes_down`` of weights were sent for it.
+    ``loss`` and ``metric`` are over all rows together; None if no unit reported any. ``rows`` maps
+    units that replied to their numbers of rows, which may be 0. ``failures`` maps other units to
+    causes. ``bytes_down`` is the size of the weights that were sent for the evaluation.
     """
 
     rows: Mapping[int, Count]
@@ -166,7 +166,7 @@ class UnitsEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class RoundTraces:
-    """A line of ``traces.jsonl.gz``: the devices' traces by their units."""
+    """A line of ``traces.jsonl.gz``: the devices' traces by unit."""
 
     round: int
     units: Mapping[int, tuple[DeviceTrace, ...]]
@@ -174,27 +174,32 @@ class RoundTraces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default, and
-    older runs lack some of the fields.
+    """The server's report about a round; a line of ``metrics.jsonl``.
 
-    ``skipped`` is the cause of a round that came to nothing: its ``plan`` has no clusters, all
-    of its units failed, or too few were left for a masked sum.
-    ``failures`` are the causes of units that were scheduled and did not finish, ``excluded`` of
-    those that could not be planned with. Bytes up are activations of all local steps plus the
-    upload, bytes down gradients plus the download. ``seconds`` are measured for each phase, names
-    of the units' phases begin with ``unit/``; ``wall_s`` from the run's start to the round's end.
-    ``clock_s`` is of all rounds so far, modelled or, with ``clock: real``, as measured; ``cost`` is
-    always modelled. ``checkpoint_bytes`` of the bytes up were units' states for a checkpoint, which
-    took ``checkpoint_s`` of the modelled clock. ``train_loss`` is the mean over the units' steps,
-    weighted as the aggregation weighs the units. ``queues`` are Y_n(t+1) of all N units, which
-    waited on if they failed, and ``error_queues`` Q_n(t+1), to which these add nothing; empty
-    without a scheduler's. ``devices``
-    and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
-    took there, measured; ``traces`` of their devices.
-    ``rounding`` is what units measured of precisions that the scheduler chooses.
-    ``epsilon`` is ε of all rounds so far, at ``privacy.delta``, None without noise. ``estimates``
-    are those after this round. ``evaluation_loss`` and ``metric`` are the server's, those of
-    ``on_units`` where only units evaluate.
+    Fields that older runs lack have defaults.
+
+    ``skipped`` is the reason why a round had no result: its ``plan`` has no clusters, all units
+    failed, or too few were left for a masked sum. ``failures`` has the causes of scheduled units
+    that did not finish, and ``excluded`` the causes of units that could not be planned.
+
+    ``bytes_up`` counts activations of all local steps and uploads, and ``bytes_down`` gradients and
+    downloads. ``checkpoint_bytes`` is the part of ``bytes_up`` for units' states in a checkpoint,
+    which took ``checkpoint_s`` of the modelled clock.
+
+    ``seconds`` has the measured time of each phase; names of units' phases begin with ``unit/``.
+    ``wall_s`` is the time from the run's start to the round's end. ``clock_s`` is the time of all
+    rounds so far, modelled or, with ``clock: real``, measured; ``cost`` is always modelled.
+
+    ``train_loss`` is the mean over the units' steps, weighted as in the aggregation. ``queues`` are
+    Y_n(t+1) of all N units; failed units count as not scheduled. ``error_queues`` are Q_n(t+1), to
+    which failed units add nothing. Both are empty if the strategy keeps no queues. ``estimates``
+    are as of this round's end.
+
+    ``devices``, ``events`` and ``traces`` are by unit, for units with real devices. ``pipeline_s``
+    is the measured time of their batches. ``rounding`` has units' measured errors of precisions
+    that the scheduler chooses. ``epsilon`` is ε of all rounds so far at ``privacy.delta``; None
+    without noise. ``evaluation_loss`` and ``metric`` come from the server, or from ``on_units`` if
+    only units evaluate.
     """
 
     round: int
@@ -231,7 +236,7 @@ class RoundReport:
 
     @property
     def costs(self) -> dict[int, ClusterCost]:
-        """Modelled cost of each unit that the plan has."""
+        """Modelled cost of each unit in the plan."""
         return {each.unit: each for each in self.cost.clusters} if self.cost else {}
 
     @property
@@ -241,12 +246,14 @@ class RoundReport:
 
     @property
     def kept_queues(self) -> tuple[float, ...]:
-        """``queues``, empty where the strategy keeps none."""
+        """``queues``; empty if the strategy keeps no queues."""
         return self.queues if self.plan.queues else ()
 
     def json_tree(self) -> dict[str, Any]:
-        """What is written down, but for traces, which have a file of their own; nothing of an
-        evaluation that there was not."""
+        """Return the line's content as a tree.
+
+        Traces are left out, because they have a separate file, and so are fields without a value.
+        """
         tree = asdict(self)
         if self.plan.certificate is not None:
             tree["plan"]["certificate"]["gap"] = self.plan.certificate.gap

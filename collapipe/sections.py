@@ -1,4 +1,4 @@
-"""The configuration as typed, checked, frozen objects. Field names are the options' names."""
+"""The configuration's sections as frozen, validated objects; fields have the options' names."""
 
 import math
 import re
@@ -13,8 +13,8 @@ from collapipe.plan import UplinkPlan
 from collapipe.rounding import RoundingErrors
 from collapipe.state import Precision
 
-_LEAST_ERROR = 1e-15  # ρ that is none
-_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # in clip norms; further ones overflow some account of it
+_LEAST_ERROR = 1e-15  # a smaller ρ counts as 0
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # in clip norms; larger ones overflow privacy accounting
 _MONTH_S = 30 * 24 * 3600.0
 _WILDCARDS = "0.0.0.0", "::", "[::]"  # noqa: S104 - to refuse them as addresses to dial
 
@@ -37,9 +37,9 @@ TorchDevice = Annotated[str, AfterValidator(_kind_of_device)]  # see ``collapipe
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where rows come from. How they become shards is ``data.partitioner``, a plug-in.
+    """The source of rows. The plug-in ``data.partitioner`` divides them into shards.
 
-    The defaults are those of ``conf/data/default.yaml``; a task makes one for its own hub data set.
+    The defaults equal ``conf/data/default.yaml``; a task makes an object for its own hub data set.
     """
 
     root: str | None = None  # folder with the files of a task's own format
@@ -55,11 +55,11 @@ class DataSettings:
     tags_column: str = "ner_tags"
     source_column: str = "source"
     target_column: str = "target"
-    shuffle: bool = True  # the training rows, first: a file is often sorted
+    shuffle: bool = True  # shuffle training rows first, because files are often sorted
     max_train_samples: Count | None = None  # the first rows only
     max_eval_samples: Count | None = None
     tokenizer: str | None = None  # hub id or folder of a model's, bytes, or federated
-    tokenizer_min_rows: Count = 1  # of a unit: only words that so many hold are told
+    tokenizer_min_rows: Count = 1  # a unit sends only words that at least this many rows contain
 
     def __post_init__(self) -> None:
         sources = ("root", "name", "train_file", "synthetic")
@@ -72,11 +72,11 @@ class DataSettings:
         files = {option: getattr(self, option) for option in ("validation_file", "test_file")}
         for option in [option for option, file in files.items() if file]:
             if given and not self.train_file:
-                raise ConfigError(f"data.{option}: needs data.train_file beside it")
+                raise ConfigError(f"data.{option}: needs data.train_file; set both")
             if not self.train_file and not all(files.values()):
                 raise ConfigError(
-                    f"data.{option}: needs data.train_file beside it; or where units have rows of "
-                    "their own, set both data.validation_file and data.test_file"
+                    f"data.{option}: needs data.train_file; if units have owners with rows, set "
+                    "both data.validation_file and data.test_file instead"
                 )
 
     @property
@@ -86,11 +86,11 @@ class DataSettings:
 
     @property
     def brought(self) -> bool:
-        """Whether rows are a user's own, whose columns may have any names."""
+        """Whether rows are a user's, with columns of any names."""
         return bool(self.name or self.train_file or self.validation_file)
 
     def paths(self) -> dict[str, Path]:
-        """The options that are set and name a folder or a file of this machine."""
+        """Return the options that name a folder or a file of this machine, if they are set."""
         options = "root", "train_file", "validation_file", "test_file"
         return {option: Path(path) for option in options if (path := getattr(self, option))}
 
@@ -106,9 +106,9 @@ class PipelineSettings:
     threads: Count
     profile: bool | None
     replicate_every: Annotated[int, Field(ge=0)]
-    relay: bool = False  # older runs have none
-    wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # likewise
-    recompute: bool = False  # likewise
+    relay: bool = False  # older runs lack this option
+    wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # older runs lack this option
+    recompute: bool = False  # older runs lack this option
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class OptimizerSettings:
     state: Literal["keep", "reset"]
 
     def rate(self, step: int, total_steps: int) -> float:
-        """Learning rate η of global step ``step`` (from 0) of ``total_steps``."""
+        """Return the learning rate η of global step ``step`` (from 0) of ``total_steps``."""
         warmup = self.warmup_steps
         if step < warmup:
             return self.lr * (step + 1) / warmup
@@ -141,10 +141,10 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class ServerOptimizerSettings:
-    """How the server averages, and what it does with the pseudo-gradient θ(t) − Σ wₙ θₙ.
+    """How the server averages updates, and its step with the pseudo-gradient θ(t) − Σ wₙ θₙ.
 
-    ``median`` and ``trimmed_mean`` are weight by weight, all units alike; ``trim`` is the share of
-    units that a trimmed mean leaves out at each end.
+    ``median`` and ``trimmed_mean`` apply to each weight separately and weigh all units equally.
+    ``trim`` is the fraction of units that a trimmed mean leaves out at each end.
     """
 
     name: Literal["fedavg", "sgd", "momentum", "adam"]
@@ -152,13 +152,13 @@ class ServerOptimizerSettings:
     momentum: Share
     beta2: Share
     eps: Positive
-    average: Literal["mean", "median", "trimmed_mean"] = "mean"  # older runs have neither
+    average: Literal["mean", "median", "trimmed_mean"] = "mean"  # older runs lack both
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
 
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """Rounds, units, and what becomes of their weights."""
+    """Rounds, units, and the aggregation of their weights."""
 
     rounds: Count
     num_units: Count
@@ -175,7 +175,7 @@ class FederationSettings:
     keep: Count
     channel_noise: NotNegative
     max_update_norm: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None  # older runs
-    max_share: Annotated[float, Field(ge=1)] = math.inf  # have neither
+    max_share: Annotated[float, Field(ge=1)] = math.inf  # lack both
 
     def __post_init__(self) -> None:
         if self.min_units is not None and self.min_units > self.num_units:
@@ -186,19 +186,19 @@ class FederationSettings:
 
     @property
     def total_steps(self) -> int:
-        """Global steps of the whole run."""
+        """Number of global steps of the whole run."""
         return self.rounds * self.local_steps
 
     def steps_of(self, round_: int) -> range:
-        """Global steps of a round, both counted as users see them: rounds from 1, steps from 0."""
+        """Return the global steps of a round; rounds count from 1, steps from 0."""
         return range((round_ - 1) * self.local_steps, round_ * self.local_steps)
 
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """Who trains the head within a round, and how.
+    """Where and how heads train within a round.
 
-    ``auto``: as the scheduler decides, for each unit and round, on the server or on the unit.
+    With ``auto`` the scheduler chooses server or control unit, for each unit and round.
     """
 
     mode: Literal["per_cluster", "shared", "control_unit", "auto"]
@@ -206,25 +206,24 @@ class DecoderSettings:
 
 @dataclass(frozen=True)
 class CompressionSettings:
-    """In how many bits units send the weights that they trained, and activations, and in how many
-    the server answers with gradients.
+    """Precisions of the units' uploads and activations, and of the server's gradients.
 
-    ``auto``: as the scheduler decides, for each unit and round. ``feedback``: of a row's activation
-    the change since it was last sent, where that is less.
+    With ``auto`` the scheduler chooses a precision for each unit and round. With ``feedback``, the
+    change of a row's activation since it was last sent is sent, if it is smaller.
     """
 
     upload: PrecisionOrAuto
     activation: PrecisionOrAuto
     gradient: Precision
-    feedback: bool = False  # older runs have none
+    feedback: bool = False  # older runs lack this option
 
     @property
     def decided(self) -> bool:
-        """Whether the scheduler has something to decide."""
+        """Whether the scheduler chooses a precision."""
         return "auto" in (self.upload, self.activation)
 
     def of(self, uplink: UplinkPlan | None) -> "CompressionSettings":
-        """With a unit's precisions in a round, where its plan has any."""
+        """Return these settings with a unit's precisions in a round, if its plan has some."""
         if uplink is None or uplink.activation is None or uplink.upload is None:
             return self
         return replace(self, upload=uplink.upload, activation=uplink.activation)
@@ -232,10 +231,12 @@ class CompressionSettings:
     def rounding_error(
         self, activation: Precision, upload: Precision, errors: RoundingErrors
     ) -> float:
-        """ρ of what is sent in these precisions. The errors of both add up: what rounding takes
-        from an upload counts, though error feedback gives it back later. A precision that is set,
-        not chosen, counts as exact, and so does what no float32 would show; nothing is worse than
-        nothing sent, whose ρ is 1."""
+        """Return ρ, the relative rounding error of messages in these precisions, at most 1.
+
+        It is the sum of the errors of activations and uploads. An upload's error counts although
+        error feedback corrects it later. Precisions that the scheduler does not choose count as
+        exact, and so do errors too small for float32. Sending nothing has ρ = 1.
+        """
         of_activation = errors.activation[activation] if self.activation == "auto" else 0.0
         of_upload = errors.upload[upload] if self.upload == "auto" else 0.0
         error = min(of_activation + of_upload, 1.0)
@@ -244,14 +245,16 @@ class CompressionSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """How much the model may say of any one unit, see ``collapipe.privacy``.
+    """How much the model may reveal about a single unit, see ``collapipe.privacy``.
 
-    A unit's change of the weights in a round is clipped to ``clip_norm`` C, with ``clip_quantile``
-    to one that follows the units' norms from there. The server adds noise of standard deviation
-    ``noise_multiplier``·C to the sum of changes, drawn from ``noise_seed`` where that is set.
-    With ``secure_aggregation`` it learns that sum alone, if the share ``threshold`` of a round's
-    units finish, see ``collapipe.secure_aggregation``; ``noise_by=units`` then has them add the
-    noise in parts, so that the server learns no sum without it.
+    A unit's update is clipped to the norm ``clip_norm`` C. With ``clip_quantile``, C starts there
+    and follows the units' norms. The server adds noise of standard deviation
+    ``noise_multiplier``·C to the sum of updates, drawn from ``noise_seed`` if it is set.
+
+    With ``secure_aggregation`` the server learns only the sum, see
+    ``collapipe.secure_aggregation``. The fraction ``threshold`` of a round's units must finish.
+    With ``noise_by=units`` the units add the noise in parts, so that the server never learns a sum
+    without noise.
     """
 
     clip_norm: Positive | None = None
@@ -267,7 +270,7 @@ class PrivacySettings:
     def __post_init__(self) -> None:
         if 0 < self.noise_multiplier < _LEAST_NOISE:
             raise ConfigError(
-                f"privacy.noise_multiplier={self.noise_multiplier:g}: promises nobody anything; "
+                f"privacy.noise_multiplier={self.noise_multiplier:g}: too small to protect anyone; "
                 f"set 0 for no noise, or {_LEAST_NOISE:g} … {_MOST_NOISE:g}"
             )
         for option in ("noise_multiplier", "clip_quantile"):
@@ -278,8 +281,8 @@ class PrivacySettings:
                 )
         if self.secure_aggregation and self.clip_norm is None:
             raise ConfigError(
-                "privacy.secure_aggregation=true: what is masked is a whole number within bounds; "
-                "set privacy.clip_norm"
+                "privacy.secure_aggregation=true: masking needs bounded updates; set "
+                "privacy.clip_norm"
             )
         if self.noise_by == "units" and not (self.secure_aggregation and self.noise_multiplier):
             raise ConfigError(
@@ -288,8 +291,8 @@ class PrivacySettings:
             )
         if self.secure_aggregation and self.clip_quantile is not None:
             raise ConfigError(
-                f"privacy.clip_quantile={self.clip_quantile:g}: in a masked sum nobody could check "
-                "a unit's vote, and one could move the clip norm at will; set it to null, or "
+                f"privacy.clip_quantile={self.clip_quantile:g}: in a masked sum a unit's vote "
+                "cannot be checked, so one unit could set any clip norm; set it to null, or "
                 "privacy.secure_aggregation=false"
             )
         if self.max_epsilon is not None and not self.noise_multiplier:
@@ -301,7 +304,7 @@ class PrivacySettings:
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """What trains: every weight (``none``), or adapters beside frozen weights (``lora``)."""
+    """What trains: all weights (``none``), or adapters of frozen weights (``lora``)."""
 
     name: Literal["none", "lora"]
 
@@ -310,16 +313,16 @@ class AdapterSettings:
 class LoraSettings(AdapterSettings):
     """Adapters of rank r and weight α; ``dropout`` is the probability that an input is dropped.
 
-    ``target_modules`` are last names of linear layers; None: peft's for the family. With
-    ``last_blocks`` all before these blocks is frozen, and ``cache`` keeps what it computes of a
-    row, in ``cache_bytes`` at most.
+    ``target_modules`` are the last parts of linear layers' names; None: peft's defaults for the
+    family. With ``last_blocks`` everything before these blocks is frozen. ``cache`` then stores the
+    frozen part's activations of rows, at most ``cache_bytes``.
     """
 
     rank: Count
     alpha: Positive
     dropout: Share
     target_modules: tuple[str, ...] | None
-    last_blocks: Count | None = None  # older runs have none of these
+    last_blocks: Count | None = None  # older runs lack this and the following options
     cache: bool = False
     cache_bytes: Count = 2**32
 
@@ -334,7 +337,7 @@ class LoraSettings(AdapterSettings):
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """The decoder link: where the server listens and is dialled, and the largest frame."""
+    """The decoder link: the server's addresses to listen and to dial, limits and timeouts."""
 
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
@@ -346,26 +349,26 @@ class LinkSettings:
     def __post_init__(self) -> None:
         if self.host in _WILDCARDS and self.advertise is None:
             raise ConfigError(
-                f"link.host={self.host}: listens on all addresses and is none to dial; set "
-                "link.advertise to the one that units reach, as HOST or HOST:PORT"
+                f"link.host={self.host}: listens on all addresses, so units need one to dial; set "
+                "link.advertise to an address that they reach, as HOST or HOST:PORT"
             )
 
     def dialled(self, port: int) -> str:
-        """What units dial where the server listens on ``port``."""
+        """Return the address that units dial if the server listens on ``port``."""
         host = self.advertise or self.host
         return host if re.search(r":\d+$", host) else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
 class FrameworkSettings:
-    """Who trains what, and where."""
+    """Which parts of the model train where, and whether units' models are averaged."""
 
     name: str
-    partition: str | None  # a solver of ``optim.solvers``; None: the strategy's own
-    unsplit: bool  # each unit trains the whole model by itself; its devices share the batch
-    aggregate: bool  # False: each unit keeps a model of its own
-    cut: Count | None  # encoder blocks on units, the others train on the server; None: all
-    train: bool  # False: rounds are scheduled and their time is modelled, nothing is trained
+    partition: str | None  # a solver of ``optim.solvers``; None: the strategy's solver
+    unsplit: bool  # each unit trains the whole model itself; its devices share the batch
+    aggregate: bool  # False: each unit keeps a separate model
+    cut: Count | None  # number of blocks on units; others train on the server; None: all on units
+    train: bool  # False: rounds are only scheduled and their time is modelled
 
     def __post_init__(self) -> None:
         if self.unsplit and self.cut is not None:
@@ -377,18 +380,18 @@ class FrameworkSettings:
 
 @dataclass(frozen=True)
 class TrackingSettings:
-    """Where curves go beside the run's folder: ``mlflow`` is a tracking URI."""
+    """Where curves are sent in addition to the run's folder; ``mlflow`` is a tracking URI."""
 
     mlflow: str | None
 
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """Where the apps run, and what control units compute on."""
+    """Where the apps run, and the torch device of control units."""
 
     name: Literal["local", "simulation", "deployment"]
-    torch_device: TorchDevice = "cpu"  # older runs have none
-    federation: str | None = None  # of a deployment alone
+    torch_device: TorchDevice = "cpu"  # older runs lack this option
+    federation: str | None = None  # only for a deployment
 
     def __post_init__(self) -> None:
         if self.name == "deployment" and self.federation is None:
@@ -400,13 +403,15 @@ class RuntimeSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """On whose rows the model is evaluated: the ``server``'s, each unit's, or ``both``; ``auto``
-    is one of the first two, see ``on_rows_of``."""
+    """On whose rows the model is evaluated: the server's, the units', or both.
 
-    where: Literal["auto", "server", "units", "both"] = "server"  # older runs have none
+    ``auto`` is ``server`` or ``units``, see ``on_rows_of``.
+    """
+
+    where: Literal["auto", "server", "units", "both"] = "server"  # older runs lack this option
 
     def on_rows_of(self, data: DataSettings, trains: bool) -> "EvaluationSettings":
-        """What ``auto`` is: the units' rows where the server would cut its own from theirs."""
+        """Resolve ``auto``: it is ``units`` if the server would have to draw rows from theirs."""
         if self.where != "auto":
             return self
         return EvaluationSettings("units" if trains and data.holds_out else "server")
@@ -422,6 +427,6 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the server trains heads on and evaluates on."""
+    """The torch device on which the server trains heads and evaluates."""
 
-    torch_device: TorchDevice = "cpu"  # older runs have none
+    torch_device: TorchDevice = "cpu"  # older runs lack this option

@@ -10,10 +10,10 @@ from collapipe.errors import ConfigError, is_printable, unit_called
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
 _MOST_NAME = 64  # characters of a device's name, which is printed
-_MOST_ERROR = 1.0  # of a gradient, relative: sending nothing is as good
+_MOST_ERROR = 1.0  # relative, of a gradient: the error of sending nothing
 
 Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
-"""In which a tensor travels, see ``collapipe.wire.compression``; of these float32 is its own."""
+"""Precision of a sent tensor, see ``collapipe.wire.compression``; float32 keeps its own dtype."""
 HeadPlace = Literal["server", "control_unit"]
 """Where a unit's head trains."""
 
@@ -36,15 +36,15 @@ class AffineLaw:
         _check_within(self, ("u", "v", "w", "ell"), _MOST_LAW)
 
     def compute(self, blocks: int, micro_batch_size: float) -> float:
-        """C = δ·(u·b̂ + v)."""
+        """Return C = δ·(u·b̂ + v)."""
         return blocks * (self.u * micro_batch_size + self.v)
 
     def hop(self, micro_batch_size: float) -> float:
-        """H = w·b̂ + ℓ."""
+        """Return H = w·b̂ + ℓ."""
         return self.w * micro_batch_size + self.ell
 
     def chunk(self, blocks: int, micro_batch_size: float) -> float:
-        """C + H."""
+        """Return C + H."""
         return self.compute(blocks, micro_batch_size) + self.hop(micro_batch_size)
 
     def taking(self, times: float, sent: float = 1.0) -> "AffineLaw":
@@ -70,10 +70,10 @@ class EnergyBudget:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """What a device may hold at once (C7) where that depends on the size of a micro-batch:
+    """Memory limit of a device (C7) if memory depends on the size of a micro-batch.
 
-    bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·⌈b̂⌉), for δ blocks and b̂ samples,
-    for the largest micro-batch has ⌈b̂⌉.
+    bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·⌈b̂⌉), for δ blocks and b̂ samples;
+    the largest micro-batch has ⌈b̂⌉ samples.
     """
 
     limit_bytes: float
@@ -85,7 +85,7 @@ class MemoryBudget:
         _check_within(self, ("limit_bytes", "segment_bytes", "block_bytes", "sample_bytes"))
 
     def blocks(self, micro_batch_size: float, most: int) -> int:
-        """How many fit, at most ``most``."""
+        """Return how many blocks fit, at most ``most``."""
         left = self.limit_bytes - self.segment_bytes
         if left < 0:
             return 0
@@ -99,9 +99,9 @@ class DeviceProfile:
 
     name: str  # at most 64 printable characters
     time: AffineLaw  # its chunk law, in seconds
-    max_blocks: int | None = None  # that its memory holds (C7); None: any number
+    max_blocks: int | None = None  # limit of its memory (C7); None: any number
     energy: EnergyBudget | None = None  # None: unlimited
-    memory: MemoryBudget | None = None  # beside ``max_blocks``; None: that is all
+    memory: MemoryBudget | None = None  # applies in addition to ``max_blocks``; None: no limit
 
     def __post_init__(self) -> None:
         if len(self.name) > _MOST_NAME or not is_printable(self.name):
@@ -118,22 +118,22 @@ class DeviceProfile:
         return replace(self, time=self.time.taking(times, sent), energy=energy)
 
     def memory_cap(self, micro_batch_size: float, num_blocks: int) -> int:
-        """Of ``num_blocks``, those that its memory holds with micro-batches of that size (C7)."""
+        """Return how many of ``num_blocks`` fit its memory with micro-batches of that size (C7)."""
         most = num_blocks if self.max_blocks is None else min(self.max_blocks, num_blocks)
         return most if self.memory is None else self.memory.blocks(micro_batch_size, most)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """What one encoder block asks of a device."""
+    """The cost of one encoder block on a device."""
 
     forward_flops: float  # o_l, per sample
     backward_flops: float  # o'_l, per sample
     activation_bits: float  # z^s, per sample and hop
     gradient_bits: float  # g^s, per sample and hop
-    block_bytes: float  # γ_0: weights, gradients, optimiser state and what backward needs
-    sample_bytes: float = 0.0  # what backward needs of the micro-batch under way, per sample
-    segment_bytes: float = 0.0  # inputs that a segment keeps, however many blocks it has
+    block_bytes: float  # γ_0: weights, gradients, optimiser state and tensors saved for backward
+    sample_bytes: float = 0.0  # tensors saved for backward of the current micro-batch, per sample
+    segment_bytes: float = 0.0  # inputs that a segment keeps, for any number of blocks
 
     def segment_needs(self, blocks: int, samples: float) -> float:
         """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples."""
@@ -141,20 +141,20 @@ class BlockCost:
 
     @property
     def forward_share(self) -> float:
-        """Forward's part of a block's compute."""
+        """Forward's fraction of a block's FLOPs."""
         return self.forward_flops / (self.forward_flops + self.backward_flops)
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a unit sends in a round if it sends it in these precisions, with its head there."""
+    """The bits that a unit sends in a round with these precisions and this place of the head."""
 
     activation: Precision
     upload: Precision
     model_bits: float
     activation_bits: float
-    gradient_error: float  # ρ = E‖Δg‖²/φ², what rounding does to the gradient
-    head: HeadPlace | None = None  # None: it stands where the configuration says
+    gradient_error: float  # ρ = E‖Δg‖²/φ², the gradient's relative rounding error
+    head: HeadPlace | None = None  # None: the configuration sets the place
 
     def __post_init__(self) -> None:
         _check_within(self, ("model_bits", "activation_bits"))
@@ -172,33 +172,33 @@ class Payload:
 
     @property
     def bits(self) -> tuple[float, float]:
-        """Of the model and of activations."""
+        """Bits of the model and of activations."""
         return self.model_bits, self.activation_bits
 
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """A control unit's way to the edge server.
+    """A control unit's uplink to the edge server.
 
-    With ``payloads`` the scheduler chooses one of them; ``model_bits`` and ``activation_bits``
-    repeat the first, which is exact. Without any they are all that can be sent.
+    With ``payloads`` the scheduler chooses one; ``model_bits`` and ``activation_bits`` equal the
+    first payload's, which is exact. Without ``payloads`` there is no choice.
     """
 
     max_power_w: float  # P_n^max
-    energy_j: float  # E_n^max, for sending: all of it, or ``model_bits`` alone (C8)
+    energy_j: float  # E_n^max, for sending everything, or only ``model_bits`` (C8)
     model_bits: float  # θ_n^enc: the tunable parameters, sent once a round
     activation_bits: float  # z_n^enc: activations and targets of all local steps of a round
     gains: tuple[float, ...]  # h_{n,j}, linear, for each channel j
-    head_s: float = 0.0  # seconds of all local steps of a round in the head, where it stands
-    gradient_s: float = 0.0  # and of their gradients on the way down; 0: not counted
+    head_s: float = 0.0  # seconds in the head for all local steps of a round
+    gradient_s: float = 0.0  # seconds to send their gradients down; 0: not counted
     payloads: tuple[Payload, ...] = ()
-    # ``head_s`` of a head on the control unit, where payloads have one there
+    # ``head_s`` for payloads with the head on the control unit
     control_unit_head_s: float = 0.0
 
     def payload(
         self, activation: str | None, upload: str | None, head: str | None
     ) -> Payload | None:
-        """The payload of these choices; None where nothing is chosen, or it has no such."""
+        """Return the payload with these choices; None without a choice or a match."""
         chosen = activation, upload, head
         return next((each for each in self.payloads if each.choice == chosen), None)
 
@@ -211,14 +211,14 @@ class Uplink:
         return sent.placed(payload.head)
 
     def placed(self, place: HeadPlace | None) -> "Uplink":
-        """With the times of a head in that place."""
+        """Return the uplink with the times of a head in this place."""
         if place != "control_unit":
             return self
         return replace(self, head_s=self.control_unit_head_s, gradient_s=0.0)
 
     @property
     def activation_share(self) -> float:
-        """What of an upload's bits, and so of its seconds, are activations; 0 of nothing."""
+        """Fraction of an upload's bits, and so of its time, for activations; 0 without bits."""
         bits = self.activation_bits + self.model_bits
         return self.activation_bits / bits if bits else 0.0
 
@@ -228,10 +228,12 @@ class Uplink:
         _check_within(self, ("max_power_w", "energy_j", *amounts, *times))
         sent = (self.model_bits, self.activation_bits), *(each.bits for each in self.payloads)
         if not (self.max_power_w or all(map(any, sent))):
-            raise ConfigError("Uplink: neither power nor anything to send; a unit may have none")
+            raise ConfigError("Uplink: needs max_power_w above 0, or bits to send in each payload")
         for gain in self.gains:
             if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
-                raise ConfigError(f"Uplink: a gain of {gain} is none")
+                raise ConfigError(
+                    f"Uplink: gain={gain} must be 0, or within {1 / _MOST:g} … {_MOST:g}"
+                )
         if len({each.choice for each in self.payloads}) < len(self.payloads):
             raise ConfigError("Uplink: two payloads in the same precisions and with the same head")
 
@@ -252,13 +254,13 @@ class ClusterState:
     unit: int  # n, also its partition of the data
     devices: tuple[DeviceProfile, ...]  # the K devices as the cluster lists them
     num_samples: int  # rows of the unit's shard, |D_n|
-    uplink: Uplink | None = None  # None where nobody modelled it: for strategies without channels
+    uplink: Uplink | None = None  # None: not modelled, for strategies without channels
     real_devices: bool = False  # machines that may be lost at any time
     name: str = ""  # of the unit; set by the server in requests, ignored in reports of units
 
     @property
     def called(self) -> str:
-        """The unit in a message to users."""
+        """The unit's name in messages to users."""
         return unit_called(self.unit, self.name)
 
     def __post_init__(self) -> None:
@@ -267,7 +269,7 @@ class ClusterState:
         if not 1 <= len(self.devices) <= _MOST_DEVICES or len(names) < len(self.devices):
             raise ConfigError(
                 f"unit {self.unit}: {len(self.devices)} devices with {len(names)} names; "
-                f"1 to {_MOST_DEVICES} are possible, each with a name of its own"
+                f"1 to {_MOST_DEVICES} are possible, each with a different name"
             )
         if self.uplink and self.uplink.payloads:
             _check_first(self.unit, self.uplink)
@@ -275,7 +277,7 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What Theorem 1 assumes, as training shows it; None: not yet."""
+    """Estimates of Theorem 1's constants from training; None before there is one."""
 
     gradient_bound: float | None = None  # φ² (assumption 2): the largest mean of a round's ‖∇F‖²
     # β (assumption 1), from below: the largest change of a round's ‖∇F‖ over the model's own change
@@ -284,7 +286,7 @@ class Estimates:
 
 
 def unknown_cluster(unit: int, name: str = "") -> ClusterState:
-    """Stands for a cluster of which nothing usable is known: it can hold no block."""
+    """Return a placeholder for a cluster without a valid report; it can hold no block."""
     device = DeviceProfile("unknown", AffineLaw(0.0, 0.0, 0.0, 0.0), max_blocks=0)
     return ClusterState(unit, (device,), 0, name=name)
 
@@ -305,13 +307,13 @@ def _check_first(unit: int, uplink: Uplink) -> None:
 
 
 def _check_count(what: str, count: int) -> None:
-    """Whole numbers may be too large for arithmetic, and even for a text."""
+    """Raise ``ConfigError`` for a negative or huge count, which arithmetic could not handle."""
     if not 0 <= count <= _MOST:
         raise ConfigError(f"{what} must be within 0 … {_MOST:g}")
 
 
 def _check_within(of: object, names: Sequence[str], most: float = _MOST) -> None:
-    """Numbers so large or small that arithmetic fails on them are no measurements."""
+    """Raise ``ConfigError`` for values too large or too small for arithmetic."""
     for name in names:
         value = getattr(of, name)
         if not (value == 0 or 1 / _MOST <= value <= most):

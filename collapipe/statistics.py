@@ -1,4 +1,4 @@
-"""What an evaluation's figures are computed from: statistics of parts of the rows add up."""
+"""Statistics from which an evaluation's metrics are computed; they add up over sets of rows."""
 
 import math
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ class Statistics:
     losses
         Floats whose exact sum is the sum of the tokens' losses, see ``exact_sum``.
     counts
-        int64, of the task's own shape, see ``Task.count``.
+        int64; the task defines the shape, see ``Task.count``.
     """
 
     rows: int
@@ -32,7 +32,7 @@ class Statistics:
 
     @property
     def loss(self) -> float:
-        """Per target token."""
+        """Mean loss per target token."""
         return math.fsum(self.losses) / self.tokens
 
     def __add__(self, other: "Statistics") -> "Statistics":
@@ -45,8 +45,10 @@ class Statistics:
 
 
 def exact_sum(terms: Iterable[float]) -> tuple[float, ...]:
-    """Return a few floats with exactly the sum of ``terms``: the rounded sum, then the rounded
-    remainder, and so on. Empty if the sum is 0."""
+    """Return a few floats whose exact sum equals the exact sum of ``terms``.
+
+    They are the rounded sum, then the rounded remainder, and so on; empty if the sum is 0.
+    """
     terms, parts = tuple(terms), list[float]()
     while part := math.fsum((*terms, *(-each for each in parts))):
         parts.append(part)

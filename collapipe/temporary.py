@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlast the processes that made them."""
+"""Temporary folders that are removed even if their process was killed."""
 
 import fcntl
 import os
@@ -13,11 +13,11 @@ _NAME = re.compile(r"collapipe-[a-z]+-[a-z0-9_]{8}\.tmp")
 
 
 class TemporaryFolder:
-    """A folder with mode 700 until ``close``, the end of the context or of the object.
+    """A folder with mode 700 that exists until ``close`` or the end of the context or object.
 
-    The folder is locked while it is in use, and the system frees the lock when the process ends,
-    however it ends: the next ``TemporaryFolder`` of this user removes what killed processes left.
-    ``purpose`` is one word of lower-case letters. Raises ``OSError``.
+    The folder is locked while it is in use, and the system frees the lock when the process ends.
+    The next ``TemporaryFolder`` of this user removes folders of killed processes. ``purpose`` is
+    one word of lower-case letters. Raises ``OSError`` if the folder cannot be made.
     """
 
     def __init__(self, purpose: str) -> None:
@@ -25,7 +25,7 @@ class TemporaryFolder:
             if _NAME.fullmatch(folder.name):
                 with suppress(OSError):  # another user's, or in use
                     _remove(folder, _locked(folder))
-        # Its first name is not looked for: nobody removes the folder before it is locked.
+        # The first name does not match _NAME, so no process removes the folder before it is locked.
         made = Path(tempfile.mkdtemp(".tmp", f".collapipe-{purpose}-"))
         lock = _locked(made)
         self.path = made.rename(made.with_name(made.name[1:]))
@@ -56,5 +56,5 @@ def _locked(folder: Path) -> int:
 
 
 def _remove(folder: Path, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # a unit that was given up may still write there
+    shutil.rmtree(folder, ignore_errors=True)  # a cancelled unit may still write there
     os.close(lock)

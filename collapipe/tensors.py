@@ -1,4 +1,4 @@
-"""Tensors by name: the weights, states and gradients that are passed around."""
+"""Tensors by name: weights, states and gradients."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ _ALIGNMENT = 64  # bytes, as torch allocates
 
 
 def chosen(tensors: Tensors, names: Collection[str]) -> Tensors:
-    """Those of these names, in their order."""
+    """Return the tensors with these names, in their original order."""
     return {name: tensor for name, tensor in tensors.items() if name in names}
 
 
@@ -28,10 +28,10 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy if it does not begin at a multiple of 64 bytes as those that
-    torch allocates do: the last bits of a matrix product depend on it.
+    """Return the tensor itself, or a copy if it is not aligned to 64 bytes as torch's own are.
 
-    What arrives, or is read from a file, often begins elsewhere.
+    The last bits of a matrix product depend on alignment. Tensors from messages or files are often
+    not aligned.
     """
     misaligned = tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT
     return tensor.clone() if misaligned else tensor

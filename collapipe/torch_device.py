@@ -1,4 +1,4 @@
-"""The kind of device that a process computes on, by its name: ``auto``, ``cpu``, ``cuda``, …"""
+"""Find the torch device for a name: ``auto``, ``cpu``, ``cuda``, …"""
 
 import torch
 
@@ -8,10 +8,10 @@ CPU = torch.device("cpu")
 
 
 def torch_device(option: str, name: str, dtype: str = "float32") -> torch.device:
-    """The device that ``option`` calls ``name``; ``cuda`` is the first of its kind, and ``auto``
-    the first of ``present``.
+    """Return the device ``name``, the value of ``option``.
 
-    Raises ``ConfigError`` where this machine has none, or it cannot compute in ``dtype``.
+    ``cuda`` is the first GPU, and ``auto`` the first of ``present``. Raises ``ConfigError`` if this
+    machine lacks the device, or the device cannot compute in ``dtype``.
     """
     there = present()
     chosen = {"auto": there[0], "cuda": "cuda:0"}.get(name, name)
@@ -28,7 +28,7 @@ def torch_device(option: str, name: str, dtype: str = "float32") -> torch.device
 
 
 def present() -> list[str]:
-    """Names of the devices that torch finds on this machine, the fastest kind first."""
+    """Return the names of the devices that torch finds on this machine, the fastest kind first."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return [*(f"cuda:{number}" for number in range(count)), *mps, "cpu"]

@@ -1,4 +1,4 @@
-"""Plain values become typed ones: pydantic checks them, and its errors become lines of ours."""
+"""Convert plain values to typed ones with pydantic, and its errors to ``ConfigError``."""
 
 import difflib
 import functools
@@ -13,7 +13,7 @@ from collapipe.errors import ConfigError, one_line
 T = TypeVar("T")
 _LAX = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
 _NEAR = 0.7  # difflib's ratio: one letter of four may be wrong
-_RULES = {  # for what pydantic finds wrong, by the beginning of its name for that
+_RULES = {  # beginning of pydantic's name of an error → text
     "greater_than_equal": "must be at least {ge:g}",
     "greater_than": "must be above {gt:g}",
     "less_than_equal": "must be at most {le:g}",
@@ -37,8 +37,7 @@ _RULES = {  # for what pydantic finds wrong, by the beginning of its name for th
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``; nearest: X`` for a similar known name, or the same last name in another section;
-    empty without a match."""
+    """Return ``; nearest: X`` for a similar name, or the same name in another section; else ""."""
     names = [option for option in known if not name.startswith(f"{option}.")]
     last = name.rsplit(".", 1)[-1]
     same = sorted((each for each in names if each.rsplit(".", 1)[-1] == last), key=len)
@@ -70,7 +69,7 @@ def typed(option: str, kind: type[T], values: object) -> T:
 
 
 def checked(option: str, annotation: Any, value: object) -> Any:
-    """``value`` of the annotated type; a number is no bool. Raises ``ConfigError`` as ``typed``."""
+    """Convert ``value`` to the annotated type; a bool is no number. Raises as ``typed``."""
     if isinstance(annotation, type) and is_dataclass(annotation):
         return typed(option, annotation, value)
     try:
@@ -83,7 +82,7 @@ def checked(option: str, annotation: Any, value: object) -> Any:
 
 
 def check_fields(option: str, built: object) -> None:
-    """Check and convert what a dataclass was built with in Python, as ``typed`` does options."""
+    """Check and convert the fields of a dataclass object, as ``typed`` does for options."""
     for name, annotation in _types(cast(Hashable, type(built))).items():
         value = checked(f"{option}.{name}", annotation, getattr(built, name))
         object.__setattr__(built, name, value)  # it may be frozen
@@ -101,7 +100,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def rule(fault: Mapping[str, Any]) -> str:
-    """The rule that one of ``ValidationError.errors()`` breaks, such as ``must be above 0``."""
+    """Return the rule that one of ``ValidationError.errors()`` breaks, as ``must be above 0``."""
     kind, context = fault["type"], fault.get("ctx", {})
     if kind == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
@@ -111,12 +110,15 @@ def rule(fault: Mapping[str, Any]) -> str:
 
 
 def dotted(loc: Iterable[str | int]) -> str:
-    """``clusters[0].name`` for ``("clusters", 0, "name")``."""
+    """Return a place as text: ``clusters[0].name`` for ``("clusters", 0, "name")``."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc).lstrip(".")
 
 
 def option_error(option: str, errors: ValidationError) -> ConfigError:
-    """The first fault of a group of options: ``cluster.num_devices=0: must be at least 1``."""
+    """Return the first fault of a group of options as ``ConfigError``.
+
+    Its message is, for example, ``cluster.num_devices=0: must be at least 1``.
+    """
     fault = errors.errors(include_url=False)[0]
     where = dotted((option, *fault["loc"]))
     if fault["type"] == "unexpected_keyword_argument":

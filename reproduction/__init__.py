@@ -1,1 +1,1 @@
-"""The paper's figures: from the model of time and energy alone, or from trainings as well."""
+"""Reproduce the paper's figures, from the model of time and energy only, or also by training."""

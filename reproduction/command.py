@@ -1,4 +1,4 @@
-"""Compute a figure, write it down, and say what agrees with the paper."""
+"""Compute a figure, write it, and report what agrees with the paper."""
 
 import csv
 import json
@@ -57,7 +57,7 @@ _DPI = 150
 def reproduce(
     choice: str, seeds: int | None, output: Path, data: Path | None = None, full: bool = False
 ) -> None:
-    """Compute and write what the command was asked for. Raises ``ConfigError``."""
+    """Compute and write the chosen figures. Raises ``ConfigError`` for invalid arguments."""
     if choice not in _CHOICES:
         raise ConfigError(f"there is no figure {choice}; known: {', '.join(_CHOICES)}")
     if seeds is not None and seeds < 1:
@@ -80,7 +80,7 @@ def reproduce(
 
 
 def _prepare(output: Path) -> None:
-    """Refuse a folder that nothing can be written to, before anything is computed."""
+    """Make the output folder. Raises ``ConfigError`` if it cannot be written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -134,7 +134,7 @@ def _table(title: str, claims: Iterable[Claim]) -> Table:
 
 
 def shown(interval: Interval, unit: str) -> str:
-    """Such as ``12.3 (11.0 … 13.6) %``; what has no unit, such as a loss, more precisely."""
+    """Return such as ``12.3 (11.0 … 13.6) %``; values without unit, as losses, get more digits."""
     digits = 1 if unit else 3
     mean, low, high = (f"{each:z.{digits}f}" for each in (interval.mean, *interval.ends))
     ends = "" if interval.low is None else f" ({low} … {high})"

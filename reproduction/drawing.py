@@ -1,4 +1,4 @@
-"""The look of all figures: one palette that is legible on white and apart in grey."""
+"""The style of all figures: one palette, legible on white and distinct in grey."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from collapipe.runs.evidence import Interval, over_seeds
 Series = Mapping[str, tuple[Sequence[float], Sequence[Interval]]]
 """Places and values of each label."""
 WIDTH_IN = 6.5
-_TINT = 0.55  # share of white in what fills a bar
+_TINT = 0.55  # share of white in a bar's fill
 STYLE: Mapping[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -30,14 +30,14 @@ STYLE: Mapping[Any, Any] = {
     "lines.markersize": 4.5,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "collapipe",  # and ids are not drawn by chance
+    "svg.hashsalt": "collapipe",  # ids are not random
 }
 """Matplotlib's settings while a figure is drawn and saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A colour, a line style, a marker and a hatch for one thing."""
+    """A colour, a line style, a marker and a hatch for one item."""
 
     colour: str
     line: str
@@ -45,7 +45,7 @@ class Mark:
     hatch: str
 
     def as_bar(self) -> dict[str, Any]:
-        """Arguments of ``bar``."""
+        """Return the arguments for matplotlib's ``bar``."""
         tint = tuple(_TINT + (1 - _TINT) * part for part in to_rgb(self.colour))
         return {"facecolor": tint, "edgecolor": self.colour, "hatch": self.hatch}
 
@@ -59,13 +59,13 @@ MARKS = (
     Mark("#8a4fa8", "--", "P", "--"),
     Mark("#1a1a1a", "-.", "X", "++"),
 )
-"""Of at least 3:1 against white, and of lightness at least 6 (L*) apart."""
+"""Colours with a contrast of at least 3:1 on white, and lightnesses at least 6 (L*) apart."""
 
 
 def panels(
     height_in: float, columns: int, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of the page's width with panels side by side, row after row."""
+    """Return a figure of the page's width with rows of panels."""
     figure = Figure((WIDTH_IN, height_in), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
 
@@ -73,10 +73,10 @@ def panels(
 def draw_lines(
     axes: Axes, series: Series, markevery: Any = None, nested: bool = False, bands: bool = True
 ) -> None:
-    """A line of means for each label, with ``bands`` in one of 95 %.
+    """Draw a line of means for each label, with ``bands`` also its 95 % interval.
 
-    Markers are apart, and with ``nested`` wide lines lie below narrow ones, so that lines on each
-    other are seen to be several.
+    Markers are offset, and with ``nested`` wide lines are below narrow ones, so that lines remain
+    visible if they coincide.
     """
     count = len(series)
     for place, (label, (x, intervals)) in enumerate(series.items()):
@@ -104,7 +104,7 @@ def error_bars(
     level: bool = False,
     **style: Any,
 ) -> None:
-    """95 % intervals on upright bars, or on level ones; ``style`` adds a marker, a label or so."""
+    """Draw 95 % intervals for vertical or horizontal bars; ``style`` adds a marker or label."""
     means = np.array([each.mean for each in intervals])
     reach = np.abs(np.transpose([each.ends for each in intervals]) - means)
     at = {"x": means, "y": places, "xerr": reach} if level else {"y": means, "yerr": reach}
@@ -113,15 +113,15 @@ def error_bars(
 
 
 def annotate(axes: Axes, text: str, at: tuple[float, float], above: float) -> None:
-    """A small text some points above a place."""
+    """Draw a small text some points above a place."""
     axes.annotate(text, at, (0, above), textcoords="offset points", ha="center", fontsize=8)
 
 
 def over_places(values: ArrayLike) -> list[Interval]:
-    """An interval for each place of ``values`` [seeds, places]."""
+    """Return an interval for each place of ``values`` [seeds, places]."""
     return [over_seeds(column) for column in np.transpose(values).tolist()]
 
 
 def legend_below(axes: Axes, columns: int) -> None:
-    """A legend of what this panel shows, below it."""
+    """Draw a panel's legend below it."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)

@@ -1,8 +1,8 @@
-"""Fig. 4: a batch's time when the blocks are split evenly over S devices, over S and m.
+"""Fig. 4: a batch's time over S and m, if the blocks are split evenly over S devices.
 
-The paper splits evenly, S = L/δ, so that S is 1, 2, 3 or 6; those between are computed beside it.
-Devices that are alike, then drawn ones of which the S fastest are taken. Limits of memory and
-energy are left out, which would only hide a part of the picture.
+The paper splits evenly, S = L/δ, so S is 1, 2, 3 or 6; other values of S are computed too. Devices
+are equal in the first part, and the S fastest of drawn ones in the second. Limits of memory and
+energy are left out, because they would hide part of the picture.
 """
 
 import functools
@@ -34,7 +34,7 @@ _NEARLY_ALWAYS = 90  # %
 
 
 def latencies(devices: Sequence[DeviceProfile]) -> Floats:
-    """Seconds of a batch on the S fastest devices with m micro-batches, [S, m] from 1."""
+    """Return seconds of a batch on the S fastest devices with m micro-batches, [S, m] from 1."""
     fastest = tuple(sorted(devices, key=lambda device: device.time.compute(1, 1.0)))
     most = min(len(devices), TRANSFORMER_BLOCKS)
     seconds = np.empty((most, BATCH_SIZE))
@@ -45,7 +45,7 @@ def latencies(devices: Sequence[DeviceProfile]) -> Floats:
 
 
 def best(seconds: Floats, among: Sequence[int] = SEGMENTS) -> tuple[int, int]:
-    """S, one of ``among``, and m of the least latency in [S, m]."""
+    """Return S, one of ``among``, and m of the least latency in [S, m]."""
     chosen = seconds[np.array(among) - 1]
     place, m = np.unravel_index(chosen.argmin(), chosen.shape)
     return among[int(place)], int(m) + 1
@@ -53,12 +53,12 @@ def best(seconds: Floats, among: Sequence[int] = SEGMENTS) -> tuple[int, int]:
 
 @functools.cache
 def _alike() -> Floats:
-    """Latencies [S, m] of K devices in the middle of all ranges of the preset."""
+    """Return latencies [S, m] of K equal devices with the preset's mean values."""
     return latencies(narrowed(0.0).devices(0))
 
 
 def _compute(seed: int) -> Floats:
-    """Latencies of each drawn cluster, [cluster, S, m]."""
+    """Return latencies of each drawn cluster, [cluster, S, m]."""
     presets = paper_presets()
     return np.array([latencies(presets.devices(seed, number)) for number in range(CLUSTERS)])
 
@@ -92,7 +92,7 @@ def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:
 
 
 def _inside(drawn: Sequence[Floats], axis: int, most: int, among: Sequence[int]) -> Interval:
-    """How many clusters are best between the ends of S (axis 0) or m (axis 1), %."""
+    """Return how many clusters (%) have an optimum between the ends of S (axis 0) or m (axis 1)."""
     return share_over_seeds(
         100 * sum(1 < best(cluster, among)[axis] < most for cluster in each) / len(each)
         for each in drawn

@@ -1,7 +1,7 @@
-"""Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs.
+"""Fig. 5: the best S and m of clusters with uneven devices, and the cost of an even split.
 
-At these optima also what the paper assumes or states of them: that chunks tend to be equal
-(assumption 4), what a device holds (Table III), and what it spends (C9, C9').
+The paper's assumptions about these optima are checked too: chunks tend to be equal (assumption 4),
+blocks per device (Table III), and energy per device (C9, C9').
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ def _solve(seed: int, number: int) -> ClusterOptimum:
 
 
 def _chunks_and_energy(cluster: ClusterProblem, best: Partition) -> tuple[float, int, float]:
-    """Largest over smallest chunk, most blocks, and the most joules for a batch of a device."""
+    """Return largest over smallest chunk, and the most blocks and joules of a device per batch."""
     size = cluster.batch_size / best.num_micro_batches
     held = [pair for pair in zip(cluster.devices, best.blocks, strict=True) if pair[1]]
     chunks = [device.time.chunk(blocks, size) for device, blocks in held]
@@ -64,7 +64,7 @@ def _chunks_and_energy(cluster: ClusterProblem, best: Partition) -> tuple[float,
 
 
 def _affords_batch(cluster: ClusterProblem) -> bool:
-    """Whether any split fits if E_k^max is for all micro-batches of a batch, as C9 has it."""
+    """Whether any split is feasible if E_k^max limits all micro-batches of a batch (C9)."""
     devices = tuple(
         replace(device, energy=device.energy and replace(device.energy, scope="batch"))
         for device in cluster.devices
@@ -102,7 +102,7 @@ def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
 
 
 def _assumed(seeds: Sequence[Clusters]) -> Iterator[Finding]:
-    """What the paper assumes and states of its optima; memory as Table II's preset has it."""
+    """Yield findings on the paper's assumptions about its optima, with Table II's memory."""
     medians = over_seeds(
         100 * (float(np.median([c.chunk_ratio for c in each])) - 1) for each in seeds
     )
@@ -122,7 +122,7 @@ def _segments(seeds: Sequence[Clusters]) -> list[int]:
 
 
 def _shares(seeds: Sequence[Clusters], *segments: int) -> Interval:
-    """How many clusters are best with one of these S."""
+    """Return how many clusters have their optimum at each S."""
     found = [[cluster.num_segments in segments for cluster in each] for each in seeds]
     return share_over_seeds(100 * sum(each) / len(each) for each in found)
 
@@ -155,7 +155,7 @@ def _draw(seeds: Sequence[Clusters], ours: Ours) -> Figure:
 
 
 def _draw_clusters(axes: Axes, clusters: Clusters) -> None:
-    """The optimum of each, and of the last the even split next to it."""
+    """Draw the optimum of each cluster, and the even split of the last one."""
     last, place = clusters[-1], len(clusters)
     bars = [(c.latency_s, c.num_segments, c.num_micro_batches) for c in clusters]
     bars.append((last.even_latency_s, 6, last.even_micro_batches))

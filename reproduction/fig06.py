@@ -1,4 +1,4 @@
-"""Fig. 6: what each framework learns on three tasks, against rounds and against seconds."""
+"""Fig. 6: metrics of each framework on three tasks, over rounds and over seconds."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,8 +54,10 @@ def _jobs(seed: int) -> dict[Key, Job]:
 def _values(
     seeds: Seeds, key: Key, axis: str, what: str = "validation", share: float = 1.0
 ) -> Floats:
-    """A framework's value of each seed, at ``share`` of the place on ``axis`` at which the first
-    framework is through its rounds."""
+    """Return a framework's value of each seed at ``share`` of the place on ``axis``.
+
+    The place is the one at which the first framework has finished its rounds.
+    """
     task, _ = key
     ends = [share * min(each[task, name].end(axis) for name in FRAMEWORKS) for each in seeds]
     return np.array([each[key].at(what, axis, end) for each, end in zip(seeds, ends, strict=True)])
@@ -64,15 +66,15 @@ def _values(
 def _lead(
     seeds: Seeds, task: str, other: str, axis: str, what: str = "validation", share: float = 1.0
 ) -> Interval:
-    """How far ours is above the other's, as in ``_values``."""
+    """Return how far CollaPipe's value is above the other's, at the place of ``_values``."""
     own, theirs = (_values(seeds, (task, name), axis, what, share) for name in (OWN, other))
     return over_seeds(own - theirs)
 
 
 def gain_percent(seeds: Seeds, task: str, other: str, axis: str) -> Interval:
-    """The lead of the validation metric in % of the other's mean over the seeds.
+    """Return the lead of the validation metric in % of the other's mean over the seeds.
 
-    Raises ``RoundFailedError`` where the other learned nothing in any of them.
+    Raises ``RoundFailedError`` if the other learned nothing in any seed.
     """
     own, theirs = (_values(seeds, (task, name), axis) for name in (OWN, other))
     if not theirs.any():
@@ -123,7 +125,7 @@ def _of_task(seeds: Seeds, task: str) -> Iterator[Finding]:
 
 
 def _draw(seeds: Seeds, _: Ours) -> Figure:
-    """A row a task: its metric against rounds and two kinds of modelled seconds."""
+    """Draw a row per task: its metric over rounds and over two kinds of modelled seconds."""
     figure, panels = drawing.panels(1.9 * len(TASKS) + 0.5, len(AXES), len(TASKS), sharey="row")
     for axes, (task, axis) in zip(panels, itertools.product(TASKS, AXES), strict=True):
         unit = 1.0 if axis == "rounds" else 3600.0

@@ -1,7 +1,7 @@
-"""Fig. 6's VanillaFL where every device is a data user, as Table III has it ("Large").
+"""Fig. 6's VanillaFL if every device is a data user, as in Table III ("Large").
 
-Translation, beside the reading of Fig. 6, in which a cluster's devices share its batches. A step of
-a user has b/K samples, so that a round trains on as many rows and takes a device as long.
+It is compared, on translation, with Fig. 6's reading, in which a cluster's devices share its
+batches. A user's step has b/K samples, so rows per round and time per device are equal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ def _jobs(seed: int) -> dict[Key, Job]:
 
 def _findings(seeds: Seeds) -> Iterator[Finding]:
     clusters, devices = ([each[name,] for each in seeds] for name in LABELS)
-    # CollaPipe learns what VanillaFL's clusters learn (Fig. 6), and takes its place here.
+    # CollaPipe's curve equals that of VanillaFL's clusters (Fig. 6), so it replaces them here.
     mean = float(np.mean([each.test for each in devices]))
     pairs = list(zip(clusters, devices, strict=True))
     gains = over_seeds(100 * (own.test - other.test) / mean for own, other in pairs)

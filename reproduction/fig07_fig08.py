@@ -1,7 +1,7 @@
 """Figs. 7 and 8: accumulated time of CollaPipe and other methods on the same clusters.
 
-N clusters are drawn anew in every round. A round counts the mean of its clusters' times on devices,
-and the mean of their times with uploads, activations beside the pipeline.
+N clusters are drawn anew in every round. A round's time is the mean of its clusters' times, on
+devices only and with uploads. Uploads of activations overlap with the pipeline.
 """
 
 import functools
@@ -40,7 +40,7 @@ LABELS: Mapping[str, str] = {
     "pipedream": "PipeDream, FTPipeHD",
     "pipeedge": "PipeEdge",
 }
-"""By solver, ours first. "w/o SS" is the paper's short for: without segment scheduling."""
+"""Methods by solver, ours first. "w/o SS" is the paper's "without segment scheduling"."""
 OWN, *OTHERS = LABELS
 _BLIND = "no_segment_scheduling"
 _AS_LINES = (OWN, "vanilla_fl", "pipeline", "titanic", _BLIND)
@@ -53,9 +53,9 @@ class MethodTimes:
 
     devices_s: Floats
     slowest_s: Floats  # the largest of the clusters' times on devices
-    uploads_s: Floats  # what uploads add to that
-    activations_s: Floats  # of sending a batch's activations, by themselves
-    adapters_s: Floats  # of sending adapters
+    uploads_s: Floats  # additional seconds for uploads
+    activations_s: Floats  # seconds to send only a batch's activations
+    adapters_s: Floats  # seconds to send adapters
     over_limits: int  # how many clusters exceed memory or energy
 
 
@@ -68,7 +68,7 @@ _TOTALS: Mapping[str, Callable[[MethodTimes], float]] = {
     _SLOWEST: lambda times: float(times.slowest_s.sum()),
     _UPLOADS: lambda times: float(times.devices_s.sum()) + float(times.uploads_s.sum()),
 }
-"""Seconds of all rounds, by what is counted."""
+"""Functions that give the seconds of all rounds, by the counted times."""
 
 
 def _compute(seed: int, num_blocks: int) -> Times:
@@ -80,7 +80,7 @@ def _compute(seed: int, num_blocks: int) -> Times:
         seconds, totals, over_limits = (*np.empty((2, ROUNDS, CLUSTERS)), 0)
         for place in np.ndindex(ROUNDS, CLUSTERS):
             cluster = draw_cluster(num_blocks, seed, *place)
-            # Replicas send no activations, models of one's own no adapters.
+            # Replicas send no activations; separate models send no adapters.
             sent_s = float(activations[place]) * (name != "vanilla_fl")
             for activation_s, times in ((0.0, seconds), (sent_s, totals)):
                 asked, rng = (
@@ -101,7 +101,10 @@ def _compute(seed: int, num_blocks: int) -> Times:
 
 
 def _uploads(seed: int, round_number: int) -> tuple[Floats, Floats]:
-    """Seconds of each unit's activations of a batch, and of its adapters; unit n has channel n."""
+    """Return seconds to upload each unit's activations of a batch, and its adapters.
+
+    Unit n has channel n.
+    """
     channels, uplinks = paper_presets().radio(seed, CLUSTERS, round_number)
     pairs = links(uplinks, channels, "none", "adapters")
     own, adapters = np.diagonal(pairs.rates(power_limits(pairs))), pairs.model_bits[:, 0]
@@ -155,13 +158,13 @@ def _findings(seeds: Sequence[Times]) -> Iterator[Finding]:
 
 
 def _one_by_one(times: Times) -> float:
-    """VanillaFL's total where all devices of a cluster send adapters on the cluster's channel."""
+    """Return VanillaFL's total if all devices of a cluster send adapters on its channel."""
     devices, vanilla = paper_presets().cluster.num_devices, times["vanilla_fl"]
     return _TOTALS[_DEVICES](vanilla) + devices * float(vanilla.adapters_s.sum())
 
 
 def _draw(seeds: Sequence[Times], ours: Ours) -> Figure:
-    """The paper's methods over rounds; all methods' totals with uploads."""
+    """Draw the paper's methods over rounds, and all methods' totals with uploads."""
     figure, (left, right) = drawing.panels(3.8, 2, width_ratios=[1, 1.15])
     rounds = range(1, len(seeds[0][OWN].devices_s) + 1)
     series = {}

@@ -1,8 +1,8 @@
-"""Figs. 9 and 10: what is learned with several S and m, with and without dropout.
+"""Figs. 9 and 10: learning with several S and m, with and without dropout.
 
-The paper does not say what a device does with the gradients of m micro-batches. Here they are those
-of the mean over the batch. Two more readings are compared, m = 2 against m = 8 in each: their sum,
-and a step after each.
+The paper does not say how a device combines the gradients of m micro-batches. Here their sum is the
+gradient of the batch's mean loss. Two other readings are compared with m = 2 and m = 8: the sum of
+gradients of micro-batches' mean losses, and a step after each micro-batch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +30,10 @@ Curves = Mapping[tuple[float, str], LearningCurve]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to split: label, folder and options of its runs, what the paper says of it, and the
-    label of what it is compared with, by default the first. ``derive``: see ``Job``."""
+    """A way to split: label, folder and options of its runs, and the paper's statement about it.
+
+    It is compared with the variant of another label, by default the first. ``derive``: see ``Job``.
+    """
 
     label: str
     folder: str
@@ -42,22 +44,25 @@ class Variant:
 
 
 def _split(segments: int, micro_batches: int, paper: str = "") -> Variant:
-    """An even split into S segments, m micro-batches."""
+    """Return the variant of an even split into S segments with m micro-batches."""
     label, folder = f"S = {segments}, m = {micro_batches}", f"s{segments}-m{micro_batches}"
     sizes = f"pipeline.num_segments={segments}", f"pipeline.num_micro_batches={micro_batches}"
     return Variant(label, folder, ("strategy=even", "~strategy.energy", *sizes), paper)
 
 
 def summed(settings: Settings) -> tuple[str, ...]:
-    """Gradients of micro-batches' means, summed: m times as large, for which AdamW with ε/m and the
-    clip norm over m takes the same step as with the gradient of the batch's mean."""
+    """Return options that imitate the sum of gradients of micro-batches' mean losses.
+
+    The sum is m times the gradient of the batch's mean loss. For AdamW this equals ε/m and the clip
+    norm divided by m.
+    """
     m, optimizer = settings.pipeline.num_micro_batches, settings.optimizer
     norm = optimizer.clip_norm and optimizer.clip_norm / m
     return f"optimizer.eps={optimizer.eps / m}", f"optimizer.clip_norm={norm or 'null'}"
 
 
 def stepped(settings: Settings) -> tuple[str, ...]:
-    """A step after each micro-batch: m times as many steps, of b/m samples in one piece."""
+    """Return options for a step after each micro-batch: m times as many steps of b/m samples."""
     m = settings.pipeline.num_micro_batches
     return (
         "pipeline.num_micro_batches=1",
@@ -68,7 +73,7 @@ def stepped(settings: Settings) -> tuple[str, ...]:
 
 
 def _read_as(how: str, derive: Callable[[Settings], tuple[str, ...]]) -> tuple[Variant, ...]:
-    """Few and many micro-batches in another reading of their gradients, few against many."""
+    """Return variants with few and with many micro-batches in another reading of gradients."""
     few, many = _split(2, _FEW), _split(2, _MANY, _SMALLER)
     name, best = how.replace(" ", "-"), f"{few.label}, {how}"
     return tuple(
@@ -92,7 +97,7 @@ class Study:
     variants: tuple[Variant, ...]
 
     def figure(self) -> PaperFigure[Curves]:
-        """Named as its experiment."""
+        """The figure, named like its experiment."""
         return PaperFigure(
             self.experiment.name,
             ("dropout", "variant", *learning_curves.COLUMNS),
@@ -106,7 +111,7 @@ class Study:
         )
 
     def _jobs(self, seed: int) -> dict[tuple[float, str], Job]:
-        """Every variant with and without dropout."""
+        """Return the jobs of every variant, with and without dropout."""
         return {
             (rate, each.label): Job(
                 self.experiment,
@@ -120,7 +125,7 @@ class Study:
         }
 
     def _findings(self, seeds: Sequence[Curves]) -> Iterator[Finding]:
-        """Differences are of pairs of one seed, so of the same rows, weights and order."""
+        """Yield differences between runs of one seed, with equal rows, weights and order."""
         first, *others = self.variants
         curve = seeds[0][RATES[0], first.label]
         metric, unit = curve.metric, curve.unit

@@ -1,4 +1,4 @@
-"""Fig. 11: total delay over rounds under DSSRA, against scheduling by chance, loss or delay."""
+"""Fig. 11: total delay over rounds with DSSRA, and with random, loss or delay scheduling."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _DSSRA = "strategy=dssra"
 
 
 def dssra(weight: float) -> str:
-    """The name of DSSRA with V = ``weight``."""
+    """Return the name of DSSRA with V = ``weight``."""
     return f"DSSRA, V = {weight:g}"
 
 
@@ -45,7 +45,7 @@ _IN_FADING: Mapping[str, Overrides] = {
     PERSISTENT: RULES["loss-only"],
     **{f"{each}{EVEN}": (*how, "strategy.partition=pipeline") for each, how in RULES.items()},
 }
-"""In the worlds with fading only."""
+"""Runs in the worlds with fading only."""
 _ADAPTERS = "channel.activation_bits=0"
 MAIN = "fading, activations too"
 WORLDS: Mapping[str, Overrides] = {
@@ -66,33 +66,33 @@ _KEEP_LOSSES = tuple((world, PERSISTENT) for world in _FADING)
 """Runs in which some units' rows stay harder than others', as in training on non-IID ones."""
 _OWN, _ALGORITHMS = "DSSRA, V = 0.1", "DSSRA, V = 0.1, Algorithms 2 to 4"
 SOLVERS = {_OWN: ((), PLANNED[_OWN]), _ALGORITHMS: ((), ("strategy=dssra_paper",))}
-"""World and strategy of both."""
+"""World and strategy of both runs."""
 _AS_LINES = (dssra(0.01), dssra(10.0), "random", "delay-only")
 _AGAINST_RANDOM = "reduction of {} against random; {}"
 
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """A seed's ``RUNS``; ``first``: a few rounds of both solvers."""
+    """A seed's runs of ``RUNS``; ``first`` has a few rounds of both solvers."""
 
     runs: Mapping[tuple[str, str], RunHistory]
     first: Mapping[str, RunHistory]
 
 
 def shares(run: RunHistory) -> tuple[float, float]:
-    """Least and most of the rounds that a unit took part in, %."""
+    """Return the least and the most rounds in which a unit took part, in %."""
     taken = np.mean([each.took_part for each in run], axis=0)
     return 100 * float(taken.min()), 100 * float(taken.max())
 
 
 def queues(run: RunHistory) -> tuple[float, float]:
-    """Mean of the largest queue over the third and over the last quarter of the rounds."""
+    """Return the mean of the largest queue over the third and over the last quarter of rounds."""
     largest, half, quarter = [each.largest_queue for each in run], len(run) // 2, len(run) * 3 // 4
     return float(np.mean(largest[half:quarter])), float(np.mean(largest[quarter:]))
 
 
 def _compute(seed: int) -> Schedules:
-    """DSSRA with several V, and the rules, over the same rounds."""
+    """Run DSSRA with several V, and the other rules, over the same rounds."""
     first = run_histories(seed, PAPER_ROUNDS, SOLVERS)
     return Schedules(run_histories(seed, ROUNDS, RUNS, _KEEP_LOSSES), first)
 
@@ -147,7 +147,7 @@ def _of_strategy(
 
 
 def _draw(seeds: Sequence[Schedules], ours: Ours) -> Figure:
-    """Totals in the first world; below, a column a world: delay and participation over V."""
+    """Draw totals in the first world; below, delay and participation over V for each world."""
     figure = Figure((drawing.WIDTH_IN, 7.2), layout="constrained")
     top, bottom = figure.subfigures(2, squeeze=False, height_ratios=[1, 1.6])[:, 0]
     totals, bars = top.subplots(1, 2)
@@ -164,7 +164,7 @@ def _draw(seeds: Sequence[Schedules], ours: Ours) -> Figure:
 
 
 def _draw_totals(axes: Axes, seeds: Sequence[Schedules]) -> None:
-    """The paper's picture: total delay over rounds."""
+    """Draw the paper's picture: total delay over rounds."""
     series = {}
     for strategy in _AS_LINES:
         delays_s = [[each.delay_s for each in seed.runs[MAIN, strategy]] for seed in seeds]
@@ -177,7 +177,7 @@ def _draw_totals(axes: Axes, seeds: Sequence[Schedules]) -> None:
 
 
 def _draw_bars(axes: Axes, ours: Ours) -> None:
-    """Reductions against chance, of all that share the exact split."""
+    """Draw reductions against random scheduling, of all runs with the exact split."""
     chosen = [*PLANNED, "delay-only", "loss-only", PERSISTENT]
     found = [ours[_AGAINST_RANDOM.format(each, MAIN)] for each in chosen]
     places = range(len(chosen))
@@ -190,7 +190,7 @@ def _draw_bars(axes: Axes, ours: Ours) -> None:
 
 
 def _draw_world(delays: Axes, rounds: Axes, world: str, ours: Ours) -> None:
-    """DSSRA over V in one world, and delay-only beside it."""
+    """Draw DSSRA over V in one world, and delay-only scheduling."""
 
     def over_weights(text: str) -> drawing.Series:
         return {"": (WEIGHTS, [ours[text.format(dssra(weight), world)] for weight in WEIGHTS])}

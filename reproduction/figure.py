@@ -1,4 +1,4 @@
-"""A figure of the paper: what a seed computes, and what follows from all seeds."""
+"""A figure of the paper: its computation for a seed, and its findings over all seeds."""
 
 import multiprocessing
 import signal
@@ -22,7 +22,7 @@ PROCESSES = 2  # that compute seeds side by side
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A number of ours."""
+    """A number that we computed."""
 
     text: str
     ours: Interval
@@ -31,8 +31,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Claim(Finding):
-    """A claim of the paper: its number, or its words where it prints none; whether ours agrees, and
-    by which rule."""
+    """A claim of the paper: a number or words, whether our number agrees, and by which rule."""
 
     paper: float | str
     agrees: bool
@@ -40,8 +39,11 @@ class Claim(Finding):
 
 
 def near(text: str, paper: float, ours: Interval, unit: str, most: float | None = None) -> Claim:
-    """A number agrees where its mean is off by at most ``most``, by default a quarter of the
-    paper's. The mean alone counts: the wider its interval, the more would lie within."""
+    """Return a claim that agrees if our mean differs by at most ``most``.
+
+    The default is a quarter of the paper's number. The interval is ignored, because a wide interval
+    would agree with more.
+    """
     within, reach = ("a quarter of", abs(paper) / 4) if most is None else (f"{most:g} of", most)
     rule = f"our mean is within {within} the paper's figure"
     return Claim(text, ours, unit, paper, abs(ours.mean - paper) <= reach, rule)
@@ -50,7 +52,7 @@ def near(text: str, paper: float, ours: Interval, unit: str, most: float | None 
 def above(
     text: str, paper: str, ours: Interval, unit: str, limit: float, or_equal: bool = False
 ) -> Claim:
-    """A property holds where our whole interval is above ``limit``, which is more than rounding."""
+    """Return a claim that agrees if our whole interval is above ``limit``."""
     (low, _), where = ours.ends, "at least" if or_equal else "above"
     rule = f"our whole 95 % interval is {where} {limit:g} {unit}".rstrip()
     return Claim(text, ours, unit, paper, low > limit or (or_equal and low == limit), rule)
@@ -59,13 +61,13 @@ def above(
 def reduction(
     seeds: Iterable[Mapping[K, R]], of: K, against: K, seconds: Callable[[R], float]
 ) -> Interval:
-    """By how many percent one takes less seconds than another, paired by seed."""
+    """Return by how many percent one takes less time than another, paired by seed."""
     return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is written down for a figure; ``rows`` are a tidy table, one row per point."""
+    """All data of a figure that is written; ``rows`` are a tidy table, one row per point."""
 
     rows: Sequence[Row]
     claims: Sequence[Claim]
@@ -76,9 +78,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class PaperFigure(Generic[R]):
-    """How a figure is computed, R being the result of one seed.
+    """How a figure is computed; R is the result of one seed.
 
-    ``compute`` takes a seed; of a figure that trains: the finished runs by the keys of ``jobs``.
+    ``compute`` takes a seed or, for a figure that trains, finished runs by the keys of ``jobs``.
     """
 
     name: str
@@ -115,7 +117,7 @@ class PaperFigure(Generic[R]):
 
 
 def compute_seeds(compute: Callable[[int], R], seeds: Sequence[int]) -> list[R]:
-    """``compute`` of each seed, side by side in processes that end with this one."""
+    """Call ``compute`` for each seed, in parallel processes that end with this one."""
     if PROCESSES == 1 or len(seeds) == 1:
         return [compute(seed) for seed in seeds]
     ignore_ctrl_c = signal.SIGINT, signal.SIG_IGN  # this process ends the others

@@ -1,4 +1,4 @@
-"""A round of every framework on devices, and with uploads; when CollaPipe's is shorter.
+"""Round times of every framework, on devices and with uploads; when CollaPipe's is shorter.
 
 All of N = 3 clusters take part in each round, as in the paper, with the channels and powers that
 minimize its time. Every framework meets the same devices and channels.
@@ -25,13 +25,13 @@ LABELS: Mapping[str, str] = {
     "collapipe_no_ss": "CollaPipe w/o SS",
     "splitfed": "SplitFed, cut = 1",
 }
-"""By the option ``framework``. "w/o SS" is the paper's short for: without segment scheduling."""
+"""Labels by option ``framework``. "w/o SS" is the paper's "without segment scheduling"."""
 OWN, RIVAL = "collapipe", "vanilla_fl"
 _PAPER = {RIVAL: 15.09, "titanic": 18.94, "pipeline": 40.55}
 ENVIRONMENTS = ("static", "jitter")
 _ACTIVATIONS, _ADAPTERS = "activations too", "adapters"
 _UPLOADS: Mapping[str, Overrides] = {_ACTIVATIONS: (), _ADAPTERS: ("channel.activation_bits=0",)}
-_WIDTH = "model.dim=768"  # of a token: what its scale adds to few bits
+_WIDTH = "model.dim=768"  # realistic width, so that scales add few bits
 PAYLOADS: Mapping[str, Overrides] = {
     "float32": (),
     "bfloat16": ("compression.activation=bfloat16",),
@@ -40,16 +40,16 @@ PAYLOADS: Mapping[str, Overrides] = {
     "chosen, adapters too": ("compression=auto", _WIDTH),
     "head on the control unit": ("channel.activation_bits=0",),
 }
-"""Precisions of what is sent; chosen by the scheduler, within the error that a round may have."""
+"""Precisions of messages; "chosen": by the scheduler, within the error that a round may have."""
 FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0)
-"""Of the uplinks' bandwidth."""
+"""Factors of the uplinks' bandwidth."""
 Runs = Mapping[str, RunHistory]
 """A seed's runs by world."""
 Seconds = Callable[[RunHistory], float]
 
 
 def mean_cluster_s(run: RunHistory) -> float:
-    """Mean of a round's pipelines, summed over rounds: the cluster delay, without uplinks."""
+    """Return the mean time of a round's pipelines, summed over rounds, without uplinks."""
     return sum(math.fsum(each.pipelines_s) / len(each.pipelines_s) for each in run)
 
 
@@ -59,24 +59,24 @@ _COUNTED: Mapping[str, tuple[Seconds, str]] = {
     "total, activations too": (total_s, _ACTIVATIONS),
     "slowest cluster": (lambda run: sum(max(each.pipelines_s) for each in run), _ADAPTERS),
 }
-"""What is counted: seconds, and with which uploads, since CollaPipe splits so that activations pass
-the uplink beside the pipeline. The paper may mean one of the first three."""
+"""Counted times, and the uploads with which they are computed: CollaPipe plans splits such that
+uploads of activations overlap with the pipeline. The paper may mean one of the first three."""
 _CLAIMED = tuple(_COUNTED)[:3]
 _AGAINST_RIVAL = "reduction against VanillaFL, total; {}"
 
 
 def plain(framework: str, environment: str = "static", uploads: str = _ACTIVATIONS) -> str:
-    """The name of a world of the comparison of frameworks."""
+    """Return the name of a world in the comparison of frameworks."""
     return f"{LABELS[framework]}; {environment}, {uploads}"
 
 
 def scaled(what: str, factor: float) -> str:
-    """The name of a world with other uplinks: ``what`` is a payload, or VanillaFL's label."""
+    """Return the name of a world with other uplinks; ``what`` is a payload or VanillaFL's label."""
     return f"{what}; {factor:g} times the bandwidth"
 
 
 def worlds() -> dict[str, Overrides]:
-    """Each framework's worlds; CollaPipe's with other payloads and uplinks; VanillaFL's."""
+    """Return each framework's worlds, and CollaPipe's and VanillaFL's with other uplinks."""
     found: dict[str, Overrides] = {
         plain(name, environment, uploads): (
             f"framework={name}",
@@ -99,7 +99,7 @@ def _compute(seed: int) -> Runs:
 
 
 def play(seed: int, rounds: int, among: Mapping[str, Overrides]) -> Runs:
-    """A seed's rounds in each world, with every unit in every round."""
+    """Return a seed's rounds in each world, with every unit in every round."""
     units, everyone = f"federation.num_units={UNITS}", ("strategy=all",)
     runs = {name: ((*options, units), everyone) for name, options in among.items()}
     return run_histories(seed, rounds, runs)
@@ -139,7 +139,7 @@ def _findings(seeds: Sequence[Runs]) -> Iterator[Finding]:
 
 
 def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
-    """Rounds on static devices; reductions over the uplinks' bandwidth."""
+    """Draw rounds on static devices, and reductions over the uplinks' bandwidth."""
     figure, (left, right) = drawing.panels(3.9, 2, width_ratios=[1.1, 1])
     for place, (mark, counted) in enumerate(zip(drawing.MARKS, _CLAIMED, strict=False)):
         places = [number + 0.27 * (place - 1) for number in range(len(LABELS))]
@@ -153,7 +153,7 @@ def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
         what: (FACTORS, [ours[_AGAINST_RIVAL.format(scaled(what, each))] for each in FACTORS])
         for what in PAYLOADS
     }
-    drawing.draw_lines(right, series, bands=False)  # which all overlap; the table has them
+    drawing.draw_lines(right, series, bands=False)  # bands overlap; the table has the intervals
     right.set(xlabel="uplinks' bandwidth [Table II's]", ylabel="total below VanillaFL's by [%]")
     right.set_title("(b) CollaPipe against VanillaFL")
     for axes in (left, right):

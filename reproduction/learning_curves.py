@@ -1,4 +1,4 @@
-"""What a run learned: losses and metrics over rounds and over its modelled seconds."""
+"""Learning curves of runs: losses and metrics over rounds and over modelled seconds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ K = TypeVar("K", bound=tuple[Cell, ...])
 
 @dataclass(frozen=True, slots=True)
 class LearningCurve:
-    """A run; metrics are BLEU, or a share in %. Rounds, from 1, and seconds are axes."""
+    """A run's curves; metrics are BLEU or percentages, over rounds (from 1) or seconds."""
 
     metric: str
     rounds: Floats
     devices_s: Floats  # modelled, until a round's end, on the slowest cluster's devices alone
     clock_s: Floats  # the same with uploads
     losses: Floats  # in training
-    validation: Floats  # NaN where it was not evaluated
+    validation: Floats  # NaN in rounds without evaluation
     validation_losses: Floats
     test: float  # of the model at its end
     test_loss: float
 
     @property
     def unit(self) -> str:
-        """Of the metric; BLEU has none."""
+        """Unit of the metric; BLEU has no unit."""
         return "%" if self.metric in SHARES else ""
 
     @property
@@ -46,21 +46,21 @@ class LearningCurve:
         return f"{self.metric}{self.unit and f' [{self.unit}]'}"
 
     def points(self, what: str, axis: str) -> tuple[Floats, Floats]:
-        """Places on ``axis`` where ``what`` was measured, and its values there."""
+        """Return the places on ``axis`` where ``what`` was measured, and its values."""
         values: Floats = getattr(self, what)
         there = ~np.isnan(values)
         return getattr(self, axis)[there], values[there]
 
     def at(self, what: str, axis: str, place: float) -> float:
-        """``what`` where ``axis`` is at ``place``; between points linear."""
+        """Return ``what`` at a ``place`` on ``axis``, interpolated linearly."""
         return float(np.interp(place, *self.points(what, axis)))
 
     def end(self, axis: str) -> float:
-        """The last place on ``axis``."""
+        """Return the last place on ``axis``."""
         return float(getattr(self, axis)[-1])
 
     def rows(self) -> Iterator[Row]:
-        """Its cells under ``COLUMNS``, but for the seed; empty where it was not evaluated."""
+        """Yield its cells under ``COLUMNS`` without the seed; empty if it was not evaluated."""
         trained = self.rounds, self.devices_s, self.clock_s, self.losses
         table = np.column_stack((*trained, self.validation_losses, self.validation))
         for number, *values in table.tolist():
@@ -71,26 +71,26 @@ class LearningCurve:
 def mean_over_seeds(
     curves: Sequence[LearningCurve], what: str, axis: str = "rounds", unit: float = 1.0
 ) -> tuple[list[float], list[Interval]]:
-    """Mean places on ``axis`` in ``unit``, and values; of runs with the same rounds."""
+    """Return mean places on ``axis`` in ``unit``, and mean values, of runs with equal rounds."""
     places, values = zip(*(each.points(what, axis) for each in curves), strict=True)
     return (np.mean(places, axis=0) / unit).tolist(), over_places(values)
 
 
 def curves(runs: Mapping[K, Run]) -> dict[K, LearningCurve]:
-    """The curve of each run. Raises as ``learning_curve``."""
+    """Return the curve of each run. Raises as ``learning_curve``."""
     return {key: learning_curve(run) for key, run in runs.items()}
 
 
 def rows(seed: int, curves: Mapping[K, LearningCurve]) -> Iterator[Row]:
-    """The cells of each key, and those under ``COLUMNS``."""
+    """Yield rows: the seed, each key's cells, and the cells under ``COLUMNS``."""
     return ((*key, seed, *row) for key, curve in curves.items() for row in curve.rows())
 
 
 def learning_curve(run: Run) -> LearningCurve:
-    """The curve of a run that completed.
+    """Return the curve of a completed run.
 
-    Raises ``ConfigError`` where a unit was excluded or failed in a round: runs that trained on
-    other rows cannot be compared.
+    Raises ``ConfigError`` if a unit was excluded or failed in a round, because runs that trained on
+    different rows cannot be compared.
     """
     summary, lines = run.summary, run.rounds
     if summary is None or summary.metric is None or summary.test_loss is None:

@@ -1,4 +1,4 @@
-"""Devices and channels of the presets ``paper``, and solvers' verified answers for them."""
+"""Devices and channels of the presets ``paper``, and verified solutions for them."""
 
 import functools
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ TRANSFORMER_BLOCKS, BERT_BLOCKS = 6, 12  # L
 
 @dataclass(frozen=True)
 class PaperPresets:
-    """The presets, and the options that they were made of."""
+    """The presets, and the options from which they were made."""
 
     cluster: PaperCluster
     channel: ChannelPreset
@@ -30,7 +30,7 @@ class PaperPresets:
 
     def devices(self, seed: int, *purpose: int | str) -> tuple[DeviceProfile, ...]:
         """Draw the devices of one cluster; the same seed and purpose give the same ones."""
-        cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)  # Table II has times and memory of its own
+        cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)  # Table II has times and memory
         return self.cluster.draw(cost, 0, stream(seed, "cluster", *purpose))
 
     def radio(
@@ -38,14 +38,14 @@ class PaperPresets:
     ) -> tuple[tuple[Channel, ...], tuple[Uplink, ...]]:
         """Draw the channels, and the uplinks of ``num_units`` units with a batch's activations."""
         rng = stream(seed, "radio", *purpose)
-        bits = BATCH_SIZE * self.cluster.hop_bits / 2  # half of what passes a hop there and back
+        bits = BATCH_SIZE * self.cluster.hop_bits / 2  # half of a hop's bits in both directions
         channels, sent = self.channel.draw(rng), (self.channel.model_bits or 0.0, bits)
         return channels, tuple(self.channel.draw_uplink(*sent, rng) for _ in range(num_units))
 
 
 @functools.cache
 def paper_presets() -> PaperPresets:
-    """The presets ``paper`` of clusters and channels."""
+    """Return the presets ``paper`` of clusters and channels."""
     settings = config.load_overrides(["cluster=paper", "channel=paper"])
     options = {name: settings.tree[name] for name in ("cluster", "channel")}
     return PaperPresets(settings.build("cluster"), settings.build("channel"), options)
@@ -53,10 +53,9 @@ def paper_presets() -> PaperPresets:
 
 @functools.cache
 def narrowed(spread: float) -> PaperPresets:
-    """The presets with the ranges of devices shrunk around their middles, which stay.
+    """Return the presets with the devices' ranges shrunk around their middles.
 
-    ``spread`` is the share of their width that is left: 0 makes all devices alike, 1 changes
-    nothing.
+    ``spread`` is the remaining fraction of the width: 0 makes all devices equal, 1 changes nothing.
     """
     presets, ranges = paper_presets(), dict[str, Any]()
     for name in ("relative_speed", "flops_per_s", "d2d_power_w"):
@@ -67,30 +66,30 @@ def narrowed(spread: float) -> PaperPresets:
 
 
 def stream(seed: int, *purpose: int | str) -> np.random.Generator:
-    """A generator for one purpose of one seed."""
+    """Return a generator for one purpose of one seed."""
     return np.random.default_rng(derive(seed, *purpose))
 
 
 def draw_cluster(
     num_blocks: int, seed: int, *purpose: int | str, spread: float = 1.0
 ) -> ClusterProblem:
-    """Sub-1 of a drawn cluster under eq. (15), m up to b; see ``narrowed``."""
+    """Return Sub-1 of a drawn cluster with eq. (15) and m up to b; see ``narrowed``."""
     devices = narrowed(spread).devices(seed, *purpose)
     return ClusterProblem(devices, num_blocks, BATCH_SIZE, BATCH_SIZE, "bound")
 
 
 def settings(num_blocks: int, **more: int) -> dict[str, str | int]:
-    """What stands beside a figure of such clusters."""
+    """Return the settings to record with a figure of such clusters."""
     return {"num_blocks": num_blocks, "batch_size": BATCH_SIZE, **more, "latency": "bound"}
 
 
 def solve(
     solver: str, cluster: ClusterProblem, rng: np.random.Generator, unlimited: bool = False
 ) -> tuple[ClusterSolution, bool]:
-    """A verified answer, and whether it exceeds a limit of memory or energy.
+    """Return a verified solution, and whether it exceeds a limit of memory or energy.
 
-    With ``unlimited``, systems that look at no limits are given what they need, so that their time
-    can be compared. Raises ``InfeasibleRoundError``.
+    ``unlimited`` removes the limits for systems that ignore them, so that their times can be
+    compared. Raises ``InfeasibleRoundError`` if no solution exists.
     """
     try:
         solution = cluster_solver(solver)(cluster, rng)

@@ -1,7 +1,7 @@
-"""Remark 2: what is learned over a noisy uplink, at several transmit powers.
+"""Remark 2: learning over a noisy uplink, at several transmit powers.
 
 Each weight that a unit sends gets noise of variance factor·ε(p), with ε(p) = C/(p·h + I) of
-eq. (25). The lemma leaves open how much noise an error is; a factor of 1 takes ε for the variance.
+eq. (25). The lemma does not say how an error becomes noise; with a factor of 1, ε is the variance.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ _SHOWN = 0.01  # factor of panel (a)
 
 
 class Setting(NamedTuple):
-    """The noise's factor, 0 for none, and the most power of the uplinks in W."""
+    """The noise's factor (0: no noise), and the largest power of the uplinks in W."""
 
     factor: float
     power_w: float
@@ -42,8 +42,7 @@ SETTINGS = (QUIET, *(Setting(factor, power) for factor in FACTORS for power in P
 
 
 class Outcome(NamedTuple):
-    """What a run learned, and means over its rounds and units of how they sent: power p of the
-    plans and ε(p) of eq. (25)."""
+    """A run's learning curve, and means over rounds and units of planned power p and ε(p)."""
 
     learned: LearningCurve
     power_w: float
@@ -51,7 +50,7 @@ class Outcome(NamedTuple):
 
 
 Outcomes = Mapping[Setting, Outcome]
-"""A seed's runs: the same rows, first weights, order and gains, and noise of the same draw."""
+"""A seed's runs, with equal rows, initial weights, order, gains and drawn noise."""
 
 
 def _jobs(seed: int) -> dict[Setting, Job]:
@@ -72,9 +71,9 @@ def _compute(runs: Mapping[Setting, Run]) -> Outcomes:
 
 
 def transmission(run: Run) -> tuple[float, float]:
-    """Mean power and ε(p), with the gains and interference that the plans were made from.
+    """Return mean power and mean ε(p), with the plans' gains and interference.
 
-    Raises ``ConfigError`` where a plan has no uplink, or its round's request is missing.
+    Raises ``ConfigError`` if a plan has no uplink, or its round's request is missing.
     """
     try:
         requests = {each.round: each for each in read_requests(run)}
@@ -100,12 +99,12 @@ def _rows(seed: int, outcomes: Outcomes) -> Iterator[Row]:
 
 
 def _gains(values: Floats) -> Floats:
-    """What each doubling of the power takes off ``values`` [seeds, P], as [seeds, P - 1]."""
+    """Return by how much each doubling of power reduces ``values`` [seeds, P]: [seeds, P - 1]."""
     return -np.diff(values)
 
 
 def _gains_per_watt(values: Floats) -> Floats:
-    """The same for each watt of the doubling, 1/W; they fall where ``values`` are convex in p."""
+    """Return the gains per watt, 1/W; they decrease if ``values`` are convex in p."""
     return _gains(values) / np.diff(POWERS_W)
 
 
@@ -150,7 +149,7 @@ def _first_minus_last(values: Floats) -> Interval:
 
 
 def _draw(seeds: Sequence[Outcomes], ours: Ours) -> Figure:
-    """Training curves at several powers; test loss and error of transmission over p."""
+    """Draw training curves at several powers, and test loss and transmission error over p."""
     figure, (left, middle, right) = drawing.panels(3.6, 3)
     shown = {f"{power:g} W": Setting(_SHOWN, power) for power in POWERS_W} | {"no noise": QUIET}
     series = {

@@ -1,8 +1,8 @@
-"""Runs of the scheduler alone, side by side: what ``collapipe run framework.train=false`` does.
+"""Run only the scheduler, for several runs in parallel, as ``framework.train=false`` does.
 
-Units report their clusters, the environment changes devices and channels, the strategy decides, and
-its plan is verified and costed, all by the apps' own code. Runs of one seed see the same devices
-and channels.
+Units report their clusters, the environment changes devices and channels, the strategy plans, and
+its plan is verified and costed, all with the apps' code. Runs of one seed have equal devices and
+channels.
 """
 
 import functools
@@ -24,12 +24,12 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRound:
-    """What a round took, and who took part."""
+    """A round's delays and participants."""
 
     delay_s: float  # of the slowest unit's pipeline and upload
     pipelines_s: tuple[float, ...]  # of each unit that took part
     took_part: tuple[bool, ...]  # which of the N units did
-    largest_queue: float  # of all units' Y_n after it; 0 where the strategy keeps none
+    largest_queue: float  # the largest Y_n after the round; 0 without queues
     over_limits: int  # how many units' plans exceed a device's memory or energy
 
 
@@ -37,7 +37,7 @@ RunHistory = tuple[ScheduledRound, ...]
 
 
 def total_s(run: RunHistory) -> float:
-    """Delay of all rounds: with uploads, of the unit that ends last."""
+    """Return the delay of all rounds with uploads; each round ends with its slowest unit."""
     return sum(each.delay_s for each in run)
 
 
@@ -47,12 +47,12 @@ def run_histories(
     runs: Mapping[K, tuple[Overrides, Overrides]],
     keep_losses: Collection[K] = (),
 ) -> dict[K, RunHistory]:
-    """The rounds of each run, which is a strategy in a world.
+    """Return the rounds of each run; a run is a strategy in a world.
 
-    World and strategy are what sets them apart from the experiment ``fig11``; a strategy's options
-    are all under ``strategy``. In those of ``keep_losses`` a unit has one loss for all rounds.
+    World and strategy are overrides of the experiment ``fig11``; a strategy's options are all under
+    ``strategy``. In runs of ``keep_losses`` a unit has one loss for all rounds.
     """
-    # What control units report is the same for all strategies; their rows, in all worlds, too.
+    # Control units' reports are equal for all strategies; their rows also in all worlds.
     base = _settings(seed, ())
     tokenizer = build_tokenizer(base)
     shards = [base.task.encode(shard, tokenizer) for shard in load_shards(base)]
@@ -67,7 +67,7 @@ def run_histories(
         _run(_settings(seed, *each), rounds, states(each[0]), key in keep_losses)
         for key, each in runs.items()
     ]
-    # Round by round: what all of them compute from the same devices is computed once.
+    # Runs advance together, so that results for the same devices are computed once.
     return dict(zip(runs, zip(*zip(*going, strict=True), strict=True), strict=True))
 
 

@@ -1,7 +1,7 @@
-"""Figs. 7 and 8 where devices differ less than Table II lets them: does any spread fit the paper?
+"""Figs. 7 and 8 with devices that differ less than in Table II: does any spread fit the paper?
 
-On devices, without uploads. Without segment scheduling is read in two ways: an even split over S
-devices drawn by chance, or over the S fastest, S and m being CollaPipe's.
+Times are on devices, without uploads. "Without segment scheduling" is read in two ways: an even
+split over S random devices, or over the S fastest. S and m are CollaPipe's.
 """
 
 import itertools
@@ -31,7 +31,7 @@ OWN, RIVAL, EVEN, RANDOM, FASTEST = (
     "S fastest",
 )
 _SOLVERS = (OWN, RIVAL, "titanic", EVEN, RANDOM)
-_BESIDE = 1.17  # where the paper's figures stand on the axis of spreads
+_BESIDE = 1.17  # position of the paper's figures on the axis of spreads
 Key = tuple[str, float, str]  # model, spread, method
 Seconds = Mapping[Key, float]
 """A seed's total by model, spread and method."""
@@ -44,7 +44,7 @@ _READINGS: Mapping[str, tuple[str, str, float]] = {
     "increase on S random devices": (RANDOM, OWN, 22.45),
     "increase on the S fastest devices": (FASTEST, OWN, 22.45),
 }
-"""Of one method against another, and the paper's figure."""
+"""Reductions and increases of one method against another, with the paper's figure."""
 
 
 def _compute(seed: int) -> Seconds:
@@ -56,7 +56,7 @@ def _compute(seed: int) -> Seconds:
 
 
 def _totals(seed: int, num_blocks: int, spread: float) -> dict[str, float]:
-    """Seconds of every method, over the same clusters."""
+    """Return the seconds of every method, over the same clusters."""
     totals = dict.fromkeys((*_SOLVERS, FASTEST), 0.0)
     for number in range(CLUSTERS):
         cluster = draw_cluster(num_blocks, seed, number, spread=spread)
@@ -71,7 +71,7 @@ def _totals(seed: int, num_blocks: int, spread: float) -> dict[str, float]:
 
 
 def even_on_fastest_s(cluster: ClusterProblem, segments: int, micro_batches: int) -> float:
-    """Seconds of a batch, blocks split evenly over the S devices that compute fastest."""
+    """Return seconds of a batch if blocks are split evenly over the S fastest devices."""
     fastest = sorted(cluster.devices, key=lambda device: device.time.compute(1, 1.0))[:segments]
     blocks = even_blocks(cluster.num_blocks, segments)
     return pipeline_latency(tuple(fastest), blocks, BATCH_SIZE, micro_batches, "bound")
@@ -92,12 +92,12 @@ def _findings(seeds: Sequence[Seconds]) -> Iterator[Finding]:
             ours = -ours
         text = f"{reading}; {model}, spread {spread:g}"
         claim = near(text, paper, ours, "%")
-        # The paper says nothing of a spread: claims are the ends, devices alike and Table II.
+        # The paper has no spreads: claims are about both ends, equal devices and Table II.
         yield claim if spread in (SPREADS[0], SPREADS[-1]) else Finding(text, ours, "%")
 
 
 def _draw(_: Sequence[Seconds], ours: Ours) -> Figure:
-    """A column a model: reductions above, increases below, the paper's figures beside them."""
+    """Draw a column per model: reductions above, increases below, with the paper's figures."""
     figure = Figure((drawing.WIDTH_IN, 6.4), layout="constrained")
     above, below = figure.subfigures(2, squeeze=False, height_ratios=[1.15, 1])[:, 0]
     _draw_row(above, [*_READINGS][:4], "reduction [%]", ours)

@@ -1,9 +1,9 @@
-"""Table III on real processes: the most memory that a device needs, by how the encoder is split.
+"""Table III on real processes: a device's peak memory, for several splits of the encoder.
 
-BERT's twelve blocks of 768, on daemons of this machine with mutual TLS, with the dates task, whose
-rows need no files. VanillaFL's devices are users: each is a cluster of its own and holds the whole
-encoder; two show it. Embedding and head are with the control unit and the server for all methods,
-so that VanillaFL's figure is below that of a device that holds the whole model.
+It trains BERT's twelve blocks of width 768 on daemons of this machine with mutual TLS, on the task
+``dates``, which needs no files. In VanillaFL each device is a user: a separate cluster with the
+whole encoder; two users suffice. For all methods the control unit has the embedding and the server
+has the head. So VanillaFL's figure is lower than for a device with the whole model.
 """
 
 import subprocess
@@ -36,7 +36,7 @@ VANILLA, EVEN, OWN = "VanillaFL", "even split", "CollaPipe"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a method is put up: arguments of ``collapipe up``, options of its run."""
+    """A method's arguments of ``collapipe up``, and the options of its run."""
 
     up: tuple[str, ...]
     run: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ METHODS: Mapping[str, Method] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of a method's last round: blocks and peak memory of each device, users, its seconds."""
+    """Measurements of a method's last round: devices' blocks and peak memory, users, seconds."""
 
     blocks: tuple[int, ...]
     peak_gb: tuple[float, ...]
@@ -71,7 +71,7 @@ def _compute(seed: int) -> Results:
 
 
 def _measured(name: str, method: Method, seed: int) -> Measured:
-    """Raises ``RoundFailedError`` with the last line of a run that fails."""
+    """Run a method. Raises ``RoundFailedError`` with the last line of a run that fails."""
     with TemporaryFolder("table") as folder:
         run_dir = folder / "run"
         options = (*_BERT, *_SIZES, *_SHORT, *method.run, f"seed={seed}")
@@ -90,7 +90,7 @@ def _measured(name: str, method: Method, seed: int) -> Measured:
 
 
 def _ended(command: Sequence[str]) -> tuple[int, str]:
-    """Exit status and errors of a command, which is ended as by Ctrl-C when we are."""
+    """Run a command and return its exit status and errors; an interrupt here ends it too."""
     with subprocess.Popen(  # noqa: S603 - our own
         command,
         stdout=subprocess.DEVNULL,
@@ -135,7 +135,7 @@ def _findings(seeds: Sequence[Results]) -> Iterator[Finding]:
 
 
 def _draw(seeds: Sequence[Results], _: Ours) -> Figure:
-    """A bar for each device, in the last seed's run."""
+    """Draw a bar for each device, from the last seed's run."""
     figure, (axes,) = drawing.panels(2.6, 1)
     place = 0.0
     ticks = []

@@ -1,4 +1,4 @@
-"""Trainings of a figure: `collapipe run` in processes of their own, finished ones not run again."""
+"""Training runs of a figure: ``collapipe run`` in subprocesses; finished runs are not repeated."""
 
 import os
 import shutil
@@ -28,14 +28,16 @@ class Experiment:
     """A file of ``conf/experiment``."""
 
     name: str
-    data: str | None  # its folder; None where the task makes its own rows
+    data: str | None  # its folder; None if the task makes synthetic rows
     full: str  # the file with the paper's sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of ``experiment``, with what makes it differ from the others: ``overrides``, and those
-    that ``derive`` makes of its settings, whatever the experiment's sizes."""
+    """A run of ``experiment`` with ``overrides``, and further ones that ``derive`` computes.
+
+    ``derive`` takes the settings of the experiment, so that it fits any sizes.
+    """
 
     experiment: Experiment
     variant: str
@@ -46,9 +48,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Training:
-    """Where data come from, where runs go, and whether they have the paper's sizes."""
+    """The folder of data, the folder of runs, and whether models have the paper's sizes."""
 
-    data: Path | None  # None where no experiment reads any
+    data: Path | None  # None if no experiment reads data
     folder: Path
     full: bool
     say: Callable[[str], None] = print
@@ -58,7 +60,7 @@ class Training:
         return "the paper's" if self.full else "reduced"
 
     def runs(self, jobs: Sequence[Job]) -> Mapping[Job, Run]:
-        """Every job's finished run, trained now where it was not before.
+        """Return every job's finished run; train those that are not finished.
 
         Raises ``RoundFailedError`` with the last line of a run that fails; finished ones stay.
         """
@@ -81,7 +83,7 @@ class Training:
         return self.folder / f"{self._name(job)}.log"
 
     def _command(self, job: Job) -> Sequence[str] | None:
-        """What is left to do for a job; None: nothing."""
+        """Return the command that remains to be run for a job; None if the job is finished."""
         run_dir, overrides = self.folder / self._name(job), self._overrides(job)
         if (run_dir / "config.yaml").is_file():
             found, asked = read_run(run_dir), config.load_overrides(overrides)
@@ -109,7 +111,7 @@ class Training:
 
 
 def data_folder(given: Path | None) -> Path:
-    """``given``, else $COLLAPIPE_DATA. Raises ``ConfigError`` where there is no such folder."""
+    """Return ``given`` or $COLLAPIPE_DATA. Raises ``ConfigError`` if the folder is missing."""
     named = given or (Path(os.environ[_VARIABLE]) if os.environ.get(_VARIABLE) else None)
     if named is None:
         raise ConfigError(
@@ -137,7 +139,7 @@ def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path])
                     last = next((each for each in reversed(lines) if each.strip()), "no output")
                     raise RoundFailedError(f"{log(job)}: {last.strip().removeprefix('error: ')}")
                 yield job
-    finally:  # whoever still runs is ended, as by Ctrl-C
+    finally:  # end jobs that still run, as Ctrl-C does
         for process in running.values():
             process.terminate()
         for process in running.values():
@@ -147,7 +149,7 @@ def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path])
 def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        # In a session of its own: Ctrl-C reaches it from here, once.
+        # In a new session, so that Ctrl-C reaches it only once, from here.
         return subprocess.Popen(  # noqa: S603 - our own command
             command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -136,7 +136,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
         run_dir = tmp_path / "deployed"
         with Processes(tmp_path) as there:
             there.start("server", "deploy", "serve", folder.root)
-            there.wait_for("server", "may come", 3)
+            there.wait_for("server", " admitted", 3)
             for unit, where in zip(UNITS, own, strict=True):
                 python = light if unit == "paris" else sys.executable
                 there.start(unit, "unit", where / "unit.yaml", python=python)

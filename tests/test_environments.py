@@ -190,7 +190,7 @@ def test_a_unit_and_its_server_meet_where_there_are_proxies(
     written(own / "train.csv", 24)
     with Processes(tmp_path) as there:
         there.start("server", "deploy", "serve", folder.root)
-        there.wait_for("server", "may come")
+        there.wait_for("server", " admitted")
         there.start("berlin", "unit", own / "unit.yaml")
         there.wait_for("berlin", ": dials ")
         while [each.state for each in overview(folder)[0]] != ["online"]:

@@ -165,8 +165,8 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
         ("data=synthetic", "data is the owner's"),
         ("data.max_train_samples=1", "data.max_train_samples is"),
         ("partitioner=iid", "partitioner is the owner's"),
-        ("task.root=/secret", "task.root says where rows are"),
-        ("task.synthetic=true", "task.synthetic says where rows are"),
+        ("task.root=/secret", "task.root names rows"),
+        ("task.synthetic=true", "task.synthetic names rows"),
         ("model.name=/secret", "model.name must be a hub's id"),
         ("model.name=tests", "model.name must be a hub's id"),
         ("model={_target_: secret.Class}", "model._target_ names a class"),
@@ -234,7 +234,7 @@ def test_a_server_that_would_cut_rows_from_others_ends_before_it_opens_any(tmp_p
     told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
     nodes = [{"data": str(written(tmp_path / f"{unit}.csv", 9))} for unit in (0, 1)]
     with only_units_open(file) as opened:
-        with pytest.raises(RoundFailedError, match=r"data\.train_file is the owner's to choose"):
+        with pytest.raises(RoundFailedError, match=r"data\.train_file is the owner's choice"):
             train(grid_of(told, nodes), load_overrides(told))
         assert opened == {str(file): set()}
 
@@ -290,7 +290,7 @@ def test_the_uplink_of_a_run_with_measured_radio_is_the_owners(tmp_path: Path) -
         )
     inventory = read_inventory(tmp_path / "boxes.yaml")
     assert uplink.gains == inventory.uplinks[0].gains
-    with pytest.raises(OwnerError, match="its option channel is of files"):
+    with pytest.raises(OwnerError, match="its option channel needs an inventory"):
         owner.load_settings(run, {"data": str(tmp_path / "mine.csv")})
 
 

@@ -47,8 +47,8 @@ def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_proc
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (["data.root=empty"], "has neither"),
-        (["data.train_file=rows.xls", "evaluation.where=units"], "the suffix must be"),
+        (["data.root=empty"], "lacks"),
+        (["data.train_file=rows.xls", "evaluation.where=units"], "must end in one of"),
     ],
 )
 def test_what_is_wrong_with_the_data_is_said_before_flower_starts(

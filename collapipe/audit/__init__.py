@@ -1,1 +1,1 @@
-"""What the edge server of a run could read of the units' texts: attacks, and how far they come."""
+"""Audits: attacks that measure how much of the units' texts a run's edge server could read."""

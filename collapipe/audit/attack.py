@@ -1,4 +1,4 @@
-"""A run's audit: which conditions are measured, and every attack under each of them."""
+"""A run's audit: the measured conditions, and every attack under each of them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ _TEXTS = {"pooled": "labels", "tokens": "each word's label", "causal": "which ar
 
 
 def audit(held: Material) -> Audit:
-    """All figures of a run."""
+    """Run all attacks on a run, and return their figures."""
     settings = held.settings
     models: dict[State, SplitModel] = {
         "frozen": initial_model(settings, held.tokenizer),
@@ -83,8 +83,10 @@ def _all(
 
 
 def _sent_by(settings: Settings, blocks: int) -> Condition:
-    """What units send in training, or would send if heads were on the server. Of precisions that
-    the scheduler decides the finest."""
+    """Return the condition in which units send activations, or would with heads on the server.
+
+    If the scheduler chooses precisions, the finest one is taken.
+    """
     precision = settings.compression.activation
     return Condition(
         "trained",
@@ -130,8 +132,10 @@ def _recoveries(
     rows: tuple[Tensor, Tensor],
     whole: bool,
 ) -> Iterator[Recovery]:
-    """Of public and private activations [n, d] before noise and rounding; by those attacks alone
-    that are fitted, unless ``whole``."""
+    """Return recoveries from private activations [n, d], given public ones to fit attacks on.
+
+    Noise and rounding are applied here. Without ``whole``, only fitted attacks are used.
+    """
     size, texts = len(table), held.private
     public, private = (
         travelled(each, condition.precision, condition.noise, _generator(held, "wire", who))
@@ -161,7 +165,7 @@ def _recoveries(
 
 
 def _known(texts: Texts, rows: Tensor, pooled: bool) -> Public:
-    """What the attacker fits on, of rows [n, d]."""
+    """Return the attacker's public data from rows [n, d]."""
     ids = texts.ids[texts.real]
     if pooled:
         return Public(rows[texts.places == 0], ids, texts.rows[texts.real])
@@ -169,7 +173,7 @@ def _known(texts: Texts, rows: Tensor, pooled: bool) -> Public:
 
 
 def _hits(texts: Texts, rows: Tensor, sent: Tensor, inverter: Inverter, size: int) -> Tensor:
-    """Whether each token [n] is the best guess for its own row; not one whose row is not sent."""
+    """Return whether each token [n] is the best guess for its row; False if it is not sent."""
     attacked = sent & texts.real
     guesses = best(inverter, rows[attacked], texts.places[attacked], size, 1)
     hits = torch.zeros_like(sent)
@@ -180,8 +184,10 @@ def _hits(texts: Texts, rows: Tensor, sent: Tensor, inverter: Inverter, size: in
 def _hits_of_texts(
     texts: Texts, rows: Tensor, sent: Tensor, inverter: Inverter, size: int
 ) -> Tensor:
-    """Whether each token [n] is among the guesses for its text's first row: as many as the text
-    has tokens, which the mask tells the server."""
+    """Return whether each token [n] is among the guesses for its text's first row.
+
+    There are as many guesses as the text has tokens, a number that the server gets with the mask.
+    """
     counts = texts.by_row(texts.real)
     guesses = best(inverter, rows[sent], texts.places[sent], size, int(counts.max()))
     guesses[torch.arange(guesses.shape[1]) >= counts[:, None]] = -1
@@ -189,7 +195,7 @@ def _hits_of_texts(
 
 
 def _targets(settings: Settings) -> str:
-    """What becomes of the targets, in a sentence."""
+    """Return a sentence about who receives the targets."""
     if not settings.server_has_heads:
         return (
             "No target is sent. At the start units tell how often each label stands in their rows."
@@ -202,7 +208,7 @@ def _targets(settings: Settings) -> str:
 
 
 def _hidden(settings: Settings) -> str:
-    """What the run's masks and noise keep from the server, in sentences; empty without either."""
+    """Return sentences about what masks and noise hide from the server; empty without both."""
     chosen, told, what = settings.privacy, list[str](), "updates"
     if chosen.secure_aggregation:
         told.append("This run's units mask theirs: the server gets sums alone.")

@@ -1,4 +1,4 @@
-"""An audit as a picture: recovered tokens by blocks, by precision and by noise."""
+"""Draw an audit: recovered tokens by blocks, by precision and by noise."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ _PANELS = {
 
 @own_look()
 def draw(found: Audit, file: Path) -> None:
-    """Write the picture as a PNG. Raises ``OSError``."""
+    """Write the picture as a PNG. Raises ``OSError`` if that fails."""
     figure = Figure((9.5, 3.6), layout="constrained")
     panels = figure.subplots(1, len(_PANELS), sharey=True, width_ratios=(4, 3, 3))
     for axes, (field, across) in zip(panels, _PANELS.items(), strict=True):

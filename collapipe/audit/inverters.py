@@ -1,8 +1,8 @@
 """Attacks from activations to tokens: a score of each vocabulary token for each activation.
 
-Inverters are fitted on public rows alone, encoded with the same weights, cut, noise and precision.
-An activation is the row of one token, or the first row of a text, which a pooling head reads and
-which stands for all tokens of the text.
+Inverters are fitted only on public rows, encoded with the same weights, cut, noise and precision.
+An activation is the row of one token or, for a pooling head, the first row of a text, which
+represents all tokens of the text.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,15 @@ _CHUNK = 1024  # tokens that are scored at a time
 _RIDGE, _RIDGE_OF_TEXTS = 1e-2, 1.0  # of the mean square of a feature
 _STEPS, _AT_ONCE, _RATE, _SHARPNESS, _WIDTH = 150, 256, 1e-3, 60.0, 512
 _TOKENS_AT_ONCE, _RATE_OF_SOFTMAX = 1024, 2e-2
-_PART = 0.1  # of what the layer gives: it moves slowly from the linear map
+_PART = 0.1  # factor of the layer's output, so that it departs slowly from the linear map
 
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """Activations [m, d] that the attacker has made itself, and the p tokens that they stand for:
-    ``ids`` [p], each of the activation ``of`` [p]."""
+    """The attacker's activations [m, d], and the p tokens that they represent.
+
+    Token ``ids`` [p] belong to the activations ``of`` [p].
+    """
 
     activations: Tensor
     ids: Tensor
@@ -34,7 +36,7 @@ class Public:
 
     @property
     def pooled(self) -> bool:
-        """Whether activations stand for more than a token each."""
+        """Whether activations represent more than one token each."""
         return len(self.ids) != len(self.activations)
 
     def counts(self, size: int) -> Tensor:
@@ -43,8 +45,7 @@ class Public:
         return found.index_put_((self.of, self.ids), torch.tensor(1.0), accumulate=True)
 
     def batch(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        """The c tokens that the activations ``drawn`` [b] stand for, and their shares in each,
-        [b, c]."""
+        """Return the c tokens that activations ``drawn`` [b] represent, and their shares [b, c]."""
         place = torch.full((len(self.activations),), -1)
         place[drawn] = torch.arange(len(drawn))
         there = place[self.of] >= 0
@@ -55,13 +56,13 @@ class Public:
 
 
 def most_frequent(public: Public, size: int) -> Inverter:
-    """No attack: the same tokens for all, by their number in the public text."""
+    """Return the baseline: the same scores for all, by frequency in the public text."""
     counts = public.ids.bincount(minlength=size).float()
     return lambda activations, places, tokens: counts[tokens].expand(len(activations), -1)
 
 
 def nearest(encoder: Encoder) -> Inverter:
-    """The token whose input embedding at the same place is nearest; nothing is fitted."""
+    """Return an unfitted inverter that finds the nearest input embedding at the same place."""
 
     def scores(activations: Tensor, places: Tensor, tokens: Tensor) -> Tensor:
         embedded = encoder.embed(tokens[:, None].expand(-1, int(places.max()) + 1))
@@ -75,15 +76,18 @@ def nearest(encoder: Encoder) -> Inverter:
 
 
 def table_of(encoder: Encoder, size: int) -> Tensor:
-    """Directions of the tokens' input embeddings at the first place, from their mean, [v, d]."""
+    """Return the tokens' input embeddings at the first place, centred and normalised, [v, d]."""
     tokens = torch.arange(size)[:, None]
     table = torch.cat([encoder.embed(chunk)[:, 0] for chunk in torch.split(tokens, _CHUNK)])
     return functional.normalize(table - table.mean(0), dim=1)
 
 
 def linear(public: Public, table: Tensor) -> Inverter:
-    """Ridge regression from an activation to its token's direction in ``table``, whose product with
-    a token's direction is the score of that; or to how often each token stands in the text."""
+    """Fit ridge regression from an activation to its token's direction in ``table``.
+
+    A token's score is the product with its direction. For pooled activations, the regression
+    predicts how often each token occurs in the text.
+    """
     if public.pooled:
         weight, offset = _ridge(public.activations, public.counts(len(table)), _RIDGE_OF_TEXTS)
         return lambda activations, places, tokens: activations @ weight[:, tokens] + offset[tokens]
@@ -92,7 +96,7 @@ def linear(public: Public, table: Tensor) -> Inverter:
 
 
 def softmax(public: Public, size: int, seed: int) -> Inverter:
-    """A linear classifier over the tokens of the public text; it never guesses another one."""
+    """Fit a linear classifier over the tokens of the public text; it guesses no others."""
     known, column = torch.unique(public.ids, return_inverse=True)
     numbered, rows = replace(public, ids=column), len(public.activations)
     at_once = max(1, _TOKENS_AT_ONCE * rows // len(column))
@@ -148,7 +152,7 @@ def learned(public: Public, table: Tensor, seed: int) -> Inverter:
 
 
 def best(inverter: Inverter, activations: Tensor, places: Tensor, size: int, count: int) -> Tensor:
-    """The ``count`` tokens with the largest scores of each activation, best first, [n, count]."""
+    """Return the ``count`` tokens with the largest scores, best first, [n, count]."""
     scores = activations.new_empty(len(activations), 0)
     found = torch.empty(scores.shape, dtype=torch.long)
     for tokens in torch.split(torch.arange(size), _CHUNK):
@@ -191,8 +195,7 @@ def _fit(
 
 
 def _ridge(inputs: Tensor, outputs: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """Weight and offset of the affine map of least squares, with a penalty that lets it be solved
-    always."""
+    """Return weight and offset of the ridge regression; the penalty makes it always solvable."""
     mean, target = inputs.mean(0), outputs.mean(0)
     centred = inputs - mean
     products = (centred.T @ centred).double()

@@ -1,4 +1,4 @@
-"""What an audit works on: the run, private rows and the attacker's public ones."""
+"""An audit's inputs: the run, its private rows, and the attacker's public rows."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,9 +25,10 @@ _MOST_PUBLIC = 1000  # rows
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """A finished run, and rows: as ``Texts``, and as examples to train on, the public ones without
-    labels. ``unit`` says whose model it is where units have their own; ``public_sha256`` is of the
-    whole file."""
+    """A finished run, and private and public rows as ``Texts`` and as training examples.
+
+    Public examples have no labels. ``unit`` selects a model if each unit has one. ``public_sha256``
+    is the hash of the whole file."""
 
     settings: Settings
     model: SplitModel
@@ -43,9 +44,9 @@ class Material:
     def of(
         cls, run_dir: Path, trusted: Sequence[str], unit: int | None, public: Path, rows: int
     ) -> "Material":
-        """With ``rows`` validation rows, and the first rows of the file ``public``.
+        """Load a run, ``rows`` of its validation rows, and rows of the file ``public``.
 
-        Raises ``ConfigError`` and ``DataError`` for a folder and rows that cannot be read.
+        Raises ``ConfigError`` or ``DataError`` if the folder or rows cannot be read.
         """
         settings, model, tokenizer = load_model(run_dir, trusted, unit)
         texts = _public_texts(settings, public)
@@ -66,7 +67,7 @@ class Material:
 
 
 def _public_texts(settings: Settings, file: Path) -> list[str]:
-    """Of the task's first column, or of a file of lines; words of a list stand between blanks."""
+    """Return texts of the task's first column, or of a file's lines; lists are joined by blanks."""
     column = settings.task.columns[0]
     names = columns_of(settings.data, [column])
     rows = read_file(file, "--public", names.values())
@@ -77,6 +78,6 @@ def _public_texts(settings: Settings, file: Path) -> list[str]:
 
 
 def drawn(rows: Dataset, count: int, seed: int) -> Dataset:
-    """At most ``count`` rows, by chance: a file is often sorted."""
+    """Return at most ``count`` random rows, because files are often sorted."""
     order = np.random.default_rng(derive(seed, "audit", "rows")).permutation(len(rows))
     return rows.select(np.sort(order[:count]))

@@ -1,4 +1,4 @@
-"""Membership by loss: whether a row's loss under the trained model tells that it was trained on."""
+"""Membership inference by loss: does a row's loss reveal that the model was trained on it?"""
 
 from collections.abc import Callable
 from typing import cast
@@ -25,8 +25,10 @@ _Losses = NDArray[np.float64]
 def membership_of(
     settings: Settings, model: SplitModel, tokenizer: Tokenizer, unit: int | None = None
 ) -> Membership | None:
-    """Of a run's rows, of all units or of one, and its validation rows. None where training rows
-    are on their owners' machines alone."""
+    """Compare a run's training rows, of all units or of one, with its validation rows.
+
+    Returns None if training rows are only on their owners' machines.
+    """
     if settings.runtime.name == "deployment" or settings.tree["data"]["partitioner"] is None:
         return None
     shards = load_shards(settings)
@@ -40,7 +42,7 @@ def membership_of(
 
 @torch.inference_mode()
 def losses_of(model: SplitModel, task: Task, rows: Dataset, tokenizer: Tokenizer) -> _Losses:
-    """The loss per target token of each row, without dropout."""
+    """Return the loss per target token of each row, without dropout."""
     model.eval()
     examples, head = task.encode_apart(rows, tokenizer), cast(Head, model.head)
     order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
@@ -57,8 +59,10 @@ def losses_of(model: SplitModel, task: Task, rows: Dataset, tokenizer: Tokenizer
 
 
 def membership(members: _Losses, others: _Losses, seed: int) -> Membership:
-    """Of losses of rows that were trained on and of ``others``, as many or not; percentile
-    intervals of a bootstrap over rows of either kind."""
+    """Return how well losses distinguish ``members`` (training rows) from ``others``.
+
+    Intervals are percentiles of a bootstrap over rows of both kinds.
+    """
     draw = np.random.default_rng(seed)
     drawn = [
         rows[draw.integers(len(rows), size=(_RESAMPLES, len(rows)))] for rows in (members, others)
@@ -72,13 +76,13 @@ def membership(members: _Losses, others: _Losses, seed: int) -> Membership:
 
 
 def advantage(members: _Losses, others: _Losses) -> _Losses:
-    """TPR − FPR where rows are taken for members whose loss is at most the members' mean."""
+    """Return TPR − FPR if rows with a loss up to the members' mean are classified as members."""
     threshold = members.mean(-1, keepdims=True)
     return np.asarray((members <= threshold).mean(-1) - (others <= threshold).mean(-1))
 
 
 def auc(members: _Losses, others: _Losses) -> _Losses:
-    """How often a member's loss is below another row's; equal ones count half (Mann–Whitney)."""
+    """Return how often a member's loss is below another row's; ties count half (Mann–Whitney)."""
     m, n = members.shape[-1], others.shape[-1]
     ranks = rankdata(np.concatenate([members, others], -1), axis=-1)
     above = ranks[..., m:].sum(-1) - n * (n + 1) / 2

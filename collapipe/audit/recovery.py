@@ -1,4 +1,4 @@
-"""Shares of tokens with intervals over rows, and which tokens are frequent."""
+"""Shares of recovered tokens with intervals over rows, and the set of frequent tokens."""
 
 import math
 
@@ -13,12 +13,12 @@ _Z = float(ndtri(0.975))
 
 
 def share_of(hits: Tensor, counts: Tensor) -> Share | None:
-    """Σ hits / Σ counts of rows [r], and Wilson's 95 % interval; None where nothing was counted.
+    """Return Σ hits / Σ counts of rows [r] with Wilson's 95 % interval; None if counts are 0.
 
-    Tokens of a row are no independent trials. So the number of trials is what independent ones with
-    the same variance would be (Kish's effective sample size; Korn and Graubard 1998), with the
-    variance of a ratio of sums over rows. Where every row or none is recovered in full there is no
-    variance, and each row counts as a trial.
+    Tokens of a row are not independent. So the interval uses the number of independent trials with
+    the same variance (Kish's effective sample size; Korn and Graubard 1998). The variance is that
+    for a ratio of sums over rows. If all rows have the same share, 0 or 1, the variance is 0, and
+    each row counts as a trial.
     """
     rows, total = int((counts > 0).sum()), float(counts.sum())
     if not total:
@@ -31,7 +31,7 @@ def share_of(hits: Tensor, counts: Tensor) -> Share | None:
 
 
 def _wilson(share: float, trials: float) -> Share:
-    """Wilson (1927)."""
+    """Return Wilson's interval (1927)."""
     spread = _Z * math.sqrt(share * (1 - share) / trials + (_Z / (2 * trials)) ** 2)
     low, high = (share + _Z**2 / (2 * trials) + s for s in (-spread, spread))
     shrunk = 1 + _Z**2 / trials
@@ -39,8 +39,10 @@ def _wilson(share: float, trials: float) -> Share:
 
 
 def frequent(ids: Tensor, size: int) -> Tensor:
-    """True at the tokens, [size], that are the most frequent of ``ids`` and make up half of them;
-    at the last of these, too."""
+    """Return True, [size], for the most frequent tokens that together make up half of ``ids``.
+
+    The token that reaches one half is included.
+    """
     counts = torch.bincount(ids, minlength=size)
     order = counts.argsort(descending=True, stable=True)
     before = counts[order].cumsum(0) - counts[order]

@@ -1,4 +1,4 @@
-"""What an audit found, written as ``audit.json`` and read again."""
+"""The result of an audit, written as ``audit.json`` and read again."""
 
 import json
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from collapipe.validation import dotted, rule
 JSON_FILE, PICTURE = "audit.json", "audit.png"  # in the run's folder
 Attack = Literal["most frequent", "nearest", "softmax", "linear", "learned"]
 State = Literal["frozen", "trained"]
-"""Which weights made the activations: the run's first ones, without dropout, as a frozen encoder
-sends; or its last ones, with dropout, as units send in training."""
+"""Weights that made the activations: the run's initial ones, without dropout, as a frozen encoder
+sends; or its final ones, with dropout, as units send in training."""
 _Signed = Annotated[float, Field(ge=-1, le=1)]
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 _Name = Annotated[str, Field(max_length=40)]
@@ -36,8 +36,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What the server had: activations of ``reads`` rows behind ``blocks`` encoder blocks, with
-    Gaussian noise of ``noise`` times each row's norm, then rounded to ``precision``."""
+    """The data that the server had: activations of ``reads`` rows after ``blocks`` encoder blocks.
+
+    They have Gaussian noise of ``noise`` times each row's norm, and are rounded to ``precision``.
+    """
 
     state: State
     blocks: _Count
@@ -48,10 +50,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Which part of the private tokens an attack recovered.
+    """The share of private tokens that an attack recovered.
 
-    ``rare_tokens`` leaves out the most frequent ones, which make up half of the public text; None
-    where no other token is there.
+    ``rare_tokens`` leaves out the most frequent tokens, which make up half of the public text; None
+    if no other token occurs.
     """
 
     condition: Condition
@@ -96,7 +98,7 @@ class UpdateRecovery:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Whether a row's loss tells that it was trained on, by ``rows`` of either kind.
+    """How well a row's loss reveals that it was trained on, measured on ``rows`` of both kinds.
 
     ``advantage`` is TPR − FPR of the threshold that the server knows, the mean training loss (Yeom
     et al. 2018); ``auc`` the area under the curve of all thresholds.
@@ -109,13 +111,13 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """All of it.
+    """The complete result of an audit.
 
-    ``version`` is CollaPipe's that audited, ``configuration`` the run's. Units ``send`` activations
-    as ``sent`` says, or would if heads were on the server. ``targets`` says in a sentence what
-    becomes of these, ``hidden`` what the run's masks and noise keep from the server. ``updates`` is
-    empty where nothing of them is attacked; ``membership`` is None where training rows are their
-    owners' alone.
+    ``version`` is the version of CollaPipe that audited; ``configuration`` is the run's. ``sent``
+    is the condition of activations that units ``send``, or would send with heads on the server.
+    ``targets`` and ``hidden`` are sentences about the targets, and about what masks and noise hide
+    from the server. ``updates`` is empty if updates cannot be attacked. ``membership`` is None if
+    training rows are only on their owners' machines.
     """
 
     version: _Name
@@ -131,14 +133,14 @@ class Audit:
     recoveries: Annotated[tuple[Recovery, ...], Field(max_length=10_000)]
     updates: Annotated[tuple[UpdateRecovery, ...], Field(max_length=1000)]
     membership: Membership | None
-    hidden: _Text = ""  # older audits have none
+    hidden: _Text = ""  # older audits lack this
 
     def of(self, condition: Condition) -> list[Recovery]:
-        """What each attack recovered under ``condition``."""
+        """Return each attack's recovery under ``condition``."""
         return [each for each in self.recoveries if each.condition == condition]
 
     def json_text(self) -> str:
-        """The content of ``audit.json``."""
+        """Return the content of ``audit.json``."""
         return json.dumps({_MARK: True, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
 

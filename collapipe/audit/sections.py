@@ -1,4 +1,4 @@
-"""An audit's figures as tables of text: a row a condition, a column an attack."""
+"""Format an audit's figures as tables: one row per condition, one column per attack."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,7 +33,7 @@ TITLES = {
 
 
 def headline(found: Audit) -> str:
-    """What the units send, in a sentence."""
+    """Return a sentence about the data that units send."""
     sent = found.sent
     if not found.sends:
         return (
@@ -45,7 +45,7 @@ def headline(found: Audit) -> str:
 
 
 def baseline(found: Audit) -> str:
-    """What is recovered without an attack, in a sentence."""
+    """Return a sentence about the recovery without an attack."""
     shares = {
         SENT[
             each.condition.reads
@@ -57,8 +57,11 @@ def baseline(found: Audit) -> str:
 
 
 def chosen(found: Audit, field: str) -> list[Recovery]:
-    """All recoveries, of either weights, that differ in ``field`` alone from what units send, or
-    would if they sent all tokens' rows."""
+    """Return recoveries whose condition differs from the units' only in ``field``.
+
+    The rows read may also be all tokens' rows. Recoveries of initial and trained weights are
+    included.
+    """
     middle = replace(found.sent, reads="real")
     return [
         each
@@ -68,7 +71,7 @@ def chosen(found: Audit, field: str) -> list[Recovery]:
 
 
 def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
-    """Title and rows, as ``COLUMNS`` name them, of each table."""
+    """Yield title and rows of each table, with the columns ``COLUMNS``."""
     for field, name in _GROUPS.items():
         conditions = sorted({each.condition for each in chosen(found, field)}, key=_order)
         if len({getattr(each, field) for each in conditions}) > 1:
@@ -89,7 +92,7 @@ def _cells(found: Audit, condition: Condition) -> list[str]:
 
 
 def percent(share: Share | None) -> str:
-    """``87.5 (85–90)``, in percent."""
+    """Return a share in percent with its interval, such as ``87.5 (85–90)``."""
     if share is None:
         return "–"
     value, low, high = (100 * each for each in (share.value, share.low, share.high))
@@ -97,7 +100,7 @@ def percent(share: Share | None) -> str:
 
 
 def membership_text(found: Audit) -> str:
-    """What the losses tell, in a sentence."""
+    """Return a sentence about membership inference by losses."""
     told = found.membership
     if told is None:
         return "not measured: the training rows are on their owners' machines alone"
@@ -119,7 +122,7 @@ UPDATE_COLUMNS = (
 
 
 def update_rows(found: Audit) -> list[list[str]]:
-    """As ``UPDATE_COLUMNS`` name them; empty where no update was attacked."""
+    """Return rows with the columns ``UPDATE_COLUMNS``; empty if no update was attacked."""
     return [
         [
             _update_name(each.condition),
@@ -145,7 +148,7 @@ def _update_name(each: UpdateCondition) -> str:
 
 
 def updates_text(found: Audit) -> str:
-    """What becomes of updates, in a sentence."""
+    """Return a sentence about attacks on updates."""
     if not found.updates:
         return (
             "not attacked: no unit sends the embedding or a labels' bias, or these do not train; "

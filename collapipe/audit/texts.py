@@ -22,8 +22,10 @@ _AT_ONCE = 32  # rows of a batch
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Rows in batches of similar length; of their n tokens together, padding left out, ``ids``,
-    ``places`` in their rows, ``rows`` and whether each is ``real``, no BOS or EOS; each [n]."""
+    """Rows in batches of similar length, and their n tokens without padding.
+
+    Tokens have ``ids``, ``places`` in their rows, ``rows``, and ``real`` (False for BOS and EOS),
+    each [n]."""
 
     batches: tuple[Batch, ...]
     ids: Tensor
@@ -33,7 +35,7 @@ class Texts:
 
     @classmethod
     def of(cls, examples: Examples, vocabulary: Vocabulary, where: str) -> "Texts":
-        """Raises ``DataError`` that names ``where`` they come from if no token is real."""
+        """Batch examples. Raises ``DataError``, which names ``where``, if no token is real."""
         order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
         starts = range(0, len(order), _AT_ONCE)
         batches = tuple(examples.batch(order[start : start + _AT_ONCE]) for start in starts)
@@ -43,7 +45,7 @@ class Texts:
         special = torch.tensor([vocabulary.bos, vocabulary.eos, vocabulary.pad])
         real = ~torch.isin(ids, special)
         if not bool(real.any()):
-            raise DataError(f"{where}: hold no token beside special ones; take other rows")
+            raise DataError(f"{where}: have only special tokens; choose other rows")
         return cls(batches, ids, torch.cat([each[:, 1] for each in within]), rows, real)
 
     @property
@@ -51,20 +53,20 @@ class Texts:
         return int(self.rows.max()) + 1
 
     def by_row(self, counted: Tensor) -> Tensor:
-        """How many tokens of each row [r] are ``counted`` [n]."""
+        """Return, for each row [r], the number of its tokens that are ``counted`` [n]."""
         return torch.bincount(self.rows[counted], minlength=self.num_rows)
 
     def sent(self, read: RowsRead) -> Tensor:
-        """True at the tokens, [n], whose rows travel to a head."""
+        """Return True for the tokens, [n], whose rows are sent to a head."""
         each = [read.of(b.mask, b.targets)[:, : b.mask.shape[1]][b.mask] for b in self.batches]
         return torch.cat(each)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Embedding and blocks of a run's model, however that is cut between units and server.
+    """Embedding and blocks of a run's model, for any cut between units and server.
 
-    The first ``num_frozen`` parts, the embedding among them, are a frozen stem, which computes
+    The first ``num_frozen`` parts, including the embedding, are a frozen stem, which computes
     without dropout.
     """
 
@@ -89,7 +91,7 @@ class Encoder:
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
-        """ids [c, s] without padding → [c, s, d]."""
+        """Map ids [c, s] without padding to embeddings [c, s, d]."""
         self.model.eval()
         mask = torch.ones_like(ids, dtype=torch.bool)
         hidden: Tensor = self.model.embedding(ids, *masks_for(self.model.embedding, mask))
@@ -97,8 +99,10 @@ class Encoder:
 
     @torch.no_grad()
     def activations(self, texts: Texts, dropout: torch.Generator | None) -> Iterator[Tensor]:
-        """All tokens' rows [n, d] as the embedding and then each block leaves them, one after the
-        other; in training, with this ``dropout``, or without."""
+        """Yield all tokens' rows [n, d] after the embedding and after each block.
+
+        With ``dropout`` they are computed as in training, else without dropout.
+        """
         hidden: list[Tensor] = []
         for number, part in enumerate((self.model.embedding, *self.model.blocks)):
             part.train(dropout is not None and number >= self.num_frozen)
@@ -108,7 +112,7 @@ class Encoder:
                 else:
                     pairs = zip(hidden, texts.batches, strict=True)
                     hidden = [part(each, b.mask) for each, b in pairs]
-            widths = [b.mask.shape[1] for b in texts.batches]  # T5's blocks hand on further rows
+            widths = [b.mask.shape[1] for b in texts.batches]  # T5's blocks append further rows
             rows = [
                 each[:, :width][b.mask]
                 for each, width, b in zip(hidden, widths, texts.batches, strict=True)
@@ -118,8 +122,9 @@ class Encoder:
 
 
 def travelled(rows: Tensor, precision: str, noise: float, generator: torch.Generator) -> Tensor:
-    """What arrives of activations [n, d] with Gaussian noise of ``noise`` times each row's norm,
-    rounded as the decoder link rounds."""
+    """Return activations [n, d] as they arrive: with noise, and rounded as on the decoder link.
+
+    The Gaussian noise has ``noise`` times each row's norm."""
     if noise:
         drawn = torch.randn(rows.shape, generator=generator)
         rows = rows + noise * rows.norm(dim=1, keepdim=True) / rows.shape[1] ** 0.5 * drawn

@@ -53,7 +53,7 @@ def update_recoveries(
 def _measured(
     held: Material, model: SplitModel, attacked: Attacked, conditions: Sequence[UpdateCondition]
 ) -> list[UpdateRecovery]:
-    """Of the same rounds under each of ``conditions``, which differ in how updates arrive."""
+    """Yield recoveries from the same rounds under each of ``conditions``, of noise and rounding."""
     size, seed = (conditions[0].rows, conditions[0].steps), held.settings.seed
     words = _Words.of(held, model, attacked.embedding) if attacked.embedding else None
     labels = _Labels.fitted(held, model, attacked, *size) if attacked.bias else None
@@ -93,8 +93,11 @@ def _rounds(examples: Examples, rows: int, steps: int) -> Iterator[list[Batch]]:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The tokens' embeddings ``before`` a round [v, d], ``special`` and ``rare`` ones, true or
-    false [v], and how often each stands in the public text, ``usual`` [v]."""
+    """The attack on words.
+
+    ``before`` are token embeddings before a round [v, d]. ``special`` and ``rare`` mark tokens,
+    bool [v]. ``usual`` counts tokens in the public text [v].
+    """
 
     before: Tensor
     special: Tensor
@@ -111,9 +114,11 @@ class _Words:
         return cls(before, special, rare, ids.bincount(minlength=len(before)).float())
 
     def counted(self, batches: Sequence[Batch], change: Tensor | None) -> list[int]:
-        """Numbers of tokens that the rows have, of those guessed, by the change of embeddings and
-        as the most frequent ones; of rare tokens, and those guessed. As many are guessed as there
-        are."""
+        """Return numbers of tokens in the rows and of correct guesses, for all and for rare tokens.
+
+        Guesses come from the change of embeddings and, as a baseline, from frequencies. There are
+        as many guesses as tokens.
+        """
         assert change is not None
         true = torch.zeros_like(self.special)
         for batch in batches:
@@ -143,8 +148,11 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Labels' shares of a round's rows, [c], are ``level`` + ``slope``·change of their bias, and
-    ``usual`` without looking."""
+    """The attack on labels.
+
+    Labels' shares of a round's rows, [c], are estimated as ``level`` + ``slope``·change of their
+    bias. The baseline without the update is ``usual``.
+    """
 
     level: Tensor
     slope: float
@@ -154,7 +162,7 @@ class _Labels:
     def fitted(
         cls, held: Material, model: SplitModel, attacked: Attacked, rows: int, steps: int
     ) -> "_Labels":
-        """To rounds of the attacker's own, with public texts and labels by chance."""
+        """Fit the attack to simulated rounds with public texts and random labels."""
         size = held.tokenizer.vocabulary.num_labels
         draw = torch.Generator().manual_seed(derive(held.settings.seed, "audit", "labels"))
         shares, changes = list[Tensor](), list[Tensor]()
@@ -176,7 +184,7 @@ class _Labels:
         return cls(level.mean(0) - slope * moved.mean(0), slope, _shares([every], size))
 
     def counted(self, batches: Sequence[Batch], change: Tensor | None) -> list[int]:
-        """Numbers of labels, and of those guessed, by the change and by the usual shares."""
+        """Return numbers of labels and of correct guesses, from the change and from ``usual``."""
         assert change is not None
         rows = sum(each.num_samples for each in batches)
         true = (_shares(batches, len(self.usual)) * rows).round()
@@ -187,14 +195,14 @@ class _Labels:
 
 
 def _shares(batches: Sequence[Batch], labels: int) -> Tensor:
-    """Of the rows, that have each label, [labels]."""
+    """Return the share of rows with each label, [labels]."""
     counts = sum(each.targets.flatten().bincount(minlength=labels) for each in batches)
     assert isinstance(counts, Tensor)
     return counts / counts.sum()
 
 
 def _apportioned(shares: Tensor, rows: int) -> Tensor:
-    """Whole numbers that add up to ``rows``, by the largest remainders."""
+    """Round shares to whole numbers that sum to ``rows``, by the largest remainders."""
     positive = shares.clamp(min=0) + 1e-12
     quotas = positive / positive.sum() * rows
     whole = quotas.floor()

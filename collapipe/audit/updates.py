@@ -1,5 +1,4 @@
-"""A unit's update, its change of the weights in a round: what of it is attacked, and how it
-arrives."""
+"""A unit's update, its change of weights in a round: the attacked weights, and how they arrive."""
 
 import copy
 from collections.abc import Sequence
@@ -19,8 +18,10 @@ from collapipe.wire.compression import decode, encode
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """Names of the weights that updates are attacked by: the tokens' embeddings [v, d], and the
-    bias of labels [c]. None where these do not train, or no unit sends them."""
+    """Names of the attacked weights: the tokens' embeddings [v, d], and the labels' bias [c].
+
+    None if a weight does not train or is not sent.
+    """
 
     embedding: str | None
     bias: str | None
@@ -46,22 +47,24 @@ class Attacked:
             for name, weight in model.head.named_parameters()
             if sends_head and weight.requires_grad and weight.shape == (labels,)
         ]
-        # Of an embedding the tokens' table is the largest, of a head the output's bias the last.
+        # An embedding's largest weight is the token table; a head's last bias is the output's.
         size = {name: model.get_parameter(name).shape[0] for name in tables}
         return cls(max(size, key=size.__getitem__, default=None), biases[-1] if biases else None)
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Changes of the weights that are attacked, and the ``bound`` that noise is a multiple of:
-    what the run clips to, or else the norm of all that train."""
+    """Changes of the attacked weights, and ``bound``, of which the noise is a multiple.
+
+    It is the run's clip norm or, without clipping, the norm of the whole update.
+    """
 
     embedding: Tensor | None
     bias: Tensor | None
     bound: float
 
     def arrived(self, precision: str, noise: float, generator: torch.Generator) -> "Update":
-        """With normal noise of the standard deviation ``noise``·bound, and rounded as uploads."""
+        """Return the changes with noise of deviation ``noise``·bound, rounded as uploads are."""
 
         def arrives(change: Tensor | None) -> Tensor | None:
             if change is None:

@@ -1,1 +1,1 @@
-"""The ``collapipe`` command: the only place that starts the rooms."""
+"""The ``collapipe`` command: the only package that starts the apps."""

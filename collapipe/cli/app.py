@@ -1,4 +1,4 @@
-"""Commands and exit statuses; what a command does is imported when it is asked for."""
+"""Commands and exit statuses; a command's code is imported when the command runs."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from collapipe.output import complain, open_streams, write_rest
 from collapipe.own_packages import NAMES, find_own_packages_first
 
 _INTERRUPTED = 130
-# Of the machine, not of ours: a library that finds no memory for its code is an ImportError.
+# Problems of the machine, not bugs: a library without memory for its code is an ImportError.
 _FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError
 _log = logging.getLogger(__name__)
 RunDir = Annotated[Path, Argument(help="Folder of a run.")]
@@ -30,8 +30,8 @@ Overrides = Annotated[
     list[str] | None,
     Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
 ]
-Trust = Annotated[list[str] | None, Option(help="Package whose plug-ins the folder may name.")]
-Unit = Annotated[int | None, Option(help="Whose model, where they were not averaged.")]
+Trust = Annotated[list[str] | None, Option(help="Package with plug-ins that the folder may use.")]
+Unit = Annotated[int | None, Option(help="Unit of the model, if models were not averaged.")]
 TorchDevice = Annotated[
     str | None, Option(help="auto, cpu, cuda, cuda:NUMBER or mps; default: server.torch_device.")
 ]
@@ -43,12 +43,12 @@ app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
-    """Run the command; what goes wrong is one line on standard error, and a status."""
+    """Run the command; an error is one line on standard error and an exit status."""
     open_streams()
-    os.environ["MPLBACKEND"] = "agg"  # a notebook's or a desktop's may not be installed here
+    os.environ["MPLBACKEND"] = "agg"  # a backend of a notebook or desktop may not be installed
     with sure_interrupts():
         status = _status()
-    if status == _INTERRUPTED:  # some versions of typer make it of a KeyboardInterrupt themselves
+    if status == _INTERRUPTED:  # some versions of typer convert KeyboardInterrupt themselves
         complain("interrupted; what was finished is saved")
     status = write_rest(status)
     _leave_stuck_threads(status)
@@ -69,7 +69,7 @@ def _status() -> int:
         return error.exit_status
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
-    except BrokenPipeError:  # whoever reads our output has read enough
+    except BrokenPipeError:  # the reader of our output has closed it
         return CollaPipeError.exit_status
     except _FAULTS as error:
         _log.debug("raised here", exc_info=error)
@@ -89,8 +89,10 @@ def _cause(error: Exception) -> str:
 
 
 def with_home(arguments: Sequence[str]) -> list[str]:
-    """``--option=~/x`` with the home in it, which shells leave as it is; what follows ``--`` is
-    for another command."""
+    """Expand ``~`` in ``--option=~/x``, which shells do not do.
+
+    Arguments after ``--`` belong to another command and do not change.
+    """
     words = [*arguments]
     end = words.index("--") if "--" in words else len(words)
     for number, (option, equals, value) in enumerate(each.partition("=") for each in words[:end]):
@@ -100,8 +102,10 @@ def with_home(arguments: Sequence[str]) -> list[str]:
 
 
 def _leave_stuck_threads(status: int) -> None:
-    """End the process here if a unit's thread would not: the interpreter's own end tears such
-    threads out of torch, which aborts."""
+    """End the process at once if a unit's thread is still running.
+
+    A normal exit would end such threads inside torch, which aborts.
+    """
     if any(thread.name.startswith("unit-") for thread in threading.enumerate()):
         logging.shutdown()
         os._exit(status)
@@ -115,7 +119,7 @@ def root(
 ) -> None:
     """Train Transformers together on clusters of edge devices."""
     logging.basicConfig(format="%(name)s: %(message)s")
-    for name in ("collapipe", *NAMES) if verbose else ():  # not of the libraries
+    for name in ("collapipe", *NAMES) if verbose else ():  # not for libraries
         logging.getLogger(name).setLevel(logging.DEBUG)
 
 
@@ -145,7 +149,7 @@ def resume(
     checkpoint: Annotated[str | None, Option(help="Its name; default: the last.")] = None,
     trust: Trust = None,
 ) -> None:
-    """Go on with a run that was interrupted, or give a complete one more rounds.
+    """Continue a run that was interrupted, or add rounds to a complete one.
 
     Some options may change: collapipe resume RUN_DIR federation.rounds=30
     """
@@ -163,7 +167,7 @@ def predict(
     max_new_tokens: Annotated[
         int | None, Option(help="Tokens of a causal model; default: 1.")
     ] = None,
-    scores: Annotated[bool, Option("--scores", help="Print probabilities behind a tab.")] = False,
+    scores: Annotated[bool, Option("--scores", help="Print probabilities after a tab.")] = False,
     as_json: Json = False,
     trust: Trust = None,
     unit: Unit = None,
@@ -252,10 +256,10 @@ def plan(
     ] = "exact",
     plot: Annotated[Path | None, Option(help="Gantt chart to write, .svg or .png.")] = None,
 ) -> None:
-    """Split a model over the devices of an inventory; tell what a batch takes.
+    """Split a model over the devices of an inventory, and compute a batch's time.
 
-    INVENTORY is a YAML file that says what your devices are like and what a block of the model
-    costs; docs/examples has three. docs/reference/inventory.md lists its keys.
+    INVENTORY is a YAML file that describes your devices and the cost of a block of the model;
+    docs/examples has three. docs/reference/inventory.md lists its keys.
     """
     from collapipe.cli.plan.command import run_plan
 
@@ -279,7 +283,7 @@ def report(
         int | None, Option("--round", help="Round of the Gantt chart; default: the last.")
     ] = None,
 ) -> None:
-    """Write what a run did, or how runs compare, as one HTML file that needs no network."""
+    """Write a report on a run, or a comparison of runs, as one HTML file that needs no network."""
     from collapipe.run_report.page import write_report
 
     write_report(run_dirs or [], output, round_)
@@ -292,10 +296,10 @@ def status(
         Path | None, Option(metavar="DIR", help="Folder of a federation's server instead.")
     ] = None,
 ) -> None:
-    """Tell how far a run is; from another terminal while it is going.
+    """Show a run's progress, also from another terminal during the run.
 
-    Of a deployed federation, on the server's machine: which units are there, and how far the run
-    is that they train.
+    With --deployment, on the server's machine: show the units of a deployed federation and the
+    progress of its current runs.
     """
     from collapipe.cli.status import show_deployment, show_status
 
@@ -316,7 +320,7 @@ def trace(
     ] = None,
     plot: Annotated[Path | None, Option(help="Picture of a step instead, .svg or .png.")] = None,
 ) -> None:
-    """Write when each real device did what in a round, for https://ui.perfetto.dev."""
+    """Write a timeline of the real devices in a round, for https://ui.perfetto.dev."""
     from collapipe.run_report.trace import read_trace, write_trace
 
     trace = read_trace(run_dir, round_)
@@ -349,10 +353,10 @@ def up(
 def unit(
     file: Annotated[Path, Argument(help="The owner's file: rows, devices, the server.")],
     metrics_port: Annotated[
-        int | None, Option(min=1, max=65535, help="For Prometheus, on this machine alone.")
+        int | None, Option(min=1, max=65535, help="For Prometheus, on this machine only.")
     ] = None,
 ) -> None:
-    """Take part in a deployed federation with rows of one's own, until Ctrl-C or SIGTERM."""
+    """Take part in a deployed federation with the owner's rows, until Ctrl-C or SIGTERM."""
     from collapipe.cli.unit import run_unit
 
     run_unit(file, metrics_port)

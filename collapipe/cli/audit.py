@@ -1,4 +1,4 @@
-"""``collapipe audit``: what the server of a run could read of its units' texts."""
+"""``collapipe audit``: measure how much of its units' texts a run's server could read."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,11 +29,14 @@ from collapipe.runs.reading import read_run
 def audit_run(
     run_dir: Path, public: Path, rows: int, trusted: Sequence[str], unit: int | None
 ) -> None:
-    """Attack ``rows`` of the run's validation set; print a table, write ``audit.json`` and a
-    picture into the run's folder. Raises ``ConfigError`` before anything is computed."""
+    """Attack ``rows`` of the run's validation set.
+
+    Prints a table, and writes ``audit.json`` and a picture to the run's folder. Raises
+    ``ConfigError``, before it computes anything, if the run has not ended or files are invalid.
+    """
     if read_run(run_dir).summary is None:
         raise ConfigError(
-            f"{run_dir}: the run is going on, or it was killed; wait for its end, or go on with it:"
+            f"{run_dir}: the run has not ended, or it was killed; wait for its end, or continue it:"
             f" collapipe resume {quote(str(run_dir))}"
         )
     _check_ours(run_dir)
@@ -43,7 +46,7 @@ def audit_run(
 
 
 def _check_ours(run_dir: Path) -> None:
-    """Raise ``ConfigError`` where a file would be replaced that no audit wrote."""
+    """Raise ``ConfigError`` if a file would be replaced that no audit wrote."""
     picture = run_dir / PICTURE
     before = read_audit(run_dir)
     if picture.is_symlink() or (picture.exists() and (before is None or not picture.is_file())):
@@ -62,7 +65,7 @@ def _write(run_dir: Path, found: Audit) -> None:
 
 
 def show(found: Audit, console: Console) -> None:
-    """Print what is sent, the tables, and what else tells of rows."""
+    """Print a summary of the attack, the tables, and other messages that reveal rows."""
     console.print(
         f"{found.rows} validation rows with {found.tokens:,} tokens, {found.public_rows:,} public "
         f"rows, seed {found.seed}. {headline(found)} {baseline(found)} Recovered tokens, % (95 % "

@@ -1,5 +1,7 @@
-"""``python -m collapipe.cli.child PARENT COMMAND…``: the command ``collapipe COMMAND…``, which ends
-with the process PARENT."""
+"""``python -m collapipe.cli.child PARENT COMMAND…`` runs ``collapipe COMMAND…``.
+
+It ends when the process PARENT ends.
+"""
 
 import sys
 

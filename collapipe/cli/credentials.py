@@ -1,4 +1,4 @@
-"""``collapipe credentials``: an authority, requests and signatures, lists of what was revoked."""
+"""``collapipe credentials``: make authorities, request, sign and revoke certificates."""
 
 import sys
 from pathlib import Path
@@ -14,10 +14,10 @@ from collapipe.errors import ConfigError
 if TYPE_CHECKING:
     from collapipe.credentials.bundle import Bundle
 
-app = typer.Typer(no_args_is_help=True, help="Say who may speak to whom, by certificates.")
+app = typer.Typer(no_args_is_help=True, help="Manage access between machines by certificates.")
 AuthorityPath = Annotated[Path, Argument(metavar="AUTHORITY", help="Folder that init has made.")]
 Own = Annotated[Path, Argument(metavar="DIR", help="Folder of this member's credentials.")]
-As = Annotated[Role, Option(help="What the certificate is good for.")]
+As = Annotated[Role, Option(help="Permitted uses of the certificate.")]
 Days = Annotated[int, Option(help="How long the certificate is valid.")]
 
 
@@ -35,7 +35,7 @@ def init(folder: Annotated[Path, Argument(metavar="DIR", help="A new folder.")])
 def request(
     folder: Own, name: Annotated[str, Option(help="The member's name, of a-z, 0-9 and -.")]
 ) -> None:
-    """Make a key on this box, and a request for it; on a folder with a key, renew."""
+    """Make a key on this machine and a request for a certificate; with a key, renew."""
     from collapipe.credentials import credentials
     from collapipe.credentials.bundle import REQUEST
     from collapipe.credentials.keys import fingerprint
@@ -54,11 +54,12 @@ def sign(
     role: As = Role.DEVICE,
     days: Days = DAYS,
     expected: Annotated[
-        str | None, Option("--fingerprint", help="What the member printed; default: ask.")
+        str | None,
+        Option("--fingerprint", help="Fingerprint that the member printed; default: ask."),
     ] = None,
-    yes: Annotated[bool, Option("--yes", help="Sign whatever the fingerprint is.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Sign without comparing fingerprints.")] = False,
 ) -> None:
-    """Sign a request, after a look at its fingerprint."""
+    """Sign a request, after its fingerprint was compared."""
     from collapipe.credentials import files
     from collapipe.credentials.authority import AuthorityFolder
     from collapipe.credentials.keys import fingerprint, read_request
@@ -82,9 +83,9 @@ def sign(
 
 @app.command()
 def install(
-    folder: Own, file: Annotated[Path, Argument(help="What sign has named, or revoked.crl.")]
+    folder: Own, file: Annotated[Path, Argument(help="File that sign has named, or revoked.crl.")]
 ) -> None:
-    """Put what the authority signed into a member's folder."""
+    """Install a file that the authority signed in a member's folder."""
     from collapipe.credentials import credentials
     from collapipe.credentials.keys import fingerprint, public_key
 
@@ -104,7 +105,7 @@ def add(
     role: As = Role.DEVICE,
     days: Days = DAYS,
 ) -> None:
-    """Make a member's key and certificate here, for a trial; then the key has to travel."""
+    """Make a member's key and certificate here, for a trial; you must then copy the key."""
     from collapipe.credentials.authority import AuthorityFolder
 
     _show(AuthorityFolder(authority).add(name, role, days, output))
@@ -116,7 +117,7 @@ def revoke(
     authority: AuthorityPath,
     which: Annotated[str, Argument(metavar="NAME_OR_SERIAL", help="As list prints them.")],
 ) -> None:
-    """Put certificates on the list of those that nobody may accept any more."""
+    """Add certificates to the list of revoked ones, which no member accepts."""
     from collapipe.credentials.authority import AuthorityFolder
     from collapipe.credentials.bundle import REVOKED
 
@@ -128,7 +129,7 @@ def revoke(
 
 @app.command("list")
 def list_(authority: AuthorityPath) -> None:
-    """Print what the authority has signed."""
+    """Print all certificates that the authority has signed."""
     from rich.console import Console
 
     from collapipe.credentials.authority import AuthorityFolder
@@ -157,11 +158,14 @@ def _compare(shown: str, expected: str, file: Path) -> None:
 
 
 def _ask(file: Path) -> None:
-    """Let a person compare; raise ``ConfigError`` where there is none or the answer is no."""
+    """Ask the user to compare fingerprints.
+
+    Raises ``ConfigError`` if standard input is not a terminal, or the answer is no.
+    """
     if not sys.stdin.isatty():
         raise ConfigError(
-            f"{file}: not signed, for nobody is there to compare the fingerprint; add "
-            "--fingerprint VALUE, or --yes"
+            f"{file}: not signed, because standard input is no terminal to compare the "
+            "fingerprint; add --fingerprint VALUE, or --yes"
         )
     if not typer.confirm("Has the member printed the same fingerprint?"):
         raise ConfigError(f"{file}: not signed; make the request again on the member's box")

@@ -1,4 +1,4 @@
-"""``collapipe deploy``: a federation on machines of several owners."""
+"""``collapipe deploy``: set up and run a federation on machines of several owners."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ def init(
     port: Annotated[int, Option(min=1, max=65535, help="For units.")] = PORT,
     link_port: Annotated[int, Option(min=1, max=65535, help="For activations.")] = LINK_PORT,
 ) -> None:
-    """Write all that the server and each owner need, with the commands in their order."""
+    """Write the files for the server and each owner, with the commands in their order."""
     from collapipe.deployment.server_folder import create
 
     create(folder, [each.strip() for each in units.split(",")], server, port, link_port)
@@ -59,7 +59,7 @@ def serve(folder: Folder) -> None:
 def check(
     path: Annotated[Path, Argument(help="Folder of the server, or an owner's unit.yaml.")],
 ) -> None:
-    """Try ports, certificates, clocks, versions, rows and devices; status 1 if anything is wrong.
+    """Check ports, certificates, clocks, versions, rows and devices; status 1 for any problem.
 
     Rows are read whole, each device of the inventory is asked, and a small model trains for a step.
     """

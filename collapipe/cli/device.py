@@ -39,11 +39,11 @@ def device(
         str, Option(help="auto, cpu, cuda, cuda:1 or mps, as runtime.torch_device of a run.")
     ] = "cpu",
     insecure: Annotated[
-        bool, Option("--insecure", help="Without encryption, on loopback alone.")
+        bool, Option("--insecure", help="Without encryption, on loopback only.")
     ] = False,
     log_format: Annotated[str, Option(help="plain or json.")] = "plain",
 ) -> None:
-    """Serve a segment of a model to a control unit, one after another, until SIGTERM."""
+    """Serve segments of a model to control units, one unit at a time, until SIGTERM."""
     if context.invoked_subcommand is not None:
         return
     _log_as(log_format)
@@ -62,7 +62,7 @@ def device(
         print(f"{shown}: ready on {daemon.address}", flush=True)
         asked.get()
         daemon.leave()
-    os._exit(0)  # the interpreter's own end tears threads out of gRPC and torch, which aborts
+    os._exit(0)  # a normal exit would end threads inside gRPC and torch, which aborts
 
 
 @app.command()
@@ -70,7 +70,7 @@ def check(
     inventory: Inventory,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Ask every device of an inventory how it is, and time the hops; status 1 if any fails."""
+    """Query every device of an inventory, and time the hops; status 1 if any fails."""
     from collapipe.cli.device_check import check as ask
 
     raise typer.Exit(ask(inventory, as_json))
@@ -92,7 +92,10 @@ def measure(
 
 
 def memory_bytes(text: str | None) -> float:
-    """``1.5GB`` as bytes; None: half of what the machine has."""
+    """Convert a text such as ``1.5GB`` to bytes; None is half of the machine's memory.
+
+    Raises ``ConfigError`` for any other text.
+    """
     if text is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
     for unit, scale in reversed(_UNITS.items()):
@@ -103,7 +106,7 @@ def memory_bytes(text: str | None) -> float:
 
 
 def _credentials(folder: Path | None, name: str | None) -> "Credentials":
-    """What to serve and to dial with."""
+    """Load the device's credentials. Raises ``ConfigError`` if they are missing or do not fit."""
     if folder is None:
         raise ConfigError(
             "--credentials DIR is missing: `collapipe credentials` makes some; on this machine "
@@ -121,8 +124,10 @@ def _credentials(folder: Path | None, name: str | None) -> "Credentials":
 
 
 def _asked_to_end() -> queue.SimpleQueue[int]:
-    """Gets the first SIGTERM, SIGHUP or Ctrl-C from now on; a second one ends the process at
-    once."""
+    """Return a queue that gets the first SIGTERM, SIGHUP or Ctrl-C.
+
+    A second signal ends the process at once.
+    """
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal handler may use it
     earlier = itertools.count()
 
@@ -132,13 +137,16 @@ def _asked_to_end() -> queue.SimpleQueue[int]:
         asked.put(number)
 
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:  # as nohup has it
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(each, ask)
     return asked
 
 
 def _log_as(form: str) -> None:
-    """Print lines of ours in this form, and of libraries what is grave; before these are loaded."""
+    """Set the form of log lines, and silence libraries; call it before importing libraries.
+
+    Raises ``ConfigError`` for an unknown form.
+    """
     forms = {"plain": logging.Formatter("%(message)s"), "json": _JsonLines()}
     if form not in forms:
         raise ConfigError(f"--log-format {form}: must be plain or json")

@@ -1,4 +1,4 @@
-"""``collapipe device check``: what an inventory's devices and hops are like, and which fail."""
+"""``collapipe device check``: show the state of an inventory's devices and hops."""
 
 import json
 import sys
@@ -32,9 +32,9 @@ _HOP_COLUMNS = ("hop", "round trip", "rate")
 
 
 def check(file: Path, as_json: bool) -> int:
-    """Print a row a device and a row a hop; 1 where any fails, with the reason, else 0.
+    """Print a row per device and per hop, and errors; return 1 if one fails, else 0.
 
-    Raises ``ConfigError`` for a bad file or credentials.
+    Raises ``ConfigError`` for an invalid file or credentials.
     """
     section = load(file).parse(InventorySection)
     own = own_credentials(file, section)
@@ -108,7 +108,7 @@ def _way(hop: Hop) -> str:
 
 
 def _answer(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> dict[str, Any]:
-    """What scripts read, so that its names are fixed."""
+    """Return the JSON output, with fixed names because scripts read it."""
     told = [
         {
             "cluster": each.cluster,

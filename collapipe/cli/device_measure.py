@@ -1,4 +1,4 @@
-"""``collapipe device measure``: the laws of an inventory's devices, and into its file."""
+"""``collapipe device measure``: measure the laws of an inventory's devices, and write them."""
 
 import sys
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ _COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
 
 
 def measure_devices(file: Path, model: str | None, repeats: int, write: bool) -> int:
-    """Print a law a device, and ``write`` it; 1 where one could not be measured, else 0.
+    """Measure and print each device's law, and with ``write`` put the laws into the file.
 
-    Raises ``ConfigError`` for a bad file, model or credentials.
+    Returns 1 if a device could not be measured, else 0. Raises ``ConfigError`` for an invalid file,
+    model or credentials.
     """
     document = load(file)
     section = document.parse(InventorySection)
@@ -51,7 +52,7 @@ def measure_devices(file: Path, model: str | None, repeats: int, write: bool) ->
 
 
 def _spec(document: Document, section: ModelSection, name: str | None) -> ModelSpec:
-    """The model of that name, or else the file's."""
+    """Return the model with this name, or without a name the file's model."""
     if name is None:
         return read_spec(document, section)
     try:

@@ -1,4 +1,4 @@
-"""``collapipe export``: a run's model in the format of the transformers library."""
+"""``collapipe export``: write a run's model in the format of the transformers library."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from collapipe.runs.model import load_model
 def export_run(
     run_dir: Path, folder: Path, trusted: Sequence[str], unit: int | None = None
 ) -> None:
-    """Write model and tokeniser to ``folder``; ``unit`` says whose model where each unit has one.
+    """Write model and tokeniser to ``folder``; ``unit`` selects a model if each unit has one.
 
-    Raises ``ConfigError`` where that cannot be.
+    Raises ``ConfigError`` if the run's model cannot be loaded or exported.
     """
     check_folder(folder)
     disable_progress_bar()

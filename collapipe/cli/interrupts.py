@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command wherever they find it."""
+"""Make Ctrl-C, SIGTERM and SIGHUP end a command reliably."""
 
 import signal
 import sys
@@ -11,18 +11,19 @@ _AGAIN_S = 0.1
 
 @contextmanager
 def sure_interrupts() -> Iterator[None]:
-    """SIGTERM raises ``KeyboardInterrupt`` as Ctrl-C does, and none is lost; so does SIGHUP, which
-    a terminal sends when it is closed, unless ``nohup`` has it ignored.
+    """Let SIGTERM raise ``KeyboardInterrupt`` as Ctrl-C does, and lose no interrupt.
 
-    Python runs destructors and callbacks of weak references between any two steps of the main
-    thread, and drops what is raised there; an interrupt that meets one is sent again.
+    SIGHUP, which a closed terminal sends, does the same unless ``nohup`` ignores it.
+
+    Python runs destructors and weak references' callbacks between any two steps of the main thread,
+    and drops exceptions in them. An interrupt that is dropped there is sent again.
     """
     before = sys.unraisablehook
 
     def dropped(what: "sys.UnraisableHookArgs") -> None:
         if issubclass(what.exc_type, KeyboardInterrupt):
-            # Not from here, where it would be dropped as well; it also ends what the thread waits
-            # for, and is not SIGINT, which might be ignored.
+            # Send it later, because here it would be dropped too. A signal also interrupts waiting
+            # calls; SIGINT might be ignored.
             main = threading.main_thread().ident
             threading.Timer(_AGAIN_S, signal.pthread_kill, [main, signal.SIGTERM]).start()
         else:

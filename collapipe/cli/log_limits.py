@@ -1,4 +1,4 @@
-"""A daemon's log: lines of one line each, and not more of them than its owner's disk can bear."""
+"""Limit a daemon's log: one line per record, and a bounded number of lines per minute."""
 
 import logging
 import time
@@ -9,8 +9,10 @@ _WHILE_S, _MOST_LINES = 60.0, 200
 
 
 class LogLimits(logging.Filter):
-    """Makes each record a printable line, and leaves out those beyond ``_MOST_LINES`` in a while;
-    the next line says how many."""
+    """Makes each record one printable line, and drops lines beyond ``_MOST_LINES`` in a minute.
+
+    The next line reports how many were dropped.
+    """
 
     def __init__(self) -> None:
         super().__init__()

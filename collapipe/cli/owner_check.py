@@ -45,7 +45,7 @@ def _rows(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, Dataset | 
     wanted = {value: key for key, value in chosen.items() if key.endswith(_COLUMN)}
     for option in _FILES:
         path = file.parent / str(chosen.get(option))
-        if option not in chosen or (option == _FILES[0] and not path.exists()):  # which is told
+        if option not in chosen or (option == _FILES[0] and not path.exists()):  # has a finding
             continue
         try:
             rows = read_file(path, f"data.{option}", wanted).flatten()

@@ -1,4 +1,4 @@
-"""``collapipe predict`` and ``evaluate``: a run's model on a user's own inputs and rows."""
+"""``collapipe predict`` and ``evaluate``: apply a run's model to a user's inputs and rows."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.torch_device import torch_device
 from server_app.records.progress import shown
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a stranger's labels may hold them
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # an untrusted run's labels may contain these
 _CHUNK, _LONGEST_LINE = 2**16, 2**22  # bytes
 
 
@@ -34,10 +34,10 @@ def predict_texts(
     as_json: bool = False,
     device: str | None = None,
 ) -> None:
-    """Print a line per text of ``texts``, batches of them, as soon as a batch is answered.
+    """Print a line per text; ``texts`` are batches, and each is printed once it is computed.
 
-    ``trusted`` packages may hold the run's task and model; ``unit`` says whose model it is where
-    each unit has one; ``device`` what computes, None: as in the run.
+    ``trusted`` packages may define the run's task and model. ``unit`` selects a model if each unit
+    has one. ``device`` is a torch device; None: the run's.
     """
     settings, model, tokenizer = _load(run_dir, trusted, unit, device)
     scored = scores or as_json
@@ -56,9 +56,9 @@ def evaluate_file(
     as_json: bool,
     device: str | None = None,
 ) -> None:
-    """Print the metric of the run's model on a file's rows, whose columns are called as the run's.
+    """Print the metric of the run's model on a file's rows, which have the run's column names.
 
-    Raises ``DataError`` for rows that the task cannot take.
+    Raises ``DataError`` for rows that do not fit the task.
     """
     settings, model, tokenizer = _load(run_dir, trusted, unit, device)
     task, names = settings.task, columns_of(settings.data, settings.task.columns)
@@ -75,7 +75,7 @@ def evaluate_file(
 def _load(
     run_dir: Path, trusted: Sequence[str], unit: int | None, device: str | None
 ) -> tuple[Settings, SplitModel, Tokenizer]:
-    """As ``load_model``, on what ``server.torch_device`` names, or on another ``device``."""
+    """Load a run as ``load_model`` does, to ``device`` or else ``server.torch_device``."""
     settings, model, tokenizer = load_model(run_dir, trusted, unit)
     name = device or settings.server.torch_device
     chosen = torch_device("--torch-device", name, settings.pipeline.dtype)
@@ -83,7 +83,7 @@ def _load(
 
 
 def as_texts(arguments: Sequence[str]) -> list[str]:
-    """What was typed. Raises ``ConfigError`` for bytes that are not UTF-8."""
+    """Return the typed texts. Raises ``ConfigError`` for bytes that are not UTF-8."""
     for number, text in enumerate(arguments, 1):
         try:
             text.encode()
@@ -93,7 +93,7 @@ def as_texts(arguments: Sequence[str]) -> list[str]:
 
 
 def lines_of(stream: BinaryIO) -> Iterator[list[str]]:
-    """The lines that have come by now, again and again up to the end.
+    """Yield the lines that have arrived since the last time, until the stream ends.
 
     Raises ``ConfigError`` for a line that is not UTF-8 or has more than ``_LONGEST_LINE`` bytes.
     """
@@ -121,7 +121,7 @@ def _decoded(line: bytes, number: int) -> str:
 
 
 def _as_line(prediction: Prediction) -> str:
-    """The answer and, behind a tab, its probability or the logarithm of it."""
+    """Return the prediction and, after a tab, its probability or log probability."""
     line, scores = _CONTROL.sub(" ", prediction.text), prediction.scores
     if not scores:
         return line

@@ -1,4 +1,4 @@
-"""``collapipe resume``: a run goes on from its last checkpoint, as if it had never stopped."""
+"""``collapipe resume``: continue a run from a checkpoint, as if it had never stopped."""
 
 import re
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from collapipe.errors import ConfigError, one_line
 from collapipe.runs.folder import check_plain, read_overrides
 from server_app.checkpoints.resumption import check_goes_on, load_checkpoint
 
-_REFERENCE = re.compile(r"\$\\*\{")  # also where the parser is yet to take a backslash out
+_REFERENCE = re.compile(r"\$\\*\{")  # also with backslashes that the parser will remove
 
 
 def resume_run(
     run_dir: Path, overrides: Sequence[str], checkpoint: str | None, trusted: Sequence[str]
 ) -> None:
-    """Train the rounds that are left. Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
+    """Train the remaining rounds. Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
 
-    Whatever is wrong with the folder, the checkpoint or the ``overrides`` is said before anything
-    is changed or started.
+    Errors in the folder, the checkpoint or the ``overrides`` are raised before anything is changed
+    or started.
     """
     quieten()
     check_plain(run_dir)
@@ -41,8 +41,11 @@ def resume_run(
 
 
 def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> config.Settings:
-    """The settings of all options. Raises ``ConfigError`` that names the groups among those given
-    now, such as ``task=ner``, where options that the run began with are unknown to them."""
+    """Return the settings of all options.
+
+    Raises ``ConfigError``, which names groups chosen now, such as ``task=ner``, if the run's first
+    options do not fit them.
+    """
     try:
         return config.load_overrides(settled)
     except ConfigError as error:
@@ -50,16 +53,16 @@ def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> co
         if not groups:
             raise
         raise ConfigError(
-            f"{run_dir}: a run goes on as it began, and {', '.join(groups)} does not fit its other "
-            f"options ({error}); leave it out, or begin a new run"
+            f"{run_dir}: {', '.join(groups)} does not fit the run's other options ({error}); leave "
+            "it out, or begin a new run"
         ) from error
 
 
 def _saved(run_dir: Path, here: str) -> list[str]:
-    """The options in the folder but for its own place.
+    """Return the options in the folder, without the folder's own path.
 
-    The folder may be somebody else's: raises ``ConfigError`` for options of Hydra itself, which
-    lead to code, and for references, which may look up what this machine's environment holds.
+    The folder may be untrusted. So ``ConfigError`` is raised for options of Hydra, which could run
+    code, and for references, which could read this machine's environment.
     """
     saved = read_overrides(run_dir)
     try:
@@ -78,7 +81,7 @@ def _saved(run_dir: Path, here: str) -> list[str]:
 
 
 def _without_replaced(saved: Sequence[str]) -> list[str]:
-    """Without references that a later value takes the place of, as a run's paths do."""
+    """Remove references that a later value of the same option replaces, such as a run's paths."""
     later = [saved[number:] for number in range(1, len(saved) + 1)]
     return [
         each

@@ -1,4 +1,4 @@
-"""``collapipe run``: one job or a sweep, in this process or on Flower's simulation engine."""
+"""``collapipe run``: run one job or a sweep, here, on Flower's simulation engine, or deployed."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from collapipe.formatting import print_table
 from collapipe.own_packages import find_own_packages_first
 
 _QUIET = {
-    "GRPC_VERBOSITY": "NONE",  # what matters comes as an error of ours
+    "GRPC_VERBOSITY": "NONE",  # important problems are raised as errors
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -32,7 +32,7 @@ _QUIET = {
 def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> Path:
     """Train once, as ``collapipe run`` does, and return the run's folder.
 
-    ``overrides`` go over the options of ``config_file``, see ``config.own_overrides``.
+    ``overrides`` take precedence over ``config_file``, see ``config.own_overrides``.
 
     Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
     """
@@ -50,36 +50,37 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     try:
         start(_absolute(overrides, settings, folder), settings)
     except CollaPipeError:
-        if not chosen and not any(folder.iterdir()):  # nothing came of it
+        if not chosen and not any(folder.iterdir()):  # nothing was written
             folder.rmdir()
         raise
     return folder
 
 
 def _checked_on_the_server(settings: Settings | Outline) -> bool:
-    """Whether the server's app, on this machine, checks what an outline does not: it does so before
-    it asks any unit, and the run is submitted in a tenth of the time."""
+    """Whether the server's app, on this machine, will do the checks that an outline omits.
+
+    It does so before it contacts any unit, and submitting the run takes a tenth of the time.
+    """
     federation = settings.runtime.federation
     deployed = settings.runtime.name == "deployment" and Path(str(federation)).is_dir()
     return deployed and settings.data.name is None
 
 
 def _leaves_evaluation(settings: Settings) -> bool:
-    """Whether ``evaluation.where=auto`` is ``units``, which of the hub's data sets no option tells,
-    but their splits."""
+    """Whether ``evaluation.where=auto`` means ``units`` because of a hub data set's splits."""
     automatic = settings.tree["evaluation"]["where"] == "auto" and settings.evaluates_on_server
     if not automatic or settings.data.name is None:
         return False
-    from collapipe.runs.rows import draws_held_out  # which takes seconds
+    from collapipe.runs.rows import draws_held_out  # takes seconds
 
     return draws_held_out(settings)
 
 
 def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None:
-    """Train each combination in a numbered folder, then print a table of all.
+    """Train each combination in a numbered folder, then print a table of all jobs.
 
-    Whatever is wrong with the options of any job is raised before the first one trains; a job that
-    fails later does not stop the others. Raises ``RoundFailedError`` in the end where one did.
+    Errors in the options of any job are raised before the first one trains. A job that fails later
+    does not stop the others; ``RoundFailedError`` is then raised at the end.
     """
     jobs = [config.own_overrides(job, config_file) for job in expand(overrides)]
     where = Path(sweep_dir(overrides))
@@ -106,14 +107,14 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
 
 
 def _failure(overrides: Sequence[str]) -> str | None:
-    """Why a job failed, printed at once; None where it did not."""
+    """Run a job; return and print why it failed, or return None."""
     try:
         run_job(overrides)
     except CollaPipeError as error:
         cause = printable(str(error))
         print(f"error: {cause}", file=sys.stderr)
         return cause
-    except Exception as error:  # a user's class may raise anything, and the other jobs go on
+    except Exception as error:  # a user's class may raise anything; the other jobs continue
         traceback.print_exc()
         return f"{type(error).__name__}: {printable(str(error))}"
     return None
@@ -122,7 +123,7 @@ def _failure(overrides: Sequence[str]) -> str | None:
 def _print_table(
     names: Sequence[str], folders: Sequence[Path], causes: Sequence[str | None]
 ) -> None:
-    """A row for each job that ended, and the command that compares those that have metrics."""
+    """Print a row for each job that ended, and the command that compares jobs with metrics."""
     rows = [
         [str(number), names[number], *_results(folders[number], cause)]
         for number, cause in enumerate(causes)
@@ -134,7 +135,7 @@ def _print_table(
 
 
 def _results(folder: Path, cause: str | None) -> list[str]:
-    """Status, last training loss, test metric and clock of a job."""
+    """Return status, last training loss, test metric and clock of a job."""
     file = folder / "summary.json"
     if not file.exists():
         return ["failed" if cause else "no summary", "", "", ""]
@@ -153,9 +154,10 @@ def _is_set(option: str, overrides: Sequence[str]) -> bool:
 
 
 def unused_folder(folder: Path, chosen: bool) -> Path:
-    """Where to write: as ``chosen``, or else a new folder that no other start of this second has.
+    """Return ``folder`` if the user has ``chosen`` it, else make a new folder with a free name.
 
-    Raises ``ConfigError`` where it cannot be made.
+    Another start in the same second may have taken the name. Raises ``ConfigError`` if the folder
+    cannot be made.
     """
     folder = folder.resolve()
     if chosen:
@@ -173,20 +175,22 @@ def unused_folder(folder: Path, chosen: bool) -> Path:
 
 
 def quieten() -> None:
-    """Libraries say nothing of their own, unless the environment wants them to."""
+    """Silence libraries, unless environment variables say otherwise."""
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
 
 
 def check_devices(settings: Settings) -> None:
-    """Raise ``ConfigError`` where this machine, on which all apps will run, lacks a device."""
+    """Raise ``ConfigError`` if this machine, on which all apps will run, lacks a torch device."""
     _ = settings.unit_device, settings.server_device
 
 
 def start(
     overrides: Sequence[str], settings: Settings | Outline, resume: str | None = None
 ) -> None:
-    """Train, from the checkpoint ``resume`` on if there is one; ``overrides`` give ``settings``
-    wherever the apps run. Raises as ``run_job``."""
+    """Train, from the checkpoint ``resume`` if given.
+
+    ``overrides`` must give ``settings`` on any machine and in any folder. Raises as ``run_job``.
+    """
     if settings.runtime.name == "deployment":
         _run_deployed(overrides, settings, resume)
         return
@@ -199,7 +203,7 @@ def start(
 
 
 def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
-    # Imported here: simulations run these rooms in other processes.
+    # Imported here, because simulations run these apps in other processes.
     from flwr.app import UserConfig
 
     from client_app.app import app as client
@@ -213,7 +217,7 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
 
 
 def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
-    """On Flower's simulation engine."""
+    """Run on Flower's simulation engine."""
     from collapipe.cli.simulation import run_simulation
     from collapipe.deployment.app_folder import app_folder
     from collapipe.runs.failure import take_failure
@@ -221,8 +225,7 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
     from collapipe.runs.rows import check_source, load_server_rows
 
     run_dir = Path(settings.run_dir)
-    # What is wrong with folders and the server's rows is said here, before Flower has started
-    # anything.
+    # Raise errors in folders and the server's rows here, before Flower starts anything.
     with RunFolder(run_dir, resumed=resume is not None).locked():
         check_source(settings)
         if settings.evaluates_on_server:
@@ -245,14 +248,14 @@ def _run_deployed(
     again = ["collapipe", "resume", str(run_dir), f"runtime.federation={federation}"]
     how = shlex.join(again)
     with RunFolder(run_dir, resumed=resume is not None).locked():
-        pass  # whether a run may be written here
+        pass  # only checks that a run may be written here
     with app_folder() as app:
         if not submit(federation, app, run_dir, overrides, how, resume or ""):
             raise take_failure(run_dir, how)
 
 
 def _absolute(overrides: Sequence[str], settings: Settings | Outline, folder: Path) -> list[str]:
-    """Overrides that mean the same in another working directory, and at another second."""
+    """Return overrides that mean the same in another working directory and at another time."""
     tree = settings.tree
     models = {"data.tokenizer": settings.data.tokenizer, "model.name": tree["model"].get("name")}
     named = {

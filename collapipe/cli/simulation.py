@@ -1,15 +1,15 @@
-"""``flwr run`` on Flower's simulation engine: one private SuperLink, waited for, then gone.
+"""Run ``flwr run`` on Flower's simulation engine, with a private SuperLink for each run.
 
-Left to itself, ``flwr run`` starts a detached SuperLink which stays up, is shared by every checkout
-on the machine and imports its clients from the folder in which it was started.  Here each run has a
-SuperLink of its own, in a temporary folder, on a free port of 127.0.0.1::
+By default, ``flwr run`` starts a detached SuperLink that keeps running. All checkouts on the
+machine share it, and it imports clients from the folder in which it was started. Here each run has
+a separate SuperLink, in a temporary folder and on a free port of 127.0.0.1::
 
     this process ── SuperLink ── flower-superexec ── flwr-simulation ── Ray's processes
                                                      (ServerApp)        (ClientApps)
 
-Each of these starts a session of its own, and some outlive their parent; all of them inherit
-``FLWR_HOME``, the temporary folder, and are found by it. If this process is killed, the SuperLink
-notices it and ends, and the others after it.
+Each of these processes starts a new session, and some outlive their parent. All inherit
+``FLWR_HOME``, the temporary folder, by which they are found. If this process is killed, the
+SuperLink notices and ends, and then the others end.
 """
 
 import math
@@ -31,24 +31,24 @@ from collapipe.temporary import TemporaryFolder
 from collapipe.wire.kept_file import IN_ENVIRONMENT
 
 _HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
-_GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers, then 5 s at most
+_GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers and at most 5 s more
 _POLL_SECONDS = 0.1
-_MOST_LETTERS = 39  # of the 107 bytes of a socket's path Ray takes 68
+_MOST_LETTERS = 39  # a socket's path has at most 107 bytes, and Ray needs 68
 
 
 def run_simulation(
     app_dir: Path, overrides: Sequence[str], num_units: int, resume: str = ""
 ) -> bool:
-    """Run the Flower app in ``app_dir`` on ``num_units`` simulated nodes; whether it succeeded.
+    """Run the Flower app in ``app_dir`` on ``num_units`` simulated nodes; return its success.
 
-    The app gets ``overrides`` back by ``shlex.split(run_config["overrides"])``, and ``resume``, the
-    checkpoint to go on from. Paths must be absolute: it runs in an empty folder. Its output goes to
-    standard output as it comes. Nothing that was started is left running, however this ends.
+    The app gets ``overrides`` with ``shlex.split(run_config["overrides"])``, and ``resume``, the
+    checkpoint to continue from. Paths must be absolute, because the app runs in an empty folder.
+    Its output is copied to standard output. All started processes end with this call.
 
-    Raises ``CollaPipeError`` where Flower could not be started, refused the app, or was ended from
-    outside, and ``KeyboardInterrupt`` when everything is cleaned up, in about 6 s.
+    Raises ``CollaPipeError`` if Flower cannot be started, refuses the app, or is ended from
+    outside. Raises ``KeyboardInterrupt`` after an interrupt and a clean-up of about 6 s.
     """
-    nodes = f"num-supernodes={num_units} client-resources-num-cpus=1"  # cores that Ray sets aside
+    nodes = f"num-supernodes={num_units} client-resources-num-cpus=1"  # cores that Ray reserves
     options = ["--federation-config", nodes, "--run-config", run_config(overrides, resume)]
     with _site() as flower, _super_link(flower):
         return flower.wait(flower.submit(app_dir, *options))
@@ -56,13 +56,13 @@ def run_simulation(
 
 @contextmanager
 def _site() -> Iterator[Flower]:
-    """A fresh FLWR_HOME; on leaving every process that knows it ends, then it is removed."""
+    """Make a new FLWR_HOME; at the end stop all processes that use it, and remove it."""
     _check_ray_folder()
     ray = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray would hide GPUs, and warn that it does.
+        # By default Ray would hide GPUs and warn about it.
         _HIDE_GPUS: os.environ.get(_HIDE_GPUS, "0"),
-        # Ray's ports listen on every address of the machine: only who has the token is heard.
+        # Ray's ports listen on every address of the machine, so callers need a token.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
@@ -76,11 +76,13 @@ def _site() -> Iterator[Flower]:
 
 
 def _check_ray_folder() -> None:
-    """Raise ``ConfigError`` if Ray's sockets cannot be in its temporary folder: Ray would wait for
-    minutes."""
+    """Raise ``ConfigError`` if the path of Ray's temporary folder is unsuitable for sockets.
+
+    Ray itself would wait for minutes.
+    """
     names = ["RAY_TMPDIR", *(["TMPDIR"] if sys.platform == "linux" else [])]
     name = next((each for each in names if each in os.environ), None)
-    folder = "/tmp" if name is None else os.environ[name]  # noqa: S108 - what Ray takes
+    folder = "/tmp" if name is None else os.environ[name]  # noqa: S108 - Ray's default
     if not folder.isascii() or len(folder) > _MOST_LETTERS:
         raise ConfigError(
             f"{name}={folder}: Ray needs a folder of at most {_MOST_LETTERS} ASCII letters for its "
@@ -90,7 +92,7 @@ def _check_ray_folder() -> None:
 
 @contextmanager
 def _super_link(flower: Flower) -> Iterator[None]:
-    """Run a SuperLink in simulation mode, its records in memory, as Flower's default connection."""
+    """Run a SuperLink in simulation mode, with records in memory, as the default connection."""
     port, log = free_port(), flower.home / "superlink.log"
     (flower.home / "config.toml").write_text(
         '[superlink]\ndefault = "local"\n\n'
@@ -110,11 +112,11 @@ def _super_link(flower: Flower) -> Iterator[None]:
 
 
 def end_all(home: Path, root: int | None = None) -> None:
-    """End ``root`` and everything that descends from it or has ``home`` as its FLWR_HOME.
+    """End ``root``, its descendants, and all processes with ``home`` as FLWR_HOME.
 
-    The simulation first, as ``flwr stop`` would but at once: SIGINT runs Flower's exit handlers.
-    (Its SIGTERM belongs to Ray, which would run none.)  Whoever outstays the time of grace or
-    a second Ctrl-C is killed.
+    The simulation ends first, as with ``flwr stop`` but at once: SIGINT runs Flower's exit
+    handlers. SIGTERM would be handled by Ray, which does not run them. After 15 s or a second
+    Ctrl-C, remaining processes are killed.
     """
     family = ProcessFamily(home, root)
     try:
@@ -125,19 +127,19 @@ def end_all(home: Path, root: int | None = None) -> None:
 
 
 class ProcessFamily:
-    """The living processes of one FLWR_HOME.
+    """The running processes of one FLWR_HOME.
 
-    Ray's workers overwrite their environment with their title, so that only their parents give
-    them away: a process that was found once is remembered, should its parent end first.
+    Ray's workers overwrite their environment with their title, so they can be found only through
+    their parents. A process that was found once is remembered, in case its parent ends first.
     """
 
     def __init__(self, home: Path, root: int | None) -> None:
         self._home, self._root = str(home), root
-        self._members: set[psutil.Process] = set()  # equal by id and time of birth
+        self._members: set[psutil.Process] = set()  # equal by id and start time
 
     def signal(self, number: signal.Signals, name: str = "") -> None:
         """Send a signal to the members with this command and wait until they are gone."""
-        deadline = math.inf  # of a busy machine the first look alone may take longer
+        deadline = math.inf  # set later: on a busy machine the first search may take long
         asked: set[psutil.Process] = set()
         while (targets := self.named(name)) and time.monotonic() < deadline:
             for process in targets - asked:
@@ -149,7 +151,7 @@ class ProcessFamily:
             time.sleep(_POLL_SECONDS)
 
     def named(self, name: str) -> set[psutil.Process]:
-        """The members whose command has ``name`` in it."""
+        """Return the members whose command contains ``name``."""
         found = {process for process in psutil.process_iter() if self._is_member(process)}
         for process in tuple(found):
             with suppress(psutil.NoSuchProcess):
@@ -168,4 +170,4 @@ class ProcessFamily:
             return True
         with suppress(psutil.Error, OSError):
             return bool(process.environ().get("FLWR_HOME") == self._home)
-        return False  # somebody else's, whose environment is not ours to read
+        return False  # another user's process; its environment is not readable

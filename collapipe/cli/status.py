@@ -1,5 +1,4 @@
-"""``collapipe status``: how far a run is, from what its folder holds, and who of a deployed
-federation is there."""
+"""``collapipe status``: show a run's progress from its folder, or a deployed federation's units."""
 
 import math
 import time
@@ -21,21 +20,26 @@ from collapipe.runs.reading import (
     read_run,
 )
 
-_RECENT = 10  # rounds that tell how long the next ones take
+_RECENT = 10  # number of rounds from which the remaining time is estimated
 _FILES = ("config.yaml", "metrics.jsonl", "summary.json")
 Line = tuple[str, str]
 
 
 def show_status(folder: Path | None) -> None:
-    """Print the state of a run, by default the latest one, on one screen. Raises ``ConfigError``
-    for a folder that is no run's."""
+    """Print the state of a run, by default the latest one, on one screen.
+
+    Raises ``ConfigError`` if the folder is not a run's.
+    """
     lines = describe(read_run(folder or latest_run()), time.time())
     print_lines(Console(highlight=False, markup=False), lines)
 
 
 def show_deployment(folder: Path) -> None:
-    """Print which units of a deployed federation are there, and how far the run is that they train.
-    Raises ``ConfigError`` for a folder that is no server's, ``LinkError`` where none serves."""
+    """Print the units of a deployed federation, and the progress of its current runs.
+
+    Raises ``ConfigError`` if the folder is not a server's, and ``LinkError`` if the server does not
+    run.
+    """
     from collapipe.deployment.overview import overview  # takes seconds
     from collapipe.deployment.server_folder import ServerFolder
 
@@ -57,7 +61,7 @@ def show_deployment(folder: Path) -> None:
 
 
 def describe(run: Run, now_s: float) -> list[Line]:
-    """Labels and texts; ``now_s`` as of ``time.time``."""
+    """Return labels and texts; ``now_s`` is the current ``time.time()``."""
     last = run.rounds[-1] if run.rounds else None
     return [
         ("run", _state(run, now_s)),
@@ -71,13 +75,13 @@ def describe(run: Run, now_s: float) -> list[Line]:
 
 
 def _written_s(folder: Path) -> float:
-    """When anything of the run was last written, as of ``time.time``."""
+    """Return the time at which the run last wrote a file, as ``time.time()``."""
     files = [folder / name for name in _FILES] + list((folder / "checkpoints").glob("[0-9]*"))
     return max(map(modified_s, files))
 
 
 def _span_s(run: Run) -> float | None:
-    """Mean measured seconds from one round's end to the next, of the latest rounds."""
+    """Return the mean measured time from one round's end to the next, over the latest rounds."""
     ends = [0.0, *(line.wall_s for line in run.rounds)][-_RECENT - 1 :]
     gaps = [after - before for before, after in pairwise(ends)]
     return math.fsum(gaps) / len(gaps) if gaps else None
@@ -121,7 +125,7 @@ def _results(run: Run) -> list[Line]:
 
 
 def _units(run: Run, last: RoundReport) -> list[Line]:
-    """How many units trained in the last round, or took part in it, and why others did not."""
+    """Return how many units trained or took part in the last round, and why others did not."""
     scheduled = counted(len(last.plan.clusters), "scheduled unit")
     told = f"{len(last.units)} of {scheduled} {'trained' if run.trained else 'took part'}"
     if last.skipped:
@@ -135,7 +139,7 @@ def _units(run: Run, last: RoundReport) -> list[Line]:
 
 
 def _devices(run: Run, last: RoundReport) -> list[Line]:
-    """What each device that is real did in the last round, and what happened to it."""
+    """Return each real device's work in the last round, and its events."""
     lines = [
         (
             printable(each.name)[:11],
@@ -164,7 +168,7 @@ def _ago(elapsed_s: float) -> str:
 
 
 def _duration(span: float) -> str:
-    """Whole seconds, minutes or hours."""
+    """Return a time in whole seconds, minutes or hours."""
     if span < 120:
         return f"{math.ceil(span)} s"
     if span < 7200:

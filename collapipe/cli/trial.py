@@ -1,4 +1,4 @@
-"""``collapipe deploy trial``: a server and its units on this machine, with throw-away keys."""
+"""``collapipe deploy trial``: run a server and units on this machine, with temporary keys."""
 
 import json
 import shlex
@@ -19,23 +19,26 @@ from collapipe.errors import RoundFailedError
 from collapipe.processes import ending
 from collapipe.temporary import TemporaryFolder
 
-_NAMES = "berlin", "paris", "rome"  # of the first units; the others are called unit-3, unit-4, …
-_HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # made-up rows of a unit
+_NAMES = "berlin", "paris", "rome"  # the first units; the others are called unit-3, unit-4, …
+_HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # synthetic rows of a unit
 _TEMPLATE_ROWS, _OWN_ROWS = "train.csv", "train.jsonl"
 _POLL_S, _END_S = 0.1, 20.0
 Command = tuple[str, ...]
 
 
 def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
-    """Start a server and ``units``, each with its part of ``rows``, or else with made-up ones of
-    ``task=dates``; return the exit status of the command ``run`` on them, or 0 after Ctrl-C."""
+    """Start a server and ``units``, and run the command ``run`` on them.
+
+    Each unit gets a part of ``rows``, or synthetic rows of ``task=dates``. Returns the command's
+    exit status; without a command, 0 after Ctrl-C.
+    """
     names = [*islice(chain(_NAMES, (f"unit-{n}" for n in count(len(_NAMES)))), units)]
     with ExitStack() as stack:
         logs = stack.enter_context(TemporaryFolder("trial"))
         folder = create(logs / "federation", names, _HOST, free_port(), free_port())
         _deal(rows, folder, names)
         serve: Command = "deploy", "serve", str(folder.root)
-        commands = {logs / "server.log": (serve, "may come", units)}
+        commands = {logs / "server.log": (serve, " admitted", units)}
         for name in names:
             own = str(folder.root / "units" / name / "unit.yaml")
             commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)
@@ -64,10 +67,10 @@ def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None
 
 @contextmanager
 def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[None]:
-    """``collapipe`` commands by their logs, each of which has printed its words as often as it
-    should; all end with the context.
+    """Start ``collapipe`` commands and wait until they are ready; end them with the context.
 
-    Raises ``RoundFailedError`` where one ends before that.
+    ``commands`` maps a log file to a command, a text and a count: the command is ready once its log
+    has the text that often. Raises ``RoundFailedError`` if a command ends before that.
     """
     processes = dict[Path, subprocess.Popen[str]]()
     with ending(processes.values(), _END_S):

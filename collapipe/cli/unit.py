@@ -1,4 +1,4 @@
-"""``collapipe unit``: take part in a deployed federation with one's own rows."""
+"""``collapipe unit``: take part in a deployed federation with the owner's rows."""
 
 import fcntl
 import json
@@ -30,21 +30,21 @@ from collapipe.temporary import TemporaryFolder
 
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again
-_LOOK_S = 0.5  # between looks at the SuperNode and the thread that answers
-_LOCK = ".lock"  # beside the folder of what is kept
+_LOOK_S = 0.5  # between checks of the SuperNode and the replying thread
+_LOCK = ".lock"  # suffix of the lock file, next to the folder of kept state
 
 
 def run_unit(file: Path, metrics_port: int | None) -> None:
-    """Answer the server's messages until an interrupt; Prometheus may ask on this machine.
+    """Reply to the server's messages until an interrupt; serve metrics for Prometheus locally.
 
-    Raises ``ConfigError`` for a file that does not say all that a deployed unit needs, and
-    ``LinkError`` where something else bars the unit, with what ``deploy check`` finds wrong:
-    ``RefusedUnitError`` where the server does not know it.
+    Raises ``ConfigError`` if the file lacks an entry. Raises ``LinkError`` with the finding of
+    ``deploy check`` if something else keeps the unit out, and ``RefusedUnitError`` if the server
+    has not admitted it.
     """
-    os.environ.update(own_environment(os.environ))  # the SuperNode is asked on this machine
+    os.environ.update(own_environment(os.environ))  # the SuperNode runs on this machine
     file = file.resolve()
     owner, own = read_unit(file)
-    kept = file.parent / KEPT / str(owner.name)  # a process that starts anew goes on with it
+    kept = file.parent / KEPT / str(owner.name)  # a restarted process continues from it
     files.make_folder(kept)
     lock = _locked(kept.with_name(kept.name + _LOCK), str(owner.name))
     if (account := account_of({"owner": str(file)})) is not None:
@@ -56,12 +56,15 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     except KeyboardInterrupt:
         print(f"{owner.name}: has left", flush=True)
         lock.close()
-        os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
+        os._exit(0)  # a normal exit would end threads inside torch, which aborts
 
 
 def _locked(file: Path, name: str) -> IO[bytes]:
-    """An open file; the system frees its lock whatever ends the process. Raises ``LinkError`` if
-    another process of this unit has it: the server would hear two with one key."""
+    """Return an open, locked file; the system frees the lock when the process ends.
+
+    Raises ``LinkError`` if another process of this unit has the lock: two processes must not use
+    one key.
+    """
     lock = file.open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,14 +84,14 @@ def _serve_metrics(port: int) -> None:
 
 
 def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) -> NoReturn:
-    """Dial again whenever Flower's SuperNode has ended, as it does when the server starts anew."""
+    """Dial again whenever Flower's SuperNode has ended, as it does when the server restarts."""
     port, secret = free_port(), secrets.token_bytes(32)
     answers = _Answers(f"127.0.0.1:{port}", secret, kept)
     while True:
         for each in check_unit(file):
             if each.error and each.bars:
                 kind = RefusedUnitError if each.refused else LinkError
-                raise kind(f"{owner.name} takes no part: {each.told}")
+                raise kind(f"{owner.name} cannot take part: {each.told}")
             if each.error:
                 print(f"{owner.name}: {each.told}", flush=True)
         why = _dial(file, owner, own, (port, secret), answers)
@@ -103,15 +106,18 @@ def _dial(
     api: tuple[int, bytes],
     answers: "_Answers",
 ) -> str:
-    """Wait until the SuperNode ends; return its last words. ``answers`` come by its Runtime API,
-    which has this port and this secret. Raises ``CollaPipeError`` if they have ended."""
+    """Run a SuperNode until it ends, and return its last line of output.
+
+    ``api`` has the port and secret of its Runtime API, which ``answers`` uses. Raises
+    ``CollaPipeError`` if the thread of ``answers`` has ended.
+    """
     with TemporaryFolder("unit") as home:
         flower, log = Flower.at(home, DIRECT), home / "supernode.log"
         command = _supernode(home, file, owner, own, *api)
         with log.open("wb") as words, flower.process(command, words, words) as process:
             try:
                 wait_until_open(process, api[0], log)
-                for name in _SECRETS:  # which it has read, and would stay if we were killed
+                for name in _SECRETS:  # already read; they must not outlive a killed process
                     (home / name).unlink()
                 print(f"{owner.name}: dials {owner.server}", flush=True)
                 answers.start()
@@ -126,7 +132,7 @@ def _dial(
 def _supernode(
     home: Path, file: Path, owner: OwnerSection, own: Credentials, port: int, secret: bytes
 ) -> list[str]:
-    """Its command, which reads the ``_SECRETS`` in ``home``; the key is in Flower's form."""
+    """Write the ``_SECRETS`` to ``home``, and return the SuperNode's command, which reads them."""
     key_file, secret_file = (home / name for name in _SECRETS)
     files.write_new(key_file, openssh(own.key), files.PRIVATE)
     files.write_new(secret_file, secret, files.PRIVATE)
@@ -140,7 +146,7 @@ def _supernode(
 
 
 class _Answers:
-    """Answers messages of whichever SuperNode has this Runtime API, in a thread."""
+    """A thread that replies to messages of the SuperNode with this Runtime API."""
 
     def __init__(self, address: str, secret: bytes, kept: Path) -> None:
         self._api, self._kept = (address, secret), kept
@@ -148,7 +154,7 @@ class _Answers:
         self._ended: BaseException | None = None
 
     def start(self) -> None:
-        """Answer from now on; does nothing if it has begun."""
+        """Start the thread, unless it has been started already."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -162,7 +168,7 @@ class _Answers:
 
     def _answer(self) -> None:
         try:
-            # Imported here: they take seconds, in which the SuperNode has started.
+            # Imported here, because it takes seconds, during which the SuperNode starts.
             from client_app.app import app
             from client_app.kept_store import KeptStore
             from client_app.supernode import Messages
@@ -170,7 +176,7 @@ class _Answers:
 
             get_ready()
             logging.getLogger("client_app").setLevel(logging.INFO)
-            logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
+            logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns when its SuperNode ends
             Messages(*self._api, KeptStore(self._kept)).answer(app)
-        except BaseException as error:  # Flower may end its caller by SystemExit
+        except BaseException as error:  # Flower may raise SystemExit
             self._ended = error

@@ -1,4 +1,4 @@
-"""``collapipe up``: daemons on this machine, with an inventory of them, for trials."""
+"""``collapipe up``: start daemons on this machine, with an inventory of them, for trials."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LocalDevice:
-    """A daemon of ours."""
+    """A device daemon on this machine."""
 
     name: str
     address: str
@@ -32,8 +32,11 @@ class LocalDevice:
 
 
 def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Sequence[str]) -> int:
-    """Start ``devices`` daemons for each of ``clusters``, whose k-th has the k-th of ``memory``, or
-    all the same; the exit status of ``run``, or 0 after Ctrl-C or SIGTERM."""
+    """Start ``devices`` daemons for each of ``clusters``, and run the command ``run`` on them.
+
+    ``memory`` has one figure for all daemons, or one per daemon of a cluster. Returns the command's
+    exit status; without a command, 0 after Ctrl-C or SIGTERM.
+    """
     shares = _shares(memory, devices)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryFolder("up"))
@@ -51,7 +54,10 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
 
 
 def _shares(memory: str, devices: int) -> list[str]:
-    """Of each device of a cluster. Raises ``ConfigError`` where there are too few or too many."""
+    """Return the memory of each device of a cluster.
+
+    Raises ``ConfigError`` if there are too few or too many figures.
+    """
     shares = memory.split(",")
     for each in shares:
         memory_bytes(each)
@@ -65,7 +71,7 @@ def _shares(memory: str, devices: int) -> list[str]:
 
 @contextmanager
 def _new_file(file: Path) -> Iterator[Path]:
-    """An empty file until the context ends. Raises ``ConfigError`` where it cannot be made."""
+    """Make an empty file, and remove it at the end. Raises ``ConfigError`` if it cannot be made."""
     try:
         file.touch(exist_ok=False)
     except OSError as error:
@@ -92,21 +98,21 @@ def run_or_wait(arguments: Sequence[str], on_them: Sequence[str], where: str, st
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """``collapipe`` in a process of its own, which is interrupted when we are."""
+    """Run ``collapipe`` in a new process, pass interrupts on, and return its exit status."""
     command = child_command(*arguments)
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - our own
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                process.terminate()  # SIGINT is ignored in what a script starts with &
+                process.terminate()  # SIGINT is ignored in background jobs of scripts
 
 
 @contextmanager
 def _daemons(
     credentials: Mapping[str, Path], memory: Sequence[str], folder: Path
 ) -> Iterator[list[LocalDevice]]:
-    """Daemons that are ready, and end when the context does."""
+    """Start daemons and wait until they are ready; end them with the context."""
     processes = list[subprocess.Popen[str]]()
     with ending(processes, _END_S):
         for (name, own), share in zip(credentials.items(), memory, strict=True):
@@ -135,7 +141,7 @@ def start(log: Path, *arguments: str, piped: bool = False) -> subprocess.Popen[s
 
 
 def _address(name: str, process: subprocess.Popen[str], log: Path) -> str:
-    """Where a daemon listens, once it does."""
+    """Wait until a daemon listens, and return its address."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if _READY not in line:
@@ -145,7 +151,7 @@ def _address(name: str, process: subprocess.Popen[str], log: Path) -> str:
 
 
 def _inventory(groups: Sequence[Sequence[LocalDevice]], credentials: Path) -> str:
-    """YAML; speeds are placeholders, the same for all."""
+    """Return the inventory as YAML; speeds are placeholders, equal for all devices."""
     lines = [
         "# Daemons of `collapipe up` on this machine. Speeds and rates are assumed alike, not",
         "# measured: `collapipe device measure` measures them.",

@@ -1,4 +1,4 @@
-"""What is configured: overrides or a saved file become typed settings, checked once."""
+"""Configuration: convert overrides or a saved file to typed settings, and check them once."""
 
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any

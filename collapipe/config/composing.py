@@ -1,4 +1,4 @@
-"""``conf/`` and overrides → one tree, by Hydra."""
+"""Compose ``conf/`` and overrides into one tree, with Hydra."""
 
 import copy
 import functools
@@ -24,15 +24,15 @@ from collapipe.validation import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
-_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # its other options would have no effect
+_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # Hydra's other options would have no effect
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
-    """The tree that Hydra composes; Hydra's own part is there for the folders alone.
+    """Return the tree that Hydra composes; only its folders are used of the section ``hydra``.
 
-    The choices of groups are composed by Hydra once; an option that gets another value is then set
-    in a copy as Hydra sets it, five times as fast. Raises ``ConfigError``.
+    Hydra composes each set of group choices once. Other options are then set in a copy, five times
+    as fast and with the same result. Raises ``ConfigError`` for an unknown option or choice.
     """
     parsed = parse(overrides)
     for override in parsed:
@@ -55,7 +55,10 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 
 def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
-    """The tree as Hydra composes it; names are not checked. Raises ``ConfigError``."""
+    """Return the tree that Hydra composes, without checking names.
+
+    Raises ``ConfigError`` if Hydra fails.
+    """
     try:
         with _composing:
             GlobalHydra.instance().clear()
@@ -66,7 +69,7 @@ def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
 
 
 def options_of(tree: DictConfig) -> dict[str, Any]:
-    """Every option but Hydra's own, resolved. Raises ``ConfigError`` for one without a value."""
+    """Return all options except Hydra's, resolved. Raises ``ConfigError`` for a missing value."""
     kept = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
     try:
         resolved = OmegaConf.to_container(kept, resolve=True, throw_on_missing=True)
@@ -78,15 +81,14 @@ def options_of(tree: DictConfig) -> dict[str, Any]:
 
 
 def unresolved(tree: DictConfig) -> dict[str, Any]:
-    """Every option but Hydra's own, references not followed."""
+    """Return all options except Hydra's, with unresolved references."""
     plain = cast(dict[str, Any], OmegaConf.to_container(tree))
     del plain["hydra"]
     return plain
 
 
 def choices_of(tree: DictConfig) -> dict[str, str]:
-    """The file that each group of options came from, such as ``{"strategy": "dssra"}``, by
-    Hydra's own record."""
+    """Return the chosen file of each group of options, such as ``{"strategy": "dssra"}``."""
     return {
         str(group): str(choice)
         for group, choice in tree.hydra.runtime.choices.items()
@@ -95,12 +97,12 @@ def choices_of(tree: DictConfig) -> dict[str, str]:
 
 
 def run_dir(tree: DictConfig) -> str:
-    """Folder of a run. Raises ``ConfigError``."""
+    """Return the folder of a run. Raises ``ConfigError`` if the option is invalid."""
     return _folder(tree, "hydra.run.dir")
 
 
 def sweep_dir(overrides: Sequence[str]) -> str:
-    """Folder of a sweep's jobs. Raises ``ConfigError``."""
+    """Return the folder of a sweep's jobs. Raises ``ConfigError`` if the option is invalid."""
     tree = composed([override for override in overrides if override.startswith("hydra.")])
     return _folder(tree, "hydra.sweep.dir")
 
@@ -117,18 +119,18 @@ def _folder(tree: DictConfig, option: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _of_groups(choices: tuple[str, ...]) -> tuple[DictConfig, frozenset[str]]:
-    """The tree with these choices of groups alone, and the names of all its options."""
+    """Return the tree with only these group choices, and the names of all its options."""
     tree = composed_by_hydra(choices)
     return tree, known_names(unresolved(tree))
 
 
 def chooses(override: Override) -> bool:
-    """Whether an override names a file of a group; as Hydra has it, a mapping is merged instead."""
+    """Whether an override chooses a group's file; Hydra merges a mapping instead."""
     return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
 
 
 def _sets(override: Override) -> bool:
-    """Whether it gives one option one value that says nothing of Hydra's own records."""
+    """Whether an override sets one option to one value without referring to Hydra's section."""
     text = str(override.input_line)
     of_hydra = "hydra" in text and "${" in text
     plain = override.type is OverrideType.CHANGE and not override.is_sweep_override()
@@ -136,7 +138,7 @@ def _sets(override: Override) -> bool:
 
 
 def check_choices(override: Override) -> None:
-    """Raise ``ConfigError`` where an override chooses a file that ``conf/`` has not."""
+    """Raise ``ConfigError`` if an override chooses a file that ``conf/`` lacks."""
     group, value = override.key_or_group, override.value()
     if group not in GROUPS or not isinstance(value, str | list):
         return
@@ -150,7 +152,7 @@ def check_choices(override: Override) -> None:
 
 
 def _check_option(override: Override, known: AbstractSet[str]) -> AbstractSet[str]:
-    """The names that are known from then on, with those that the override adds."""
+    """Check an override's name, and return ``known`` with the names that the override adds."""
     name, value = override.key_or_group, override.value()
     if override.is_add() or override.is_force_add():
         known = known | {name, *(f"{name}.{each}" for each in names_in(value))}
@@ -162,7 +164,7 @@ def _check_option(override: Override, known: AbstractSet[str]) -> AbstractSet[st
 
 
 def known_names(options: Mapping[str, Any]) -> frozenset[str]:
-    """Dotted names of all values, sections and groups of a configuration."""
+    """Return the dotted names of all values, sections and groups of a configuration."""
     return frozenset({*names_in(options), *GROUPS, *_OF_HYDRA})
 
 
@@ -176,7 +178,7 @@ def check_name(name: str, known: AbstractSet[str]) -> None:
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Values by their dotted names: ``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
+    """Return values by their dotted names: ``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
     found: dict[str, object] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -187,7 +189,7 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def names_in(node: Any, prefix: str = "") -> list[str]:
-    """Dotted names of all values and mappings in a tree."""
+    """Return the dotted names of all values and mappings in a tree."""
     if not isinstance(node, Mapping):
         return []
     return [

@@ -1,4 +1,7 @@
-"""Overrides or a saved configuration → ``Settings``: each value is checked, then all together."""
+"""Convert overrides or a saved configuration to ``Settings``.
+
+Each value is checked first, then the combination of options.
+"""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +36,7 @@ _SECTIONS = {
     if isinstance(field.type, type) and is_dataclass(field.type)
 }
 _NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
-_LATER = ("server", "evaluation", "privacy")  # sections that older runs have not
+_LATER = ("server", "evaluation", "privacy")  # sections that older runs lack
 _AS_YAML: dict[Any, str] = {None: "null", False: "false"}
 _PATHS = (  # options that may name a file or folder of this machine
     *(f"data.{each}" for each in ("root", "name", "tokenizer")),
@@ -48,17 +51,17 @@ _WORLD = ("cluster", "channel", "environment")
 
 
 def load(run_config: Mapping[str, Any]) -> Settings:
-    """Settings of a Flower app: its run configuration has all overrides in one string.
+    """Return the settings of a Flower app; its run configuration has all overrides in one string.
 
-    The strategy is the server's alone: a unit's machine need not have the user's class.
+    The strategy is not built: only the server needs it, and a unit's machine may lack its class.
     """
     return _load(tuple(split(str(run_config.get("overrides", "")))))
 
 
 def load_overrides(overrides: Sequence[str]) -> Settings:
-    """Compose ``conf/`` with Hydra overrides and check every value, those of the strategy too.
+    """Compose ``conf/`` with Hydra overrides and check every value, the strategy's included.
 
-    Raises ``ConfigError``: one line with the option, its value, and the way out.
+    Raises ``ConfigError``: one line with the option, its value, and how to correct it.
     """
     options, *_ = _composed(tuple(overrides))
     build("strategy", options.get("strategy"))
@@ -67,8 +70,7 @@ def load_overrides(overrides: Sequence[str]) -> Settings:
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a run without its task and model, whose libraries take seconds to import;
-    the fields are those of ``Settings``."""
+    """The fields of ``Settings`` that do not need task and model, which take seconds to import."""
 
     tree: Mapping[str, Any]
     run_dir: str
@@ -78,8 +80,10 @@ class Outline:
 
 
 def outline(overrides: Sequence[str]) -> Outline:
-    """Compose as ``load_overrides`` does, and check each value by itself; whether options fit
-    together is not checked. Raises ``ConfigError``."""
+    """Compose as ``load_overrides`` does, and check each value, but not their combination.
+
+    Raises ``ConfigError`` for an invalid value.
+    """
     tree, folder, _ = _composed(tuple(overrides))
     sections = _sections(tree)
     _check_there(sections["data"])
@@ -88,19 +92,19 @@ def outline(overrides: Sequence[str]) -> Outline:
 
 
 def run_folder(run_config: Mapping[str, Any]) -> str:
-    """Folder of a Flower app's run, see ``load``."""
+    """Return the folder of a Flower app's run, see ``load``."""
     return _composed(tuple(split(str(run_config.get("overrides", "")))))[1]
 
 
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
-    """Settings from a run's ``config.yaml``, which may be somebody else's, see ``read_saved``."""
+    """Return the settings in a run's ``config.yaml``. It may be untrusted, see ``read_saved``."""
     tree = read_saved(file, trusted)
     return _settings(tree, _sections(tree), str(file.parent))
 
 
 @functools.lru_cache(maxsize=8)
 def _load(overrides: tuple[str, ...]) -> Settings:
-    """What is quick is checked first: tasks and models import datasets and torch."""
+    """Return settings; quick checks come first, because tasks and models import slow libraries."""
     tree, folder, choices = _composed(overrides)
     sections = _sections(tree)
     world = {option: build(option, tree.get(option)) for option in _WORLD}
@@ -115,7 +119,7 @@ def _load(overrides: tuple[str, ...]) -> Settings:
 
 @functools.lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...]) -> tuple[dict[str, Any], str, dict[str, str]]:
-    """The options, the run's folder, and the file that each group of options came from."""
+    """Return the options, the run's folder, and each group's chosen file."""
     tree = composed(overrides)
     options = options_of(tree)
     for name in _PATHS:
@@ -151,7 +155,7 @@ def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str
 
 
 def _sections(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections and numbers as ``Settings`` has them, each value checked by itself."""
+    """Return the sections and numbers of ``Settings``, with each value checked."""
     numbers = {name: checked(name, kind, tree.get(name)) for name, kind in _NUMBERS.items()}
     return numbers | {name: _section(tree, name, kind) for name, kind in _SECTIONS.items()}
 
@@ -176,7 +180,7 @@ def _check_there(data: DataSettings) -> None:
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
-    """Options that are right by themselves and not with each other."""
+    """Yield an error message for each combination of options that does not work."""
     task, head, cut = settings.task, settings.model.head, settings.framework.cut
     mode = settings.decoder.mode
     if head not in task.heads:
@@ -239,7 +243,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
 
 
 def _unprotected(settings: Settings) -> Iterator[str]:
-    """What leaves units, or weighs them, beside the updates that are clipped."""
+    """Yield messages for options with which clipping and noise would not protect units."""
     clipped = f"privacy.clip_norm={settings.privacy.clip_norm:g}"
     if settings.server_has_heads:
         yield (
@@ -279,7 +283,7 @@ def _unprotected(settings: Settings) -> Iterator[str]:
 
 
 def _unsummed(settings: Settings) -> Iterator[str]:
-    """What needs single updates, or updates that have no sum, where the server learns their sum."""
+    """Yield messages for options that do not work if the server learns only the updates' sum."""
     federation, masked = settings.federation, "privacy.secure_aggregation=true: "
     if federation.max_update_norm is not None:
         yield (
@@ -307,7 +311,7 @@ def _unsummed(settings: Settings) -> Iterator[str]:
 
 
 def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:
-    """More segments than devices or blocks."""
+    """Yield messages if there are more segments than devices or blocks."""
     segments, most = settings.pipeline.num_segments or 0, cluster.num_devices
     if segments > most:
         yield (
@@ -325,7 +329,7 @@ def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[st
 
 
 def _rows_of_others(settings: Settings) -> Iterator[str]:
-    """Where the server would open a file that simulated units train on."""
+    """Yield a message if the server would need rows from the simulated units' training file."""
     data, where = settings.data, settings.evaluation.where
     shared = settings.tree["data"]["partitioner"] is not None
     if shared and data.holds_out and settings.evaluates_on_server:
@@ -337,7 +341,7 @@ def _rows_of_others(settings: Settings) -> Iterator[str]:
 
 
 def _idle_options(settings: Settings) -> Iterator[str]:
-    """Options of ``data`` that change nothing with the others."""
+    """Yield messages for options of ``data`` that have no effect with the other options."""
     data, task = settings.data, settings.task
     columns = task.columns if data.brought else ()
     used = {*settings.tree["task"], *(f"{column}_column" for column in columns)}

@@ -1,4 +1,4 @@
-"""Overrides as texts, in Hydra's grammar: read, written, put together, multiplied."""
+"""Overrides as texts in Hydra's grammar: parse, write, merge and expand them."""
 
 import itertools
 import json
@@ -12,23 +12,23 @@ from hydra.errors import HydraException
 
 from collapipe.errors import ConfigError, one_line
 
-_MOST_DEPTH = 50  # of a value; OmegaConf follows about a hundred
+_MOST_DEPTH = 50  # of a value; OmegaConf's limit is about a hundred
 _STRUCTURE = re.compile(r"""[\[{'"]""")  # begins a list, a mapping or a quoted text
-_BRACKETS = re.compile(r"""[(\[{'"]""")  # within which a comma separates no choices of a sweep
+_BRACKETS = re.compile(r"""[(\[{'"]""")  # a comma inside does not separate choices of a sweep
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Overrides as Hydra reads them.
+    """Parse overrides with Hydra.
 
     A plain value that Hydra's grammar refuses, such as ``bücher.csv``, ``it's`` or ``Text (EN)``,
-    is a text all the same; ``input_line`` of its override has the value quoted. Raises
-    ``ConfigError``, which shows how to quote a value that could also be a list or a mapping.
+    is taken as text, and ``input_line`` of its override has it in quotes. Raises ``ConfigError``
+    for invalid overrides; it shows how to quote a value that could also be a list or a mapping.
     """
     parser = OverridesParser.create()
     try:
         try:
             parsed = parser.parse_overrides(list(overrides))
-        except HydraException:  # one of them: Hydra is quicker with all at once
+        except HydraException:  # parsing all at once is faster, so that comes first
             parsed = [_parsed(parser, each) for each in overrides]
         for override in parsed:
             _check_depth(override.value())
@@ -57,7 +57,7 @@ def _parsed(parser: OverridesParser, text: str) -> Override:
 
 
 def _plain(parser: OverridesParser, text: str) -> str:
-    """A value, quoted if Hydra's grammar refuses it as it stands."""
+    """Return a value, in quotes if Hydra's grammar refuses it without."""
     try:
         parser.parse_override(f"key={text}")
     except HydraException:
@@ -66,21 +66,20 @@ def _plain(parser: OverridesParser, text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as an override may hold it, whatever characters it has."""
-    # A backslash counts before what it could escape: OmegaConf's references, Hydra's quotes.
+    """Return a value in quotes, with any characters escaped for an override."""
+    # Escape backslashes only before OmegaConf's references and Hydra's quotes.
     literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", literal).replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def setting(name: str, value: object) -> str:
-    """The override that gives the option ``name`` a plain value, taken as it is."""
+    """Return the override that sets the option ``name`` to exactly this value."""
     return f"{name}={literal(value)}"
 
 
 def typed(name: str, value: object) -> str:
-    """``setting`` as people type it: in quotes only if the text would otherwise be read as
-    something else."""
+    """Return ``setting`` in its shortest form: with quotes only if Hydra needs them."""
     plain = f"{name}={value}"
     try:
         (read,) = parse([plain])
@@ -91,8 +90,11 @@ def typed(name: str, value: object) -> str:
 
 
 def literal(value: object, *, references: bool = False) -> str:
-    """A plain value in the grammar of overrides; texts are taken as they are, or with the
-    ``references`` in them. Raises ``ConfigError`` for a key that cannot be written."""
+    """Write a plain value in the grammar of overrides.
+
+    Texts are literal; with ``references``, OmegaConf resolves ``${…}`` in them. Raises
+    ``ConfigError`` for a key that cannot be written.
+    """
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, list):
@@ -111,7 +113,7 @@ def literal(value: object, *, references: bool = False) -> str:
 
 
 def _check_depth(value: object, left: int = _MOST_DEPTH) -> None:
-    """Raise ``RecursionError`` as whoever takes a deeper value would, but always at one depth."""
+    """Raise ``RecursionError`` if a value is nested deeper than ``left`` levels."""
     if not left:
         raise RecursionError
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -120,7 +122,7 @@ def _check_depth(value: object, left: int = _MOST_DEPTH) -> None:
 
 
 def split(text: str) -> list[str]:
-    """The overrides that ``shlex.join`` put in one string. Raises ``ConfigError``."""
+    """Split a string of ``shlex.join`` into overrides. Raises ``ConfigError`` if that fails."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -128,14 +130,14 @@ def split(text: str) -> list[str]:
 
 
 def merged(overrides: Sequence[str], later: Sequence[str]) -> list[str]:
-    """``overrides`` without those that ``later`` ones replace, then these."""
+    """Return ``overrides`` followed by ``later``, which replace overrides of the same option."""
     keys = {override.key_or_group for override in parse(later)}
     kept = [each for each in parse(overrides) if each.key_or_group not in keys]
     return [*(str(each.input_line) for each in kept), *later]
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """The jobs of a sweep: every combination of ``a=1,2`` and ``b=range(3)``."""
+    """Return the jobs of a sweep: all combinations of values such as ``a=1,2 b=range(3)``."""
     choices = [
         [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
         if each.is_sweep_override()

@@ -1,7 +1,7 @@
-"""A user's own options: a file of them, and groups in the current folder's ``conf/``.
+"""A user's options: a file of options, and files in the current folder's ``conf/``.
 
-Both become overrides of our ``conf/`` alone, so that Flower's processes and a resumed run need
-neither. Folders of somebody else never come here: what they hold is composed from our files.
+Both are converted to overrides of the built-in ``conf/``, so Flower's processes and resumed runs do
+not need the user's files. Saved runs of others are not read here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,19 +31,20 @@ from collapipe.config.overrides import literal, parse, setting
 from collapipe.config.saved import value_at
 from collapipe.errors import ConfigError, one_line
 
-_OWN = Path("conf")  # seen from the current folder
-_FOLLOWING = "task_model"  # a group that is chosen by the choices of two others
+_OWN = Path("conf")  # in the current folder
+_FOLLOWING = "task_model"  # a group whose choice follows from two other groups
 
 
 def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> list[str]:
-    """``overrides`` on top of what ``config_file`` sets, as overrides of our ``conf/``.
+    """Convert the options of ``config_file``, then ``overrides``, to overrides of built-in files.
 
     The file has options as YAML, such as ``federation: {rounds: 3}`` and ``task: ner``, or is a
-    run's ``config.yaml``. A choice ``GROUP=NAME`` is also looked for in ``conf/GROUP/NAME.yaml`` of
-    the current folder, behind our own files. Raises ``ConfigError``.
+    run's ``config.yaml``. For a choice ``GROUP=NAME``, the current folder's
+    ``conf/GROUP/NAME.yaml`` is used if there is no built-in file. Raises ``ConfigError`` for an
+    unreadable file or an unknown option.
     """
     given = {} if config_file is None else _read(config_file)
-    # A list is of ``experiment``; a mapping sets options and chooses no file.
+    # ``experiment`` takes a list; a mapping sets options and chooses no file.
     picked = {
         key for key, value in given.items() if key in GROUPS and isinstance(value, str | list)
     }
@@ -63,9 +64,12 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
 
 
 def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
-    """Overrides that make ``wanted`` of our files, then ``values``, with references followed."""
+    """Return overrides that make ``wanted`` of the built-in files, then ``values``.
+
+    References are resolved.
+    """
     defaults = choices_of(composed([]))
-    ours = [  # what was chosen of our files, by a user's file too
+    ours = [  # choices of built-in files, also those that a user's file made
         f"{group}={name}"
         for group, name in choices_of(wanted).items()
         if group != _FOLLOWING and name != defaults.get(group) and not _lacks(group, name)
@@ -97,13 +101,16 @@ def _is_own(choice: Override) -> bool:
 
 
 def _lacks(group: str, name: str) -> bool:
-    """Whether the file is the user's, not ours."""
+    """Whether only the user has the file."""
     file = f"{group}/{name}.yaml"
     return not (CONF / file).is_file() and (_OWN / file).is_file()
 
 
 def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
-    """Take the file's values: all of a plug-in whose class it names, else those that it has."""
+    """Set the file's values in ``tree``.
+
+    A section that names a plug-in's class replaces the whole section; others are merged.
+    """
     known = known_names(unresolved(tree))
     for key, value in given.items():
         is_section = isinstance(tree.get(key), DictConfig)
@@ -125,7 +132,7 @@ def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
 
 
 def _differences(base: Any, wanted: Any, prefix: str = "") -> Iterator[str]:
-    """Overrides that make ``wanted`` of ``base``."""
+    """Yield overrides that turn ``base`` into ``wanted``."""
     for key in sorted(base.keys() - wanted.keys()):
         yield f"~{prefix}{key}"
     for key, value in wanted.items():

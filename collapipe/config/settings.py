@@ -1,6 +1,6 @@
-"""Everything that a run is configured by, as one object, and the plug-ins that it names.
+"""All options of a run as one object, and the plug-ins that they name.
 
-``_target_`` names a class, built-in or a user's own; the other keys are its fields.
+``_target_`` names a class, built-in or a user's; the other keys are its fields.
 """
 
 import functools
@@ -23,15 +23,15 @@ from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.plan import UplinkPlan
 from collapipe.validation import typed
 
-if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
+if TYPE_CHECKING:  # importing torch and datasets takes seconds; option errors should be faster
     import torch
 
     from collapipe.devices.presets import ChannelPreset
     from collapipe.models.split import ModelSpec
     from collapipe.tasks.task import Task
 
-PLUGIN_FOLDER = "COLLAPIPE_PLUGINS"  # the current folder, for processes that have another one
-# Of a class that is not found it logs what its error says, which becomes ours.
+PLUGIN_FOLDER = "COLLAPIPE_PLUGINS"  # the user's current folder, for processes with another one
+# Hydra logs a missing class and raises an error with the same text; only the error is needed.
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
 
@@ -39,10 +39,10 @@ logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 class Settings:
     """The options of a run.
 
-    ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster``,
-    ``channel`` and ``environment`` are built by who needs them, see ``build``. ``tree`` is
-    the resolved configuration as it is saved, ``overrides`` what it was composed from, and
-    ``choices`` the file of ``conf/`` that each group of options came from.
+    ``task`` and ``model`` are the chosen plug-ins. ``partitioner``, ``strategy``, ``cluster``,
+    ``channel`` and ``environment`` are built when needed, see ``build``. ``tree`` is the resolved
+    configuration, which is saved. It was composed from ``overrides``. ``choices`` maps each group
+    of options to the chosen file in ``conf/``.
     """
 
     seed: int
@@ -71,12 +71,12 @@ class Settings:
 
     @property
     def server_has_heads(self) -> bool:
-        """Whether units may send activations to the server, which trains heads on them."""
+        """Whether the server may train heads on activations that units send."""
         return not self.framework.unsplit and self.decoder.mode != "control_unit"
 
     @property
     def units_have_heads(self) -> bool:
-        """Whether units may train heads of their own."""
+        """Whether units may train heads."""
         return not self.server_has_heads or self.decoder.mode == "auto"
 
     @property
@@ -86,33 +86,39 @@ class Settings:
 
     @property
     def chooses_payloads(self) -> bool:
-        """Whether the scheduler decides what units send."""
+        """Whether the scheduler chooses precisions or heads, and so the sizes of messages."""
         return self.compression.decided or self.chooses_heads
 
     @property
     def recomputes(self) -> bool:
-        """Whether devices compute each forward twice; who trains without a pipeline does not."""
+        """Whether devices compute each forward pass twice; never without a pipeline."""
         return self.pipeline.recompute and not self.framework.unsplit
 
     @property
     def evaluates_on_server(self) -> bool:
-        """Whether the server needs rows of its own; a run that only plans evaluates nothing."""
+        """Whether the server needs rows to evaluate on; a run that only plans does not."""
         return self.framework.train and self.evaluation.on_server
 
     def unit_has_head(self, uplink: UplinkPlan | None) -> bool:
-        """Whether a unit with this plan trains its head by itself."""
+        """Whether a unit with this plan trains its head itself."""
         if self.chooses_heads:
             return uplink is not None and uplink.head == "control_unit"
         return self.units_have_heads
 
     @property
     def unit_device(self) -> "torch.device":
-        """What a control unit on this machine computes on. Raises ``ConfigError``."""
+        """torch device of a control unit on this machine.
+
+        Raises ``ConfigError`` if it is not usable.
+        """
         return self._device("runtime.torch_device", self.runtime.torch_device)
 
     @property
     def server_device(self) -> "torch.device":
-        """What the server on this machine computes on. Raises ``ConfigError``."""
+        """torch device of the server on this machine.
+
+        Raises ``ConfigError`` if it is not usable.
+        """
         return self._device("server.torch_device", self.server.torch_device)
 
     def _device(self, option: str, name: str) -> "torch.device":
@@ -122,22 +128,25 @@ class Settings:
 
     @functools.cached_property
     def planner(self) -> Any:
-        """The ``strategy``, built once."""
+        """The plug-in of ``strategy``, built once."""
         return self.build("strategy")
 
     @functools.cached_property
     def channel(self) -> "ChannelPreset":
-        """The channels' preset, built once."""
+        """The plug-in of ``channel``, built once."""
         preset: ChannelPreset = self.build("channel")
         return preset
 
     def build(self, option: str) -> Any:
-        """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""
+        """Build the plug-in that an option such as ``strategy`` or ``data.partitioner`` names."""
         return build(option, value_at(self.tree, option))
 
 
 def build(option: str, node: Any) -> Any:
-    """Instantiate a plug-in from its options, typed where its class is a dataclass."""
+    """Build a plug-in from its options; the fields of a dataclass are type-checked.
+
+    Raises ``ConfigError`` for an unsuitable class or invalid options.
+    """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{option}: has no _target_; choose one of the files in conf/{option}/")
     arguments = {key: value for key, value in node.items() if key != "_target_"}
@@ -155,7 +164,7 @@ def build(option: str, node: Any) -> Any:
 
 
 def check_members(option: str, plugin: object, seam: type[Any]) -> None:
-    """Raise ``ConfigError`` that names members of the protocol ``seam`` that ``plugin`` lacks."""
+    """Raise ``ConfigError`` if ``plugin`` lacks members of the protocol ``seam``; it names them."""
     wanted = {name for name in vars(seam) if not name.startswith("_")}
     if missing := sorted(wanted - {*dir(plugin)}):
         target = type(plugin)
@@ -166,16 +175,16 @@ def check_members(option: str, plugin: object, seam: type[Any]) -> None:
 
 
 def is_partitioner(target: type[Any]) -> bool:
-    """Whether it takes rows apart as those of Flower Datasets do."""
+    """Whether ``target`` is a partitioner of Flower Datasets."""
     from flwr_datasets.partitioner import Partitioner  # imports datasets, which takes seconds
 
     return issubclass(target, Partitioner)
 
 
 def class_of(option: str, target: object) -> type[Any]:
-    """The class that ``_target_`` names; its module is imported, the current folder's too.
+    """Import and return the class that ``_target_`` names; it may be in the current folder.
 
-    Raises ``ConfigError``.
+    Raises ``ConfigError`` if it cannot be imported.
     """
     try:
         _import_package(str(target).partition(".")[0])
@@ -185,9 +194,9 @@ def class_of(option: str, target: object) -> type[Any]:
 
 
 def _import_package(name: str) -> None:
-    """Import the current folder's ``name`` where Python's own path has none.
+    """Import the package ``name`` from the current folder if Python's path lacks it.
 
-    The folder stands on the path meanwhile only: it may be one that somebody else has filled.
+    The folder is on the path only during the import, because its other files may be untrusted.
     """
     if not name.isidentifier() or name in sys.modules or find_spec(name) is not None:
         return

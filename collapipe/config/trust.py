@@ -1,4 +1,4 @@
-"""A stranger's configuration: what it may name, which is code."""
+"""Read an untrusted configuration: limit the classes that it may name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,14 +21,14 @@ _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
-    """The options in a run's ``config.yaml``.
+    """Return the options in a run's ``config.yaml``.
 
-    Its task and model will be built, so they must be dataclasses of CollaPipe itself or of a
-    ``trusted`` package; and it is resolved already, so nothing in it is looked up in the
-    environment. Raises ``ConfigError`` otherwise.
+    Its task and model will be built, so they must be dataclasses of CollaPipe or of a ``trusted``
+    package. References are refused, because they could read the environment. Raises ``ConfigError``
+    if the file is invalid.
     """
     text, tree = read_tree(file)
-    for token in yaml.scan(text):  # escapes are read already; what refers could look up a secret
+    for token in yaml.scan(text):  # yaml.scan has decoded escapes; a reference could read a secret
         if isinstance(token, yaml.ScalarToken) and "${" in token.value:
             raise ConfigError(f"{file}: has references, which a saved configuration has not")
     for option in ("task", "model"):
@@ -38,16 +38,22 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
-    """Raise ``ConfigError`` where overrides, which may be somebody else's, name a plug-in that is
-    neither CollaPipe's nor a ``trusted`` package's; nothing is imported for them."""
+    """Raise ``ConfigError`` if untrusted overrides name a plug-in of an unknown package.
+
+    Plug-ins of CollaPipe, of Flower Datasets and of ``trusted`` packages are allowed. Other
+    packages are not imported.
+    """
     for option, target in targets(options_of(composed(overrides))):
         if not _is_partitioner(target):
             _check_trusted(option, target, (*_OWN, *trusted))
 
 
 def check_addresses(settings: Settings, given: Sequence[str]) -> None:
-    """Raise ``ConfigError`` where a run's folder alone, not the options ``given`` now, asks to run
-    elsewhere, to send the run's curves somewhere or to listen to other machines."""
+    """Raise ``ConfigError`` if a run's folder names other machines and the user did not confirm.
+
+    Such options run a federation elsewhere, send curves, or listen on the network. Repeating an
+    option in ``given`` confirms it.
+    """
     federation = settings.runtime.federation
     asked = {
         "runtime.federation": (federation, "to train there", None),
@@ -75,7 +81,7 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
 
 
 def targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
-    """Every ``_target_`` below, and the option that it is of."""
+    """Yield the option and value of every ``_target_`` below ``node``."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "_target_":
@@ -87,7 +93,7 @@ def targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _is_partitioner(target: str) -> bool:
-    """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
+    """Whether ``target`` is a partitioner of flwr-datasets, which only splits rows."""
     found = _found(target) if target.startswith(_PARTITIONERS) else None
     return bool(found and is_partitioner(found) and found.__module__.startswith(_PARTITIONERS))
 
@@ -95,7 +101,7 @@ def _is_partitioner(target: str) -> bool:
 def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
     package = target.partition(".")[0]
     found = _found(target) if package in packages else None
-    # A name may lead through a module of ours to one that it imported.
+    # A module of a trusted package may have imported the class from elsewhere.
     if is_dataclass(found) and found.__module__.partition(".")[0] in packages:
         return
     raise ConfigError(
@@ -105,7 +111,7 @@ def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
 
 
 def _found(target: str) -> type[Any] | None:
-    """The class of this name, if there is one; its module is imported."""
+    """Import and return the class of this name; None if it cannot be imported."""
     with suppress(ConfigError):
         return class_of("", target)
     return None

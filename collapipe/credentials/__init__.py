@@ -1,1 +1,1 @@
-"""Who may speak to whom: an authority of a cluster, certificates of its members, mutual TLS."""
+"""Access control: a cluster's authority, its members' certificates, and mutual TLS."""

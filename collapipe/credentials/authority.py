@@ -1,5 +1,4 @@
-"""An authority's folder: its key and certificate, the list of revoked certificates, and a copy of
-each certificate that it issued."""
+"""An authority's folder: its key and certificate, revocation list and issued certificates."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -29,7 +28,7 @@ _KEY, _CERTIFICATE, _ISSUED = "authority.key", "authority.crt", "issued"
 
 
 class AuthorityFolder:
-    """Signs, revokes and lists. Raises ``ConfigError`` for a folder that is no authority's."""
+    """Signs, revokes and lists certificates. Raises ``ConfigError`` if the folder is invalid."""
 
     def __init__(self, folder: Path) -> None:
         way_out = f"make an authority: collapipe credentials init {quote(str(folder))}"
@@ -40,25 +39,25 @@ class AuthorityFolder:
 
     @property
     def fingerprint(self) -> str:
-        """Of the authority's public key."""
+        """Fingerprint of the authority's public key."""
         return fingerprint(self._authority.key.public_key())
 
     def issued(self) -> list[Bundle]:
-        """All that was signed and is kept, by name and number."""
+        """Return all issued certificates, ordered by name and number."""
         kept = sorted((self._folder / _ISSUED).glob("*.crt"))
         return [read_bundle(files.read(file, "restore it"), file) for file in kept]
 
     def state(self, issued: Bundle) -> str:
-        """``valid``, ``expired`` or ``revoked``."""
+        """Return ``valid``, ``expired`` or ``revoked``."""
         if is_revoked(issued.certificate.serial_number, self._revoked):
             return "revoked"
         return "valid" if datetime.now(UTC) <= issued.expires else "expired"
 
     def sign(self, request: Request, role: Role, days: int) -> tuple[Path, Bundle]:
-        """The file to bring back to the member, and what it holds.
+        """Issue a certificate; return its file, to bring back to the member, and its bundle.
 
-        Raises ``ConfigError`` where another valid certificate has the name or the key, the key was
-        revoked, or the authority does not last for ``days``.
+        Raises ``ConfigError`` if another valid certificate has the name or the key, if the key was
+        revoked, or if the authority expires within ``days``.
         """
         now = datetime.now(UTC)
         left = (self._authority.expires - now).days
@@ -74,13 +73,13 @@ class AuthorityFolder:
         return file, bundle
 
     def check_free(self, request: Request, role: Role) -> None:
-        """Raise ``ConfigError`` where the request is neither a new member's nor a renewal."""
+        """Raise ``ConfigError`` unless the request is for a new member or a renewal."""
         for each in self.issued():
             member, state = each.member, self.state(each)
             same_key = public_key(each.certificate) == request.public_key
             if same_key and state == "revoked":
                 raise ConfigError(
-                    f"{request.name}: its key was that of {member}, which was revoked; make a new "
+                    f"{request.name}: its key belonged to {member}, which was revoked; make a new "
                     "key in a new folder: collapipe credentials request DIR --name NAME"
                 )
             same = same_key, member.name == request.name
@@ -92,8 +91,11 @@ class AuthorityFolder:
                 )
 
     def add(self, name: str, role: Role, days: int, folder: Path) -> Bundle:
-        """Make a member's key and certificate in a new ``folder``: for a trial, for the key travels
-        from there to its box. Raises ``ConfigError`` as ``sign`` does."""
+        """Make a member's key and certificate in a new ``folder``, for a trial.
+
+        Outside a trial a member makes its key itself, so that the key never leaves its machine.
+        Raises ``ConfigError`` as ``sign`` does.
+        """
         key = make_key()
         with files.new_folder(folder) as partial:
             _, bundle = self.sign(Request(check_name(name), key.public_key()), role, days)
@@ -101,17 +103,19 @@ class AuthorityFolder:
         return bundle
 
     def add_server(self, hosts: Sequence[str], key_file: Path, certificate_file: Path) -> None:
-        """A key, and a certificate with which a server may be any of ``hosts``, for as long as the
-        authority lasts."""
+        """Write a key and a certificate for a server with the names or addresses ``hosts``.
+
+        The certificate is valid until the authority expires.
+        """
         key = make_key()
         issued = self._authority.issue_server(key.public_key(), hosts, self._authority.expires)
         files.write_new(key_file, key_pem(key), files.PRIVATE)
         files.write_new(certificate_file, issued.public_bytes(PEM))
 
     def revoke(self, which: str) -> list[Member]:
-        """Put valid certificates on the list: all of a name, or the one with a serial.
+        """Revoke all valid certificates with a name, or the one with a serial.
 
-        Raises ``ConfigError`` where there is none.
+        Returns their members. Raises ``ConfigError`` if no valid certificate matches.
         """
         valid = [each.member for each in self.issued() if self.state(each) == "valid"]
         named = [member for member in valid if member.name == which]
@@ -130,9 +134,9 @@ class AuthorityFolder:
 
 
 def create(folder: Path, control_unit: bool = True) -> AuthorityFolder:
-    """A new authority in ``folder``, and below it credentials of the ``control_unit``.
+    """Make a new authority in ``folder``; with ``control_unit`` also that member's credentials.
 
-    Raises ``ConfigError`` where the folder holds anything.
+    Raises ``ConfigError`` if the folder is not empty.
     """
     authority = make_authority()
     with files.new_folder(folder) as partial:
@@ -147,9 +151,9 @@ def create(folder: Path, control_unit: bool = True) -> AuthorityFolder:
 
 
 def temporary_authority(folder: Path, devices: Sequence[str]) -> dict[str, Path]:
-    """Folders of credentials for ``devices`` and ``control-unit`` below ``folder``, by name.
+    """Make credentials for ``devices`` and ``control-unit`` below ``folder``; return name → folder.
 
-    They are good for 30 days, and nobody can sign another: the authority's key is not kept.
+    They are valid for 30 days. The authority's key is not stored, so no more can be signed.
     """
     authority = make_authority()
     revoked = authority.revocation_list((), 1)

@@ -1,5 +1,7 @@
-"""What an authority hands out, in one PEM file: a certificate, the authority's own, and the list of
-certificates that are revoked by then."""
+"""Bundles, which an authority issues to members as one PEM file.
+
+A bundle has the member's certificate, the authority's certificate, and the revocation list.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +22,7 @@ CERTIFICATE, AUTHORITY, REVOKED = "certificate.pem", "authority.pem", "revoked.c
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The three, which fit each other."""
+    """A member's certificate, and its authority's certificate and revocation list."""
 
     certificate: x509.Certificate
     authority: x509.Certificate
@@ -28,22 +30,24 @@ class Bundle:
 
     @property
     def member(self) -> Member:
-        """Whose certificate it is."""
+        """The member that holds the certificate."""
         return issued_to(self.certificate, self.authority)
 
     @property
     def expires(self) -> datetime:
-        """The end of the time in which the certificate is good."""
+        """Time at which the certificate expires."""
         return self.certificate.not_valid_after_utc
 
     def pem(self) -> bytes:
-        """The file's content."""
+        """Return the PEM text of all three parts."""
         parts = (self.certificate, self.authority, self.revoked)
         return b"".join(part.public_bytes(PEM) for part in parts)
 
     def write(self, folder: Path, key: ec.EllipticCurvePrivateKey | None = None) -> None:
-        """Put the three into a member's folder, in the place of earlier ones; its first ``key``
-        with them."""
+        """Write the three parts to a member's folder, and a new member's ``key``.
+
+        Existing parts are replaced; an existing key is an error.
+        """
         if key is not None:
             files.write_new(folder / KEY, key_pem(key), files.PRIVATE)
         files.replace(folder / AUTHORITY, self.authority.public_bytes(PEM))
@@ -52,26 +56,26 @@ class Bundle:
 
 
 def read_bundle(content: bytes, file: Path) -> Bundle:
-    """The bundle that is the content of ``file``. Raises ``ConfigError`` for anything else."""
+    """Return the bundle in the ``content`` of ``file``. Raises ``ConfigError`` if it is invalid."""
     try:
         certificate, authority = x509.load_pem_x509_certificates(content)
         issued_to(certificate, authority)
     except (*UNREADABLE, WireError) as error:
         raise ConfigError(
-            f"{file}: holds no certificate beside that of the authority that signed it; bring what "
-            "collapipe credentials sign has named"
+            f"{file}: must hold a member's certificate and its authority's certificate; bring the "
+            "file that collapipe credentials sign has named"
         ) from error
     return Bundle(certificate, authority, parse_list(content, authority, file))
 
 
 def read_certificate(file: Path, way_out: str) -> x509.Certificate:
-    """The certificate in a PEM file. Raises ``ConfigError`` where there is none."""
+    """Return the certificate in a PEM file. Raises ``ConfigError`` if it cannot be read."""
     with reading(file, f"holds no certificate that can be read; {way_out}"):
         return x509.load_pem_x509_certificate(files.read(file, way_out))
 
 
 def issued_to(certificate: x509.Certificate, authority: x509.Certificate) -> Member:
-    """Whom ``authority`` named in a certificate. Raises ``WireError`` where it did not sign it."""
+    """Return the member in a certificate. Raises ``WireError`` if ``authority`` did not sign it."""
     try:
         certificate.verify_directly_issued_by(authority)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

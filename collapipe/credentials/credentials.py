@@ -1,5 +1,4 @@
-"""A member's credentials: how its folder comes to them, and what they open: both ends of mutual
-TLS."""
+"""A member's credentials: request and install them in a folder, and use them for mutual TLS."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -38,7 +37,7 @@ from collapipe.errors import ConfigError, WireError
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a member shows and whom it believes; PEM texts, none of which ``repr`` prints."""
+    """A member's key, certificate and trusted authority, as PEM texts that ``repr`` omits."""
 
     folder: Path
     member: Member
@@ -49,24 +48,26 @@ class Credentials:
     revocations: Revocations = field(repr=False)
 
     def server(self) -> grpc.ServerCredentials:
-        """The server's end: TLS refuses who shows no valid certificate of this authority.
+        """Return the server's end: TLS refuses callers without a valid certificate.
 
-        TLS knows neither roles nor revocations: a server needs a ``Doorkeeper`` as well. A
-        certificate that was renewed is shown after the server's next start.
+        TLS does not check roles and revocations, so a server also needs a ``Doorkeeper``. A renewed
+        certificate takes effect when the server starts again.
         """
         pair = (self.key, self.certificate)
         return grpc.ssl_server_credentials([pair], self.authority, require_client_auth=True)
 
     def channel(self, trusted: bytes) -> grpc.ChannelCredentials:
-        """The dialer's end, for servers with a certificate that is ``trusted`` or signed by it.
+        """Return the dialer's end, for servers whose certificate is ``trusted`` or signed by it.
 
-        TLS knows no revocations: ``dialing.dial`` asks for the certificate first.
+        TLS does not check revocations: ``dialing.dial`` fetches and checks the certificate first.
         """
         return grpc.ssl_channel_credentials(trusted, self.key, self.certificate)
 
     def check(self, certificate: bytes) -> Member:
-        """Whose certificate (PEM) a peer has shown. Raises ``WireError`` where it is another
-        authority's, out of its time or revoked."""
+        """Return the member of a peer's certificate (PEM).
+
+        Raises ``WireError`` if it is from another authority, not valid now, or revoked.
+        """
         try:
             shown = x509.load_pem_x509_certificate(certificate)
             authority = x509.load_pem_x509_certificate(self.authority)
@@ -77,7 +78,7 @@ class Credentials:
         if not shown.not_valid_before_utc <= now <= shown.not_valid_after_utc:
             raise WireError(
                 f"{member}: its certificate is valid from {shown.not_valid_before_utc:%F %R} to "
-                f"{shown.not_valid_after_utc:%F %R} UTC, and this box's clock says {now:%F %R}"
+                f"{shown.not_valid_after_utc:%F %R} UTC, and this machine's clock is {now:%F %R}"
             )
         if member.serial in self.revocations:
             raise WireError(f"{member}: its certificate was revoked")
@@ -85,14 +86,16 @@ class Credentials:
 
 
 def load(folder: Path) -> Credentials:
-    """The credentials in ``folder``, which are good for a handshake now.
+    """Return the credentials in ``folder``, after checking that they are valid now.
 
-    Raises ``ConfigError`` where a file is missing or bad, the key is open to others or not that of
-    the certificate, or the certificate is another authority's, out of its time or revoked.
+    Raises ``ConfigError`` if a file is missing or invalid, if others may read the key, or if the
+    key does not fit the certificate. Also raises it if the certificate is from another authority,
+    not valid now, or revoked.
     """
     key = _own_key(folder)
     way_out = (
-        f"collapipe credentials install {quote(str(folder))} FILE puts there what sign has named"
+        f"install the file that sign has named: collapipe credentials install {quote(str(folder))} "
+        "FILE"
     )
     signed = (files.read(folder / name, way_out) for name in (CERTIFICATE, AUTHORITY, REVOKED))
     bundle = read_bundle(b"".join(signed), folder)
@@ -112,7 +115,7 @@ def load(folder: Path) -> Credentials:
 
 
 def opened(folder: Path, key: ec.EllipticCurvePrivateKey, bundle: Bundle) -> Credentials:
-    """What a ``folder`` holds with this key and this bundle, good or not."""
+    """Return the credentials of a ``folder`` with this key and this bundle, without any check."""
     return Credentials(
         folder=folder,
         member=bundle.member,
@@ -125,10 +128,9 @@ def opened(folder: Path, key: ec.EllipticCurvePrivateKey, bundle: Bundle) -> Cre
 
 
 def request(folder: Path, name: str) -> Request:
-    """Make a key in ``folder``, unless it holds one, and ``request.pem``, which asks for a
-    certificate of that key.
+    """Make ``request.pem`` in ``folder``, a request for a certificate; make a key if needed.
 
-    Raises ``ConfigError`` for a bad name, a bad key and a request of somebody else's.
+    Raises ``ConfigError`` for an invalid name or key, or if the folder has a request but no key.
     """
     has_key = (folder / KEY).exists()
     if not has_key and (folder / REQUEST).exists():
@@ -143,10 +145,10 @@ def request(folder: Path, name: str) -> Request:
 
 
 def install(folder: Path, file: Path) -> Bundle | None:
-    """Put into ``folder`` what the authority signed: a bundle, or a newer list of revoked
-    certificates alone, for which it returns None.
+    """Install a signed ``file`` in ``folder``: a bundle, or only a newer revocation list.
 
-    Raises ``ConfigError`` where it is for another key, another authority's, or an older list.
+    Returns the bundle, or None for a list. Raises ``ConfigError`` if the bundle is for another key,
+    or if the file is from another authority or has an older list.
     """
     content = files.read(file, "bring the file that collapipe credentials sign has named")
     if b"-----BEGIN CERTIFICATE-----" not in content:
@@ -155,8 +157,8 @@ def install(folder: Path, file: Path) -> Bundle | None:
     bundle = read_bundle(content, file)
     if bundle.certificate.public_key() != _own_key(folder).public_key():
         raise ConfigError(
-            f"{file}: is {bundle.member}'s, for another key than the one in {folder}; bring what "
-            f"was signed for {folder / REQUEST}"
+            f"{file}: certifies another key, of {bundle.member}, than the one in {folder}; bring "
+            f"the certificate for {folder / REQUEST}"
         )
     if (folder / AUTHORITY).exists() and _authority(folder) != bundle.authority:
         raise ConfigError(f"{file}: {folder} is of another authority; choose another folder")
@@ -176,7 +178,7 @@ def _install_list(folder: Path, file: Path) -> None:
 
 
 def _authority(folder: Path) -> x509.Certificate:
-    """Whom the folder trusts already."""
+    """Return the certificate of the authority that the folder trusts."""
     return read_certificate(folder / AUTHORITY, "install a certificate there first")
 
 

@@ -1,4 +1,4 @@
-"""Dial a device: it must be the one that is meant, and its certificate must not be revoked."""
+"""Dial a device, and check that it is the right one and that its certificate is not revoked."""
 
 import re
 import socket
@@ -20,7 +20,7 @@ _TIMEOUT_S = 10.0
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Both parts of an address. Raises ``ConfigError`` for one of another form."""
+    """Return host and port of an address. Raises ``ConfigError`` for an address of another form."""
     found = _ADDRESS.fullmatch(address)
     if not found or int(found[3]) > 65535 or not _is_host(found[1], found[2]):
         raise ConfigError(
@@ -31,8 +31,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def _is_host(numbers: str | None, name: str) -> bool:
-    """Whether an address has ``numbers`` of IPv6, or else a ``name`` whose parts are not too long
-    for a name server."""
+    """Whether ``numbers`` is an IPv6 address or, without it, ``name`` is a valid host name."""
     try:
         return bool(ip_address(numbers) if numbers else name.encode("idna"))
     except ValueError:  # UnicodeError is one
@@ -40,7 +39,10 @@ def _is_host(numbers: str | None, name: str) -> bool:
 
 
 def _ascii_form(address: str) -> str:
-    """How to write a name with other letters, which certificates and gRPC do not know."""
+    """Return a hint with the ASCII form of a host name that has other letters, else "".
+
+    Certificates and gRPC know ASCII names only.
+    """
     name, _, port = address.rpartition(":")
     with suppress(UnicodeError):
         known = name.encode("idna").decode("ascii")
@@ -50,7 +52,7 @@ def _ascii_form(address: str) -> str:
 
 
 def require_loopback(address: str) -> None:
-    """Raise ``ConfigError`` where ``--insecure`` would let other machines in."""
+    """Raise ``ConfigError`` if ``--insecure`` would accept connections of other machines."""
     host, _ = host_and_port(address)
     try:
         here = ip_address(host).is_loopback
@@ -70,12 +72,13 @@ def dial(
     options: Sequence[tuple[str, object]] = (),
     timeout_s: float = _TIMEOUT_S,
 ) -> grpc.Channel:
-    """A channel to the device ``name`` at ``address`` (HOST:PORT), wherever that leads.
+    """Open a channel to the device ``name`` at ``address`` (HOST:PORT).
 
-    A first handshake fetches and checks the certificate; the channel then trusts this one alone,
-    also when it connects again. A device that has renewed it is dialled again. Raises ``LinkError``
-    with the cause where the device, or this member, is refused; ``ConfigError`` for a bad name or
-    address.
+    A first handshake fetches and checks the certificate. The channel then trusts only this
+    certificate, also when it reconnects. After a renewal the caller must dial again.
+
+    Raises ``LinkError`` with the cause if either end refuses the other, and ``ConfigError`` for an
+    invalid name or address.
     """
     wanted = dns_name(check_name(name), Role.DEVICE)
     try:
@@ -88,7 +91,7 @@ def dial(
 
 
 def cause(error: OSError | WireError) -> str:
-    """Why nobody answers, without the system's number for it, and what to look at."""
+    """Return why a connection failed, without the system's error number, and what to check."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"its certificate is refused: {error.verify_message}"
@@ -102,7 +105,7 @@ def cause(error: OSError | WireError) -> str:
 
 
 def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: float) -> bytes:
-    """The certificate (PEM) of a server that took ours."""
+    """Return the certificate (PEM) of a server that accepted ours."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=credentials.authority.decode())
     context.load_cert_chain(credentials.folder / CERTIFICATE, credentials.folder / KEY)
@@ -113,7 +116,7 @@ def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: 
             connection, server_hostname=server_name, do_handshake_on_connect=False
         ) as secured,
     ):
-        late = threading.Timer(1.2 * timeout_s, _end, (secured,))  # a byte comes now and then
+        late = threading.Timer(1.2 * timeout_s, _end, (secured,))  # a slow peer
         late.start()
         try:
             secured.do_handshake()
@@ -131,12 +134,12 @@ def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: 
 
 
 def _end(connection: ssl.SSLSocket) -> None:
-    with suppress(OSError):  # it has ended
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # who waits in it is woken
+    with suppress(OSError):  # the connection has ended already
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # wakes the waiting thread
 
 
 def _spoke(secured: ssl.SSLSocket) -> bool:
-    """Whether the server took our certificate: then it speaks first, in HTTP/2."""
+    """Whether the server accepted our certificate: then it sends the first HTTP/2 frame."""
     try:
         return bool(secured.recv(1))
     except (ConnectionError, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""Who may call a server, beyond what TLS checks: roles and revocations."""
+"""Check callers of a server for roles and revocations, which TLS does not check."""
 
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from collapipe.errors import WireError
 
 
 class Doorkeeper:
-    """Refuses callers with UNAUTHENTICATED before a message of theirs is read.
+    """Refuses callers with UNAUTHENTICATED before it reads a message from them.
 
-    TLS refuses who has no certificate, another authority's or an expired one. gRPC for Python can
-    check no list of revoked certificates there, so that a member that was revoked, or has a role
-    that is not among ``roles``, completes the handshake and is refused at each of its calls. Of a
-    stream that was open already the next message is refused, and a silent one soon ends.
+    TLS refuses a caller without a certificate, or with an expired one or another authority's. In
+    Python gRPC cannot check revocations during the handshake. So a revoked member, or one whose
+    role is not in ``roles``, completes the handshake, and each of its calls is refused. A stream
+    that is already open ends within about a second, or at its next message.
     """
 
     def __init__(self, credentials: Credentials, roles: Collection[Role]) -> None:
         self._credentials, self._roles = credentials, frozenset(roles)
 
     def guard(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """The handler, unary or of streams both ways, behind this doorkeeper."""
+        """Return a handler that checks the caller first; unary and two-way streams only."""
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> object:
             self._admitted(context)
@@ -36,11 +36,14 @@ class Doorkeeper:
 
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(carry)
-        # gRPC itself would wait for the one message, in one of few threads, before anyone is asked
+        # as unary, gRPC would wait for the message, in one of few threads, before the check
         return grpc.stream_unary_rpc_method_handler(answer)
 
     def peer(self, auth_context: Mapping[str, Sequence[bytes]]) -> Member:
-        """Who calls, by ``ServicerContext.auth_context()``. Raises ``WireError`` for a stranger."""
+        """Return the caller, given ``ServicerContext.auth_context()``.
+
+        Raises ``WireError`` if it has no valid certificate, is revoked or lacks the role.
+        """
         shown = auth_context.get("x509_pem_cert", ())
         if len(shown) != 1:
             raise WireError("the caller has shown no certificate; dial with credentials")
@@ -58,7 +61,7 @@ class Doorkeeper:
             raise  # abort does not return
 
     def _look_after(self, member: Member, context: grpc.ServicerContext) -> None:
-        """End a call once its caller is revoked, whether or not anything is sent."""
+        """End a call once its caller is revoked, even if no message is sent."""
         ended = threading.Event()
 
         def look() -> None:
@@ -72,7 +75,7 @@ class Doorkeeper:
     def _watched(
         self, messages: Iterator[bytes], member: Member, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Messages of an open stream, until its caller is revoked."""
+        """Yield the messages of an open stream until its caller is revoked."""
         for message in messages:
             if member.serial in self._credentials.revocations:
                 self._admitted(context)

@@ -1,4 +1,4 @@
-"""Files that are never overwritten by mistake, never half written, and never open to others."""
+"""Write files atomically and with safe modes, and never overwrite one by mistake."""
 
 import errno
 import os
@@ -16,8 +16,11 @@ _LARGEST = 2**20
 
 
 def read(file: Path, way_out: str, private: bool = False) -> bytes:
-    """The file's content. Raises ``ConfigError`` where it cannot be read, is no file of ours by its
-    size, or is ``private`` and others than its owner may read it."""
+    """Return the file's content.
+
+    Raises ``ConfigError`` if it cannot be read or is longer than 1 MiB. Also raises it if the file
+    is ``private`` and its mode lets other users read it.
+    """
     try:
         with file.open("rb") as stream:
             mode = S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -32,23 +35,24 @@ def read(file: Path, way_out: str, private: bool = False) -> bytes:
 
 
 def write_new(file: Path, content: bytes, mode: int = PUBLIC) -> None:
-    """Write a file that does not exist yet. Raises ``ConfigError`` where it does."""
+    """Write a new file. Raises ``ConfigError`` if it exists."""
     with _written(file, content, mode) as partial:
-        os.link(partial, file)  # fails where the file exists
+        os.link(partial, file)  # fails if the file exists
         partial.unlink()
 
 
 def replace(file: Path, content: bytes, mode: int = PUBLIC) -> None:
-    """Put a file in the place of an older one, at once."""
+    """Write a file, or replace an existing one, atomically."""
     with _written(file, content, mode) as partial:
         partial.replace(file)
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder with mode 700 to fill, which gets its name when the context ends well.
+    """Yield a temporary folder with mode 700; it gets the name ``folder`` when the context ends.
 
-    Raises ``ConfigError`` where that name is a file's, or a folder's that is not empty.
+    The temporary folder is removed after an error. Raises ``ConfigError`` if ``folder`` is a file
+    or a folder that is not empty.
     """
     with _storage_errors(folder):
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -64,14 +68,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder with mode 700, where there is none yet."""
+    """Make a folder with mode 700 if it does not exist."""
     with _storage_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @contextmanager
 def _written(file: Path, content: bytes, mode: int) -> Iterator[Path]:
-    """A file beside the one that is meant, complete and on the disk; nothing of it stays."""
+    """Yield a complete, synced temporary file in the same folder; remove it afterwards."""
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     with _storage_errors(file):
         try:

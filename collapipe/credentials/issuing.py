@@ -1,4 +1,4 @@
-"""An authority's signature: certificates of members, and the list of those that were revoked."""
+"""Sign certificates of members, and the list of revoked certificates, with an authority's key."""
 
 import ipaddress
 import secrets
@@ -15,7 +15,7 @@ from collapipe.credentials.keys import fingerprint, make_key, x509_name
 from collapipe.credentials.member import Role, dns_name
 
 _VALID = timedelta(days=3650)
-_CLOCKS_DIFFER = timedelta(days=1)  # edge boxes without a battery wake up in the past
+_CLOCKS_DIFFER = timedelta(days=1)  # clocks of boards without a battery may be behind
 _CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 _USES = {Role.DEVICE: [_SERVER, _CLIENT], Role.CONTROL_UNIT: [_CLIENT], Role.UNIT: [_CLIENT]}
 Revoked = Iterable[x509.RevokedCertificate]
@@ -23,14 +23,14 @@ Revoked = Iterable[x509.RevokedCertificate]
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A key that signs, and the certificate by which its signatures are known."""
+    """A signing key, and the certificate that verifies its signatures."""
 
     key: ec.EllipticCurvePrivateKey = field(repr=False)
     certificate: x509.Certificate
 
     @property
     def expires(self) -> datetime:
-        """When nothing that it signed is valid any more."""
+        """Time at which the authority and all its certificates become invalid."""
         return self.certificate.not_valid_after_utc
 
     def issue(
@@ -41,7 +41,7 @@ class Authority:
         starts: datetime,
         expires: datetime,
     ) -> x509.Certificate:
-        """A certificate for ``key``, good from a day before ``starts``."""
+        """Return a certificate for ``key``, valid from one day before ``starts`` to ``expires``."""
         subject = dns_name(name, role)
         builder = _builder(subject, self.certificate.subject, key, starts, expires)
         return self._sign(builder, [x509.DNSName(subject)], _USES[role])
@@ -49,7 +49,7 @@ class Authority:
     def issue_server(
         self, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], expires: datetime
     ) -> x509.Certificate:
-        """A certificate for a server that is dialled by the names and addresses of its machine."""
+        """Return a certificate for a server with the names or addresses ``hosts``."""
         builder = _builder(hosts[0], self.certificate.subject, key, datetime.now(UTC), expires)
         return self._sign(builder, [*map(_host, hosts)], [_SERVER])
 
@@ -69,7 +69,7 @@ class Authority:
         )
 
     def revocation_list(self, revoked: Revoked, number: int) -> x509.CertificateRevocationList:
-        """The list numbered ``number``; a member takes none with a lower number than it has."""
+        """Return a signed list with ``number``; a member refuses a lower number than it has."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -84,7 +84,7 @@ class Authority:
 
 
 def make_authority() -> Authority:
-    """A new authority, named after its key: two of them are never taken for each other."""
+    """Make a new authority; it is named after its key, so that names are unique."""
     key = make_key()
     subject = f"CollaPipe {fingerprint(key.public_key())}"
     certificate = self_signed(key, subject, _VALID).add_extension(_usage(signs=True), critical=True)
@@ -94,7 +94,7 @@ def make_authority() -> Authority:
 def self_signed(
     key: ec.EllipticCurvePrivateKey, subject: str, valid: timedelta
 ) -> x509.CertificateBuilder:
-    """The beginning of a certificate that its own ``key`` signs, valid from now."""
+    """Return a builder of a self-signed certificate for ``key``, valid from now."""
     now = datetime.now(UTC)
     return _builder(subject, x509_name(subject), key.public_key(), now, now + valid).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), critical=True
@@ -102,7 +102,7 @@ def self_signed(
 
 
 def revoked_now(serial: int) -> x509.RevokedCertificate:
-    """An entry of the list."""
+    """Return a list entry that revokes a serial now."""
     builder = x509.RevokedCertificateBuilder().serial_number(serial)
     return builder.revocation_date(datetime.now(UTC)).build()
 
@@ -138,7 +138,7 @@ def _issuer_key(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
 
 
 def _usage(signs: bool) -> x509.KeyUsage:
-    """What the key may sign: certificates and lists, or handshakes."""
+    """Return the key's permitted uses: sign certificates and lists, or only handshakes."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,

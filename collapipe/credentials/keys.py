@@ -1,4 +1,4 @@
-"""Private keys and requests: what a member makes on its own box."""
+"""Private keys and certificate requests, which a member makes on its own machine."""
 
 import hashlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from collapipe.credentials.member import check_name
 from collapipe.errors import ConfigError
 
 PEM = serialization.Encoding.PEM
-UNREADABLE = (  # what cryptography raises for bad bytes
+UNREADABLE = (  # errors that cryptography raises for bad bytes
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
@@ -28,32 +28,32 @@ _DIGITS, _GROUP = 32, 4
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A name, and the key that it is wanted for."""
+    """A request for a certificate: the wanted name, and the member's public key."""
 
     name: str
     public_key: ec.EllipticCurvePublicKey
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
-    """A new key on the curve P-256."""
+    """Make a new key on the curve P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The key without a password: who reads the file has it."""
+    """Return the key as PEM without a password: anyone who can read the file has the key."""
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(PEM, form, serialization.NoEncryption())
 
 
 def openssh(key: bytes) -> bytes:
-    """A key that is PEM in the form that Flower reads."""
+    """Convert a PEM key to the OpenSSH form that Flower reads."""
     form = serialization.PrivateFormat.OpenSSH
     own = serialization.load_pem_private_key(key, None)
     return own.private_bytes(PEM, form, serialization.NoEncryption())
 
 
 def read_key(content: bytes, file: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in a PEM file. Raises ``ConfigError`` where it holds none of ours."""
+    """Return the key in a PEM file. Raises ``ConfigError`` if it has no readable P-256 key."""
     with reading(file, "holds no private key that can be read; make one"):
         key = serialization.load_pem_private_key(content, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not is_p256(key.public_key()):
@@ -62,13 +62,16 @@ def read_key(content: bytes, file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
-    """A signing request, which proves that its sender has the key."""
+    """Return a certificate request (PEM), which proves that its sender has the key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509_name(check_name(name)))
     return builder.sign(key, hashes.SHA256()).public_bytes(PEM)
 
 
 def read_request(content: bytes, file: Path) -> Request:
-    """What a request asks for; extensions are ignored. Raises ``ConfigError`` for a bad one."""
+    """Return a PEM request's name and key; extensions are ignored.
+
+    Raises ``ConfigError`` if the request is invalid.
+    """
     way_out = "bring the request.pem of: collapipe credentials request DIR --name NAME"
     with reading(file, f"is no request for a certificate; {way_out}"):
         request = x509.load_pem_x509_csr(content)
@@ -81,12 +84,12 @@ def read_request(content: bytes, file: Path) -> Request:
 
 
 def is_p256(key: object) -> bool:
-    """Whether it is a public key on P-256, the only kind in use."""
+    """Whether ``key`` is a public key on P-256, the only supported curve."""
     return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """The first 128 bits of the public key's SHA-256, in eight groups that people can compare."""
+    """Return the first 128 bits of the key's SHA-256 as eight groups of hex digits."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     spki = key.public_bytes(serialization.Encoding.DER, form)
     digits = hashlib.sha256(spki).hexdigest()[:_DIGITS]
@@ -94,20 +97,20 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    """Of a member or an authority."""
+    """Return the public key of a member's or an authority's certificate."""
     key = certificate.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return key
 
 
 def x509_name(text: str) -> x509.Name:
-    """A subject or an issuer."""
+    """Return an X.509 name with ``text`` as common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 @contextmanager
 def reading(file: Path, fault: str) -> Iterator[None]:
-    """Raise ``ConfigError`` with the ``fault`` of ``file`` where cryptography cannot read it."""
+    """Raise ``ConfigError`` with the ``fault`` of ``file`` if cryptography cannot read it."""
     try:
         yield
     except UNREADABLE as error:

@@ -1,5 +1,7 @@
-"""A member of a cluster, as its certificate names it: ``NAME.ROLE.collapipe``, a DNS name that does
-not depend on the box's address."""
+"""Members of a cluster. A certificate names one as ``NAME.ROLE.collapipe``.
+
+This DNS name does not depend on the machine's address.
+"""
 
 import re
 from dataclasses import dataclass
@@ -10,21 +12,21 @@ from collapipe.errors import ConfigError, WireError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _DOMAIN = "collapipe"
-DAYS = 365  # that a certificate is valid, unless told
+DAYS = 365  # default validity of a certificate
 _SOON = timedelta(days=14)
 
 
 class Role(StrEnum):
-    """What a certificate is good for."""
+    """The permitted uses of a certificate."""
 
     DEVICE = "device"  # serves, and dials other devices
-    CONTROL_UNIT = "control-unit"  # dials devices; a server with this role is refused by TLS itself
-    UNIT = "unit"  # a control unit towards a deployed federation's server; no device believes it
+    CONTROL_UNIT = "control-unit"  # dials devices; TLS refuses it as a server's certificate
+    UNIT = "unit"  # dials a deployed federation's server; devices refuse it
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Whose certificate it is; ``serial`` tells it from the member's other certificates."""
+    """The holder of a certificate; ``serial`` distinguishes the holder's certificates."""
 
     name: str
     role: Role
@@ -35,12 +37,12 @@ class Member:
 
 
 def dns_name(name: str, role: Role) -> str:
-    """The name in the certificate, which a dialer asks for."""
+    """Return the DNS name in a member's certificate, which a dialer checks."""
     return f"{name}.{role}.{_DOMAIN}"
 
 
 def parse_dns_name(text: str) -> tuple[str, Role]:
-    """Name and role. Raises ``WireError`` for a name of another form."""
+    """Return name and role. Raises ``WireError`` for a name of another form."""
     name, _, rest = text.partition(".")
     role = rest.removesuffix(f".{_DOMAIN}")
     if not _NAME.fullmatch(name) or rest != f"{role}.{_DOMAIN}" or role not in set(Role):
@@ -54,7 +56,7 @@ def expires_soon(expires: datetime) -> bool:
 
 
 def check_name(name: str) -> str:
-    """The name itself. Raises ``ConfigError`` where it fits in no certificate."""
+    """Return ``name``. Raises ``ConfigError`` if a certificate cannot have it."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"name {name!r}: must be 1 to 40 characters of a-z, 0-9 and - between them; "

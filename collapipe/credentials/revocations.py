@@ -1,4 +1,4 @@
-"""The authority's list of revoked certificates, as a member keeps it: a CRL in PEM."""
+"""A member's copy of the authority's list of revoked certificates: a CRL in PEM."""
 
 import logging
 from pathlib import Path
@@ -14,10 +14,10 @@ _WAY_OUT = "put revoked.crl of the authority in its place"
 
 
 class Revocations:
-    """Serials of revoked certificates, read again whenever the file has changed.
+    """Serials of revoked certificates; the file is read again whenever it has changed.
 
-    A file that has become unreadable, another authority's or an older one changes nothing but the
-    log: what was revoked stays so. Raises ``ConfigError`` where it is so from the beginning.
+    If a changed file is unreadable, older or from another authority, a warning is logged and the
+    present list stays in use. Raises ``ConfigError`` if the first list is invalid.
     """
 
     def __init__(self, file: Path, authority: x509.Certificate) -> None:
@@ -42,15 +42,14 @@ def is_revoked(serial: int, present: x509.CertificateRevocationList) -> bool:
 
 
 def read_list(file: Path, authority: x509.Certificate) -> x509.CertificateRevocationList:
-    """The list in a PEM file. Raises ``ConfigError`` where ``authority`` did not sign it."""
+    """Return the list in a PEM file. Raises ``ConfigError`` if ``authority`` did not sign it."""
     return parse_list(files.read(file, _WAY_OUT), authority, file)
 
 
 def newer_list(
     file: Path, present: x509.CertificateRevocationList, authority: x509.Certificate
 ) -> x509.CertificateRevocationList:
-    """``read_list`` of a ``file`` that forgets nothing of the ``present`` list. Raises
-    ``ConfigError`` where it is older."""
+    """Return the list in ``file``. Raises ``ConfigError`` if it is older than ``present``."""
     offered = read_list(file, authority)
     if number_of(offered) < number_of(present):
         raise ConfigError(
@@ -63,7 +62,7 @@ def newer_list(
 def parse_list(
     content: bytes, authority: x509.Certificate, file: Path
 ) -> x509.CertificateRevocationList:
-    """The list in the PEM text of ``file``. Raises ``ConfigError`` as ``read_list`` does."""
+    """Return the list in the PEM text of ``file``. Raises ``ConfigError`` as ``read_list`` does."""
     with reading(file, f"is no list of revoked certificates; {_WAY_OUT}"):
         found = x509.load_pem_x509_crl(content)
         number_of(found)
@@ -76,12 +75,12 @@ def parse_list(
 
 
 def number_of(found: x509.CertificateRevocationList) -> int:
-    """Which list it is: the authority's first one has number 1."""
+    """Return the list's number; the authority's first list has number 1."""
     return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
 def _version(file: Path) -> tuple[int, ...]:
-    """What differs after a change of the file; empty where there is none."""
+    """Return values that differ after a change of the file; empty if the file is missing."""
     try:
         status = file.stat()
     except OSError:

@@ -1,1 +1,1 @@
-"""Where rows come from and whose they are: folders, files, the hub; splits and shards."""
+"""Rows from folders, files and the hub, and how they become splits and shards."""

@@ -1,4 +1,4 @@
-"""The columns that a task needs, whatever a user calls them and however they are stored."""
+"""Convert a user's rows to the columns and types that a task needs."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ _Named = Callable[[Any], str]  # an item as text
 
 
 def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
-    """``rows`` with the keys of ``names`` as columns, which stand there as its values.
+    """Rename the columns of ``rows`` from the values of ``names`` to its keys, and convert them.
 
-    Tokens and tags become lists of texts, all else texts; numbers of labels become names. A column
-    of the user's that has the name of one of the keys, but is not meant, goes. Raises
-    ``DataError`` that names ``where``, the column and the row, counted from 1.
+    Tokens and tags become lists of texts, other columns texts; label numbers become names. Another
+    column that has the name of a key is removed. Raises ``DataError``, which names ``where``, the
+    column and the row (from 1), for an invalid value.
     """
     flat = rows.flatten()
     for column, name in names.items():
@@ -77,9 +77,9 @@ def _label(value: Any, named: _Named) -> str:
 
 
 def _items(value: Any, named: _Named) -> list[str]:
-    """A cell of a CSV file is split at blanks."""
+    """Return a cell's items as texts; a cell of a CSV file is split at blanks."""
     if isinstance(value, str):
-        if re.match(r"\[\S.*,.*\]$", value):  # a list as Python prints it, in quotation marks
+        if re.match(r"\[\S.*,.*\]$", value):  # a list as Python prints it
             raise ValueError("holds a printed list; put blanks between items, or write JSON lines")
         value = value.split()
     if value is not None and not isinstance(value, list):
@@ -101,7 +101,7 @@ def _text(value: Any) -> str:
 
 def _name_of(labels: ClassLabel) -> _Named:
     def name(value: Any) -> str:
-        if value is None or not 0 <= value < len(labels.names):  # -1 on the hub: kept secret
+        if value is None or not 0 <= value < len(labels.names):  # -1 on the hub: secret
             raise ValueError(f"has no label ({value}); leave the row out, or write rows to files")
         return str(labels.names[value])
 

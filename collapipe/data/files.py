@@ -1,4 +1,4 @@
-"""One file of rows: CSV, TSV, JSON lines or text, plain or .gz."""
+"""Read a file of rows: CSV, TSV, JSON lines or text, plain or .gz."""
 
 import codecs
 import csv
@@ -20,9 +20,9 @@ from datasets import Dataset, Features, Value
 from collapipe.errors import ConfigError, DataError, one_line
 
 _log = logging.getLogger(__name__)
-csv.field_size_limit(2**31 - 1)  # characters; its own limit of 131,072 is less than some texts have
+csv.field_size_limit(2**31 - 1)  # characters; some texts exceed the default of 131,072
 
-# Not a cell is empty because it says NA, and in TSV a quotation mark is text.
+# A cell "NA" is text, and in TSV a quotation mark is text.
 _DIALECTS: Mapping[str, Mapping[str, Any]] = {
     ".csv": {"delimiter": ",", "quoting": csv.QUOTE_MINIMAL},
     ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
@@ -31,11 +31,11 @@ _SUFFIXES = (*_DIALECTS, ".json", ".jsonl", ".txt")
 
 
 def read_file(path: Path, option: str, needed: Collection[str]) -> Dataset:
-    """All rows, in memory; blank lines of a text are left out.
+    """Read all rows into memory; blank lines of a text file are left out.
 
-    A column of JSON that Arrow cannot hold, for its cells are of different types or one is too
-    large, is left out unless it is ``needed``; a field of a column is called ``column.field``.
-    Raises ``DataError`` for what cannot be read, and as ``check_file``.
+    Arrow cannot hold a JSON column with cells of different types or with a too large cell. Such a
+    column is left out unless it is ``needed``. A field of a column is named ``column.field``.
+    Raises ``DataError`` for an invalid file, and errors of ``check_file``.
     """
     suffix = check_file(path, option)
     if suffix in _DIALECTS:
@@ -51,14 +51,14 @@ def read_file(path: Path, option: str, needed: Collection[str]) -> Dataset:
 
 
 def check_file(path: Path, option: str) -> str:
-    """The suffix that says what is in the file, which is not opened.
+    """Return the suffix that determines the file's format, without opening the file.
 
-    Raises ``ConfigError`` for one that is not known, ``DataError`` where there is no such file.
+    Raises ``ConfigError`` for an unknown suffix, and ``DataError`` if the file is missing.
     """
     suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
     if suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise ConfigError(f"{option}={path}: the suffix must be one of {known}, and .gz behind it")
+        raise ConfigError(f"{option}={path}: must end in one of {known}, optionally with .gz added")
     if not path.is_file():
         raise DataError(f"{option}={path}: there is no such file; correct the path")
     return suffix
@@ -71,7 +71,7 @@ def _whole(path: Path) -> str:
 
 
 def _read_csv(path: Path, dialect: Mapping[str, Any]) -> Dataset:
-    """Every cell as text, as it stands: no 007 becomes 7."""
+    """Read every cell as unchanged text, so that 007 does not become 7."""
     text = _whole(path)
     try:
         filled = filter(None, csv.reader(StringIO(text, newline=""), **dialect))
@@ -79,7 +79,7 @@ def _read_csv(path: Path, dialect: Mapping[str, Any]) -> Dataset:
         _check_head(path, head, first)
         file = StringIO(text, newline="")
         frame = pandas.read_csv(file, **dialect, keep_default_na=False, dtype=object)
-    except (csv.Error, ValueError) as error:  # pandas' own among them
+    except (csv.Error, ValueError) as error:  # includes pandas' errors
         cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise DataError(f"{path}: cannot be read ({cause}); correct the file") from error
     features = Features({name: Value("string") for name in frame.columns})
@@ -100,10 +100,10 @@ def _check_head(path: Path, head: list[str], first: list[str]) -> None:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Each line with its break, without the mark that some programs put before the first.
+    """Yield each line with its break, without a byte order mark.
 
-    Lines end at line feeds only: other breaks may stand inside a text. Raises ``DataError`` that
-    names file and line.
+    Lines end only at line feeds, because a text may contain other breaks. Raises ``DataError``,
+    which names file and line, if the file cannot be read.
     """
     number, opened = 0, gzip.open if path.suffix == ".gz" else open
     try:
@@ -120,8 +120,10 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def _read_json(path: Path, needed: Collection[str]) -> Dataset:
-    """An object a line, or a list of objects; what an object lacks is None. Python reads them:
-    datasets would make a date of each text in a column whose texts look so."""
+    """Read one JSON object per line, or a list of objects; missing values become None.
+
+    Python parses them, because ``datasets`` would convert texts that look like dates.
+    """
     objects = list(_objects(path))
     names = dict.fromkeys(chain.from_iterable(row for _, row in objects))
     columns = {name: [row.get(name) for _, row in objects] for name in names}
@@ -138,16 +140,18 @@ def _read_json(path: Path, needed: Collection[str]) -> Dataset:
 
 
 def _held(columns: Mapping[str, list[Any]]) -> Dataset | str:
-    """Columns as Arrow holds them; or why it cannot."""
+    """Return the columns as an Arrow data set, or a text with Arrow's error."""
     try:
         return Dataset.from_dict(dict(columns))
-    except Exception as error:  # Arrow's kinds
+    except Exception as error:  # Arrow raises many classes
         return one_line(error)
 
 
 def _fault(name: str, cells: list[Any]) -> tuple[int, str] | None:
-    """The first cell, counted from 0, that Arrow cannot hold together with those before it, and
-    why; None if it holds all."""
+    """Return the first cell (from 0) that Arrow cannot hold with the cells before, and why.
+
+    Returns None if Arrow can hold all cells.
+    """
     cause = _held({name: cells})
     if isinstance(cause, Dataset):
         return None
@@ -160,7 +164,7 @@ def _fails(name: str, cells: list[Any], count: int) -> bool:
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object, and where it stands, for messages."""
+    """Yield each object and its place in the file, for messages."""
     lines = [*text_lines(path)]
     texts = {f"{path}:{number}": line for number, line in enumerate(lines, 1) if line.strip()}
     whole = "".join(lines).lstrip().startswith("[")

@@ -1,4 +1,4 @@
-"""A folder with a file a split, plain or packed, in a task's own format."""
+"""Read a folder with one file per split, plain or gzipped, in a task's format."""
 
 import functools
 import re
@@ -21,10 +21,10 @@ Rows: TypeAlias = Dataset | Callable[[], Dataset]
 
 
 class Splits:
-    """A task's rows. ``train`` is divided into the units' shards, the others stay on the server,
-    but for those that are ``drawn`` from training rows.
+    """A task's rows: ``train`` is divided into the units' shards, other splits are for evaluation.
 
-    What is given as a function is read when it is first used: who needs one split opens no other.
+    ``drawn`` names the splits that are drawn from training rows. A split may be given as a
+    function, which is called at the first use, so that unused splits are not read.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Lines:
     lines: list[str]
 
     def at(self, number: int) -> str:
-        """Such as ``folder/train.tsv:7``, counted from 1."""
+        """Return a line's place, such as ``folder/train.tsv:7``, counted from 1."""
         return f"{self.path}:{number}"
 
 
@@ -68,8 +68,10 @@ Parse = Callable[[Lines], list[dict[str, Any]]]
 
 
 def read_splits(task: str, root: str, read: Callable[[Path, str], Dataset]) -> Splits:
-    """What ``read`` finds for train, valid and test in the folder ``root``, each when it is used.
-    Raises ``DataError`` where there is no such folder."""
+    """Return the splits that ``read`` reads from the folder ``root``, each when it is used.
+
+    Raises ``DataError`` if there is no such folder.
+    """
     folder = Path(root)
     if not folder.is_dir():
         raise DataError(f"{task}: there is no folder {folder}; correct data.root")
@@ -77,17 +79,17 @@ def read_splits(task: str, root: str, read: Callable[[Path, str], Dataset]) -> S
 
 
 def read_lines(folder: Path, name: str) -> Lines:
-    """Lines of ``name`` or of ``name.gz``, plain first. Raises ``DataError``."""
+    """Read the lines of ``name``, or else of ``name.gz``. Raises ``DataError`` if that fails."""
     path = next((folder / n for n in (name, f"{name}.gz") if (folder / n).is_file()), None)
     if path is None:
-        raise NoRowsError(f"{folder} has neither {name} nor {name}.gz; add it, or set data.root")
+        raise NoRowsError(f"{folder} lacks {name} and {name}.gz; add one, or set data.root")
     return Lines(path, [line.removesuffix("\n").removesuffix("\r") for line in text_lines(path)])
 
 
 def parse_labelled(file: Lines) -> list[dict[str, Any]]:
-    """Columns ``text`` and ``label``, a name, of lines ``text<TAB>label number``.
+    """Return rows of ``text`` and ``label`` (a name) from lines ``text<TAB>label number``.
 
-    Raises ``DataError`` with file and line.
+    Raises ``DataError`` with file and line for an invalid line.
     """
     names, rows = _label_names(file.path.parent), []
     for number, line in enumerate(file.lines, 1):
@@ -98,15 +100,15 @@ def parse_labelled(file: Lines) -> list[dict[str, Any]]:
             raise DataError(f"{where} is not a text, a tab and a label's number; correct the line")
         if label not in names:
             raise DataError(
-                f"{where}: label {label!r} is no line of labels.txt, counted from 0 to "
-                f"{len(names) - 1}; add its name there, or correct the number"
+                f"{where}: label {label!r} must be a line of labels.txt, 0 … {len(names) - 1}; "
+                "add its name there, or correct the number"
             )
         rows.append({"text": text, "label": names[label]})
     return rows
 
 
 def _label_names(folder: Path) -> dict[str, str]:
-    """A label's number as it is written → its name."""
+    """Read ``labels.txt``; return label number, as text → label name."""
     listed = read_lines(folder, "labels.txt")
     lines = enumerate(map(str.strip, listed.lines), 1)
     named = {number: name for number, name in lines if name}
@@ -122,9 +124,9 @@ def _label_names(folder: Path) -> dict[str, str]:
 
 
 def parse_tagged(file: Lines) -> list[dict[str, Any]]:
-    """Columns ``tokens`` and ``tags`` of lines ``word tag``, blank between sentences.
+    """Return rows of ``tokens`` and ``tags`` from lines ``word tag``; blank lines end sentences.
 
-    Raises ``DataError`` with file and line.
+    Raises ``DataError`` with file and line for an invalid line.
     """
     rows: list[dict[str, Any]] = []
     words: list[str] = []
@@ -148,8 +150,10 @@ def parse_tagged(file: Lines) -> list[dict[str, Any]]:
 
 @functools.lru_cache  # a corpus has many words and few tags
 def fault_of(tag: str, before: str) -> str:
-    """Why IOB2 has no ``tag`` behind ``before``, which is O at a sentence's start, or why no label
-    is called so; empty if the tag can stand there."""
+    """Return why ``tag`` cannot follow the tag ``before`` in IOB2 or is no label; empty if it can.
+
+    At a sentence's start ``before`` is O.
+    """
     if _TAG.fullmatch(tag) is None:
         return f"tag {tag!r} is not O, B-TYPE or I-TYPE; write it as IOB2 does"
     if tag.startswith("I-") and before[2:] != tag[2:]:

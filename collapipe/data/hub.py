@@ -1,4 +1,4 @@
-"""A dataset of the hub, or a folder laid out like one. Nothing of it is run or unpickled."""
+"""Load a data set of the hub, or a folder with the same layout, without running its code."""
 
 import logging
 import re
@@ -27,18 +27,19 @@ from collapipe.errors import ConfigError, DataError, one_line
 _log = logging.getLogger(__name__)
 Opened: TypeAlias = Callable[[], Dataset]
 _ID = re.compile(r"(?!buckets/)(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
-_SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # others unpickle, or open files of any kind
-_MOST_FILES = 200_000  # datasets looks through a folder tens of times
+_SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # other builders unpickle, or open files of any kind
+_MOST_FILES = 200_000  # datasets searches a folder tens of times
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
 
 def hub_rows(name: str, config: str | None, label: str | None) -> dict[str, Opened]:
-    """Rows of each split of ``data.name``: an id of the hub (``owner/name``, or a name alone) or a
-    folder. Splits whose labels (column ``label``) are all kept secret are left out; to know that,
-    splits are opened that are not trained on, and no other.
+    """Return the rows of each split of ``data.name``, an id of the hub or a folder.
 
-    Raises ``ConfigError`` for a name or a dataset that could run code, ``DataError`` for one that
-    cannot be read or has no training rows.
+    Splits whose labels (column ``label``) are all secret are left out. To check this, validation
+    and test splits are opened, but not the training split.
+
+    Raises ``ConfigError`` for an invalid name or a data set that could run code, and ``DataError``
+    if it cannot be read or has no training rows.
     """
     hub = load(_place(name), name, config)
     there = {
@@ -59,8 +60,10 @@ def hub_rows(name: str, config: str | None, label: str | None) -> dict[str, Open
 
 
 def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
-    """The splits of the dataset at ``place``, which messages call ``name``. Their files are all
-    brought and made ready; a split is opened when it is called."""
+    """Download and prepare the data set at ``place``, and return functions that open its splits.
+
+    Messages use ``name`` for the data set.
+    """
     with _told(name):
         _check_card(place, name)
         builder = load_dataset_builder(place, config)
@@ -80,12 +83,12 @@ def _opened(builder: DatasetBuilder, split: str, name: str) -> Dataset:
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Raise ``DataError`` for whatever the library raises."""
+    """Convert the library's errors into ``DataError``."""
     try:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # no network, no such name or configuration: all kinds
+    except Exception as error:  # no network, unknown name or configuration: many classes
         raise DataError(
             f"data.name={name}: cannot be loaded ({type(error).__name__}: {one_line(error)}); "
             "correct data.name and data.config, or set data.root=FOLDER or data.train_file=FILE to "
@@ -94,13 +97,16 @@ def _told(name: str) -> Iterator[None]:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether it is written as an id of the hub: ``owner/name``, or a name alone."""
+    """Whether ``name`` has the form of an id of the hub: ``owner/name`` or only a name."""
     return _ID.fullmatch(name) is not None
 
 
 def _place(name: str) -> str:
-    """Where ``load_dataset_builder`` finds ``name`` and nothing else: a bare name of one of its
-    own builders would read, and ``pandas`` unpickle, files of the current folder."""
+    """Return a path or URL with which ``load_dataset_builder`` finds exactly ``name``.
+
+    Names of the library's builders are refused: these would read files of the current folder, and
+    ``pandas`` would unpickle them. Raises ``ConfigError`` for an invalid name.
+    """
     if name not in _PACKAGED_DATASETS_MODULES and "::" not in name:
         if (folder := Path(name)).is_dir():
             if sum(1 for _ in islice(folder.rglob("*"), _MOST_FILES)) == _MOST_FILES:
@@ -118,8 +124,10 @@ def _place(name: str) -> str:
 
 
 def _check_card(place: str, name: str) -> None:
-    """Refuse a card whose configurations name files of other file systems: ``reference://`` fills
-    in templates, which can run anything."""
+    """Raise ``ConfigError`` if a card's configurations name files of other file systems.
+
+    ``reference://`` fills in templates, which can run any code.
+    """
     for file in (REPOCARD_FILENAME, REPOYAML_FILENAME):
         path = _fetch(place, file)
         if path is None:
@@ -129,12 +137,13 @@ def _check_card(place: str, name: str) -> None:
         for text in _texts((data or {}).get("configs")):
             if "::" in text or "://" in text:
                 raise ConfigError(
-                    f"data.name={name}: its {file} names {text[:80]!r}, which is no file of its own"
+                    f"data.name={name}: its {file} names {text[:80]!r}, which is outside the data "
+                    "set; remove it from there"
                 )
 
 
 def _texts(tree: object) -> Iterator[str]:
-    """All keys and values of a tree as texts."""
+    """Yield all keys and values of a tree as texts."""
     if isinstance(tree, Mapping | list | tuple | set):
         for each in tree.items() if isinstance(tree, Mapping) else tree:
             yield from _texts(each)
@@ -148,11 +157,11 @@ def _fetch(place: str, file: str) -> Path | None:
     try:
         id_ = place.removeprefix("hf://datasets/")
         return Path(hf_hub_download(id_, file, repo_type="dataset"))
-    except EntryNotFoundError:  # in the dataset, or without a network in the cache
+    except EntryNotFoundError:  # missing in the data set, or offline in the cache
         return None
 
 
 def _is_secret(rows: Dataset, label: str | None) -> bool:
-    """Whether every label is -1, as the hub marks what a contest does not tell."""
+    """Whether every label is -1, the hub's mark for secret labels of a contest."""
     flat = rows.flatten()
     return label in flat.column_names and all(value in (-1, None) for value in flat[label][:])

@@ -1,4 +1,4 @@
-"""Which rows a unit holds, and which of them a step takes."""
+"""Select a unit's rows, and the rows of a step's batch."""
 
 import threading
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from numpy.typing import NDArray
 from collapipe.errors import DataError
 from collapipe.seeds import derive
 
-if TYPE_CHECKING:  # it draws, and takes a second to import; owners' units do without
+if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it
     from flwr_datasets.partitioner import Partitioner
 
-_BUCKET = 8  # batches: the padding left is small, a batch's rows are still drawn from many
+_BUCKET = 8  # batches; little padding remains, and a batch's rows are still drawn from many
 WAY_OUT = "lower federation.num_units or set another data.partitioner"
-_quiet = threading.Lock()  # standard error is one for all threads
+_quiet = threading.Lock()  # all threads share standard error
 
 
 def shard(partitioner: "Partitioner", unit: int) -> Dataset:
-    """The part of the partitioner's rows that is unit ``unit``'s.
+    """Return a unit's part of the partitioner's rows.
 
-    Raises ``DataError`` where it cannot divide these rows or leaves the unit without any.
+    Raises ``DataError`` if the rows cannot be divided, or the unit would get none.
     """
     mine, num_rows = part(partitioner, unit), len(partitioner.dataset)
     if len(mine) == 0:
         kind = type(partitioner).__name__
-        raise DataError(f"unit {unit}: {kind} leaves it none of {num_rows} rows; {WAY_OUT}")
+        raise DataError(f"unit {unit}: {kind} gives it 0 of {num_rows} rows; {WAY_OUT}")
     return mine
 
 
 def part(partitioner: "Partitioner", unit: int) -> Dataset:
-    """As ``shard``; of few rows a unit may have none."""
-    # Partitioners print bars, and warn of each draw that they repeat; what matters they raise.
+    """Return a unit's part as ``shard`` does, but allow an empty part."""
+    # Hide the partitioners' progress bars and warnings of repeated draws; real faults are raised.
     with _quiet, redirect_stderr(StringIO()):
         return _part(partitioner, unit, len(partitioner.dataset))
 
@@ -45,7 +45,7 @@ def _part(partitioner: "Partitioner", unit: int, num_rows: int) -> Dataset:
     try:
         count = partitioner.num_partitions
         mine = partitioner.load_partition(unit) if unit < count else None
-    except Exception as error:  # each partitioner has its own kinds
+    except Exception as error:  # each partitioner raises its own classes
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(
             f"unit {unit}: {kind} cannot divide {num_rows} rows ({cause}); {WAY_OUT}"
@@ -56,13 +56,14 @@ def _part(partitioner: "Partitioner", unit: int, num_rows: int) -> Dataset:
 
 
 def batch_rows(lengths: Sequence[int], batch_size: int, step: int, seed: int) -> NDArray[np.int64]:
-    """Indices of the rows in batch ``step``, counted from 0: int64 [min(batch_size, rows)].
+    """Return the indices of the rows in batch ``step`` (from 0), int64 [min(batch_size, rows)].
 
-    An epoch is a permutation of the rows, divided into whole batches: the rows left over, fewer
-    than a batch has, sit out this epoch, another time others do. ``_BUCKET`` batches at a time are
-    filled by length, the shortest rows first, so that a long row is padded to by rows that are
-    nearly as long; an epoch's batches come in random order. A pure function: a resumed run needs no
-    state but its step.
+    An epoch is a permutation of the rows, divided into whole batches. Remaining rows, fewer than a
+    batch, are left out of this epoch; each epoch leaves out others.
+
+    Rows of ``_BUCKET`` batches at a time are sorted by length, so that rows of similar lengths
+    share a batch and little padding is needed. Batches of an epoch have a random order. The
+    function is pure: a resumed run needs only its step.
     """
     size = min(batch_size, len(lengths))
     num_batches = len(lengths) // size

@@ -1,4 +1,4 @@
-"""A user's own rows: files, or a dataset on the hub."""
+"""Read a user's rows, from files or from a data set on the hub."""
 
 import logging
 from collections import Counter
@@ -20,17 +20,16 @@ from collapipe.sections import DataSettings
 from collapipe.seeds import derive
 
 _log = logging.getLogger(__name__)
-_HELD_OUT = 10  # a split that is missing gets every tenth row
+_HELD_OUT = 10  # a missing split gets one tenth of the training rows
 
 
 def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool = True) -> Splits:
-    """Rows of ``data.train_file`` (and its siblings) or of ``data.name`` with at least ``columns``,
-    each split when it is used.
+    """Return the rows of ``data.train_file`` etc. or of ``data.name``; a split is read when used.
 
-    What the user calls a column otherwise, ``data.COLUMN_column``, gets its name here; other
-    columns stay. Labels become their names. A validation or test split that is missing, or whose
-    labels the hub keeps secret, is drawn from the training rows where these ``hold_out`` any.
-    Raises ``DataError`` and ``ConfigError``.
+    Columns named by ``data.COLUMN_column`` are renamed to the task's ``columns``; other columns
+    stay. Labels become names. With ``hold_out``, a validation or test split is drawn from training
+    rows if it is missing or its labels are secret. Raises ``DataError`` or ``ConfigError`` if rows
+    cannot be read.
     """
     names = columns_of(data, columns)
     with _quiet():
@@ -42,8 +41,8 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
     def rows(split: str) -> Dataset:
         if split not in where:
             raise NoRowsError(
-                f"data.{split}_file is not set, and rows of other machines' units stay there; set "
-                "it, or give each unit rows of its own: an owner's file"
+                f"data.{split}_file is not set, and units on other machines send no rows; set it, "
+                "or name such a file in each owner's file"
             )
         with _quiet():
             found = (
@@ -71,12 +70,12 @@ def _files(data: DataSettings) -> dict[str, str]:
 
 
 def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:
-    """A task's columns → what the user calls them."""
+    """Return a task's column → the user's name for it."""
     return {column: getattr(data, f"{column}_column", column) for column in columns}
 
 
 def _cut(train: Dataset, missing: Sequence[str], where: str, seed: int) -> Mapping[str, Dataset]:
-    """The splits that are ``missing``, a tenth of the training rows each, and what is left."""
+    """Draw the ``missing`` splits, a tenth of the training rows each; return them and the rest."""
     rows = dict[str, Dataset]()
     share = max(1, len(train) // _HELD_OUT)
     if len(train) <= len(missing) * share:
@@ -85,7 +84,7 @@ def _cut(train: Dataset, missing: Sequence[str], where: str, seed: int) -> Mappi
             "add rows, or files for data.validation_file and data.test_file"
         )
     drawn = np.random.default_rng(derive(seed, "held out")).permutation(len(train))
-    order = np.array(sorted(drawn, key=_only_ones(train).__contains__))  # they come last, and stay
+    order = np.array(sorted(drawn, key=_only_ones(train).__contains__))  # last, so that they stay
     for split in missing:
         rows[split], order = train.select(np.sort(order[:share])), order[share:]
     names = " and ".join(missing)
@@ -94,7 +93,7 @@ def _cut(train: Dataset, missing: Sequence[str], where: str, seed: int) -> Mappi
 
 
 def _only_ones(train: Dataset) -> set[int]:
-    """Rows whose label no other row has: where they are held out, it cannot be learned."""
+    """Return the rows whose label no other row has; training needs them to learn the label."""
     if "label" not in train.column_names:
         return set()
     labels = train["label"][:]
@@ -104,7 +103,7 @@ def _only_ones(train: Dataset) -> set[int]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars, and no log line where our error says the same."""
+    """Hide progress bars and log lines of ``datasets``; errors report the same."""
     bars, level = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""CollaPipe as a Flower app, which ``flwr run`` takes as a folder with a ``pyproject.toml``."""
+"""CollaPipe as a Flower app: a folder with a ``pyproject.toml``, as ``flwr run`` requires."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,8 +15,11 @@ _FILES = _PROJECT, "LICENSE"
 
 @contextmanager
 def app_folder(root: Path = _ROOT) -> Iterator[Path]:
-    """The checkout, or what pip has installed beside other packages in ``root``, in a folder of its
-    own: there the ``_FILES`` are in the package, by ``force-include`` in the first."""
+    """Yield the app's folder: the checkout, or a temporary copy of the installed packages.
+
+    pip installs ``_FILES`` inside the package (``force-include`` in the checkout's
+    ``pyproject.toml``); the copy has them at its root.
+    """
     if (root / _PROJECT).exists():
         yield root
         return

@@ -1,4 +1,4 @@
-"""The folder of a run whose server is elsewhere, brought here as the run was submitted."""
+"""Download the folder of a run from a server on another machine."""
 
 import secrets
 import shutil
@@ -24,9 +24,11 @@ _LONGEST = 300
 
 
 def bring(home: Path, connection: str, run_id: str, run_dir: Path) -> None:
-    """Bring a run that has ended from the server at ``connection`` of Flower's configuration in
-    ``home``, unless the server wrote to this very folder. What happened is printed: how the run
-    ended is another matter."""
+    """Download the folder of a run that has ended, unless the server wrote to the same folder.
+
+    ``connection`` is the server's name in Flower's configuration in ``home``. A failure is printed
+    and not raised, because it does not affect the run's result.
+    """
     try:
         with closing(_dialled(home, connection)) as server:
             count = _bring(server, run_id, run_dir)
@@ -46,7 +48,7 @@ def _dialled(home: Path, connection: str) -> HTTPSConnection:
 
 
 def _bring(server: HTTPSConnection, run_id: str, run_dir: Path) -> int | None:
-    """How many files came; None: they are here."""
+    """Return the number of downloaded files; None if the server wrote to this folder."""
     with _marked(run_dir) as mark:
         server.request("GET", f"{RUNS}{run_id}?{mark}")
         answer = server.getresponse()
@@ -64,7 +66,7 @@ def _bring(server: HTTPSConnection, run_id: str, run_dir: Path) -> int | None:
 
 @contextmanager
 def _marked(run_dir: Path) -> Iterator[str]:
-    """A file that the server finds where it wrote to this very folder; its name."""
+    """Make a file by which the server recognises that it wrote to this folder; yield its name."""
     mark = run_dir / f".{secrets.token_hex(16)}"
     mark.touch()
     try:
@@ -74,7 +76,7 @@ def _marked(run_dir: Path) -> Iterator[str]:
 
 
 def _move(found: Path, target: Path) -> None:
-    """In the place of what a run that goes on has left here before."""
+    """Move a file or folder, and replace an older one of a resumed run."""
     if target.is_dir():
         shutil.rmtree(target)
     found.rename(target)

@@ -1,4 +1,4 @@
-"""What is wrong with a deployed federation's server or unit, found before a run finds it."""
+"""Check a deployed federation's server or unit for problems before a run fails because of them."""
 
 import json
 import socket
@@ -29,15 +29,15 @@ from collapipe.errors import CollaPipeError, ConfigError, LinkError
 from collapipe.owner_file import OwnerSection
 
 _TIMEOUT_S = 8.0
-_CLOCKS_DIFFER_S = 300.0  # beyond which Flower refuses a node's signature
+_CLOCKS_DIFFER_S = 300.0  # with a larger difference Flower refuses a node's signature
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: its name, its result, or else the ``error`` and the ``way_out``.
+    """The result of a check, or its ``error`` and the ``way_out``.
 
-    An error ``bars`` the unit unless the unit can take part in spite of it, now or later; the
-    server has ``refused`` a unit that must be admitted first.
+    An error that ``bars`` the unit keeps it out of runs; others do not, or end without a change
+    here. ``refused`` means that the server must admit the unit first.
     """
 
     what: str
@@ -49,7 +49,7 @@ class Finding:
 
     @classmethod
     def of(cls, what: str, error: CollaPipeError, correct: str) -> "Finding":
-        """Split an ``error`` into problem and way out; if it has none, ``correct`` something."""
+        """Split an ``error`` into problem and way out; the default way out is to ``correct`` it."""
         problem, _, way_out = str(error).rpartition("; ")
         if not problem:
             problem, way_out = way_out, f"correct {correct}"
@@ -62,8 +62,10 @@ class Finding:
 
 
 def check_unit(file: Path) -> Iterator[Finding]:
-    """An owner's file: its credentials, its rows, its server. Raises ``ConfigError`` where the file
-    or the credentials cannot be read."""
+    """Check an owner's file: its credentials, its rows and its server.
+
+    Raises ``ConfigError`` if the file or the credentials cannot be read.
+    """
     owner, own = read_unit(file)
     yield _expiry("certificate", own.expires)
     yield _rows(file, owner)
@@ -71,8 +73,10 @@ def check_unit(file: Path) -> Iterator[Finding]:
 
 
 def check_server(folder: ServerFolder) -> Iterator[Finding]:
-    """A server's folder: its certificate, its ports, its units. Raises ``ConfigError`` where it is
-    none."""
+    """Check a server's folder: its certificate, its ports and its units.
+
+    Raises ``ConfigError`` if the folder is not a server's.
+    """
     settings = folder.settings()
     issued = x509.load_pem_x509_certificate(folder.certificate.read_bytes())
     yield _expiry("certificate", issued.not_valid_after_utc)
@@ -87,7 +91,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
             )
             yield Finding(f"unit {unit}", error="has no valid certificate", way_out=sign)
         elif signed[unit] in known:
-            yield Finding(f"unit {unit}", "may come")
+            yield Finding(f"unit {unit}", "admitted")
         else:
             serve = f"collapipe deploy serve {quote(str(folder.root))}"
             yield Finding(f"unit {unit}", error="is not admitted yet", way_out=serve)
@@ -112,8 +116,7 @@ def _rows(file: Path, owner: OwnerSection) -> Finding:
 
 
 def _server(address: str, own: Credentials) -> Iterator[Finding]:
-    """One question to the server tells whether it is there, is the one that is meant, has our
-    time and version, and knows us."""
+    """Check a server with one request: its address, certificate, clock and version, and our key."""
     host, port = host_and_port(address)
     context = ssl.create_default_context(cafile=str(own.folder / AUTHORITY))
     key = fingerprint(public_key(x509.load_pem_x509_certificate(own.certificate)))
@@ -151,7 +154,7 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
 
 
 def _link_port(port: int) -> Finding:
-    """Which the server's apps listen on while a run trains."""
+    """Check the port on which the server's apps listen while a run trains."""
     try:
         with socket.create_server(("", port)):
             return Finding(f"port {port}", "free for activations")
@@ -168,7 +171,7 @@ def _resolved(host: str) -> Finding:
 
 
 def _superlink(folder: ServerFolder) -> Finding:
-    """Whether that of the folder answers on this machine."""
+    """Check that the folder's SuperLink answers on this machine."""
     what = f"port {folder.settings().port}"
     try:
         ask(folder, "list-runs", {})
@@ -178,9 +181,9 @@ def _superlink(folder: ServerFolder) -> Finding:
 
 
 def findings(path: Path) -> Iterator[Finding]:
-    """The findings about a folder of ``deploy init``, or about an owner's file.
+    """Check a folder of ``deploy init`` or an owner's file, whichever ``path`` is.
 
-    Raises ``ConfigError`` where it is neither.
+    Raises ``ConfigError`` if ``path`` is missing or invalid.
     """
     if path.is_dir():
         return check_server(ServerFolder(path))

@@ -1,4 +1,4 @@
-"""Questions to the SuperLink of a server's folder, from the same machine."""
+"""Send requests to the SuperLink of a server's folder, from the same machine."""
 
 import json
 import ssl
@@ -16,12 +16,12 @@ _LONGEST = 300
 
 
 def ask(folder: ServerFolder, method: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Flower's Control API answers to a ``method`` such as ``list-nodes``.
+    """Return the reply of Flower's Control API to a ``method`` such as ``list-nodes``.
 
-    ``question`` has fields of the request by their names, as Protobuf writes them in JSON: whole
-    numbers of 64 bits are texts, bytes are in base 64.
+    ``question`` has the request's fields by name, in Protobuf's JSON form: 64-bit whole numbers are
+    texts, bytes are in base 64.
 
-    Raises ``LinkError`` where the SuperLink of the folder does not answer or refuses.
+    Raises ``LinkError`` if the SuperLink of the folder does not reply or refuses.
     """
     port = folder.settings().port
     context = ssl.create_default_context(cafile=str(folder.trusted))

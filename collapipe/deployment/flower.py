@@ -1,4 +1,4 @@
-"""Flower's commands as processes of ours: their environment, their answers, a run's output."""
+"""Run Flower's commands as subprocesses: their environment, their replies, and a run's output."""
 
 import json
 import os
@@ -36,7 +36,7 @@ StatusOf = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Flower:
-    """One FLWR_HOME, the environment of all its processes, and the folder that they run in."""
+    """A FLWR_HOME, the environment of its processes, and the folder in which they run."""
 
     home: Path
     environment: Mapping[str, str]
@@ -46,15 +46,17 @@ class Flower:
     def at(
         cls, home: Path, more: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> "Flower":
-        """Quiet, offline, and with our own commands; ``more`` goes over the environment. ``folder``
-        must be empty, for Flower's processes import what lies there; None: ``home`` gets such a
-        one."""
+        """Return a quiet, offline environment with this Python's commands on the path.
+
+        ``more`` overrides environment variables. ``folder`` must be empty, because Flower's
+        processes import modules from it; None makes one in ``home``.
+        """
         if folder is None:
             folder = home / "empty"
             folder.mkdir(exist_ok=True)
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         own = {"FLWR_HOME": str(home), "PATH": os.pathsep.join(path)}
-        logs = {"FLWR_LOG_LEVEL": "ERROR"}  # of Flower itself; all lines of the app come
+        logs = {"FLWR_LOG_LEVEL": "ERROR"}  # for Flower only; the app's lines are all shown
         common = {**logs, **own_environment(os.environ), **_QUIET}
         return cls(home, {**common, **(more or {}), **own}, folder)
 
@@ -62,8 +64,10 @@ class Flower:
     def process(
         self, command: Sequence[str], stdout: int | IO[bytes], stderr: int | IO[bytes]
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a Flower command out of reach of the terminal's Ctrl-C, which is ours to handle; wait
-        for it, or kill it if the block is left by an exception."""
+        """Run a Flower command; wait for it, or kill it after an exception in the block.
+
+        The terminal's Ctrl-C does not reach it, because the caller handles interrupts.
+        """
         program = shutil.which(command[0], path=self.environment["PATH"])
         if program is None:
             raise CollaPipeError(
@@ -102,8 +106,10 @@ class Flower:
         raise LinkError(f"flwr {arguments[0]} failed: {last_line(output)}")
 
     def _stream_log(self, run_id: str, *connection: str) -> None:
-        """Copy the run's output, line by line, to standard output until the run has ended, but for
-        Flower's own words and the error, which who waits for the run tells."""
+        """Copy the run's output to standard output, line by line, until the run ends.
+
+        Flower's own lines are left out, and so is the error: the waiting command prints it.
+        """
         command = ["flwr", "log", run_id, *connection, "--stream"]
         with self.process(command, subprocess.PIPE, subprocess.DEVNULL) as process:
             assert process.stdout is not None
@@ -112,15 +118,17 @@ class Flower:
                     print(line.decode(errors="replace"), end="", file=lasting_output(), flush=True)
 
     def submit(self, app_dir: Path, *options: str) -> str:
-        """``flwr run``: the id of a run that has begun. Raises ``LinkError`` if Flower cannot be
-        asked, or refuses the app."""
+        """Start a run with ``flwr run``, and return its id.
+
+        Raises ``LinkError`` if Flower does not reply or refuses the app.
+        """
         return str(self.ask("run", str(app_dir.resolve()), *options, wanted="run-id"))
 
     def wait(self, run_id: str, *connection: str, status_of: StatusOf | None = None) -> bool:
-        """Until the run ends, its output to standard output as it comes; whether it succeeded.
+        """Wait until the run ends, and return whether it succeeded.
 
-        ``status_of`` returns the status of the run with a number; None: Flower's command is asked.
-        Raises ``LinkError`` if the SuperLink does not answer, or does not know the run.
+        The run's output is copied to standard output. ``status_of`` maps a run's number to its
+        status; None uses Flower's command. Raises ``LinkError`` if the SuperLink does not answer, or does not know the run.
         """
         self._stream_log(run_id, *connection)
         status = ""
@@ -140,12 +148,12 @@ def unknown(run_id: str) -> NoReturn:
 
 
 def run_config(overrides: Sequence[str], resume: str = "") -> str:
-    r"""Return the value of ``flwr run --run-config`` that carries Hydra overrides unharmed.
+    r"""Return the value of ``flwr run --run-config`` that passes Hydra overrides unchanged.
 
-    Flower cuts the value into pairs at the first ``"``, escaped or not, and reads each as TOML:
-    so the quotes inside are written ``\u0022``, and DEL, which TOML alone forbids, ``\u007f``.
+    Flower splits the value into pairs at the first ``"``, escaped or not, and reads each as TOML.
+    So inner quotes are written ``\u0022``, and DEL, which only TOML forbids, ``\u007f``.
 
-    Raises ``CollaPipeError`` where an override holds bytes that are not UTF-8.
+    Raises ``CollaPipeError`` if an override is not UTF-8.
     """
     text = shlex.join(overrides)
     try:
@@ -179,7 +187,7 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
 
 
 def last_line(text: str) -> str:
-    """Of those with words of their own: httpx ends an error with where to read more."""
+    """Return the last line with content; httpx appends a link for more information to errors."""
     lines = [line.strip() for line in text.splitlines() if not line.startswith("For more")]
     lines = [line for line in lines if line]
     return lines[-1] if lines else "it said nothing"

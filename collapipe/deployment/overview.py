@@ -1,4 +1,4 @@
-"""Who of a deployed federation is there, and which run is under way, as its SuperLink tells."""
+"""List a deployed federation's units and current runs, as its SuperLink reports them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from collapipe.deployment.server_folder import ServerFolder
 from collapipe.deployment.serving import keys
 
 _NOBODY: Mapping[str, Any] = {"status": "not admitted"}
-_NEVER, _FINISHED = "registered", "finished"  # Flower's words: a node that never came; a run's end
+_NEVER, _FINISHED = "registered", "finished"  # Flower's states: node never seen; run ended
 ONLINE = "online"
 _CHANGED_AT = {ONLINE: "last_activated_at", "offline": "last_deactivated_at"}
 
 
 @dataclass(frozen=True, slots=True)
 class UnitThere:
-    """A unit, whether it is online, and when it came or went, as of ``time.time``; None: never."""
+    """A unit, its state, and the time of its last change, as ``time.time``; None: never seen."""
 
     name: str
     state: str
@@ -27,7 +27,7 @@ class UnitThere:
 
 @dataclass(frozen=True, slots=True)
 class RunThere:
-    """A run that has not ended; its folder, once its app has begun."""
+    """A run that has not ended; it has a folder once its app has begun."""
 
     number: str
     state: str
@@ -35,11 +35,11 @@ class RunThere:
 
 
 def overview(folder: ServerFolder) -> tuple[list[UnitThere], list[RunThere]]:
-    """The units of ``server.yaml`` in their order, then others that the authority has signed; and
-    the runs under way.
+    """Return the units and the current runs of a server's folder.
 
-    Raises ``ConfigError`` for a folder that is none, ``LinkError`` where its SuperLink does not
-    answer.
+    Units of ``server.yaml`` come first, in their order, then others that the authority has signed.
+    Raises ``ConfigError`` if the folder is not a server's, and ``LinkError`` if its SuperLink does
+    not reply.
     """
     named = folder.settings().units
     listed = ask(folder, "list-nodes", {}).get("nodes_info", ())

@@ -1,4 +1,4 @@
-"""A run's folder as a tar archive, on its way from the server to who submitted the run."""
+"""Send a run's folder as a tar archive from the server to the machine that submitted the run."""
 
 import tarfile
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from collapipe.runs.folder import check_plain
 from collapipe.runs.lock import LOCK
 
 _PIECE = 2**20
-_MOST_BYTES, _MOST_MEMBERS = 2**36, 100_000  # of an archive that is unpacked
+_MOST_BYTES, _MOST_MEMBERS = 2**36, 100_000  # of an archive to unpack
 
 
 def pack(folder: Path) -> Iterator[bytes]:
-    """The archive in pieces. Raises ``ConfigError`` where the folder holds what no run writes."""
+    """Yield the archive in pieces. Raises ``ConfigError`` for links and special files."""
     check_plain(folder)
     return _pieces(folder)
 
@@ -54,10 +54,10 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
 
 
 def unpack(archive: IO[bytes], folder: Path) -> int:
-    """Write what an archive of ``pack`` holds into ``folder``; how many files.
+    """Unpack an archive of ``pack`` into ``folder``, and return the number of files.
 
-    Raises ``tarfile.TarError`` or ``ConfigError`` for one that would write elsewhere or holds what
-    no run writes, and ``StorageError`` for one that is larger than any run.
+    Raises ``tarfile.TarError`` or ``ConfigError`` if it would write elsewhere, or has links or
+    special files. Raises ``StorageError`` if it is larger than any run.
     """
     size, count = 0, 0
     with tarfile.open(fileobj=archive, mode="r|") as members:

@@ -1,4 +1,4 @@
-"""The folder of a deployed federation's server: what is in it, and how it is written."""
+"""The folder of a deployed federation's server: its contents, and how it is made."""
 
 import json
 import os
@@ -23,20 +23,20 @@ from collapipe.home import in_home
 from collapipe.inventory.schema import Section, Text
 from collapipe.inventory.yaml_file import load
 
-CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
-NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys' fingerprints
-ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
-EXPECTED = ".replies"  # the suffix of a run's note on the replies that it expects
-RUNS = "/collapipe/runs/"  # path at which the server hands out the folder of a run that has ended
-CONTROL = "/collapipe/control/"  # path at which Flower's Control API takes and answers JSON
-SERVER_FOLDER = "COLLAPIPE_SERVER_FOLDER"  # in the environment of a run: its server's folder
+CONNECTION = "collapipe"  # name of the SuperLink for Flower's commands
+NODES = "nodes.json"  # below FLWR_HOME: fingerprint of a unit's key → Flower's node number
+ADMITTED = "/collapipe/admitted/"  # path that reports whether the unit with a key is admitted
+EXPECTED = ".replies"  # suffix of a run's note about the sizes of replies
+RUNS = "/collapipe/runs/"  # path for downloads of the folders of ended runs
+CONTROL = "/collapipe/control/"  # path of Flower's Control API in JSON
+SERVER_FOLDER = "COLLAPIPE_SERVER_FOLDER"  # environment variable of a run: its server's folder
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class ServerSection(Section):
-    """``server.yaml``."""
+    """The contents of ``server.yaml``."""
 
     host: Text
     port: Port = PORT
@@ -44,7 +44,7 @@ class ServerSection(Section):
     units: Annotated[list[Text], Field(min_length=1)]
 
     def options(self) -> list[str]:
-        """Of a run: how many units there are, and where they dial the decoder link."""
+        """Return a run's options for the number of units and the address of the decoder link."""
         from collapipe.config.overrides import setting  # imports Hydra
 
         return [
@@ -63,17 +63,17 @@ class ServerFolder:
 
     @property
     def authority(self) -> Path:
-        """Signs what units ask for; whoever has it can admit anybody."""
+        """Folder of the authority, which signs units' requests; it can admit any unit."""
         return self.root / "authority"
 
     @property
     def key(self) -> Path:
-        """The server's own."""
+        """The server's private key."""
         return self.root / "server" / "server.key"
 
     @property
     def certificate(self) -> Path:
-        """Which says that the key is that of the server's host."""
+        """The server's certificate, with the names of its host."""
         return self.root / "server" / "server.crt"
 
     @property
@@ -83,45 +83,46 @@ class ServerFolder:
 
     @property
     def flower_home(self) -> Path:
-        """FLWR_HOME: the connection by which runs are submitted, and the SuperLink's records."""
+        """FLWR_HOME: the connection for submitting runs, and the SuperLink's records."""
         return self.root / "server" / "flower"
 
     @property
     def metrics(self) -> Path:
-        """The last round's figures, for Prometheus."""
+        """File with the last round's figures, for Prometheus."""
         return self.flower_home / "metrics.prom"
 
     def identity(self) -> tuple[bytes, bytes]:
-        """The server's key and its certificate, which the authority has signed, PEM."""
+        """Return the server's key and its certificate, both PEM."""
         return self.key.read_bytes(), self.certificate.read_bytes()
 
     def note_run(self, number: str, run_dir: Path) -> None:
-        """Remember the folder of the run with Flower's ``number``."""
+        """Store the path of the folder of the run with Flower's ``number``."""
         files.make_folder(self.flower_home / "runs")
         files.replace(self._note(number), bytes(run_dir.resolve()))
 
     def run_dir(self, number: str) -> Path | None:
-        """What was noted of a run; None where nothing was."""
+        """Return the path that ``note_run`` stored; None if it stored none."""
         note = self._note(number)
         return Path(os.fsdecode(note.read_bytes())) if note.exists() else None
 
     def expect_replies(self, number: str, question: int, most_bytes: int) -> None:
-        """Say how large the largest reply to any question so far of the run with Flower's
-        ``number`` is; questions are counted."""
+        """Store the size of the largest reply that the run with Flower's ``number`` expects so far.
+
+        ``question`` is the number of the run's last request.
+        """
         files.replace(self._note(number).with_suffix(EXPECTED), b"%d %d" % (question, most_bytes))
 
     def expected_replies(self) -> dict[str, tuple[int, int]]:
-        """The number of each run's last question, and bytes of the largest reply to any question of
-        the run so far."""
+        """Return, by run, the number of the last request and the largest reply so far in bytes."""
         found = dict[str, tuple[int, int]]()
         for file in sorted((self.flower_home / "runs").glob(f"*{EXPECTED}")):
-            with suppress(FileNotFoundError):  # another process has just forgotten the run
+            with suppress(FileNotFoundError):  # another process has just removed the file
                 question, most_bytes = file.read_bytes().split()
                 found[file.stem] = int(question), int(most_bytes)
         return found
 
     def forget_questions(self, number: str = "*") -> None:
-        """Of a run that is over; of all runs by default."""
+        """Remove the notes of ``expect_replies`` for a run that is over, or for all runs."""
         for file in (self.flower_home / "runs").glob(f"{number}{EXPECTED}"):
             file.unlink(missing_ok=True)
 
@@ -129,12 +130,12 @@ class ServerFolder:
         return self.flower_home / "runs" / f"{int(number)}"
 
     def nodes(self) -> dict[str, str]:
-        """What ``NODES`` says; nothing while the server starts."""
+        """Return the contents of ``NODES``; empty while the server starts."""
         file = self.flower_home / NODES
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def settings(self) -> ServerSection:
-        """Raises ``ConfigError`` where there is no ``server.yaml``, or a bad one."""
+        """Read ``server.yaml``. Raises ``ConfigError`` if it is missing or invalid."""
         file = self.root / "server.yaml"
         if not file.exists():
             raise ConfigError(
@@ -144,22 +145,22 @@ class ServerFolder:
 
 
 def own_folder() -> ServerFolder | None:
-    """That of the server whose app this process is; None where ``deploy serve`` started none."""
+    """Return the server folder of this app's process; None outside ``deploy serve``."""
     named = os.environ.get(SERVER_FOLDER)
     return ServerFolder(Path(named)) if named else None
 
 
 def with_folder(overrides: Sequence[str]) -> list[str]:
-    """With what the folder that ``runtime.federation`` names says, in front of what is chosen.
+    """Put the options of the server folder in ``runtime.federation`` before the overrides.
 
-    Raises ``ConfigError`` where that folder is none of ``create``.
+    Raises ``ConfigError`` if that folder was not made by ``create``.
     """
     from collapipe.config.overrides import parse, setting  # imports Hydra
 
     named = [
         in_home(str(e.value())) for e in parse(overrides) if e.key_or_group == "runtime.federation"
     ]
-    if not named or not Path(named[-1]).is_dir():  # else it is a name of Flower's configuration
+    if not named or not Path(named[-1]).is_dir():  # else a name in Flower's configuration
         return [*overrides]
     folder = Path(named[-1]).resolve()
     own = ServerFolder(folder).settings().options()
@@ -167,16 +168,16 @@ def with_folder(overrides: Sequence[str]) -> list[str]:
 
 
 def create(root: Path, units: list[str], host: str, port: int, link_port: int) -> ServerFolder:
-    """A new folder for the server, and in it one for the owner of each of the ``units``.
+    """Make a folder for the server, and in it a folder for the owner of each of the ``units``.
 
-    Raises ``ConfigError`` for bad names, and where the folder holds anything.
+    Raises ``ConfigError`` for invalid names, or if the folder is not empty.
     """
     from collapipe.config.overrides import typed  # imports Hydra
 
     if len({check_name(unit) for unit in units}) != len(units):
         raise ConfigError(f"--units {','.join(units)}: names a unit twice; each has its own name")
     server = _address(host, port)
-    host, _ = host_and_port(server)  # which says what is wrong with it
+    host, _ = host_and_port(server)  # raises an error for an invalid address
     if not is_printable(str(root.resolve())):
         raise ConfigError(f"{root}: its path has control characters, or is not UTF-8; name another")
     with files.new_folder(root) as partial:
@@ -225,12 +226,12 @@ def _address(host: str, port: int) -> str:
 
 
 def _quoted(value: object) -> str:
-    """A text or a list of texts on one line, in YAML and TOML."""
+    """Return a text or a list of texts on one line, as valid YAML and TOML."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _systemd(path: Path) -> str:
-    """A path as systemd reads it, but for the dollars that a command has doubled."""
+    """Quote a path for systemd; in commands the caller must also double dollar signs."""
     escaped = re.sub(r'([\\"])', r"\\\1", str(path)).replace("%", "%%")
     return f'"{escaped}"'
 

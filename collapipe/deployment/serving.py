@@ -1,4 +1,4 @@
-"""A deployed federation's server: its SuperLink, and the units that it knows."""
+"""Run a deployed federation's server: its SuperLink, and the admission of units."""
 
 import json
 import os
@@ -22,18 +22,19 @@ from collapipe.deployment.server_folder import NODES, SERVER_FOLDER, ServerFolde
 from collapipe.errors import ConfigError, RoundFailedError
 
 _PUBLIC = PublicFormat.SubjectPublicKeyInfo
-_LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
+_LOOK_S = 2.0  # between checks for newly signed or revoked certificates
 
 
 def serve(folder: ServerFolder) -> None:
-    """Run the SuperLink until an interrupt, and let in whom the authority has signed.
+    """Run the SuperLink until an interrupt, and admit units with a valid certificate.
 
-    Raises ``ConfigError`` for a folder that is none, ``CollaPipeError`` where the SuperLink ends.
+    Raises ``ConfigError`` if the folder is not a server's, and ``CollaPipeError`` if the SuperLink
+    ends.
     """
     settings, home = folder.settings(), folder.flower_home
-    AuthorityFolder(folder.authority)  # which says what is wrong with it
+    AuthorityFolder(folder.authority)  # raises an error if it is invalid
     _check_free(settings.port, folder)
-    (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
+    (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which left nothing else
     folder.forget_questions()
     flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
     command = [sys.executable, "-P", "-m", "server_app.superlink", str(os.getpid())]
@@ -67,7 +68,7 @@ def _check_free(port: int, folder: ServerFolder) -> None:
 
 
 def _admit_for_good(folder: ServerFolder, process: subprocess.Popen[bytes]) -> None:
-    """Until the SuperLink ends."""
+    """Admit and revoke units until the SuperLink ends."""
     nodes = _Nodes(folder)
     while process.poll() is None:
         nodes.settle(admissible(AuthorityFolder(folder.authority)))
@@ -75,27 +76,33 @@ def _admit_for_good(folder: ServerFolder, process: subprocess.Popen[bytes]) -> N
 
 
 def admissible(authority: AuthorityFolder) -> dict[str, Bundle]:
-    """Units by their keys' fingerprints; one that was signed anew has two certificates of a key."""
+    """Return the units with valid certificates, by fingerprint of their keys.
+
+    A renewed unit has two certificates of one key.
+    """
     valid = [each for each in authority.issued() if authority.state(each) == "valid"]
     units = [each for each in valid if each.member.role == Role.UNIT]
     return {fingerprint(public_key(each.certificate)): each for each in units}
 
 
 def keys(folder: ServerFolder) -> dict[str, str]:
-    """Fingerprints of the units' keys by their names."""
+    """Return unit name → fingerprint of the unit's key."""
     units = admissible(AuthorityFolder(folder.authority))
     return {unit.member.name: key for key, unit in units.items()}
 
 
 def signed_names(folder: ServerFolder) -> dict[int, str]:
-    """Names of the nodes that the SuperLink has registered, by Flower's numbers of them."""
+    """Return Flower's node number → unit name, of the registered units."""
     nodes = folder.nodes()
     return {int(nodes[key]): name for name, key in keys(folder).items() if key in nodes}
 
 
 class _Nodes:
-    """Units that the SuperLink knows: Flower's numbers of them by their keys' fingerprints, in a
-    file, for Flower lists nodes without their names."""
+    """Units that are registered with the SuperLink.
+
+    A file maps their keys' fingerprints to Flower's node numbers, because Flower lists nodes
+    without names.
+    """
 
     def __init__(self, folder: ServerFolder) -> None:
         self._folder, self._file = folder, folder.flower_home / NODES
@@ -103,7 +110,7 @@ class _Nodes:
         self._names: dict[str, str] = {}
 
     def settle(self, units: Mapping[str, Bundle]) -> None:
-        """Make known these units and no others, then say so."""
+        """Register these units, unregister all others, and print the changes."""
         new, gone = units.keys() - self._known.keys(), self._known.keys() - units.keys()
         for key in new:
             self._known[key] = self._register(units[key])
@@ -113,9 +120,9 @@ class _Nodes:
         if new or gone or not self._file.exists():
             files.replace(self._file, json.dumps(self._known).encode())
         for name in sorted(self._names[key] for key in new):
-            print(f"unit {name} may come", flush=True)
+            print(f"unit {name} admitted", flush=True)
         for name in sorted(self._names.pop(key) for key in gone):
-            print(f"unit {name} may come no more", flush=True)
+            print(f"unit {name} revoked", flush=True)
 
     def _register(self, unit: Bundle) -> str:
         key = b64encode(public_key(unit.certificate).public_bytes(Encoding.PEM, _PUBLIC)).decode()

@@ -1,4 +1,4 @@
-"""Runs on a deployed federation: submitted to its SuperLink, watched until they end."""
+"""Submit runs to a deployed federation's SuperLink, and wait until they end."""
 
 import os
 from collections.abc import Sequence
@@ -23,8 +23,7 @@ def submit(
     how: str,
     resume: str = "",
 ) -> bool:
-    """Run the Flower app in ``app_dir`` on a federation: the folder of ``collapipe deploy init``,
-    or a name of Flower's configuration; whether it succeeded.
+    """Run the Flower app in ``app_dir`` on a federation, and return whether it succeeded.
 
     Of a named one, whose server may be elsewhere, ``run_dir`` is brought here. The app gets
     ``overrides`` and ``resume`` as ``run_simulation`` says, and its output goes to standard output.
@@ -61,7 +60,7 @@ def submit(
 
 
 def _opening(server: ServerFolder) -> str:
-    """Which units are online, and which a run will wait for."""
+    """Return a line with the units that are online and those for which a run will wait."""
     units, _ = overview(server)
     there = [each.name for each in units if each.state == ONLINE]
     missing = [each.name for each in units if each.state != ONLINE]

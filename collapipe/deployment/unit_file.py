@@ -1,4 +1,4 @@
-"""The file of a deployed unit's owner, with all that a deployed unit needs."""
+"""Read a deployed unit's owner file, which must have all keys that deployment needs."""
 
 from pathlib import Path
 
@@ -10,8 +10,10 @@ from collapipe.owner_file import OwnerSection, read_owner
 
 
 def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:
-    """What the file says, and the unit's credentials. Raises ``ConfigError`` where it is not all
-    that a deployed unit needs."""
+    """Return the file's contents and the unit's credentials.
+
+    Raises ``ConfigError`` if the file lacks a key, or the credentials do not fit it.
+    """
     owner = read_owner(file)
     for key in ("name", "number", "server", "credentials"):
         if getattr(owner, key) is None:

@@ -1,1 +1,1 @@
-"""Devices and channels: hardware, presets that draw them, what a block costs on them."""
+"""Devices and channels: hardware, presets that draw them, and a block's cost on them."""

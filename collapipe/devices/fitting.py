@@ -1,4 +1,4 @@
-"""Laws from measurements: both numbers of an affine time, by least squares."""
+"""Fit the two coefficients of an affine time law to measurements, by least squares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Fit:
 def fit(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Fit:
     """Fit non-negative coefficients of x and y to ``seconds`` by relative least squares.
 
-    For chunks of δ blocks and b̂ samples, points (δ·b̂, δ) give u and v of C = δ·(u·b̂ + v); for hops,
+    For chunks of δ blocks and b̂ samples, points (δ·b̂, δ) give u and v of C = δ·(u·b̂ + v). For hops,
     points (b̂, 1) give w and ℓ of H = w·b̂ + ℓ. Residuals are relative, min ‖A·z − 1‖ with rows
     (x, y)/t, because errors of a busy machine grow with the measured time. If larger x took no
     longer, ``each`` is 0.

@@ -1,4 +1,4 @@
-"""Laws of devices from their data sheets or measurements, and a block's cost from its sizes."""
+"""Device laws from data sheets or measurements, and a block's cost from its sizes."""
 
 import math
 from dataclasses import astuple, dataclass
@@ -11,7 +11,7 @@ _COPIES = 4  # weights, gradients and AdamW's two moments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhysicalDevice:
-    """A device as its hardware is described; a limit that is None does not bind."""
+    """The description of a device's hardware; None means no limit."""
 
     name: str
     chunk: AffineLaw | None = None  # measured; None: it follows from the speed and the rate
@@ -25,7 +25,7 @@ class PhysicalDevice:
     hop_latency_s: float = 0.0  # of a hop, for each micro-batch
 
     def profile(self, cost: BlockCost) -> DeviceProfile:
-        """The chunk law, the block limit and the energy law for blocks of ``cost``."""
+        """Return the chunk law, the block limit and the energy law for blocks of ``cost``."""
         time = self.chunk or self._law(cost)
         held = min(self.block_limits(cost.block_bytes).values(), default=None)
         energy = None
@@ -39,7 +39,7 @@ class PhysicalDevice:
         return DeviceProfile(self.name, time, held, energy, memory)
 
     def block_limits(self, block_bytes: float | None) -> dict[str, int]:
-        """The blocks that ``max_blocks`` or ``memory_bytes`` allow: the lower, or both if equal."""
+        """Return the lower block limit of ``max_blocks`` and ``memory_bytes``; both if equal."""
         limits = {} if self.max_blocks is None else {"max_blocks": self.max_blocks}
         if self.memory_bytes is not None and block_bytes is not None:
             limits["memory_bytes"] = math.floor(self.memory_bytes / block_bytes)
@@ -58,24 +58,24 @@ class PhysicalDevice:
 
 
 def from_db(gain: float) -> float:
-    """Linear gain."""
+    """Convert a gain from dB to linear."""
     return float(10.0 ** (gain / 10.0))
 
 
 def from_dbm(power: float) -> float:
-    """Watts; of a density, W/Hz."""
+    """Convert dBm to watts, or dBm/Hz to W/Hz."""
     return float(10.0 ** (power / 10.0) * 1e-3)
 
 
 def transformer_block_cost(
     dim: int, feed_forward_dim: int, tokens: int, batch_size: int
 ) -> BlockCost:
-    """Cost of a block of width d with inner width f for samples of T tokens, in float32.
+    """Return the cost of a block of width d with inner width f for samples of T tokens, in float32.
 
-    Forward: 2·T·(4d² + 2df) FLOPs of the six linear layers and 4·T²·d of attention; backward twice
-    that. Parameters: 4d² + 2df + 9d + f. A hop carries T·d values each way. The stash is what
-    autograd keeps of a sample, T·(10d + f) values, for all samples of a batch, as GPipe keeps them:
-    more than 1F1B does.
+    Forward takes 2·T·(4d² + 2df) FLOPs in the six linear layers and 4·T²·d in attention; backward
+    takes twice as many. There are 4d² + 2df + 9d + f parameters. A hop carries T·d values each way.
+    The stash has T·(10d + f) values that autograd saves per sample, for all samples of a batch, as
+    in GPipe; 1F1B keeps fewer.
     """
     weights = 4 * dim**2 + 2 * dim * feed_forward_dim
     parameters = weights + 9 * dim + feed_forward_dim

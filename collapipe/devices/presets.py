@@ -1,6 +1,6 @@
-"""Devices of clusters, and channels to the server, that are drawn from ranges.
+"""Presets that draw clusters' devices, and channels to the server, from ranges.
 
-Chosen by the options ``cluster`` and ``channel``; their figures are in ``conf/``.
+The options ``cluster`` and ``channel`` choose a preset; the ranges are in ``conf/``.
 """
 
 import math
@@ -35,31 +35,31 @@ def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[
 
 Decibels = Annotated[float, Field(ge=-300, le=300)]
 _ENDS = WrapValidator(_check_ends)
-# Least and most of what is drawn evenly.
+# Ends of the interval from which a value is drawn uniformly.
 Range = Annotated[tuple[Amount, Amount], _ENDS]
 PositiveRange = Annotated[tuple[Positive, Positive], _ENDS]
 DecibelRange = Annotated[tuple[Decibels, Decibels], _ENDS]
 
 
 class ClusterPreset(Protocol):
-    """How the devices of a cluster are drawn."""
+    """Draws the devices of clusters."""
 
     @property
     def num_devices(self) -> int:
-        """K, the most that a cluster has."""
+        """K, the largest number of devices of a cluster."""
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        """The devices of unit n, for blocks of ``cost``; the same generator gives the same ones."""
+        """Return the devices of unit n for blocks of ``cost``; equal generators give equal ones."""
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
-        """Seconds of such blocks on the control unit of unit n; None: they are not counted."""
+        """Return the law of such blocks on the control unit of unit n; None: not counted."""
 
 
 @dataclass(frozen=True)
 class _DrawnCluster:
-    """Every unit has ``num_devices``, drawn one after the other by ``_device``."""
+    """Every unit has ``num_devices`` devices, drawn one after another by ``_device``."""
 
     num_devices: Count
 
@@ -74,7 +74,7 @@ class _DrawnCluster:
 
 @dataclass(frozen=True)
 class SyntheticCluster(_DrawnCluster):
-    """Devices of which nothing is said but their times, which do not depend on the model."""
+    """Devices that have only times, which do not depend on the model."""
 
     block_s: Range  # of a block, for each sample
     hop_s: Range  # of a hop, for each sample
@@ -91,13 +91,13 @@ class SyntheticCluster(_DrawnCluster):
 
 @dataclass(frozen=True)
 class PaperCluster(_DrawnCluster):
-    """Table II; values that it leaves open are chosen to reproduce the paper's Fig. 5."""
+    """Devices of the paper's Table II; values that it leaves open reproduce the paper's Fig. 5."""
 
     relative_speed: PositiveRange  # f_k
     flops_per_s: PositiveRange  # φ_k, of a unit of the relative speed
     forward_flops: Amount  # o_l per sample (eq. 15)
     backward_flops: Amount  # o'_l per micro-batch (eq. 15)
-    hop_bits: Amount  # z^s + g^s of a transfer, whatever the micro-batch's size
+    hop_bits: Amount  # z^s + g^s of a transfer, for any size of micro-batch
     d2d_bandwidth_hz: Positive  # B^dd of eq. 13
     d2d_gain_db: Decibels  # h_dd
     d2d_interference_w: Amount  # I_dd
@@ -113,7 +113,7 @@ class PaperCluster(_DrawnCluster):
         return AffineLaw(self.forward_flops / speed, self.backward_flops / speed, 0.0, 0.0)
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
-        # Table II gives times and memory by themselves, whatever a block costs.
+        # Table II gives times and memory directly, independent of a block's cost.
         factor, per_unit = rng.uniform(*self.relative_speed), rng.uniform(*self.flops_per_s)
         power = rng.uniform(*self.d2d_power_w)
         noise = self.d2d_bandwidth_hz * from_dbm(self.noise_dbm_per_hz)
@@ -131,7 +131,7 @@ class PaperCluster(_DrawnCluster):
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of device, as its data sheet and measurements describe it."""
+    """A kind of device, described by its data sheet and measurements."""
 
     name: str
     flops_per_s: Positive
@@ -142,7 +142,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class HardwareCluster(_DrawnCluster):
-    """Devices drawn from ``kinds``, each busy with other things for a part of its time."""
+    """Devices drawn from ``kinds``; each is busy with other work for part of its time."""
 
     kinds: Annotated[tuple[Hardware, ...], Field(min_length=1)]
     available: PositiveRange  # share of its speed that training gets
@@ -182,15 +182,15 @@ class HardwareCluster(_DrawnCluster):
 
 @dataclass(frozen=True)
 class Radio:
-    """Bits that a control unit sends on its uplink, and the stages after it.
+    """A control unit's uplink: the bits that it sends, and the stages after it.
 
-    None stands for the bits that the unit really sends. A unit that sends no activations has no
+    Bits of None mean the bits that the unit really sends. A unit that sends no activations has no
     ``activation_bits``.
     """
 
     interference_constant_w: Amount  # C of Γ (eq. 28), which the strategies read here
     head_s: Amount  # of a sample in the head on the edge server, forward and backward
-    downlink_rate_bps: Positive | None  # at which gradients come down; None: not counted
+    downlink_rate_bps: Positive | None  # rate of gradients to units; None: not counted
     model_bits: Positive | None = None  # θ_n^enc
     activation_bits: Amount | None = None  # the part of z_n^enc that one local step sends
 
@@ -218,12 +218,12 @@ class Radio:
     def _sender(
         self, unit: int, rng: np.random.Generator
     ) -> tuple[float, float, tuple[float, ...]]:
-        """Watts and joules at most, and the gain to each channel."""
+        """Return the unit's largest power in W, its energy in J, and the gain to each channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelPreset(Radio):
-    """J uplink channels, and units that are all alike but for their gains."""
+    """J uplink channels, and units that differ only in their gains."""
 
     num_channels: Count
     bandwidth_hz: PositiveRange
@@ -234,7 +234,7 @@ class ChannelPreset(Radio):
     energy_j: Positive
 
     def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
-        """The J channels of a run."""
+        """Draw the J channels of a run."""
         noise = from_dbm(self.noise_dbm_per_hz)
         return tuple(
             Channel(rng.uniform(*self.bandwidth_hz), rng.uniform(*self.interference_w), noise)

@@ -1,4 +1,4 @@
-"""How slow devices were measured to be, against their description, and how that is forgotten."""
+"""Estimates of devices' slowness, measured against their description, and how they decay."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -11,27 +11,26 @@ from collapipe.errors import WireError
 from collapipe.state import DeviceProfile
 from collapipe.tensors import Tensors
 
-_DRIFT = 1.3  # times as fast or as slow as planned: another estimate
-_REMEMBERED = 0.9  # of an estimate's logarithm, after a round in which it was not measured
-_NOTHING = 1.05  # an estimate that is nearer to 1 than this is forgotten
+_DRIFT = 1.3  # a larger factor between measured and planned time changes the estimate
+_REMEMBERED = 0.9  # factor of an estimate's logarithm for each round without a measurement
+_NOTHING = 1.05  # estimates closer to 1 than this factor are dropped
 _MOST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Measured over described seconds of a chunk, by the devices' names; 1 for all others.
+    """The ratio of measured to described time of a chunk, by device name; 1 for other devices.
 
-    A device that holds no block is not measured, so that one busy round could keep it out of all
-    later plans. Therefore an estimate that is not renewed returns to 1, by a tenth of its logarithm
-    a round: 4 is 2 after seven rounds.
+    A device without blocks is not measured, so one busy round could exclude it from all later
+    plans. Therefore an estimate that is not renewed decays to 1, by a tenth of its logarithm per
+    round: 4 becomes 2 after seven rounds.
     """
 
     times: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def unpack(cls, tensors: Tensors, names: Collection[str]) -> Self:
-        """What ``pack`` made. Raises ``WireError`` for other devices than those of these names, and
-        for what no device's estimate is."""
+        """Invert ``pack``. Raises ``WireError`` for a device without these names or a bad value."""
         for name, tensor in tensors.items():
             fits = name in names and (tensor.dtype, tensor.shape) == (torch.float64, ())
             if not fits or not 1 / _MOST <= float(tensor) <= _MOST:
@@ -42,18 +41,21 @@ class Slowness:
         return cls({name: float(tensor) for name, tensor in tensors.items()})
 
     def pack(self) -> Tensors:
-        """A float64 [] for each device."""
+        """Return a float64 scalar tensor for each device."""
         return {name: torch.tensor(each, dtype=torch.float64) for name, each in self.times.items()}
 
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
-        """Described devices with the speed that was measured of them."""
+        """Return the described devices with their measured speeds."""
         return tuple(
             replace(each, time=each.time.taking(self.times.get(each.name, 1.0)))
             for each in profiles
         )
 
     def after(self, ratios: Mapping[str, float]) -> Self:
-        """After a round in which devices took so many times as long as planned by ``known``."""
+        """Return the estimates after a round.
+
+        ``ratios`` are measured times divided by those planned with ``known``, by device name.
+        """
         times = {
             name: forgotten
             for name, each in self.times.items()
@@ -69,7 +71,7 @@ class Slowness:
 
 
 def drifted(ratio: float) -> bool:
-    """Whether measured over planned seconds are so far from 1 that another estimate is needed."""
+    """Whether the ratio of measured to planned time is so far from 1 that estimates must change."""
     return not _near(ratio, _DRIFT)
 
 

@@ -1,1 +1,1 @@
-"""An inventory: somebody's boxes in a YAML file."""
+"""Inventories: YAML files that describe a user's devices."""

@@ -11,7 +11,7 @@ from collapipe.inventory.file import DescribedCluster, Inventory, read_inventory
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile
 from collapipe.wire.segments import DeviceAddress
 
-# To check a file before the model is known.
+# Used to check a file before the model is known.
 ANY_COST = transformer_block_cost(512, 2048, 64, 64)
 
 
@@ -20,8 +20,8 @@ class InventoryCluster:
     """Clusters read from an inventory: unit n has the devices of the file's cluster n, from 0.
 
     Further clusters are ignored; with one unit a file of one cluster serves any unit. The law of a
-    device with ``flops_per_s`` follows from the run's model and batch; a measured ``chunk`` is used
-    as it is. The file's model and batch size serve ``collapipe plan`` only, as do its channels and
+    device with ``flops_per_s`` follows from the run's model and batch; a measured ``chunk`` is not
+    changed. The file's model and batch size serve ``collapipe plan`` only, as do its channels and
     uplinks unless ``channel=file`` is set.
     """
 
@@ -33,7 +33,7 @@ class InventoryCluster:
 
     @property
     def num_devices(self) -> int:
-        """The most devices that one of the N clusters has."""
+        """Largest number of devices of one of the N clusters."""
         return max(len(each.devices) for each in self._clusters(ANY_COST, self.num_units))
 
     def draw(
@@ -42,7 +42,7 @@ class InventoryCluster:
         return self._clusters(cost, self.num_units)[unit % self.num_units].profiles
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
-        """As the file's ``control_unit`` of the cluster describes it."""
+        """Return the law of the cluster's ``control_unit`` in the file; None if it has none."""
         return self._clusters(cost, self.num_units)[unit % self.num_units].control_unit
 
     def _inventory(self, cost: BlockCost) -> Inventory:
@@ -61,8 +61,10 @@ class InventoryCluster:
 
 @dataclass(frozen=True)
 class DeviceCluster(InventoryCluster):
-    """An ``InventoryCluster`` whose devices are there: each has an ``address``, and a segment that
-    is planned for it is computed on it."""
+    """An ``InventoryCluster`` of real devices.
+
+    Each device has an ``address`` and computes the segments that are planned for it.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,17 +74,17 @@ class DeviceCluster(InventoryCluster):
                 if device.address is None:
                     raise inventory.document.error(
                         ("clusters", n, "devices", k, "address"),
-                        "is missing; say HOST:PORT of its `collapipe device`, or take "
-                        "cluster=file, whose devices are simulated",
+                        "is missing; add HOST:PORT of its `collapipe device`, or set "
+                        "cluster=file to simulate devices",
                     )
 
     def roster(self, unit: int) -> tuple[DeviceAddress, ...]:
-        """The devices of a unit, by name and address."""
+        """Return the names and addresses of a unit's devices."""
         section = self._inventory(ANY_COST).section.clusters[unit % self.num_units]
         return tuple(DeviceAddress(each.name, str(each.address)) for each in section.devices)
 
     @property
     def credentials(self) -> Path | None:
-        """The control unit's folder; None: without encryption, which loopback alone allows."""
+        """Folder of the control unit's credentials; None: no encryption, on loopback only."""
         given = self._inventory(ANY_COST).section.credentials
         return Path(self.file).parent / given if given else None

@@ -1,4 +1,4 @@
-"""An inventory: somebody's boxes in a YAML file, read into the laws and limits of planning."""
+"""Read an inventory, a YAML file of a user's devices, into the laws and limits of planning."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +18,13 @@ from collapipe.inventory.schema import (
 from collapipe.inventory.yaml_file import Document, Loc, load
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, Payload, Uplink
 
-_FIGURES_FOR = {  # what a device's key needs of the model
+_FIGURES_FOR = {  # key of a device → figures of the model that it needs
     "flops_per_s": ("forward_flops", "backward_flops"),
     "d2d_rate_bps": ("activation_bits", "gradient_bits"),
     "memory_bytes": ("block_bytes",),
 }
 _HEAD = ("head_blocks", "head_bits")
-_ENERGY_PAIRS = (  # neither says anything alone
+_ENERGY_PAIRS = (  # each is useless without the other
     ("energy_j", "power_w", "the watts that the device draws"),
     ("power_w", "energy_j", "the joules that a batch may take"),
 )
@@ -32,24 +32,24 @@ _ENERGY_PAIRS = (  # neither says anything alone
 
 @dataclass(frozen=True, slots=True)
 class DescribedCluster:
-    """A cluster of the file: its K devices as the file describes them, and as planners do."""
+    """A cluster of the file: its K devices in the file's terms, and as planners' profiles."""
 
     loc: Loc
     name: str
     devices: tuple[PhysicalDevice, ...]
     profiles: tuple[DeviceProfile, ...]
     uplink: Uplink | None  # None: no joint round
-    control_unit: AffineLaw | None  # seconds of a block there; None: the file does not say
+    control_unit: AffineLaw | None  # law of a block on it; None: not in the file
 
     @property
     def chooses_head(self) -> bool:
-        """Whether a round decides where its head trains."""
+        """Whether a round chooses the place of its head."""
         return self.uplink is not None and bool(self.uplink.payloads)
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """An inventory, checked; ``document`` serves errors that name a line."""
+    """A validated inventory; ``document`` makes errors that name a line."""
 
     document: Document
     section: InventorySection
@@ -60,14 +60,14 @@ class Inventory:
 
     @property
     def uplinks(self) -> tuple[Uplink, ...]:
-        """Of all clusters, where the inventory has channels."""
+        """Uplinks of all clusters; empty if the inventory has no channels."""
         return tuple(each.uplink for each in self.clusters if each.uplink is not None)
 
 
 def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
-    """Read and check an inventory; where a block's ``cost`` is given the file's model is not read.
+    """Read and check an inventory; with a block's ``cost`` the file's model is ignored.
 
-    Raises ``ConfigError``: one line with file, line, key, value and the way out.
+    Raises ``ConfigError``: one line with file, line, key, value and how to correct it.
     """
     document = load(file)
     section = document.parse(InventorySection)
@@ -139,7 +139,7 @@ def _uplink(
 def _check_figures(
     document: Document, loc: Loc, section: DeviceSection | ControlUnitSection, model: Model
 ) -> None:
-    """Refuse a key for which the model lacks figures, naming all of those."""
+    """Raise ``ConfigError`` for a key for which the model lacks figures; it names the figures."""
     given = [key for key in _FIGURES_FOR if key in section.model_fields_set]
     needed = dict.fromkeys(name for key in given for name in _FIGURES_FOR[key])
     missing = [name for name in needed if name not in model.figures]

@@ -1,4 +1,4 @@
-"""The model of an inventory: described by figures, or named, and then counted."""
+"""The model of an inventory: given by figures, or by a name from which they are counted."""
 
 import difflib
 import json
@@ -21,7 +21,7 @@ from pipeline.schedule import splits_backward
 if TYPE_CHECKING:  # torch takes seconds
     from collapipe.models.split import ModelSpec
 
-TOKENS = 64  # of a sample, for a model that is named and says nothing else
+TOKENS = 64  # of a sample; default for a named model
 
 _FIGURES = tuple(field.name for field in fields(BlockCost))
 _CONF = Path(__file__).parents[2] / "conf"
@@ -36,18 +36,18 @@ _OF_A_NAME = ("family", "config", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The file's ``model``; a figure that nobody gave is absent from ``figures``."""
+    """The file's ``model``; ``figures`` lacks figures that are not given."""
 
     num_blocks: int
     figures: Mapping[str, float]
     head_blocks: float | None = None
     head_bits: float | None = None
-    times: float = 1.0  # of a block's compute, where segments compute twice
-    sent: float = 1.0  # of a hop's bits, where stages hand over less than float32
+    times: float = 1.0  # factor of a block's compute, if segments recompute
+    sent: float = 1.0  # factor of a hop's bits, if stages send less than float32
 
     @property
     def cost(self) -> BlockCost:
-        """A block's cost, with 0 for figures that are absent."""
+        """A block's cost; absent figures are 0."""
         return BlockCost(**{name: self.figures.get(name, 0.0) for name in _FIGURES})
 
     @property
@@ -57,11 +57,11 @@ class Model:
 
 
 def read_model(document: Document, inventory: InventorySection) -> Model:
-    """The file's ``model``; what stands beside a name goes over it.
+    """Read the file's ``model``; figures given in addition to a name take precedence.
 
-    A name is a file of ``conf/model/`` with sizes, or else a folder, from the inventory's own on,
-    or a hub id; of these two the configuration alone is read. With ``pipeline`` each is counted on
-    a block that it names. Raises ``ConfigError``.
+    A name is a file of ``conf/model/`` with sizes, a folder relative to the inventory, or a hub id.
+    Of a folder or hub id only the configuration is read. With ``pipeline`` the cost is counted on a
+    block of the model. Raises ``ConfigError`` for an invalid model.
     """
     section, batch_size = inventory.model, inventory.batch_size
     given = {name: value for name, value in section if name in _FIGURES and value is not None}
@@ -84,7 +84,10 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
 
 
 def read_spec(document: Document, section: ModelSection) -> "ModelSpec":
-    """The model that is named, which builds blocks with fresh weights. Raises ``ConfigError``."""
+    """Return the named model, which builds blocks with fresh weights.
+
+    Raises ``ConfigError`` if there is no name or it is invalid.
+    """
     if section.name is None and section.family is None:
         raise document.error(
             ("model",), "has figures alone, of which no block can be built; name a model"
@@ -129,9 +132,9 @@ def _by_size(
 
 
 def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, Any]:
-    """What a file of ``conf/model/`` says of a model with sizes."""
+    """Return the sizes of a model in a file of ``conf/model/`` or ``conf/task_model/``."""
     sizes: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if file.parent.name == "task_model":  # which has what differs
+    if file.parent.name == "task_model":  # has only the values that differ
         sizes = _sizes(document, section, _KNOWN["transformer"]) | sizes
     if "dim" not in sizes:
         raise document.error(
@@ -148,7 +151,7 @@ def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, A
 def _counted(
     document: Document, section: ModelSection, how: PipelineSection, tokens: int, batch_size: int
 ) -> tuple["ModelSpec", BlockCost]:
-    """The model, and a block's cost; its weights are neither read nor drawn."""
+    """Return the model and a block's cost, without reading or drawing weights."""
     from collapipe.models.cost import measure_cost  # torch takes seconds
 
     spec = read_spec(document, section)
@@ -172,7 +175,7 @@ def _located(document: Document, name: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false or null as JSON writes them; any other text is one."""
+    """Parse a JSON value; any other text stays a text."""
     try:
         return json.loads(text)
     except ValueError:

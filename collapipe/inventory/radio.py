@@ -1,4 +1,4 @@
-"""The radio of a run, read from an inventory."""
+"""The channels and uplinks of a run, read from an inventory."""
 
 import functools
 from pathlib import Path
@@ -32,7 +32,7 @@ class InventoryChannel(Radio):
 
     @property
     def num_channels(self) -> int:
-        """J."""
+        """J, the number of channels."""
         return len(self._inventory.channels)
 
     @functools.cached_property
@@ -40,12 +40,12 @@ class InventoryChannel(Radio):
         return read_inventory(Path(self.file), ANY_COST)
 
     def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
-        """The J channels of a run."""
+        """Return the J channels of a run."""
         return self._inventory.channels
 
     def _sender(
         self, unit: int, rng: np.random.Generator
     ) -> tuple[float, float, tuple[float, ...]]:
         uplinks = self._inventory.uplinks
-        given = uplinks[unit % len(uplinks)]  # a file for one unit is that of any
+        given = uplinks[unit % len(uplinks)]  # a file with one cluster serves any unit
         return given.max_power_w, given.energy_j, given.gains

@@ -1,4 +1,4 @@
-"""Writes measured laws into an inventory and changes no other character of the file.
+"""Write measured laws into an inventory, and change no other character of the file.
 
 ruamel.yaml keeps comments when it rewrites a file, but not line ends, indentation and alignment.
 This module therefore replaces only spans of the text, located by the YAML parser's marks, and
@@ -20,14 +20,14 @@ from collapipe.state import AffineLaw
 _DESCRIBED = ("flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s")
 _BY_HAND = "write the laws there by hand"
 Laws = Mapping[tuple[str, str], AffineLaw]  # by the names of cluster and device
-Edit = tuple[int, int, str]  # from here to there, this instead
+Edit = tuple[int, int, str]  # start and end of the replaced text, and the new text
 
 
 def write_laws(file: Path, laws: Laws) -> None:
-    """Give devices their ``chunk`` in ``file``: all at once or, where that fails, none.
+    """Write devices' laws as ``chunk`` to ``file``, atomically.
 
-    Raises ``ConfigError`` where the file has no such device, has a form in which the laws cannot be
-    put, or cannot be written.
+    Raises ``ConfigError`` if the file lacks a device, has a form that cannot be edited, or cannot
+    be written.
     """
     target = file.resolve()  # of a link
     content = with_laws(file, read(file), laws).encode()
@@ -87,7 +87,7 @@ def _edits(text: str, device: Any, figures: Mapping[str, str]) -> Iterator[Edit]
 
 
 def _refigured(text: str, chunk: Any, figures: Mapping[str, str]) -> Iterator[Edit]:
-    """Replace the numbers of a ``chunk``, and put before its keys those that it lacks."""
+    """Yield edits that replace a ``chunk``'s numbers and insert missing keys at its start."""
     present = {key.value: value for key, value in chunk.value}
     for name in present:
         yield present[name].start_mark.index, present[name].end_mark.index, figures[name]
@@ -99,13 +99,13 @@ def _refigured(text: str, chunk: Any, figures: Mapping[str, str]) -> Iterator[Ed
 
 
 def _span(pair: tuple[Any, Any]) -> tuple[int, int]:
-    """Where a key begins and its value, a scalar, ends."""
+    """Return the positions of a key's start and of its scalar value's end."""
     key, value = pair
     return key.start_mark.index, value.end_mark.index
 
 
 def _line(text: str, start: int, stop: int) -> Edit:
-    """Remove a key and its value with their line, of which a comment stays."""
+    """Return an edit that removes a key and its value with their line; a comment stays."""
     spaces, comment, rest = re.match(r"([ \t]*)(#?)([^\n]*\n?)", text[stop:]).groups()  # type: ignore[union-attr]
     if comment:
         return start, stop + len(spaces), ""
@@ -113,7 +113,7 @@ def _line(text: str, start: int, stop: int) -> Edit:
 
 
 def _is_so(file: Path, text: str, values: object) -> bool:
-    """Whether an inventory has these values."""
+    """Whether a text is an inventory with these values."""
     try:
         return _values(from_text(file, text).parse(InventorySection), {}) == values
     except ConfigError:
@@ -121,7 +121,7 @@ def _is_so(file: Path, text: str, values: object) -> bool:
 
 
 def _values(section: InventorySection, laws: Laws) -> dict[str, Any]:
-    """All that the file says, with these laws."""
+    """Return all values of the file, with these laws inserted."""
     values = section.model_dump()
     for cluster in values["clusters"]:
         for device in cluster["devices"]:

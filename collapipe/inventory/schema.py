@@ -1,4 +1,4 @@
-"""The keys of an inventory and what each may be, in SI units and decibels."""
+"""The keys of an inventory and their permitted values, in SI units and decibels."""
 
 import re
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyEr
 from collapipe.validation import dotted, nearest
 
 MOST_BLOCKS = 10_000
-_MOST_MICRO_BATCHES = 4096  # more of them gain nothing, and every one is looked at
+_MOST_MICRO_BATCHES = 4096  # more gain nothing, and planners try every number
 _LEAST, _MOST = 1e-18, 1e18  # of figures in SI units
 _MOST_DECIBELS = 180
-# YAML 1.1 takes 1e8 for a text; and what only Python or only YAML takes for a number is none here.
+# In YAML 1.1 1e8 is a text. Forms that only Python or only YAML reads as numbers are refused.
 _NUMBER = re.compile(r"[-+]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -69,7 +69,7 @@ Whole = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
 Samples = Annotated[Whole, Field(le=10**9)]
 Text = Annotated[str, BeforeValidator(_text)]
-Place = Annotated[Text, AfterValidator(_place)]  # a file or folder, seen from the file's own
+Place = Annotated[Text, AfterValidator(_place)]  # a file or folder, relative to this file's folder
 Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
@@ -90,7 +90,7 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """``model``: figures of a block, or a name; what stands beside a name goes over it."""
+    """``model``: figures of a block, or a name; figures take precedence over the name's."""
 
     name: Text | None = None
     num_blocks: Blocks | None = None
@@ -102,12 +102,12 @@ class ModelSection(Section):
     activation_bits: Positive | None = None
     gradient_bits: Positive | None = None
     block_bytes: Positive | None = None
-    head_blocks: Positive | None = None  # the head's work, in that of a block
-    head_bits: NotNegative | None = None  # of its weights, and all that travels with them
+    head_blocks: Positive | None = None  # the head's work, in units of a block's
+    head_bits: NotNegative | None = None  # of the head's weights and everything sent with them
 
 
 class PipelineSection(Section):
-    """``pipeline``: what of a run's configuration changes what blocks take and keep."""
+    """``pipeline``: options of a run that change blocks' time and memory."""
 
     schedule: Literal["gpipe", "one_f_one_b", "zb_h1"] = "gpipe"
     recompute: Flag = False
@@ -115,7 +115,7 @@ class PipelineSection(Section):
 
 
 class ControlUnitSection(Section):
-    """``control_unit``: how fast it is, by a block's measured seconds for a sample or by FLOPs."""
+    """``control_unit``: its speed, as measured seconds per block and sample or as FLOP/s."""
 
     block_s: Positive | None = None
     flops_per_s: Positive | None = None
@@ -137,7 +137,7 @@ class ChunkSection(Section):
 
 
 class DeviceSection(Section):
-    """A device: measured by ``chunk``, or described by its speed; limits."""
+    """A device: its measured ``chunk`` or its described speed, and its limits."""
 
     name: Annotated[Text, Field(max_length=64)]
     chunk: ChunkSection | None = None
@@ -149,11 +149,11 @@ class DeviceSection(Section):
     memory_bytes: Positive | None = None
     energy_j: Positive | None = None
     power_w: Positive | None = None
-    address: Text | None = None  # a deployment's; planning needs neither
+    address: Text | None = None  # for real devices; planning ignores this and process_id
     process_id: Text | None = None
 
     def faults(self, alone: bool) -> Iterator[tuple[Loc, str]]:
-        """Where keys contradict each other; a device that is not ``alone`` says what hops take."""
+        """Yield contradictions of keys; a device that is not ``alone`` must give its hop's time."""
         if self.chunk is None:
             if self.flops_per_s is None:
                 yield ("flops_per_s",), "is missing; give it, or a measured chunk"
@@ -197,7 +197,7 @@ class ClusterSection(Section):
     uplink: UplinkSection | None = None
 
     def faults(self, num_channels: int) -> Iterator[tuple[Loc, str]]:
-        """Where devices contradict each other, or the uplink contradicts the channels."""
+        """Yield contradictions between devices, or between the uplink and the channels."""
         yield from _repeated_names(("devices",), [each.name for each in self.devices])
         for place, device in enumerate(self.devices):
             for loc, message in device.faults(alone=len(self.devices) == 1):
@@ -221,9 +221,9 @@ class ChannelSection(Section):
 
 
 class RoundSection(Section):
-    """``round``: what a joint round minimises, and the queues Y_n before it.
+    """``round``: the objective of a joint round, and the queues Y_n before it.
 
-    A figure that is None is left to the planner, which has the defaults.
+    For None the planner uses its default.
     """
 
     drift: Literal["gamma", "paper"] | None = None
@@ -248,12 +248,12 @@ class InventorySection(Section):
     pipeline: PipelineSection | None = None
     clusters: list[ClusterSection] = Field(min_length=1)
     channels: list[ChannelSection] = []
-    credentials: Place | None = None  # a folder; a deployment's, as addresses are
+    credentials: Place | None = None  # a folder; for real devices
     round: RoundSection = RoundSection()
 
     @property
     def most_micro_batches(self) -> int:
-        """M: a micro-batch holds at least one sample, so that a larger number binds nobody."""
+        """M, at most the batch size, because a micro-batch has at least one sample."""
         return min(self.max_micro_batches or self.batch_size, self.batch_size)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""A person's YAML file as nodes: plain values for pydantic, and a line for each of its errors."""
+"""Read a user's YAML file as plain values for pydantic, with a line for each error."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ class Scalar(str):
 
 
 class PlacedError(ValueError):
-    """What a validator finds wrong at ``loc``, seen from the section that it checks."""
+    """A validator's error at ``loc``, relative to the section that it checks."""
 
     def __init__(self, loc: Loc, message: str) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class UnknownKeyError(PlacedError):
 
 
 class Document:
-    """A YAML file whose mappings have text keys, each once, and that has no aliases."""
+    """A YAML file without aliases; keys of mappings are unique texts."""
 
     def __init__(self, file: str, root: Any) -> None:
         self.file = file
@@ -44,7 +44,7 @@ class Document:
         self._values = self._plain((), root, _line(root))
 
     def parse(self, kind: type[Parsed]) -> Parsed:
-        """The file as a ``kind``. Raises ``ConfigError`` with the first fault's line."""
+        """Return the file as a ``kind``. Raises ``ConfigError`` with the first fault's line."""
         try:
             return kind.model_validate(self._values)
         except ValidationError as error:
@@ -57,7 +57,7 @@ class Document:
             raise self.error(loc, broken) from error
 
     def error(self, loc: Loc, message: str) -> ConfigError:
-        """An error about the value at ``loc``, or about its absence."""
+        """Return an error about the value at ``loc``, or about its absence."""
         node = self._find(loc)[0]
         shown = f"={_shown(node)}" if isinstance(node, yaml.ScalarNode) and node.value else ""
         place = dotted(key if isinstance(key, int) else _short(key) for key in loc) or "the file"
@@ -68,7 +68,7 @@ class Document:
         return self._find(loc)[1]
 
     def node(self, loc: Loc) -> Any:
-        """The YAML node of the value at ``loc``; its marks say where it stands in the text."""
+        """Return the YAML node of the value at ``loc``; its marks have its place in the text."""
         return self._find(loc)[0]
 
     def _find(self, loc: Loc) -> tuple[Any, int]:
@@ -76,7 +76,7 @@ class Document:
         return self._places.get(loc) or (None, self.line(loc[:-1]))
 
     def _plain(self, loc: Loc, node: Any, line: int) -> Any:
-        """The node's value for pydantic; where it stands is kept."""
+        """Return the node's value for pydantic, and remember its place."""
         self._places[loc] = node, line
         if isinstance(node, yaml.ScalarNode):
             scalar = Scalar(node.value)
@@ -97,9 +97,9 @@ class Document:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Refuses aliases (``*name``), which could make a small file endless.
+    """Refuses aliases (``*name``), with which a small file could expand without limit.
 
-    libyaml's parser is quicker, but deep nesting ends the process in it.
+    libyaml's parser is faster, but deep nesting crashes it.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -120,7 +120,7 @@ def load(file: Path) -> Document:
 
 
 def from_text(file: Path, text: str) -> Document:
-    """The document that ``text`` is, from ``file``. Raises as ``load`` does."""
+    """Parse ``text``, the content of ``file``. Raises as ``load`` does."""
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -135,7 +135,7 @@ def from_text(file: Path, text: str) -> Document:
 
 
 def read(file: Path) -> str:
-    """The text, with its own line ends. Raises as ``load`` does."""
+    """Read the text with its original line ends. Raises as ``load`` does."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)

@@ -1,1 +1,1 @@
-"""Models that come apart: embedding (control unit), blocks (devices), head (server)."""
+"""Split models: embedding (control unit), blocks (devices), head (server)."""

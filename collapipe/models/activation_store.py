@@ -1,4 +1,4 @@
-"""Activations behind a frozen stem on disk, a file for each row, so that later epochs skip it."""
+"""Cache a frozen stem's activations on disk, one file per row, so that later epochs reuse them."""
 
 import hashlib
 import json
@@ -22,20 +22,20 @@ from collapipe.wire.frozen_store import default_folder, digest
 
 _log = logging.getLogger(__name__)
 _ACTIVATION, _DIGEST = "activation", "sha256"
-_ABANDONED_S = 3600.0  # since a partial file was last written: a row takes no second
+_ABANDONED_S = 3600.0  # age of a partial file to remove; writing a row takes less than a second
 _LIBRARIES = "torch", "transformers"
 
 
 def activation_folder(stem: str, model: object, device: torch.device) -> Path:
-    """``collapipe/activations/KEY`` in the user's cache.
+    """Return ``collapipe/activations/KEY`` in the user's cache.
 
-    The key is of all that an activation's bits depend on but the row: the digest ``stem`` of the
-    frozen weights, their types among it, the ``model``'s options, the libraries, the number of
-    threads, the machine, and its ``device``.
+    The key covers everything except the row that affects an activation's bits. These are the digest
+    ``stem`` of the frozen weights and their types, the ``model``'s options, the libraries'
+    versions, the number of threads, the machine and its ``device``.
     """
     made_by = [platform.node(), str(device), torch.get_num_threads()]
     made_by += [__version__, *map(version, _LIBRARIES)]
-    config = getattr(model, "own_config", None)  # of transformers: of more than its weights tell
+    config = getattr(model, "own_config", None)  # Hugging Face models: options beyond the weights
     key = hashlib.sha256(json.dumps([stem, repr(model), repr(config), made_by]).encode())
     cache = Path(in_home(str(default_folder().parent)))
     return cache / "activations" / key.hexdigest()
@@ -44,24 +44,24 @@ def activation_folder(stem: str, model: object, device: torch.device) -> Path:
 class ActivationStore:
     """A folder of safetensors files, each named by the digest of a row's token ids.
 
-    Any number of units may use it at once: what two write of a row is the same. ``limit_bytes`` is
-    of all files there; units that write at the same time may pass it by what they write until each
-    has a new store. What is not kept, for want of room or because a file was damaged, is
-    computed again. Activations of any device are taken; they are given back on the CPU.
+    Any number of units may use it at once, because all write the same bits for a row.
+    ``limit_bytes`` bounds the size of all files. Units that write at the same time may exceed it
+    until each makes a new store. A row without a valid file is computed again. Activations may be
+    on any device; ``load`` returns them on the CPU.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder, self._limit_bytes = folder, limit_bytes
-        self._left: int | None = None  # bytes; None: nobody has asked yet
+        self._left: int | None = None  # bytes; None: not measured yet
 
     def load(self, ids: Tensor) -> Tensor | None:
-        """The activation of a row, None where it is not here, or damaged and now removed."""
+        """Return a row's activation; None if it is missing or damaged. Removes a damaged file."""
         file = self._file(ids)
         try:
-            tensors = load(file.read_bytes())  # a copy: nobody's writing changes it later
+            tensors = load(file.read_bytes())  # a copy: later writes to the file do not change it
         except FileNotFoundError:
             return None
-        except (OSError, SafetensorError, KeyError) as error:  # a type that torch has not
+        except (OSError, SafetensorError, KeyError) as error:  # a type that torch lacks
             tensors, cause = {}, str(error)
         else:
             cause = "its content has another digest"
@@ -75,7 +75,7 @@ class ActivationStore:
         return None
 
     def keep(self, ids: Tensor, activation: Tensor) -> None:
-        """Write a row's activation while there is room; a disk that is full is said in the log."""
+        """Write a row's activation if ``limit_bytes`` allows it; log a warning if writing fails."""
         file, own = self._file(ids), activation.cpu().contiguous()
         data = save({_ACTIVATION: own, _DIGEST: _check(file, own)})
         try:
@@ -95,10 +95,10 @@ class ActivationStore:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files there, while others write. What a writer that was killed left is gone."""
+    """Return the bytes of all files in a folder, and remove partial files of killed processes."""
     size, now = 0, time.time()
     for file in folder.iterdir():
-        with suppress(FileNotFoundError):  # it has its name by now
+        with suppress(FileNotFoundError):  # a partial file that was renamed meanwhile
             told = file.stat()
             if file.name.startswith(".") and now - told.st_mtime > _ABANDONED_S:
                 file.unlink()
@@ -108,18 +108,18 @@ def _size(folder: Path) -> int:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """At once, for a unit that has the same row may read it meanwhile."""
+    """Write a file atomically, because another unit may read the same row meanwhile."""
     number, name = tempfile.mkstemp(dir=file.parent, prefix=".")
     partial = Path(name)
     try:
         with os.fdopen(number, "wb") as stream:
             stream.write(data)
         partial.replace(file)
-    except BaseException:  # an interrupt, too: nobody would remove it later
+    except BaseException:  # also on an interrupt, or the file would remain
         partial.unlink()
         raise
 
 
 def _check(file: Path, activation: Tensor) -> Tensor:
-    """uint8 [32], the digest of an activation and of the row that it belongs to."""
+    """Return the digest of an activation and its row, uint8 [32]."""
     return torch.frombuffer(bytearray.fromhex(digest({file.stem: activation})), dtype=torch.uint8)

@@ -29,8 +29,8 @@ def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:
         )
     if cut >= spec.num_blocks:
         raise ConfigError(
-            f"framework.cut={cut}: leaves none of model.num_blocks={spec.num_blocks} blocks to the "
-            "server; lower framework.cut, or set it to null: then units hold all of them"
+            f"framework.cut={cut}: must be below model.num_blocks={spec.num_blocks}, so that the "
+            "server has a block; lower it, or set it to null: then units have all blocks"
         )
     return CutSpec(spec, cut)
 

@@ -20,7 +20,7 @@ Description = dict[str, Any]
 _KIND, _HUGGING_FACE = "kind", "huggingface"
 _OWN: dict[str, type[Any]] = {"transformer": TransformerSpec}
 _DERIVED: dict[str, type[DerivedSpec]] = {"lora": LoraSpec, "stem": StemSpec, "cut": CutSpec}
-_LOCAL = {"base", "store"}  # described by themselves, and not at all
+_LOCAL = {"base", "store"}  # base has its own description; store is not described
 _Scalar = (str, int, float, bool, type(None))
 _MOST_SIZE = 2**24
 
@@ -99,5 +99,5 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
         if not all(
             isinstance(each, _Scalar) for each in (value if type(value) is tuple else (value,))
         ):
-            raise TypeError(f"{name} is neither a number nor a text")
+            raise TypeError(f"{name} must be a number or a text")
     return dict(values)

@@ -2,7 +2,7 @@
 
 torch's CPU generator belongs to the process, so units that train in parallel threads would share
 one random stream. Here each part of the model draws from its own generator, seeded by the key
-(unit, step, micro-batch, part). Neither threads nor the cut into segments change a mask.
+(unit, step, micro-batch, part). So masks do not depend on threads or on the cut into segments.
 
 A tensor on another device needs a generator of that device. It has the same seed but draws other
 numbers than the CPU's: a mask depends on its key and on the kind of device.
@@ -95,7 +95,7 @@ class ForeignDropout(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch's protocol for modes."""
+        """Replace dropout calls; torch calls this method for every function in the mode."""
         return (_redirected if func is functional.dropout else func)(*args, **(kwargs or {}))
 
 

@@ -112,7 +112,7 @@ class LoraSpec(DerivedSpec):
 
         part.requires_grad_(False)
         layers = _linear_layers(part, self.target_modules)
-        if not layers:  # behind a causal model all of whose layers are blocks
+        if not layers:  # the head of a causal model whose layers are all blocks
             return part
         config = LoraConfig(
             r=self.rank,

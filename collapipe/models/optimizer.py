@@ -2,7 +2,7 @@
 
 The first ``torch.optim.Optimizer`` of a process imports torch's compiler: 800 modules, 76 MB, a
 second on a fast core and several on a Raspberry Pi. The functional optimisers, which it calls too,
-need none of these imports.
+do not need these imports.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ class Optimizer:
             nesterov=False,
             maximize=False,
         )
-        found = zip(keys, buffers, strict=False)  # without momentum there are none
+        found = zip(keys, buffers, strict=False)  # empty without momentum
         self._state |= {key: each for key, each in found if each is not None}
 
     def _of(self, names: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:

@@ -54,7 +54,7 @@ class Part:
         self._optimizer.load_state(select(state, self.name))
 
     def squared_norm(self) -> float:
-        """Squared L2 norm of the part's gradient."""
+        """Return the squared L2 norm of the part's gradient."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(get_total_norm(gradients)) ** 2
 

@@ -15,7 +15,7 @@ from collapipe.text.vocabulary import Vocabulary
 
 M = TypeVar("M", bound=nn.Module)
 EMBEDDING, HEAD = "embedding", "head"
-TASKS = {  # what trains each kind of head
+TASKS = {  # kind of head → options of the tasks that train it
     "decoder": "task=dates or task=multi30k",
     "causal": "task=causal_lm",
     "tokens": "task=ner",
@@ -210,4 +210,4 @@ def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:
     with torch.device("meta"):
         module = build()
     module.load_state_dict({name: aligned(each) for name, each in weights.items()}, assign=True)
-    return module  # what is frozen stays so: each weight keeps the requires_grad it was built with
+    return module  # each weight keeps the requires_grad that it was built with

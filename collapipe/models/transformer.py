@@ -72,12 +72,12 @@ class Embedding(nn.Module):
     def __init__(self, spec: TransformerSpec, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary.size, spec.dim)
-        # √d at the input and an output layer that may share the weights ask for this scale.
+        # This scale fits both the input's factor √d and an output layer that shares the weights.
         nn.init.normal_(self.tokens.weight, std=spec.dim**-0.5)
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """[b, s] → [b, s, d]; ``start`` is the first id's position."""
+        """Map ids [b, s] to [b, s, d]; ``start`` is the first id's position."""
         dim = self.tokens.embedding_dim
         hidden: Tensor = self.tokens(ids) * math.sqrt(dim)
         hidden = hidden + positions(start, ids.shape[1], dim, hidden)
@@ -204,7 +204,7 @@ class Decoder(nn.Module):
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
         inputs = shift_right(targets, self.vocabulary.bos, self.vocabulary.pad)
         x, _ = self._step(inputs, 0, self._memories(hidden), mask, None)
-        real = targets != IGNORED  # the output layer is the dearest: it sees no padding
+        real = targets != IGNORED  # skip padding: the output layer is the most expensive
         return functional.cross_entropy(self._logits(x[real]), targets[real], reduction="sum")
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:

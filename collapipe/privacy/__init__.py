@@ -1,1 +1,1 @@
-"""What bounds how much a model says of any one unit: clipping, noise, and what both are worth."""
+"""Bound how much a model reveals about a single unit: clipping, noise, and their privacy loss ε."""

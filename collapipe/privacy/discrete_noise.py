@@ -1,12 +1,12 @@
-"""Noise in whole numbers, which units add to what they mask: the discrete Gaussian.
+"""Discrete Gaussian noise: whole numbers that units add to their updates before masking.
 
-P(x) ∝ exp(−x²/2σ²) over the integers, by the rejection of Canonne, Kamath and Steinke (2020, "The
-Discrete Gaussian for Differential Privacy", algorithms 1 to 3), with whole arrays at a time. They
-draw with exact fractions, as OpenDP does, which takes 24 µs for each number, or half a minute for a
-million. Here a coin's probability is a float64, right to a factor of 1 ± 2⁻⁵²; a probability is
-made of some 50 of these, so that a million numbers add less than 1e-8 to ε.
+P(x) ∝ exp(−x²/2σ²) over the integers, by rejection sampling on whole arrays (Canonne, Kamath and
+Steinke 2020, "The Discrete Gaussian for Differential Privacy", algorithms 1 to 3). The paper and
+OpenDP draw with exact fractions, which takes 24 µs per number, or half a minute for a million. Here
+probabilities are float64, with a relative error of 2⁻⁵². A number needs some 50 of them, so a
+million numbers add less than 1e-8 to ε.
 
-A sum of k such numbers is not one, but almost: see ``LEAST_DEVIATION``.
+A sum of k such numbers has almost the same distribution: see ``LEAST_DEVIATION``.
 """
 
 import os
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_DEVIATION = 4.0
-"""σ of a summand. The sum of k discrete Gaussians of d values is as private as one of k times the
-variance but for τ = 10·Σ_{j<k} exp(−2π²σ²·j/(j + 1)) (Kairouz, Liu and Steinke 2021, theorem 1), of
-which d·τ counts beside 1/z²: with this σ it is below d·k·1e-66, which is nothing."""
+"""Least σ of a summand. The sum of k discrete Gaussians of d values is as private as one with k
+times the variance, apart from τ = 10·Σ_{j<k} exp(−2π²σ²·j/(j + 1)) (Kairouz, Liu and Steinke 2021,
+theorem 1). d·τ is added to 1/z²: with this σ it is below d·k·1e-66, which is negligible."""
 _CHUNK = 2**20
 _Floats = NDArray[np.float64]
 _Whole = NDArray[np.int64]
@@ -26,8 +26,8 @@ _Whole = NDArray[np.int64]
 class DiscreteGaussian:
     """Independent whole numbers of standard deviation σ = ``deviation``.
 
-    Without a ``seed`` their coins come from the operating system's cryptographic source; with one
-    they repeat, and whoever knows it can take the noise away again.
+    Without a ``seed`` random bits come from the operating system's cryptographic source. With a
+    seed the numbers can be repeated, and anyone who knows the seed can remove the noise.
     """
 
     def __init__(self, deviation: float, seed: int | None) -> None:
@@ -35,7 +35,7 @@ class DiscreteGaussian:
         self._seeded = None if seed is None else np.random.default_rng(seed)
 
     def draw(self, count: int) -> _Whole:
-        """So many of them."""
+        """Draw ``count`` numbers, int64 [count]."""
         chunks = (min(_CHUNK, count - first) for first in range(0, count, _CHUNK))
         return np.concatenate([np.zeros(0, np.int64), *map(self._drawn, chunks)])
 
@@ -51,7 +51,7 @@ class DiscreteGaussian:
         return found
 
     def _laplace(self, count: int) -> _Whole:
-        """P(x) ∝ exp(−|x|/t), t being the scale."""
+        """Draw from P(x) ∝ exp(−|x|/t) with the scale t."""
         found = np.zeros(count, np.int64)
         open_ = np.arange(count)
         while open_.size:
@@ -59,13 +59,13 @@ class DiscreteGaussian:
             kept = self._with_probability(within / self._scale)
             sizes = within + self._scale * self._geometric(open_.size)
             negative = self._uniform(open_.size) < 0.5
-            kept &= ~(negative & (sizes == 0))  # or 0 would come twice as often
+            kept &= ~(negative & (sizes == 0))  # else 0 would be twice as likely
             found[open_[kept]] = np.where(negative, -sizes, sizes)[kept]
             open_ = open_[~kept]
         return found
 
     def _geometric(self, count: int) -> _Whole:
-        """P(x) ∝ exp(−x), x ≥ 0."""
+        """Draw from P(x) ∝ exp(−x), x ≥ 0."""
         found = np.zeros(count, np.int64)
         open_ = np.arange(count)
         while (open_ := open_[self._with_probability(np.ones(open_.size))]).size:
@@ -73,8 +73,11 @@ class DiscreteGaussian:
         return found
 
     def _with_probability(self, exponents: _Floats) -> NDArray[np.bool_]:
-        """True with probability exp(−x) of each x ≥ 0: a coin for every whole 1, one for the rest,
-        since a small probability could be told from 0 by its size alone."""
+        """Draw True with probability exp(−x) for each x ≥ 0.
+
+        One draw for each whole 1 in x and one for the rest keep every probability large enough for
+        float64.
+        """
         kept, left = np.ones(exponents.size, np.bool_), exponents.copy()
         while (open_ := np.flatnonzero(kept & (left > 1))).size:
             kept[open_] = self._uniform(open_.size) < np.exp(-1.0)
@@ -84,7 +87,7 @@ class DiscreteGaussian:
         return kept
 
     def _below_scale(self, count: int) -> _Whole:
-        """Each of 0 … t − 1 as likely."""
+        """Draw uniformly from 0 … t − 1."""
         most = 2**63 - 2**63 % self._scale
         found = self._bits(count) >> np.uint64(1)
         while (bad := np.flatnonzero(found >= most)).size:
@@ -92,7 +95,7 @@ class DiscreteGaussian:
         return (found % np.uint64(self._scale)).astype(np.int64)
 
     def _uniform(self, count: int) -> _Floats:
-        """Multiples of 2⁻⁵³ in [0, 1)."""
+        """Draw uniform multiples of 2⁻⁵³ in [0, 1)."""
         return (self._bits(count) >> np.uint64(11)) * np.float64(2.0**-53)
 
     def _bits(self, count: int) -> NDArray[np.uint64]:

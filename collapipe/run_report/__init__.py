@@ -1,1 +1,1 @@
-"""``collapipe report``: what a run's folder tells, as one page."""
+"""``collapipe report``: show a run's folder as one page."""

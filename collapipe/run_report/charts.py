@@ -1,5 +1,4 @@
-"""Lines, bands and points over two axes; and rows of boxes over one: stacked bars, Gantt charts,
-and units by rounds."""
+"""Charts of lines, bands and points, and of rows of boxes: stacked bars, Gantt charts, cells."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,16 +23,16 @@ _MARKS = (
 )
 _MOST_MARKS, _MOST_POINTS = 8, 500
 _TOP, _ROW, _BOX = 8.0, 21.0, 15.0
-_NARROW = 6.0  # a cell without room for a gap beside it
+_NARROW = 6.0  # width of a cell without room for a gap
 Point = tuple[float, float]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points in the order in which a line joins them, or by themselves.
+    """Points, joined by a line in their order or separate.
 
-    ``band`` has the least and the most of what each point stands for: ``(x, low, high)``.
+    ``band`` has the range of values at each place: ``(x, low, high)``.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Series:
 def lines(
     title: str, across: str, up: str, series: Sequence[Series], *, zero: bool = False
 ) -> Markup:
-    """A chart of values ``up`` against values ``across``; from 0 where ``zero``."""
+    """Return a chart of values ``up`` over values ``across``; with ``zero`` it starts at 0."""
     shown = [each for each in series if each.points]
     xs = [x for each in shown for x, _ in each.points]
     ys = [y for each in shown for _, y in each.points] + ([0.0] if zero else [])
@@ -73,7 +72,7 @@ def lines(
 
 
 def _thinned(values: Sequence[T]) -> list[T]:
-    """At most ``_MOST_POINTS`` values at even distances, and the last one."""
+    """Return at most ``_MOST_POINTS`` evenly spaced values, and the last one."""
     step = -(-len(values) // _MOST_POINTS)
     return [*values[:-1:step], values[-1]]
 
@@ -90,7 +89,7 @@ def _curve(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
         return _marks(series.style, _places(series.points, horizontal, vertical), "points")
     places = _places(_thinned(series.points), horizontal, vertical)
     every = -(-len(places) // _MOST_MARKS)
-    offset = (series.style * 3) % every  # so that marks of lines on one another can be told apart
+    offset = (series.style * 3) % every  # so that marks of lines do not coincide
     line = _line(series.style, "M" + "L".join(places))
     return join(line, _marks(series.style, places[offset::every]))
 
@@ -111,7 +110,7 @@ def _marks(style: int, places: Sequence[str], kind: str = "marks") -> Markup:
 
 
 def sample(style: int, joined: bool = True, band: bool = False) -> Markup:
-    """What a legend shows of a line, with or without a band, or of points by themselves."""
+    """Return a legend's sample of a line, with or without a band, or of separate points."""
     ground = (
         tag("path", d="M1 0H27v12H1z", class_=f"band {drawing.colour(style)}") if band else None
     )
@@ -132,7 +131,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Boxes between two positions on the axis, followed by the text ``told``."""
+    """Boxes between positions on the axis, followed by the text ``told``."""
 
     name: str
     boxes: Sequence[tuple[Kind, Point]]
@@ -148,7 +147,7 @@ def stacked(name: str, parts: Iterable[tuple[Kind, float]], told: str) -> Row:
 
 
 def rows(title: str, across: str, content: Sequence[Row], *, wide: bool = False) -> Markup:
-    """Rows over an axis from 0."""
+    """Return a chart of rows over an axis that starts at 0."""
     width = drawing.WIDE if wide else drawing.WIDTH
     ends = [max((end for _, (_, end) in row.boxes), default=0.0) for row in content]
     axis = scale([0.0, *ends], *_edges(content, width), count=8 if wide else 4)
@@ -156,7 +155,7 @@ def rows(title: str, across: str, content: Sequence[Row], *, wide: bool = False)
 
 
 def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
-    """Rows over an axis of rounds; a box fills the place of its round."""
+    """Return a chart of rows over an axis of rounds; a box fills the place of its round."""
     left, right = _edges(content, drawing.WIDE)
     first, last = float(rounds[0]), float(rounds[-1])
     ticks = scale([first, last], 0, 1, count=10, whole=True).ticks if last > first else (first,)
@@ -185,7 +184,7 @@ def _placed(boxes: Sequence[tuple[Kind, Point]], axis: Scale) -> list[tuple[Kind
 
 
 def _edges(content: Sequence[Row], width: float) -> Point:
-    """Where the axis begins and ends, with room for names on the left and ``told`` behind."""
+    """Return start and end of the axis, with room for names on the left and ``told`` at right."""
     name = max((len(row.name) for row in content), default=0)
     told = max((len(row.told) for row in content), default=0)
     return min(0.4 * width, 14 + drawing.LETTER * name), width - drawing.RIGHT - 7.0 * told
@@ -200,7 +199,7 @@ def _chart(
     width: float,
     ground: Sequence[Markup] = (),
 ) -> Markup:
-    """``behind`` is where each row's ``told`` stands."""
+    """Return a chart of rows; ``behind`` has the position of each row's ``told``."""
     floor, begin = _TOP + _ROW * len(content), axis.begin - 8
     paths: dict[Kind, str] = {}
     texts = []

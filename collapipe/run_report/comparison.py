@@ -1,4 +1,4 @@
-"""The page of several runs: mean curves in one chart, figures with intervals, and pairs."""
+"""The page of several runs: mean curves, figures with intervals, and paired differences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ class Measure:
 
 
 Measured = Mapping[Measure, Mapping[Path, float]]
-"""Values by the folders of those runs that have them."""
+"""Values by the folders of the runs that have one."""
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """Compare runs. Raises ``ConfigError`` for two runs that differ by nothing."""
+    """Return the page that compares runs. Raises ``ConfigError`` if two runs do not differ."""
     groups, known = grouped(runs), _measured(runs)
     title = f"{counted(len(runs), 'run')}, {counted(len(groups), 'configuration')}"
     sections = [
@@ -74,7 +74,7 @@ def _opening(groups: Sequence[Group]) -> Markup:
 
 
 def _missing(group: Group) -> str:
-    """What the modelled seconds and joules of any of its runs leave out."""
+    """Return a note on uploads missing in the modelled seconds and joules of a group's runs."""
     return next((missing for run in group.runs.values() if (missing := run.missing_uploads)), "")
 
 
@@ -146,7 +146,7 @@ def _listed(seeds: Iterable[int]) -> str:
 
 
 def _values(group: Group, known: Mapping[Path, float]) -> dict[int, float]:
-    """Those of a group's runs, by seed."""
+    """Return the values of a group's runs, by seed."""
     return {s: known[run.folder] for s, run in group.runs.items() if run.folder in known}
 
 
@@ -157,7 +157,7 @@ def _mean(group: Group, measure: Measure, known: Mapping[Path, float]) -> object
 
 
 def _told(values: Iterable[float], suffix: str = "", sign: str = "") -> Markup:
-    """The mean, and beneath it its interval."""
+    """Return the mean, with its interval below."""
     interval = over_seeds(values)
     ends = [f"{end:{sign}.4g}" for end in (interval.low, interval.high) if end is not None]
     return join(
@@ -166,7 +166,7 @@ def _told(values: Iterable[float], suffix: str = "", sign: str = "") -> Markup:
 
 
 def _pairs(groups: Sequence[Group], known: Measured) -> Markup:
-    """Each configuration against the first, seed by seed."""
+    """Return a table of each configuration's differences from the first, paired by seed."""
     reference, others = groups[0], groups[1:]
     if not others:
         return note("There is one configuration.")

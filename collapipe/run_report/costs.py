@@ -13,13 +13,13 @@ from collapipe.runs.reading import Run
 
 _SERVER = ("plan", "send", "train", "aggregate", "evaluate")
 _UNIT = "unit/"
-_SAME = 1e-9  # relative difference of modelled delays that is rounding
+_SAME = 1e-9  # modelled delays with a smaller relative difference are equal
 _UPLOAD = "upload"
 _OF_DEVICES, _OF_UPLOAD = Kind("devices", "fill c0"), Kind(_UPLOAD, "fill c1", 0.25, 0.5)
 
 
 def phases(run: Run) -> Markup:
-    """Measured seconds of a mean round, on the server and inside the units."""
+    """Show measured seconds of a mean round, on the server and on units."""
     if not run.rounds:
         return note("No round was finished.")
     planning = _total(run, "plan")
@@ -28,7 +28,7 @@ def phases(run: Run) -> Markup:
         return note(f"Nothing was trained. Planning took {mean} a round in the mean, measured.")
     names = sorted({name for line in run.rounds for name in line.seconds if name.startswith(_UNIT)})
     server = {name: _total(run, name) for name in _SERVER}
-    server["send"] = max(0.0, server["send"] - planning)  # rounds tell planning as a part of it
+    server["send"] = max(0.0, server["send"] - planning)  # the file's "send" includes planning
     units = {name.removeprefix(_UNIT): _total(run, name) for name in names}
     whole = sum(server.values()) or 1.0
     return join(
@@ -58,7 +58,7 @@ def _bars(
 
 
 def predicted(run: Run) -> Markup:
-    """The modelled delay of each round beside its measured time, and their ratio."""
+    """Show the modelled delay and the measured time of each round, and their ratio."""
     planned = [line for line in run.rounds if line.plan.clusters]
     delays = {line.round: line.cost.delay_s for line in planned if line.cost}
     if not delays:
@@ -99,7 +99,7 @@ def _by_round(title: str, up: str, style: int, values: Mapping[int, float]) -> M
 
 
 def energy(run: Run) -> Markup:
-    """Joules of each unit and device, modelled."""
+    """Show modelled joules of each unit and device."""
     if not any(line.costs for line in run.rounds):
         return note("The run's rounds have no modelled energy.")
     spent = [defaultdict[str, float](float, {_UPLOAD: 0.0}) for _ in range(run.num_units)]
@@ -137,7 +137,7 @@ def energy(run: Run) -> Markup:
 
 
 def traffic(run: Run) -> Markup:
-    """Bytes up and down."""
+    """Show bytes up and down."""
     if not run.rounds:
         return note("No round was finished.")
     numbers = [float(line.round) for line in run.rounds]

@@ -15,7 +15,7 @@ _WAITS = Kind("waits for its neighbours", "fill c1", 0.25, 0.5)
 
 
 def devices(run: Run) -> Markup | None:
-    """Of the last round that has any; None where devices were simulated."""
+    """Show the devices of the last round with real ones; None if devices were simulated."""
     measured = [line for line in run.rounds if line.devices]
     if not measured:
         return None
@@ -36,7 +36,7 @@ def devices(run: Run) -> Markup | None:
 
 
 def _pipelines(run: Run) -> Markup:
-    """Measured beside planned seconds of each unit's batches."""
+    """Show measured and planned seconds of each unit's batches."""
     found: dict[str, list[tuple[float, float]]] = {}
     for line in run.rounds:
         for unit, measured_s in line.pipeline_s.items():
@@ -67,11 +67,11 @@ def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
 
 
 def _planned(run: Run, line: RoundReport, unit: int) -> dict[str, float]:
-    """Seconds of a micro-batch on each device as the round was planned."""
+    """Return the planned seconds of a micro-batch on each device."""
     cluster = next(each for each in line.plan.clusters if each.unit == unit)
     try:
         return {name: times.compute_s for name, times in planned_stages(run, line, cluster)}
-    except (ConfigError, EOFError):  # the page has the measured ones all the same
+    except (ConfigError, EOFError):  # the page then has only the measured seconds
         return {}
 
 

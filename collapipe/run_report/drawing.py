@@ -1,6 +1,7 @@
-"""The parts of all charts: inline SVG, written here and not by matplotlib for the sake of the page.
-Its style sheet colours them, for dark and light and print, they grow and shrink with it, and they
-are a tenth of the size. What differs does so by colour and by form."""
+"""The parts of all charts: inline SVG, written without matplotlib.
+
+So the page's style sheet can colour charts for dark, light and print, and charts scale with the
+page and have a tenth of the size. Items differ both in colour and in form."""
 
 import math
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from collapipe.run_report.html import Markup, join, scrolling, tag
 
 WIDTH, WIDE = 420.0, 860.0
 RIGHT, TOP, BOTTOM = 20.0, 24.0, 40.0
-LETTER = 7.4  # width of a letter, at most in the mean
+LETTER = 7.4  # upper bound of the mean width of a letter
 COLOURS = 8
 _STEPS = (1.0, 2.0, 5.0, 10.0)
 _SHORT = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))  # from, divided by, suffix
@@ -19,7 +20,7 @@ _LONG = 1e13  # from here on even billions are
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values ``low`` … ``high`` on the way from ``begin`` to ``end``, in the picture's units."""
+    """Maps values ``low`` … ``high`` to positions ``begin`` … ``end`` in the picture's units."""
 
     low: float
     high: float
@@ -28,7 +29,7 @@ class Scale:
     ticks: tuple[float, ...]
 
     def at(self, value: float) -> float:
-        """Where the value lies."""
+        """Return the position of a value."""
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def names(self) -> list[str]:
@@ -51,9 +52,9 @@ def scale(
     whole: bool = False,
     round_out: bool = False,
 ) -> Scale:
-    """An axis for the values, with about ``count`` ticks.
+    """Return an axis for the values, with about ``count`` ticks.
 
-    Ticks are whole numbers where ``whole``; the axis begins and ends at ticks where ``round_out``.
+    With ``whole``, ticks are whole numbers. With ``round_out``, the axis starts and ends at ticks.
     """
     known = list(values) or [0.0, 1.0]
     low, high = min(known), max(known)
@@ -77,7 +78,7 @@ def figure(
     content: Iterable[Markup],
     legend_entries: Iterable[tuple[str, Markup]],
 ) -> Markup:
-    """A chart with its title and legend. A screen reader says the title; wide charts scroll."""
+    """Return a chart with title and legend. Screen readers read the title; wide charts scroll."""
     width, height = size
     box = f"0 0 {width:g} {height:g}"
     drawn = tag("svg", *content, viewBox=box, role="img", aria_label=title)
@@ -92,13 +93,13 @@ def figure(
 
 
 def legend(entries: Iterable[tuple[object, Markup]], *, tall: bool = False) -> Markup | None:
-    """Names beside samples, one beneath the other where ``tall``; None without entries."""
+    """Return a legend, with one entry per line if ``tall``; None without entries."""
     items = [tag("li", sample, " ", name) for name, sample in entries]
     return tag("ul", *items, class_="legend tall" if tall else "legend") if items else None
 
 
 def floor_axis(horizontal: Scale, floor: float, across: str) -> Markup:
-    """The horizontal axis at the height ``floor``."""
+    """Return the horizontal axis at the height ``floor``."""
     left, right = horizontal.begin, horizontal.end
     ticks = "".join(f"M{horizontal.at(tick):.1f} {floor:g}v4" for tick in horizontal.ticks)
     names = [
@@ -113,21 +114,21 @@ def floor_axis(horizontal: Scale, floor: float, across: str) -> Markup:
 
 
 def text_at(x: float, y: float, text: str, anchor: str) -> Markup:
-    """A text whose ``anchor`` (``start``, ``middle`` or ``end``) is at x."""
+    """Return a text whose ``anchor`` (``start``, ``middle`` or ``end``) is at x."""
     return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
 
 
 def fitting(text: str, width: float) -> str:
-    """Cut a text to what has room."""
+    """Shorten a text to a width."""
     most = max(1, int(width / LETTER))
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def key(*content: Markup | None) -> Markup:
-    """A legend's sample, 28 by 12."""
+    """Return a legend's sample, 28 by 12."""
     return tag("svg", *content, viewBox="0 0 28 12", class_="key", aria_hidden="true")
 
 
 def colour(style: int) -> str:
-    """The class of a style's colour."""
+    """Return the CSS class of a style's colour."""
     return f"c{style % COLOURS}"

@@ -1,4 +1,4 @@
-"""Runs that differ by nothing but the seed, and what sets them apart from others."""
+"""Group runs that differ only in the seed, and name the differences between groups."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,14 +28,14 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Such as ``A strategy=dssra``."""
+        """Title, such as ``A strategy=dssra``."""
         return f"{self.mark} {self.name}"
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Group the runs in the order in which they were given.
 
-    Raises ``ConfigError`` where two runs have the same configuration, version and seed.
+    Raises ``ConfigError`` if two runs have the same configuration, version and seed.
     """
     flats = [{**flattened(run.tree), _VERSION: run.version} for run in runs]
     known = all(run.choices for run in runs)
@@ -60,7 +60,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _mark(number: int) -> str:
-    """A, B … Z, AA, AB …"""
+    """Return a mark by number: A, B … Z, AA, AB …"""
     before = _mark(number // 26 - 1) if number >= 26 else ""
     return before + chr(ord("A") + number % 26)
 
@@ -71,8 +71,8 @@ def _importance(key: str) -> int:
 
 
 def _kinds(flat: Mapping[str, object]) -> dict[str, object]:
-    """The class or name of each group, instead of choices that are not known."""
-    kinds = (".name", "._target_")  # the class, where a group has both
+    """Return the class or name of each group of options, if choices are unknown."""
+    kinds = (".name", "._target_")  # the class, if a group has both
     return {key.split(".")[-2]: flat[key] for kind in kinds for key in flat if key.endswith(kind)}
 
 
@@ -86,8 +86,10 @@ def _name(
     flats: Sequence[Mapping[str, object]],
     choices: Sequence[Mapping[str, object]],
 ) -> str:
-    """Such as ``strategy=dssra strategy.drift_weight=0.1``: the choices that differ, and options
-    that differ among runs of the same choices."""
+    """Return a group's name, such as ``strategy=dssra strategy.drift_weight=0.1``.
+
+    It has the choices that differ, and options that differ among runs with equal choices.
+    """
     flat, chosen, parts = flats[number], choices[number], []
     for key in apart:
         differing = [group for group in key.split(".")[:-1] if _differs(group, choices)]
@@ -103,6 +105,6 @@ def _name(
 
 
 def _text(value: object) -> str:
-    """As the configuration has it, not as Python does; no longer than a table can show."""
+    """Return a value in the configuration's form, shortened for a table."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} …"

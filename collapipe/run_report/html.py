@@ -1,4 +1,4 @@
-"""HTML and SVG of which every text is escaped, unless it says that it is markup already."""
+"""Build HTML and SVG; every text is escaped unless it is ``Markup``."""
 
 import html
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 class Markup(str):
-    """Text that is HTML already. Only ``tag``, ``join`` and constants of ours make it."""
+    """Text that is already HTML. Only ``tag``, ``join`` and constants in this package make it."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element; children that are no ``Markup``, and all attributes, are escaped.
+    """Return an element; attributes and children other than ``Markup`` are escaped.
 
-    ``stroke_width=1`` becomes ``stroke-width="1"``, ``class_`` ``class``. Attributes that are None
-    are left out.
+    ``stroke_width=1`` becomes ``stroke-width="1"``, and ``class_`` becomes ``class``. Attributes
+    that are None are left out.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
@@ -33,7 +33,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def join(*parts: object) -> Markup:
-    """All parts, one after the other, without those that are None."""
+    """Join all parts that are not None."""
     return Markup(
         "".join(
             part if isinstance(part, Markup) else html.escape(str(part))
@@ -46,7 +46,7 @@ def join(*parts: object) -> Markup:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], label: str, *, words: bool = False
 ) -> Markup:
-    """A table with names on the left and figures, or ``words``, on the right. Wide ones scroll."""
+    """Return a table: names on the left, figures or ``words`` on the right; wide tables scroll."""
     head = tag("tr", *(tag("th", column, scope="col") for column in columns))
     body = [
         tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:]))
@@ -62,23 +62,26 @@ def scrolling(content: Markup, label: str) -> Markup:
 
 
 def details(summary: str, *children: object) -> Markup:
-    """Content that is folded away until somebody asks for it."""
+    """Return content that is collapsed until the reader opens it."""
     return tag("details", tag("summary", summary), *children)
 
 
 def note(text: str) -> Markup:
-    """Small print beneath a chart or a table."""
+    """Return a note below a chart or a table."""
     return tag("p", text, class_="note")
 
 
 def charts(*figures: Markup | None) -> Markup:
-    """Figures side by side, as many as the page has room for."""
+    """Arrange charts in a row, as many as fit the page's width."""
     return tag("div", *figures, class_="charts")
 
 
 def whole_page(title: str, opening: Markup, sections: Sequence[tuple[str, str, Markup]]) -> str:
-    """A file that needs no other; ``opening`` stands above the links to the ``sections``, each with
-    its name within the page, its title and its content."""
+    """Return a self-contained page.
+
+    ``opening`` is above the links to the ``sections``; each has its anchor, its title and its
+    content.
+    """
     style = Markup(files(__package__).joinpath("style.css").read_text(encoding="utf-8"))
     head = tag(
         "head",

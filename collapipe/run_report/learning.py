@@ -1,4 +1,4 @@
-"""What was learned: loss and metric against rounds, samples and seconds, of one run or several."""
+"""Show loss and metrics of one or several runs over rounds, samples and seconds."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,10 @@ ON_UNITS = "on units"
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A value of some rounds' lines, called ``name`` in the legend; the mean of several ``runs``,
-    in those rounds in which all of them have the value."""
+    """A value over rounds, named ``name`` in the legend.
+
+    For several ``runs`` it is their mean, in rounds in which all runs have the value.
+    """
 
     name: str
     style: int
@@ -29,7 +31,7 @@ class Curve:
     value: Value
 
     def series(self, axis: str) -> Series:
-        """The mean against one of the three axes, and a band from the least to the most."""
+        """Return the mean over one of the three axes, and a band from the least to the most."""
         every = [_points(run, axis, self.value) for run in self.runs]
         common = [number for number in every[0] if all(number in points for points in every)]
         found = [zip(*(points[number] for points in every), strict=True) for number in common]
@@ -40,7 +42,7 @@ class Curve:
 
 
 def _points(run: Run, axis: str, value: Value) -> dict[int, Point]:
-    """The value of each round that has one, with its place on the axis."""
+    """Return the value of each round that has one, with its place on the axis."""
     places: Iterable[float] = run.clock.ends_s
     if axis == "round":
         places = [float(line.round) for line in run.rounds]
@@ -54,18 +56,18 @@ def _points(run: Run, axis: str, value: Value) -> dict[int, Point]:
 
 
 def metric(name: str) -> Value:
-    """The value of the metric ``name`` in rounds that were evaluated by it."""
+    """Return a function that gives a round's value of the metric ``name``, or None."""
     return lambda line: line.metric.value if line.metric and line.metric.name == name else None
 
 
 def metric_names(runs: Iterable[Run]) -> list[str]:
-    """The metrics of all evaluations, in the order in which they appear."""
+    """Return the names of all evaluated metrics, in the order in which they first appear."""
     lines = (line for run in runs for line in run.rounds)
     return list(dict.fromkeys(line.metric.name for line in lines if line.metric))
 
 
 def _clock_label(curves: Sequence[Curve]) -> str:
-    """Name of the axis of seconds: which clock it is, and whose leaves uploads out."""
+    """Return the label of the axis of seconds: its clock, and runs without uploads in it."""
     known = [(curve.name, run) for curve in curves for run in curve.runs if run.rounds]
     kinds = " or ".join(sorted({run.clock.kind for _, run in known}))
     missing = [(name, text) for name, run in known if (text := run.missing_in_clock)]
@@ -76,7 +78,7 @@ def _clock_label(curves: Sequence[Curve]) -> str:
 
 
 def learning(run: Run) -> Markup:
-    """A run's loss and metrics."""
+    """Show a run's loss and metrics."""
     values = [("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS)]
     both = run.option("evaluation.where") == "both"
     if both:
@@ -101,7 +103,7 @@ def _on_units(run: Run, style: int, name: str, both: bool) -> list[Curve]:
 
 
 def learned(drawn: Iterable[tuple[str, str, Sequence[Curve]]]) -> Markup:
-    """Charts of titles, labels and curves against each axis, where any round has a value."""
+    """Return charts of titles, labels and curves over each axis, if any round has a value."""
     found = [
         lines(f"{title} against {across}", label, up, [curve.series(axis) for curve in curves])
         for title, up, curves in drawn

@@ -25,7 +25,7 @@ from collapipe.run_report.round import gantt, step_chart
 from collapipe.run_report.units import participation, queues, radio
 from collapipe.runs.reading import Run, latest_run, read_run
 
-_HEAD = 2000  # characters of a page, in which it says who wrote it
+_HEAD = 2000  # characters of a page that contain its generator's name
 _GROUPS = (
     *("experiment", "framework", "strategy", "task"),
     *("model", "environment", "cluster", "channel"),
@@ -36,7 +36,7 @@ def write_report(folders: Sequence[Path], output: Path | None, number: int | Non
     """Write the report of a run (default: the latest) or a comparison of several; print its path.
 
     ``number`` is the round of the Gantt chart, by default the last planned one. Raises
-    ``ConfigError`` for a folder without a run, and if ``output`` exists and is no report of ours.
+    ``ConfigError`` for a folder without a run, or if ``output`` exists and is not a report.
     """
     runs = [read_run(folder) for folder in folders or [latest_run()]]
     if len(runs) == 1:
@@ -63,7 +63,7 @@ def _shown(run: Run, number: int | None) -> RoundReport | None:
 
 def _write(file: Path, page: str) -> None:
     try:
-        if file.is_symlink():  # a folder's own may lead anywhere, to no file as well
+        if file.is_symlink():  # a link in an untrusted folder may lead anywhere
             raise ConfigError(f"{file}: is a link; choose another --output")
         if file.exists() and not file.is_file() and not file.is_dir():
             raise ConfigError(f"{file}: is no file; choose another --output")
@@ -71,9 +71,9 @@ def _write(file: Path, page: str) -> None:
             with file.open(encoding="utf-8", errors="replace") as old:
                 if GENERATOR not in old.read(_HEAD):
                     raise ConfigError(
-                        f"{file}: exists and is no report of ours; choose another --output"
+                        f"{file}: exists and is not a report; choose another --output"
                     )
-        # A file may hold halves of characters that no encoding knows.
+        # Texts of a run may have lone surrogates, which cannot be encoded.
         file.write_bytes(page.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
@@ -114,7 +114,7 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
 
 
 def _state(run: Run) -> str:
-    """How far the run came, in a sentence."""
+    """Return a sentence about the run's progress."""
     done = f"{len(run.rounds)} of {counted(run.planned_rounds, 'round')}"
     if run.summary is None:
         return f"No end was written: the run is going on, or it was killed. {done}."

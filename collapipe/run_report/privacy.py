@@ -1,4 +1,4 @@
-"""What the run's server could read, as ``collapipe audit`` has measured it."""
+"""Show how much the run's server could read, as measured by ``collapipe audit``."""
 
 from string import ascii_letters
 
@@ -25,7 +25,10 @@ from collapipe.runs.reading import Run
 
 
 def privacy(run: Run) -> Markup | None:
-    """Shares of tokens recovered; None where the run has no audit. Raises ``ConfigError``."""
+    """Show shares of recovered tokens; None without an audit.
+
+    Raises ``ConfigError`` if the audit is invalid.
+    """
     found = read_audit(run.folder)
     if found is None:
         return None
@@ -53,7 +56,7 @@ def privacy(run: Run) -> Markup | None:
 
 
 def _trained(found: Audit, field: str, attack: Attack) -> list[Recovery]:
-    """What an attack recovers of what the trained model sends, by ``field``."""
+    """Return an attack's recovery from the trained model's activations, by ``field``."""
     every = chosen(found, field)
     return [r for r in every if (r.attack, r.condition.state) == (attack, "trained")]
 
@@ -77,12 +80,12 @@ def _series(name: str, style: int, field: str, recoveries: list[Recovery]) -> Se
 
 
 def _place(condition: Condition, field: str) -> float:
-    """On the axis: a precision's bits stand in its name."""
+    """Return the place on the axis; for a precision its bits, which are in its name."""
     return float(str(getattr(condition, field)).strip(ascii_letters))
 
 
 def _bars(found: Audit) -> Markup | None:
-    """By rows sent; None where all tokens' rows are."""
+    """Return bars by rows that are sent; None if all tokens' rows are sent."""
     bars = [
         stacked(
             f"{SENT[each.condition.reads]}, {attack}",

@@ -1,5 +1,4 @@
-"""A round as it was planned and modelled: what its units do when, and in one local step of it what
-each device computes and sends when."""
+"""Gantt charts of a round as planned and modelled: of its units, and of a local step's devices."""
 
 import gzip
 import zlib
@@ -30,14 +29,14 @@ _PIPELINE = Kind("pipeline, all local steps", "fill c0")
 _UPLOAD = Kind("upload, after the pipeline", "fill c1", 0.25, 0.5)
 _STREAMED = Kind("upload, head, gradients", "fill c1", 0, 0.75)
 _REQUEST = TypeAdapter(RoundRequest)
-_LONGEST = 2**26  # of lines, in bytes; a thousand units of a dozen devices take a tenth
+_LONGEST = 2**26  # of a line, in bytes; a thousand units of a dozen devices need a tenth
 _ODD = Kind("odd micro-batch", "fill c0", 0, 0.75)
 _EVEN = Kind("even micro-batch", "fill c0 even", 0, 0.75)
 _SENT = Kind("hop to the next device", "hop", 0.8, 0.2)
 
 
 def gantt(run: Run, line: RoundReport) -> Markup:
-    """Who computes and sends when in a round: modelled, one unit above the other."""
+    """Show the modelled times at which units compute and send in a round, one row per unit."""
     bars, cells, costs = [], [], line.costs
     for cluster in line.plan.clusters:
         name, cost, uplink = run.called(cluster.unit), costs.get(cluster.unit), cluster.uplink
@@ -76,7 +75,7 @@ def gantt(run: Run, line: RoundReport) -> Markup:
 def _times(
     cluster: ClusterPlan, cost: ClusterCost | None
 ) -> tuple[float | None, float | None, float]:
-    """Seconds of the pipeline and of the upload, as modelled or planned; when both are done."""
+    """Return modelled or planned seconds of pipeline, of upload, and until both are done."""
     if cost:
         return cost.pipeline_s, cost.upload_s, cost.ends_s
     pipeline_s, uplink = cluster.latency_s, cluster.uplink
@@ -109,7 +108,7 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
 
 
 def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]:
-    """Yield the requests that a run's rounds were planned from, or only that of round ``number``.
+    """Yield the planners' requests of a run's rounds, or only the request of round ``number``.
 
     Yields nothing without a file. A small compressed file may unpack to a huge line or to endless
     lines, so the length and the number of lines are bounded by the run's rounds. Raises
@@ -165,7 +164,7 @@ def planned_stages(
 
 def _latency(run: Run) -> Latency:
     law = run.option("strategy.latency")
-    return cast(Latency, law if law in LATENCIES else "overlap")  # as rounds are accounted
+    return cast(Latency, law if law in LATENCIES else "overlap")  # as rounds are costed
 
 
 def _planned(

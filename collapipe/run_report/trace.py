@@ -1,6 +1,6 @@
-"""A round on real devices as Chrome trace events, for Perfetto and chrome://tracing.
+"""Convert a round on real devices to Chrome trace events, for Perfetto and chrome://tracing.
 
-Each device is a process with tracks for computing, waiting and sending; the plan is another one.
+Each device is a process with tracks for computing, waiting and sending, and for the plan.
 """
 
 import gzip
@@ -38,7 +38,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A round's events, and how far clocks of different devices may be apart, in seconds."""
+    """A round's events, and the largest difference between devices' clocks in seconds."""
 
     round: int
     events: list[Event]
@@ -46,8 +46,10 @@ class Trace:
 
 
 def read_trace(run_dir: Path, number: int | None) -> Trace:
-    """The trace of a round, None: of the last one. Raises ``ConfigError`` where the run has no such
-    round on real devices."""
+    """Read the trace of a round; None: of the last one.
+
+    Raises ``ConfigError`` if the run has no such round on real devices.
+    """
     run = read_run(run_dir)
     traces = _read(run_dir, number)
     line = next((each for each in run.rounds if each.round == traces.round), None)
@@ -58,20 +60,19 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
 
 
 def write_trace(trace: Trace, file: Path) -> None:
-    """Write the events as JSON. Raises ``ConfigError`` where the file exists, or cannot be
-    written."""
+    """Write the events as JSON. Raises ``ConfigError`` if the file exists or cannot be written."""
     tree = {"traceEvents": trace.events, "displayTimeUnit": "ms"}
     try:
         with file.open("x", encoding="utf-8") as stream:
             json.dump(tree, stream)
     except FileExistsError as error:
-        raise ConfigError(f"{file}: exists; remove it, or say --output") from error
+        raise ConfigError(f"{file}: exists; remove it, or set --output") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
 
 
 def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
-    """Of all units of a round."""
+    """Yield the events of all units of a round."""
     process = 0
     for cluster in line.plan.clusters:
         devices = traces.units.get(cluster.unit, ())
@@ -92,7 +93,7 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
 
 
 def _read(run_dir: Path, number: int | None) -> RoundTraces:
-    """The traces of a round. Raises ``ConfigError``."""
+    """Read the traces of a round. Raises ``ConfigError`` if they are missing or damaged."""
     file, found = run_dir / TRACES, None
     try:
         with gzip.open(file) as lines:
@@ -106,7 +107,7 @@ def _read(run_dir: Path, number: int | None) -> RoundTraces:
         raise ConfigError(
             f"{run_dir}: has no {TRACES}; runs on real devices (cluster=devices) write one"
         ) from error
-    except EOFError:  # the run goes on, and writes
+    except EOFError:  # the run is still writing
         pass
     except (OSError, zlib.error, ValidationError) as error:
         why = printable(str(error).partition("\n")[0])
@@ -117,7 +118,7 @@ def _read(run_dir: Path, number: int | None) -> RoundTraces:
 
 
 def _actions(cluster: ClusterPlan, stages: int, stage: int, rows: int) -> Sequence[Action]:
-    """What the rows of a step are."""
+    """Return the actions that the rows of a step belong to."""
     each = len(schedule.build(cluster.schedule, stages, 1)[stage])
     return schedule.build(cluster.schedule, stages, rows // each)[stage] if rows % each == 0 else ()
 
@@ -131,7 +132,7 @@ def _measured(
             name, about = str(action), {"step": step}
             yield _slice(process, WAIT, f"for {name}", asked, began - asked) | {"args": about}
             yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
-            if action.kind == schedule.WEIGHTS:  # which nobody gets
+            if action.kind == schedule.WEIGHTS:  # its result is not sent
                 continue
             track = SEND if action.kind == schedule.FORWARD else SEND_BACK
             leaves = max(ended, free_s[track])
@@ -150,7 +151,7 @@ def _flows(
     """Yield an arrow from each action to the neighbour's action that depends on it."""
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
         for (_, began, ended, _), action in zip(rows, actions, strict=False):
-            if action.kind == schedule.WEIGHTS:  # which nobody waits for
+            if action.kind == schedule.WEIGHTS:  # no action depends on it
                 continue
             forward = action.kind == schedule.FORWARD
             came, left = (stage, stage + 1) if forward else (stage + 1, stage)

@@ -1,5 +1,4 @@
-"""A picture of a traced step: one row per device with computing, waiting and sending, and the plan
-below."""
+"""Draw a traced step: one row per device with computing, waiting and sending, and the plan."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from collapipe.errors import ConfigError
 from collapipe.run_report.trace import COMPUTE, PLANNED, SEND, SEND_BACK, WAIT, Event
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 9.0, 0.7, 1.3
-_LANES = {  # top and height in a row, colour, what it is
+_LANES = {  # top and height in a row, colour, label
     COMPUTE: (-0.4, 0.34, "#3b6ea5", "computes"),
     WAIT: (-0.4, 0.34, "#dddddd", "waits for its input"),
     SEND: (-0.04, 0.1, "#222222", "sends activations"),
@@ -26,7 +25,7 @@ _LANES = {  # top and height in a row, colour, what it is
 def draw(events: Iterable[Event], title: str, file: Path) -> None:
     """Draw the last step of ``events``, with the planned step aligned to it.
 
-    Raises ``ConfigError`` if the file cannot be written or is neither .svg nor .png.
+    Raises ``ConfigError`` if the file cannot be written, or does not end in .svg or .png.
     """
     events = list(events)
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
@@ -53,7 +52,7 @@ def draw(events: Iterable[Event], title: str, file: Path) -> None:
 
 
 def _last_step(slices: Sequence[Event]) -> Iterator[tuple[Event, float]]:
-    """The slices of the last step and of the plan, each with the time that is its 0."""
+    """Return the slices of the last step and of the plan, each with its start time."""
     begins: dict[int, float] = {}
     for each in slices:
         if each["tid"] == WAIT:  # the first thing in a step

@@ -1,5 +1,4 @@
-"""Units by rounds: who took part, what went wrong, who sent on which channel; virtual queues and
-drift; and what the convergence bound assumes."""
+"""Show units by round: participation, failures, channels, queues, drift, estimated constants."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -36,11 +35,11 @@ _CHOSEN = (
     ("upload", "Precision of each upload", get_args(Precision)),
     ("head", "Where each head trained", get_args(HeadPlace)),
 )
-_Rows = Sequence[tuple[float, Sequence[float]]]  # round, a value of each unit
+_Rows = Sequence[tuple[float, Sequence[float]]]  # round, and a value for each unit
 
 
 def participation(run: Run) -> Markup:
-    """Units by rounds, and what went wrong."""
+    """Show the participation of units by round, and their failures."""
     if not run.rounds:
         return note("No round was finished.")
     took_part = _TRAINED if run.trained else _SCHEDULED
@@ -64,7 +63,7 @@ def participation(run: Run) -> Markup:
 def _by_round(
     run: Run, title: str, found: Sequence[tuple[int, int, Kind]], told: Mapping[int, str]
 ) -> Markup:
-    """A row of cells for each unit; ``found`` has units and rounds."""
+    """Return a chart with a row of cells for each unit; ``found`` has units and rounds."""
     boxes: defaultdict[int, list[tuple[Kind, tuple[float, float]]]] = defaultdict(list)
     for unit, number, kind in found:
         boxes[unit].append((kind, (number, number)))
@@ -89,7 +88,7 @@ def _events(run: Run) -> Markup | None:
 
 
 def radio(run: Run) -> Markup:
-    """Who sent on which channel when, and with which power."""
+    """Show the channels and powers of units by round."""
     sent = [
         (line.round, cluster.unit, cluster.uplink)
         for line in run.rounds
@@ -99,7 +98,7 @@ def radio(run: Run) -> Markup:
     if not sent:
         return note("The strategy plans no channels and powers.")
     channels = sorted({uplink.channel for _, _, uplink in sent})
-    share = 1 / len(channels)  # a channel's place in its cell tells it, too
+    share = 1 / len(channels)  # the place in the cell also shows the channel
     kinds = {
         channel: Kind(f"channel {channel}", f"cell {colour(n)}", n * share, share)
         for n, channel in enumerate(channels)
@@ -133,7 +132,7 @@ def radio(run: Run) -> Markup:
 
 
 def _chosen(run: Run, what: str, title: str, among: Sequence[str]) -> Markup | None:
-    """What the scheduler chose for whom, where it did."""
+    """Show the scheduler's choices for units, if it chose any."""
     found = [
         (cluster.unit, line.round, str(choice))
         for line in run.rounds
@@ -150,7 +149,7 @@ def _chosen(run: Run, what: str, title: str, among: Sequence[str]) -> Markup | N
 
 
 def _range(values: Sequence[float], unit: str) -> tuple[str, str]:
-    """The mean, and both ends."""
+    """Return the mean and the range of values as text."""
     if not values:
         return "–", "–"
     mean = f"{three_digits(sum(values) / len(values))} {unit}"
@@ -158,8 +157,11 @@ def _range(values: Sequence[float], unit: str) -> tuple[str, str]:
 
 
 def queues(run: Run) -> Markup:
-    """Queues Y of each round; drift Γ, whose mean from the first round on they keep below Γ max
-    (C10); and what the bound assumes: as training showed it, and as the strategy has it."""
+    """Show queues Y and drift Γ of each round, and the constants of the convergence bound.
+
+    The queues keep the mean of Γ since the first round below Γ max (C10). Constants are shown as
+    estimated in training and as set in the strategy.
+    """
     columns = ["what the bound assumes", "estimated from training", "set for the strategy"]
     estimates = run.rounds[-1].estimates if run.rounds else None
     known = [
@@ -220,7 +222,7 @@ def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]
 def _by_unit(
     run: Run, title: str, up: str, known: _Rows, limit: float | None = None
 ) -> Markup | None:
-    """A line for each of a few units; of more a band, the median, and the worst by their names."""
+    """Return a line per unit or, for many units, a band, the median, and the worst units."""
     if not known:
         return None
     num_units = len(known[0][1])
@@ -240,7 +242,7 @@ def _by_unit(
 
 
 def spread(known: _Rows) -> Series:
-    """The median of the units in each round, in a band from the least to the most."""
+    """Return the units' median in each round, with a band from the least to the most."""
     medians = [(number, statistics.median(row)) for number, row in known]
     band = [(number, min(row), max(row)) for number, row in known]
     return Series("median of the units, least to most", 0, medians, band=band)

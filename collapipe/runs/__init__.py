@@ -1,1 +1,1 @@
-"""A run's folder: written, read again, and its figures."""
+"""A run's folder: write it, read it again, and evaluate its figures."""

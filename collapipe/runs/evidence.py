@@ -11,7 +11,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and its 95 % interval by Student's t; None where there is one seed."""
+    """A mean over seeds and its 95 % interval by Student's t; one seed gives no interval."""
 
     mean: float
     low: float | None
@@ -19,7 +19,7 @@ class Interval:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """``low`` and ``high``; without an interval the mean itself."""
+        """``low`` and ``high``; both are the mean if there is no interval."""
         if self.low is None or self.high is None:
             return self.mean, self.mean
         return self.low, self.high
@@ -31,7 +31,7 @@ class Interval:
 
 
 def over_seeds(values: Iterable[float]) -> Interval:
-    """The interval of the mean of one value per seed."""
+    """Return the interval of the mean, given one value per seed."""
     values = list(values)
     count = len(values)
     mean = math.fsum(values) / count
@@ -43,7 +43,7 @@ def over_seeds(values: Iterable[float]) -> Interval:
 
 
 def share_over_seeds(percents: Iterable[float]) -> Interval:
-    """The same of shares, which are never below 0 or above 100 %."""
+    """Return the interval of a mean percentage, clipped to 0 … 100 %."""
     interval = over_seeds(percents)
     if interval.low is None or interval.high is None:
         return interval

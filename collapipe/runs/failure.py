@@ -1,4 +1,4 @@
-"""What ended a run that Flower started, told from its ServerApp to the command that waits."""
+"""Pass the error that ended a run from Flower's ServerApp to the command that waits for the run."""
 
 import json
 from pathlib import Path
@@ -7,19 +7,21 @@ from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, prin
 from collapipe.runs.reading import how_to_go_on
 
 _FILE = "failure.json"  # in the run's folder
-_BEGUN, _ENDED = "config.yaml", "summary.json"  # written when a run begins, and however it ends
+_BEGUN, _ENDED = "config.yaml", "summary.json"  # written when a run begins, and when it ends
 
 
 def write_failure(run_dir: Path, error: CollaPipeError) -> None:
-    """Where there is such a folder."""
+    """Write the error and its exit status to the run's folder, if the folder exists."""
     if run_dir.is_dir():
         told = {"error": printable(str(error)), "exit_status": error.exit_status}
         (run_dir / _FILE).write_text(json.dumps(told), encoding="utf-8")
 
 
 def take_failure(run_dir: Path, how: str) -> CollaPipeError:
-    """Return the error and forget it. If the server's app was killed, the error names ``how``, the
-    command that resumes the run."""
+    """Return the error that ended the run, and remove its file.
+
+    If the server's app was killed, the error names ``how``, the command that resumes the run.
+    """
     file = run_dir / _FILE
     if not file.exists() and (run_dir / _BEGUN).exists() and not (run_dir / _ENDED).exists():
         return RoundFailedError(

@@ -1,4 +1,4 @@
-"""The folder of a run: what it was configured by, what it measured, and what it learned."""
+"""The folder of a run: its configuration, its measurements and its trained model."""
 
 import csv
 import fcntl
@@ -25,15 +25,15 @@ from collapipe.runs.lock import LOCK
 from collapipe.sections import Count, CountFrom0
 from collapipe.validation import rule
 
-if TYPE_CHECKING:  # torch takes seconds, which a command that only submits a run can do without
+if TYPE_CHECKING:  # torch takes seconds to import, and submitting a run does not need it
     from collapipe.tensors import Tensors
     from collapipe.text.tokenizer import Tokenizer
 
-REQUESTS = "requests.jsonl.gz"  # what each round was planned from
-TRACES = "traces.jsonl.gz"  # what devices that are real did when
+REQUESTS = "requests.jsonl.gz"  # the planner's input of each round
+TRACES = "traces.jsonl.gz"  # timed actions of real devices
 _GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS, TRACES)
 _ACCOUNT, _ROUNDS = "account.json", TypeAdapter(dict[CountFrom0, Count])
-_LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
+_LINKS = ("latest", ".latest.partial")  # to checkpoints; a killed run may leave the second one
 _LOADING = {
     "format": "safetensors",
     "weights": "model.safetensors; unit-N.safetensors of each unit where nothing was averaged",
@@ -45,8 +45,11 @@ _LOADING = {
 
 
 class RunFolder:
-    """Files of one run. Raises ``ConfigError`` where the folder cannot be written or is in use,
-    and where it holds a run already, unless that one is ``resumed``."""
+    """Files of one run.
+
+    Raises ``ConfigError`` if the folder cannot be written, or if it already holds a run that is not
+    ``resumed``.
+    """
 
     def __init__(self, path: Path, resumed: bool = False) -> None:
         self.path, self._resumed = path.resolve(), resumed
@@ -64,9 +67,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let only one process write here; the system frees the lock whatever ends the process.
+        """Lock the folder for this process; the system frees the lock when the process ends.
 
-        Raises ``ConfigError`` where another process writes, or has begun a run in the meantime.
+        Raises ``ConfigError`` if another process has the lock or has begun a run meanwhile.
         """
         with ExitStack() as stack:
             try:
@@ -85,17 +88,16 @@ class RunFolder:
             yield
 
     def _check_unused(self) -> None:
-        """Refuse a folder that already holds a run; what a start left that never trained is no
-        run."""
+        """Refuse a folder that already holds a run; a start that never trained does not count."""
         used = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
         if used and not self._resumed:
             raise ConfigError(
-                f"hydra.run.dir={self.path}: holds a run already; choose another folder, or go on "
-                f"with it: collapipe resume {quote(str(self.path))}"
+                f"hydra.run.dir={self.path}: holds a run already; choose another folder, or "
+                f"continue the run: collapipe resume {quote(str(self.path))}"
             )
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of the files that grow, all of them on the disk by now."""
+        """Sync the files that grow to disk, and return their sizes in bytes."""
         sizes = {}
         for name in _GROWING:
             if (self.path / name).exists():
@@ -105,7 +107,7 @@ class RunFolder:
         return sizes
 
     def rewind(self, sizes: Mapping[str, int]) -> None:
-        """Cut the files that grow back to ``sizes``, and remove the summary of the run's end."""
+        """Truncate the files that grow to ``sizes``, and remove the summary of the run's end."""
         (self.path / "summary.json").unlink(missing_ok=True)
         for name in _GROWING:
             if name in sizes:
@@ -114,20 +116,30 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
 
     def write_config(self, settings: Settings) -> None:
-        """``config.yaml`` with the version and every value, resolved; ``overrides.json``, which it
-        can be composed from again; ``choices.json``, the file of ``conf/`` of each group."""
+        """Write the configuration to three files.
+
+        ``config.yaml`` has the version and every resolved value. ``overrides.json`` has the
+        overrides, from which it can be composed again. ``choices.json`` has each group's chosen
+        file in ``conf/``.
+        """
         tree = OmegaConf.create(dict(settings.tree))
         self._replace("config.yaml", f"# CollaPipe {__version__}\n{OmegaConf.to_yaml(tree)}")
         self._write_json("overrides.json", settings.overrides)
         self._write_json("choices.json", dict(settings.choices))
 
     def write_account(self, rounds: Mapping[int, int]) -> None:
-        """``account.json``: the rounds that ε counts, of each unit. They never become fewer: a run
-        that goes back to a checkpoint has told the rounds after that, too."""
+        """Write ``account.json``: the number of rounds of each unit that ε counts.
+
+        Numbers never decrease: a run that returns to a checkpoint has already revealed the results
+        of later rounds.
+        """
         self._replace(_ACCOUNT, json.dumps(rounds) + "\n")
 
     def account(self) -> dict[int, int]:
-        """What ``write_account`` wrote; nothing where it never did. Raises ``ConfigError``."""
+        """Read the numbers of ``write_account``; empty if the file is missing.
+
+        Raises ``ConfigError`` if the file is invalid.
+        """
         file = self.path / _ACCOUNT
         if not file.exists():
             return {}
@@ -138,12 +150,12 @@ class RunFolder:
             raise ConfigError(f"{file}: not the account of a run ({fault}); restore it") from error
 
     def append(self, name: str, content: bytes) -> None:
-        """Add to the end of a file that grows."""
+        """Append to a file that grows. Raises ``StorageError`` if that fails."""
         with self.storage_errors(name), (self.path / name).open("ab") as file:
             file.write(content)
 
     def append_row(self, name: str, row: Mapping[str, Any]) -> None:
-        """Add a row to a CSV file, and before the first one the header."""
+        """Append a row to a CSV file; a new file gets a header first."""
         text = io.StringIO()
         writer = csv.DictWriter(text, row, lineterminator="\n")
         if not (self.path / name).exists():
@@ -152,16 +164,19 @@ class RunFolder:
         self.append(name, text.getvalue().encode())
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add a line to ``metrics.jsonl``."""
+        """Append a line to ``metrics.jsonl``."""
         self.append("metrics.jsonl", json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """``summary.json``."""
+        """Write ``summary.json``."""
         self._write_json("summary.json", {"version": __version__, **summary})
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Yield a file to write, which then replaces ``name``. Raises ``StorageError``."""
+        """Yield a file to write, which then replaces ``name``.
+
+        Raises ``StorageError`` if writing fails; then ``name`` is unchanged.
+        """
         path = self.path / name
         partial = path.with_name(f"{path.name}.partial")
         with self.storage_errors(name):
@@ -174,7 +189,7 @@ class RunFolder:
 
     @contextmanager
     def storage_errors(self, name: str) -> Iterator[None]:
-        """Raise ``StorageError`` where ``name`` cannot be written, by us or by a library."""
+        """Convert errors of writing ``name`` into ``StorageError``."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -184,25 +199,25 @@ class RunFolder:
             ) from error
 
     def _replace(self, name: str, text: str) -> None:
-        """Write all of a file or nothing."""
+        """Write a file atomically."""
         with self.replacing(name) as partial, partial.open("wb") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
 
     def write_tokenizer(self, tokenizer: "Tokenizer") -> None:
-        """The tokenizer, its special tokens, the labels, and how to load the model."""
+        """Write the tokeniser, its special tokens, the labels, and how to load the model."""
         self._replace("model/tokenizer.json", tokenizer.json_text)
         known = {"marks": asdict(tokenizer.special_tokens), "labels": tokenizer.labels}
         self._write_json("model/model.json", {"version": __version__, **_LOADING, **known})
 
     def write_weights(self, weights: "Tensors", unit: int | None = None) -> None:
-        """The model as it is now, or that of ``unit`` in a run that averages none."""
+        """Write the model's weights, or a unit's in a run that does not average."""
         from safetensors.torch import save_file
 
         with self.replacing(f"model/{weights_file(unit)}") as partial:
             partial.touch()
-            mode = S_IMODE(partial.stat().st_mode)  # of any new file here; save_file has its own
+            mode = S_IMODE(partial.stat().st_mode)  # a new file's mode; save_file's differs
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
             partial.chmod(mode)
 
@@ -211,21 +226,23 @@ class RunFolder:
 
 
 def weights_file(unit: int | None) -> str:
-    """Name of the file in ``model/`` with the weights of ``unit``, or of all units together."""
+    """Return the name of the weights' file in ``model/``, of ``unit`` or (None) of all units."""
     return "model.safetensors" if unit is None else f"unit-{unit}.safetensors"
 
 
 def check_plain(run_dir: Path) -> None:
-    """Raise ``ConfigError`` where a run's folder, which may be somebody else's, holds anything but
-    files and folders: through a link, files elsewhere would be overwritten or removed, and reading
-    a pipe never ends. ``checkpoints/latest`` alone is a link; nothing is written through it.
+    """Raise ``ConfigError`` if a run's folder has anything except files and folders.
+
+    The folder may be untrusted. Through a link, files elsewhere would be overwritten or removed,
+    and reading a pipe never ends. Only ``checkpoints/latest`` may be a link, because nothing is
+    written through it.
     """
     links = [run_dir / "checkpoints" / name for name in _LINKS]
     for folder, folders, files in os.walk(run_dir):
         for path in (Path(folder) / name for name in (*folders, *files)):
             try:
                 kind = path.lstat().st_mode
-            except FileNotFoundError:  # a run is writing here, as the lock will tell
+            except FileNotFoundError:  # a run is writing here; the lock reports it
                 continue
             if not (S_ISREG(kind) or S_ISDIR(kind) or (S_ISLNK(kind) and path in links)):
                 raise ConfigError(
@@ -235,8 +252,7 @@ def check_plain(run_dir: Path) -> None:
 
 
 def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Raise ``ConfigError`` where a file that grows is smaller than at ``sizes``, or a size is
-    negative."""
+    """Raise ``ConfigError`` if a growing file is smaller than in ``sizes``, or a size negative."""
     for name in sizes.keys() & set(_GROWING):
         path = run_dir / name
         found = path.stat().st_size if path.exists() else 0
@@ -245,7 +261,7 @@ def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
 
 
 def check_there(run_dir: Path, *files: Path) -> None:
-    """Raise ``ConfigError`` where the folder or one of its ``files`` is missing."""
+    """Raise ``ConfigError`` if the folder or one of its ``files`` is missing."""
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir}: no such folder (seen from {Path.cwd()})")
     for file in files:
@@ -254,7 +270,10 @@ def check_there(run_dir: Path, *files: Path) -> None:
 
 
 def read_overrides(run_dir: Path) -> list[str]:
-    """The overrides that ``write_config`` wrote. Raises ``ConfigError`` for another folder."""
+    """Return the overrides that ``write_config`` wrote.
+
+    Raises ``ConfigError`` if they are missing or invalid.
+    """
     file = run_dir / "overrides.json"
     check_there(run_dir, file)
     try:

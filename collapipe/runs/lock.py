@@ -1,4 +1,4 @@
-"""The lock of a run's folder, which tells whether a run is going on."""
+"""The lock of a run's folder, which shows whether a run is in progress."""
 
 import fcntl
 from pathlib import Path
@@ -7,7 +7,7 @@ LOCK = ".lock"
 
 
 def is_writing(run_dir: Path) -> bool:
-    """Whether a process writes a run here: the system frees the lock whatever ends the process."""
+    """Whether a process has the folder's lock; the system frees it when the process ends."""
     try:
         with (run_dir / LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

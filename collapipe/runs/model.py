@@ -1,4 +1,4 @@
-"""A run's model: as it begins, and as the run's folder holds it."""
+"""A run's model: build the initial one, or load the trained one from the run's folder."""
 
 import json
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ def load_model(
 ) -> tuple[Settings, SplitModel, Tokenizer]:
     """Load a run's settings, trained model and tokenizer; plug-ins may be of ``trusted`` packages.
 
-    ``unit`` says whose model, in a run that averaged none. Raises ``ConfigError`` for another
-    folder, and for a unit that has no model there.
+    ``unit`` selects a unit's model in a run that did not average. Raises ``ConfigError`` if the
+    folder has no valid model of that unit or run.
     """
     config, model_dir = run_dir / "config.yaml", run_dir / "model"
     check_there(run_dir, config, model_dir / "tokenizer.json", model_dir / "model.json")
@@ -38,7 +38,7 @@ def load_model(
     tokenizer = read_tokenizer(model_dir)
     try:
         tensors = load_file(weights)
-        if len(tensors) < settings.model.num_blocks:  # before as many are built as are claimed
+        if len(tensors) < settings.model.num_blocks:  # check the claimed number before building
             raise RuntimeError(f"{len(tensors)} tensors for {settings.model.num_blocks} blocks")
         model = build_empty(lambda: SplitModel(settings.model, tokenizer.vocabulary), tensors)
     except (SafetensorError, RuntimeError) as error:
@@ -48,7 +48,10 @@ def load_model(
 
 
 def _check_unit(run_dir: Path, settings: Settings, unit: int | None) -> None:
-    """Raise ``ConfigError`` unless ``unit`` has a model of its own, or is None and all have one."""
+    """Raise ``ConfigError`` if ``unit`` does not fit the run.
+
+    A run that averages has one model and takes None; other runs take a unit that has a model.
+    """
     units = settings.federation.num_units
     if settings.framework.aggregate:
         if unit is not None:
@@ -70,7 +73,7 @@ def _check_unit(run_dir: Path, settings: Settings, unit: int | None) -> None:
 
 
 def read_tokenizer(model_dir: Path) -> Tokenizer:
-    """The tokeniser of a run, from its folder ``model``. Raises ``ConfigError``."""
+    """Read the tokeniser from a run's folder ``model``. Raises ``ConfigError`` if it is invalid."""
     words, known = model_dir / "tokenizer.json", model_dir / "model.json"
     try:
         rest = json.loads(known.read_text(encoding="utf-8"))

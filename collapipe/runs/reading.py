@@ -1,4 +1,4 @@
-"""A run's folder as it is, also while the run is going, after it failed, or of an older version."""
+"""Read a run's folder, also during the run, after a failure, or of an older version."""
 
 import json
 import shlex
@@ -33,14 +33,14 @@ class Summary:
 
     @property
     def cause(self) -> str:
-        """``: ERROR`` where there was one; empty where the status says it all."""
+        """``: ERROR`` if there was an error that differs from the status, else empty."""
         told = self.error if self.error != self.status else None
         return f": {printable(told)}" if told else ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunClock:
-    """When each round ended, in seconds; ``kind`` is ``modelled`` or ``measured``."""
+    """The time at which each round ended, in seconds; ``kind`` is ``modelled`` or ``measured``."""
 
     kind: str
     ends_s: tuple[float, ...]
@@ -50,9 +50,9 @@ class RunClock:
 class Run:
     """A run's folder.
 
-    ``tree`` is the configuration, resolved; ``summary`` is None while the run is going, or if it
-    was killed; ``shard_rows`` are by unit, empty if it did not come to that; ``choices`` are the
-    files of ``conf/`` that each group of options came from, empty in older runs.
+    ``tree`` is the resolved configuration. A run in progress, or one that was killed, has no
+    ``summary``. ``shard_rows`` maps units to numbers of rows; it is empty if the run ended before
+    that. ``choices`` maps each group of options to its file in ``conf/``; empty in older runs.
     """
 
     folder: Path
@@ -63,10 +63,10 @@ class Run:
     summary: Summary | None
     shard_rows: dict[int, int]
     choices: dict[str, str] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)  # of units, where their owners named them
+    names: dict[int, str] = field(default_factory=dict)  # of units, if their owners named them
 
     def called(self, unit: int) -> str:
-        """A unit's name, or else such as ``unit 0``."""
+        """Return a unit's name, or a text such as ``unit 0``."""
         return unit_called(unit, self.names.get(unit, ""))
 
     @property
@@ -83,17 +83,17 @@ class Run:
 
     @property
     def keeps_queues(self) -> bool:
-        """Whether the strategy keeps queues; else those of the rounds are 0."""
+        """Whether the strategy keeps queues; if not, the rounds' queues are 0."""
         return any(line.plan.queues for line in self.rounds)
 
     @property
     def trained(self) -> bool:
-        """Whether units trained; else rounds were only scheduled."""
+        """Whether units trained; if not, rounds were only scheduled."""
         return any("train" in line.seconds for line in self.rounds)
 
     @property
     def clock(self) -> RunClock:
-        """The run's own clock; without one, the measured times of its rounds, added up."""
+        """The run's clock; without one, the cumulated measured times of its rounds."""
         ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
         if ends and len(ends) == len(self.rounds):
             real = self.tree["federation"].get("clock") == "real"
@@ -103,32 +103,34 @@ class Run:
 
     @property
     def missing_uploads(self) -> str:
-        """What stands beside the run's modelled seconds and joules; empty where they hold every
-        unit's upload. A strategy may plan no channels."""
+        """Note for the run's modelled seconds and joules; empty if they include all uploads.
+
+        Uploads are missing if the strategy plans no channels.
+        """
         planned = [line.costs.values() for line in self.rounds if line.costs]
         held = [all(cost.upload_s is not None for cost in costs) for costs in planned]
         return "" if all(held) else SOME_UPLOADS if any(held) else NO_UPLOADS
 
     @property
     def missing_in_clock(self) -> str:
-        """What stands beside the run's clock, which may be a measured one."""
+        """Note for the run's clock; a measured clock needs none."""
         return self.missing_uploads if self.clock.kind == "modelled" else ""
 
     @property
     def clock_text(self) -> str:
-        """When the last round ended, and what that counts; empty before the first round's end."""
+        """Time at which the last round ended, with its kind and notes; empty before that."""
         if not self.rounds:
             return ""
         parts = (seconds(self.clock.ends_s[-1]), self.clock.kind, self.missing_in_clock)
         return ", ".join(filter(None, parts))
 
     def option(self, name: str) -> object:
-        """A value of the configuration; None where the run's version had none."""
+        """Return a value of the configuration; None if the run's version lacks the option."""
         return value_at(self.tree, name)
 
 
 def read_run(folder: Path) -> Run:
-    """Read a run's folder. Raises ``ConfigError`` with the file, the line and what is wrong."""
+    """Read a run's folder. Raises ``ConfigError`` with the file, the line and the problem."""
     config = folder / "config.yaml"
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()})")
@@ -151,8 +153,10 @@ def read_run(folder: Path) -> Run:
 
 
 def latest_run(outputs: Path = Path("outputs")) -> Path:
-    """The folder below ``outputs`` whose run began or ended a round last. Raises ``ConfigError``
-    where there is none."""
+    """Return the folder below ``outputs`` of the run that last began or ended a round.
+
+    Raises ``ConfigError`` if there is no run.
+    """
     last = {
         config.parent: max(map(modified_s, (config, config.with_name("metrics.jsonl"))))
         for config in outputs.rglob("config.yaml")
@@ -164,7 +168,7 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
 
 
 def latest_checkpoint(run_dir: Path) -> int | None:
-    """The round of the last checkpoint. None: the run has no checkpoint to go on from."""
+    """Return the round of the last checkpoint; None if the run has no checkpoint."""
     try:
         name = (run_dir / "checkpoints" / "latest").readlink().name
     except OSError:
@@ -182,14 +186,14 @@ def how_to_go_on(run_dir: Path, command: str | None = None) -> str:
 
 
 def modified_s(file: Path) -> float:
-    """When a file was last written, as of ``time.time``; 0 where there is none."""
+    """Return the time at which a file was last written, as ``time.time``; 0 if it is missing."""
     try:
         return file.stat().st_mtime
     except OSError:
         return 0.0
 
 
-_MOST_REAL, _MOST_WHOLE = 1e150, 1e30  # of figures that are added up, squared and drawn
+_MOST_REAL, _MOST_WHOLE = 1e150, 1e30  # of figures that are summed, squared and drawn
 _MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
 _Whole = Annotated[int, Field(strict=True, ge=0)]
@@ -220,7 +224,7 @@ _CHOICES, _TREE = TypeAdapter(dict[str, str]), TypeAdapter(_Tree)
 
 
 def _read(kind: TypeAdapter[T], file: Path) -> T | None:
-    """A small file's content; None where there is no such file."""
+    """Return a small file's validated content; None if the file is missing."""
     return _checked(kind, file, 0, _text(file)) if file.is_file() else None
 
 
@@ -232,7 +236,7 @@ def _text(file: Path) -> str:
 
 
 def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
-    """The file's lines; the last one may be half written."""
+    """Yield the rounds in a file; an incomplete last line is ignored."""
     if not file.is_file():
         return
     last = 0
@@ -281,7 +285,7 @@ def _valid(kind: TypeAdapter[T], where: str, tree: object) -> T:
 
 
 def _shortened(node: Any) -> Any:
-    """Without what a text has beyond ``_MOST_TEXT``; some are shown a dozen times."""
+    """Shorten all texts to ``_MOST_TEXT`` characters; some are shown a dozen times."""
     if isinstance(node, str):
         return node if len(node) <= _MOST_TEXT else f"{node[:_MOST_TEXT]} …"
     if isinstance(node, dict):
@@ -291,6 +295,6 @@ def _shortened(node: Any) -> Any:
 
 def _figure(kind: type[float], most: float, text: str) -> float:
     value = kind(text)
-    if not abs(value) < most:  # nor is NaN
+    if not abs(value) < most:  # also refuses NaN
         raise ValueError(f"{text[:20]} is no figure of a run")
     return value

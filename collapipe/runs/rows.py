@@ -1,4 +1,7 @@
-"""A run's rows: what the server reads, what a unit reads, and what a unit tells of its own."""
+"""A run's rows: load the server's and the units' rows, and make the units' reports about them.
+
+All functions raise ``DataError`` if rows cannot be read.
+"""
 
 import functools
 import threading
@@ -22,32 +25,34 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.words import count_words
 from collapipe.wire.messages import RowsReply, Split
 
-if TYPE_CHECKING:  # it draws, and takes a second to import; owners' units do without
+if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it
     from flwr_datasets.partitioner import Partitioner
 
-_loading = threading.Lock()  # units of one process share what is read
-_BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that nobody brings
+_loading = threading.Lock()  # units of one process share the loaded rows
+_BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that are not pretrained
 
 
 def load_validation(settings: Settings) -> Dataset:
-    """Rows to evaluate on between rounds. Raises ``DataError``, as all here do."""
+    """Return the rows to evaluate on between rounds."""
     with _loading:
         return _first(_splits(settings).validation, settings.data.max_eval_samples)
 
 
 def load_test(settings: Settings) -> Dataset:
-    """Rows to evaluate on in the end."""
+    """Return the rows to evaluate on at the end."""
     with _loading:
         return _first(_splits(settings).test, settings.data.max_eval_samples)
 
 
 def load_server_rows(settings: Settings) -> dict[Split, Dataset]:
-    """What the server of a run evaluates on. Raises ``DataError`` also where these rows would be
-    drawn from those that units train on."""
+    """Return the rows on which a run's server evaluates.
+
+    Also raises ``DataError`` if these rows would be drawn from the units' training rows.
+    """
     if draws_held_out(settings):
         raise DataError(
-            f"data.name={settings.data.name}: has no rows to validate on or none to test on, and "
-            "the server opens no training rows to draw any from them; set evaluation.where=units"
+            f"data.name={settings.data.name}: lacks rows for validation or test, and the server "
+            "does not draw any from training rows; set evaluation.where=units"
         )
     return {"validation": load_validation(settings), "test": load_test(settings)}
 
@@ -59,8 +64,10 @@ def draws_held_out(settings: Settings) -> bool:
 
 
 def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None:
-    """A unit's rows of a split on which it evaluates: its owner's, or where units are simulated its
-    part of those on which the server would; None where it has none."""
+    """Return a unit's rows of a split for evaluation; None if it has no such rows.
+
+    These are the owner's rows, or a simulated unit's part of the server's evaluation rows.
+    """
     with _loading:
         try:
             rows = _first(getattr(_splits(settings), split), settings.data.max_eval_samples)
@@ -73,8 +80,7 @@ def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None
 
 
 def check_source(settings: Settings) -> None:
-    """Raise ``ConfigError`` or ``DataError`` where it can be told that there are no training rows
-    without opening them."""
+    """Raise ``ConfigError`` or ``DataError`` if training rows are missing, without opening them."""
     with _loading:
         _splits(settings)
     if (file := settings.data.train_file) is not None:
@@ -82,19 +88,21 @@ def check_source(settings: Settings) -> None:
 
 
 def load_shard(settings: Settings, unit: int) -> Dataset:
-    """A unit's training rows: where units are simulated, its part of the rows of all."""
+    """Return a unit's training rows; a simulated unit gets its part of all rows."""
     with _loading:
         return _shard(settings, unit)
 
 
 def load_shards(settings: Settings) -> list[Dataset]:
-    """Every simulated unit's training rows."""
+    """Return the training rows of every simulated unit."""
     return [load_shard(settings, unit) for unit in range(settings.federation.num_units)]
 
 
 def tell_rows(settings: Settings, unit: int, wanted: bool = True) -> RowsReply:
-    """What unit ``unit`` tells of its rows: words only where they are ``wanted``, and the run's
-    tokeniser is made of them."""
+    """Return a unit's report about its rows.
+
+    It has word counts only if they are ``wanted`` and the run makes its tokeniser of them.
+    """
     task, rows, words = settings.task, load_shard(settings, unit), dict[str, int]()
     labels = task.label_counts(rows)
     check_labels(labels, task.listed_labels)
@@ -104,13 +112,15 @@ def tell_rows(settings: Settings, unit: int, wanted: bool = True) -> RowsReply:
 
 
 def tells_words(settings: Settings) -> bool:
-    """Whether the run's tokeniser is made of units' words."""
+    """Whether the run's tokeniser is made of the units' words."""
     return _pretrained(settings) is None
 
 
 def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer:
-    """What ``data.tokenizer`` names, else what the model's weights were trained with, else one of
-    the words that units have told; with the names of the run's labels."""
+    """Return the run's tokeniser, with the names of its labels.
+
+    It is the one of ``data.tokenizer``, or the pretrained model's, or made of the units' words.
+    """
     name = _pretrained(settings)
     if name is None:
         words = sum((Counter(each.words) for each in told), Counter[str]())
@@ -128,7 +138,7 @@ def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer
 
 
 def build_tokenizer(settings: Settings) -> Tokenizer:
-    """The tokeniser of a run, without the run: of every simulated unit's rows."""
+    """Return a run's tokeniser without running it, from the rows of all simulated units."""
     units = range(settings.federation.num_units)
     return make_tokenizer(settings, [tell_rows(settings, unit) for unit in units])
 
@@ -156,7 +166,7 @@ def _train(settings: Settings) -> Dataset:
 
 @functools.lru_cache(maxsize=1)
 def _partitioner(settings: Settings) -> "Partitioner":
-    """With its rows, which it takes only once."""
+    """Return the partitioner with its rows, which can be set only once."""
     partitioner: Partitioner = settings.build("data.partitioner")
     partitioner.dataset = _train(settings)
     by = settings.tree["data"]["partitioner"].get("partition_by")
@@ -165,7 +175,7 @@ def _partitioner(settings: Settings) -> "Partitioner":
 
 
 def _is_owners(settings: Settings) -> bool:
-    """Whether all training rows are the unit's, as its owner has them: none is anybody else's."""
+    """Whether all training rows belong to this unit's owner."""
     return settings.tree["data"]["partitioner"] is None
 
 
@@ -183,8 +193,11 @@ def _shard(settings: Settings, unit: int) -> Dataset:
 
 
 def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
-    """Rows that are not trained on, cut as those that are: a natural id's are the unit's that
-    trains on it, and any other part may be as small as it comes."""
+    """Return a simulated unit's part of evaluation rows, split in the same way as training rows.
+
+    Rows of a natural id belong to the unit that trains on that id. Otherwise parts have no minimum
+    size.
+    """
     chosen = settings.tree["data"]["partitioner"]
     if "min_partition_size" in chosen:
         chosen = {**chosen, "min_partition_size": 0}

@@ -1,10 +1,11 @@
-"""Keys that two units agree on, what is sealed with them, and masks that they grow into.
+"""Key agreement between two units, sealed messages, and masks expanded from seeds.
 
-From ``cryptography``: X25519 and HKDF-SHA256 for keys, ChaCha20-Poly1305 to seal shares, ChaCha20
-as the generator of masks, which is fast on boards without AES in hardware. Flower's own pieces are
-not used: its masks come from numpy's Mersenne Twister seeded with 32 bits, which can be tried one
-by one, and never take the largest value; its agreed keys depend on nothing but the pair of units,
-so that one would serve two purposes.
+The library ``cryptography`` provides X25519 and HKDF-SHA256 for keys, ChaCha20-Poly1305 to seal
+shares, and ChaCha20 to generate masks, which is fast on boards without AES in hardware.
+
+Flower's own functions are not used for two reasons. Its masks come from numpy's Mersenne Twister
+with a 32-bit seed, which can be found by trial, and they never take the largest value. Its agreed
+keys depend only on the pair of units, so one key would serve two purposes.
 """
 
 import hmac
@@ -30,17 +31,17 @@ _CHUNK = 2**20  # words of a mask at a time
 
 
 def new_key() -> bytes:
-    """A private key."""
+    """Make a private key."""
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_key(private: bytes) -> bytes:
-    """The public half of a private key."""
+    """Return the public key of a private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def is_usable(public: bytes) -> bool:
-    """Whether secrets agreed with the owner of this key are secret."""
+    """Whether a key is not of small order, so that secrets agreed with it are secret."""
     try:
         _agreed(new_key(), public, b"", "")
     except WireError:
@@ -49,12 +50,12 @@ def is_usable(public: bytes) -> bool:
 
 
 def pair_seed(private: bytes, public: bytes, session: bytes, one: int, other: int) -> bytes:
-    """The seed of the mask that two units share in a session, the same for both."""
+    """Return the seed of the mask that two units share in a session, the same for both."""
     return _agreed(private, public, session, f"mask {min(one, other)} {max(one, other)}")
 
 
 def add_mask(words: Words, seed: bytes, negative: bool = False) -> None:
-    """Add a mask to ``words`` modulo their size, or take it off again, in place."""
+    """Add a mask to ``words`` in place, modulo 2^bits of a word; ``negative`` subtracts it."""
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
     for first in range(0, words.size, _CHUNK):
         part = words[first : first + _CHUNK]
@@ -66,27 +67,26 @@ def add_mask(words: Words, seed: bytes, negative: bool = False) -> None:
 
 
 def confirming_key(private: bytes, public: bytes, session: bytes, one: int, other: int) -> bytes:
-    """The key by which two units confirm survivors to each other, the same for both."""
+    """Return the key with which two units confirm survivors to each other, the same for both."""
     return _agreed(private, public, session, f"survivors {min(one, other)} {max(one, other)}")
 
 
 def confirmation(key: bytes, sender: int, survivors: Collection[int]) -> bytes:
-    """Show the other unit that has the ``key`` which survivors the ``sender`` was sent."""
+    """Return a tag that proves to the other key holder which survivors ``sender`` received."""
     return hmac.digest(key, f"{sender} {sorted(survivors)}".encode(), "sha256")[:TAG_BYTES]
 
 
 def seal(
     secret: bytes, private: bytes, public: bytes, session: bytes, sender: int, to: int
 ) -> bytes:
-    """Encrypt for one unit what its key pair is good for once: a message of this session from this
-    sender."""
+    """Encrypt ``secret`` for one unit. The key fits one message of this sender in this session."""
     return _sealing(private, public, session, sender, to).encrypt(_ONCE, secret, None)
 
 
 def unseal(
     sealed: bytes, private: bytes, public: bytes, session: bytes, sender: int, to: int
 ) -> bytes:
-    """What was sealed. Raises ``WireError`` where that is of others, or of another session."""
+    """Decrypt a sealed secret. Raises ``WireError`` for other units or another session."""
     try:
         return _sealing(private, public, session, sender, to).decrypt(_ONCE, sealed, None)
     except InvalidTag as error:
@@ -100,7 +100,7 @@ def _sealing(
 
 
 def _agreed(private: bytes, public: bytes, session: bytes, purpose: str) -> bytes:
-    """Raises ``WireError`` for a public key that makes every secret the same."""
+    """Return the agreed key. Raises ``WireError`` for a public key of small order."""
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(public)

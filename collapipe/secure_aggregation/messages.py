@@ -1,4 +1,4 @@
-"""What units and server say to one another for a masked sum, with bounds on all of it."""
+"""Messages between units and server for a masked sum, with bounds on every field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class KeysRequest:
 
 @dataclass(frozen=True, slots=True)
 class PublicKeys:
-    """Of the pair that masks are agreed by, and of the one that shares are sealed by."""
+    """A unit's public keys: ``mask`` for agreeing on masks, ``seal`` for sealing shares."""
 
     mask: Key
     seal: Key
@@ -45,7 +45,7 @@ class PublicKeys:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A signature of a unit's public keys, and the public key of the credentials that it is by."""
+    """A signature of a unit's public keys, and the public ``key`` of the signing credentials."""
 
     key: Annotated[Base64UrlBytes, Field(max_length=200)]
     signature: Annotated[Base64UrlBytes, Field(max_length=100)]
@@ -53,7 +53,7 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class KeysReply:
-    """``signed`` by a unit that has credentials."""
+    """A unit's public keys, ``signed`` if the unit has credentials."""
 
     unit: Unit
     keys: PublicKeys
@@ -62,8 +62,7 @@ class KeysReply:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The public keys of all units that sent some for this round of a run, and the signatures that
-    show whose they are."""
+    """The public keys of all participating units of a round, and the signatures of these keys."""
 
     run: Run
     round: Round
@@ -75,8 +74,8 @@ class Roster:
 class SharesReply:
     """A unit's shares, sealed for each other unit: of its mask key, then of its self mask's seed.
 
-    ``digests`` of both, also of its own, let the server check each share that is revealed. Shares
-    are as hard to guess as the secret, so that digests say nothing of them.
+    ``digests`` of all shares, including the unit's own, let the server check revealed shares. A
+    share is as hard to guess as the secret, so a digest reveals nothing about it.
     """
 
     unit: Unit
@@ -117,8 +116,10 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, slots=True)
 class UnmaskReply:
-    """A unit's share of one secret of each unit, itself included: of the self mask's seed of a
-    survivor, of the mask key of each other unit."""
+    """A unit's share of one secret of each unit, itself included.
+
+    The secret is the self mask's seed for a survivor, and the mask key for any other unit.
+    """
 
     unit: Unit
     shares: ByUnit[Share]

@@ -1,18 +1,20 @@
-"""Updates as whole numbers whose sum is known modulo a power of two.
+"""Quantise updates to whole numbers, so that they can be masked and summed modulo a power of two.
 
-The vector x of a unit's change, ‖x‖₂ ≤ C, of d values becomes whole multiples of the step
-s = C / ((L + 1)·√d), rounded up or down by chance so that the mean is x. ``levels`` L say how fine.
+A unit's change x has d values and a norm ‖x‖₂ ≤ C. It becomes whole multiples of the step
+s = C / ((L + 1)·√d), rounded up or down at random so that the mean is x. L is ``levels``.
 
-* Before, x is scaled down where ‖x‖ > C·L/(L + 1). Rounding adds less than s·√d = C/(L + 1), so
-  that what is sent has a norm ≤ C again: noise that hides a change of norm C hides it.
-* The mean of n units' vectors is off by 2C/(L + 1) at most (norm; C/(L + 1) where no norm is above
-  that limit), and by C/(2(L + 1)·√n) in the root mean square without it, for the errors of rounding
-  are independent.
-* A value is at most (L + 1)·√d steps, so the sum of n has ⌈log₂(2n(L + 1)√d + 1)⌉ bits: log₂√d more
-  than the precision's own, for all of the norm may be in one value.
+Before rounding, x is scaled down to ‖x‖ ≤ C·L/(L + 1). Rounding adds less than s·√d = C/(L + 1), so
+the sent vector again has a norm ≤ C, and noise for the norm C hides it.
 
-With ``privacy.noise_by=units`` each unit adds whole numbers of the discrete Gaussian, such that
-those of ``noise_parts`` units together have the deviation z·C (Kairouz, Liu and Steinke 2021).
+The error of the mean of n units' vectors has a norm of at most 2C/(L + 1), or C/(L + 1) if no
+vector was scaled down. Rounding errors are independent: without scaling the root mean square error
+is at most C/(2(L + 1)·√n).
+
+A value is at most (L + 1)·√d steps, so the sum of n values needs ⌈log₂(2n(L + 1)√d + 1)⌉ bits. This
+is log₂√d more than the precision itself, because one value may have all of the norm.
+
+With ``privacy.noise_by=units`` each unit adds discrete Gaussian noise, such that the noise of
+``noise_parts`` units has the standard deviation z·C (Kairouz, Liu and Steinke 2021).
 """
 
 import math
@@ -30,18 +32,19 @@ from collapipe.secure_aggregation.thresholds import noise_parts
 
 Values = NDArray[np.floating[Any]]
 LEVELS = {"float32": 2**16, "bfloat16": 2**9, "int8": 127, "int6": 31, "int4": 7}
-"""Of a precision, for a value of the size that all have where the norm is spread evenly."""
-_CHUNK = 2**20  # values at a time
-_ROUNDING = 1e-9  # relative, of norms in float64
-_LEAST_STEP = 1e-300  # far from the subnormal numbers
-_TAIL = 16.0  # standard deviations, beyond which noise comes with a probability of 2⁻¹⁸⁰
+"""Levels by precision, for a value of average size: all values equal, with the norm C."""
+_CHUNK = 2**20  # values processed at a time
+_ROUNDING = 1e-9  # relative tolerance of norms in float64
+_LEAST_STEP = 1e-300  # far above the subnormal numbers
+_TAIL = 16.0  # standard deviations; noise exceeds them with a probability of 2⁻¹⁸⁰
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiser:
-    """Of ``size`` values d, of norm ``bound`` C at most, in sums of ``units`` n at most.
+    """Quantises vectors of ``size`` d values and a norm of at most ``bound`` C.
 
-    Each unit's noise has the standard deviation ``noise``, in steps; 0: it adds none.
+    Sums have at most ``units`` n vectors. ``noise`` is the standard deviation of each unit's noise,
+    in steps; 0 disables noise.
     """
 
     size: int
@@ -54,8 +57,11 @@ class Quantiser:
     def of(
         cls, upload: PrecisionOrAuto, privacy: PrivacySettings, size: int, bound: float, units: int
     ) -> Self:
-        """As fine as ``compression.upload`` says. Raises ``WireError`` if steps are too coarse for
-        the units' noise, or too small for float64: a rounded step would let a norm exceed C."""
+        """Return a quantiser with the levels of ``compression.upload``.
+
+        Raises ``WireError`` if steps are too coarse for the units' noise, or too small for float64:
+        a rounded step would let a norm exceed C.
+        """
         levels, noise = LEVELS[upload], 0.0
         if privacy.noise_by == "units":
             parts = noise_parts(units, privacy.threshold)
@@ -76,22 +82,22 @@ class Quantiser:
 
     @property
     def bits(self) -> int:
-        """Of a value and of a sum."""
+        """Number of bits of a masked value, which also fit the sum."""
         clipped = self.units * (self.levels + 1) * math.sqrt(self.size)
         return (2 * math.ceil(clipped + _TAIL * self.noise * math.sqrt(self.units))).bit_length()
 
     @property
     def num_bytes(self) -> int:
-        """Of a masked vector on its way."""
+        """Size of a packed masked vector in bytes."""
         return -(-self.size * self.bits // 8)
 
     def quantise(
         self, change: Values, rng: np.random.Generator, noise_seed: int | None = None
     ) -> Words:
-        """Whole multiples of the step, with the unit's noise, modulo 2^bits in words that hold
-        more. Without a ``noise_seed`` nobody can repeat the noise.
+        """Return ``change`` in steps, plus the unit's noise, as unsigned words modulo 2^bits.
 
-        Raises ``NonFiniteLossError`` where a value is NaN or infinite.
+        Words may have more than ``bits`` bits. Without a ``noise_seed`` the noise cannot be
+        repeated. Raises ``NonFiniteLossError`` if a value is NaN or infinite.
         """
         squares = (np.square(part, dtype=np.float64).sum() for part in _parts(change))
         norm = math.sqrt(math.fsum(map(float, squares)))
@@ -109,10 +115,10 @@ class Quantiser:
         return words
 
     def restored(self, total: Words, finished: int) -> NDArray[np.float64]:
-        """The sum of ``finished`` units' vectors from that of their words.
+        """Return the sum of ``finished`` units' vectors, given the sum of their words.
 
-        Raises ``WireError`` where no vectors of norm C have such a sum: some unit did not do as it
-        was told.
+        Raises ``WireError`` if vectors of norm C cannot have this sum, because some unit violated
+        the protocol.
         """
         modulus, half = 2**self.bits, 2 ** (self.bits - 1)
         whole = self._reduced(total).astype(np.int64)
@@ -123,16 +129,16 @@ class Quantiser:
         if norm > most * (1 + _ROUNDING):
             raise WireError(
                 f"the sum of {finished} updates has the norm {norm:.3g}, at most {most:.3g} is "
-                "possible: a unit masked what is no clipped update"
+                "possible: a unit sent an update that was not clipped"
             )
         return values
 
     def pack(self, words: Words) -> NDArray[np.uint8]:
-        """The lowest bits of each word, close together."""
+        """Pack the lowest ``bits`` of each word without gaps into uint8 [num_bytes]."""
         return np.concatenate([self._packed(part) for part in _parts(words)])
 
     def unpack(self, packed: NDArray[np.uint8]) -> Words:
-        """What ``pack`` was given, modulo 2^bits; ``packed`` has ``num_bytes``."""
+        """Return the words that ``pack`` packed, modulo 2^bits; ``packed`` has ``num_bytes``."""
         width, words = 8 * self._words.itemsize, np.empty(self.size, self._words)
         for first, into in enumerate(_parts(words)):
             begin = first * _CHUNK * self.bits // 8
@@ -158,5 +164,5 @@ class Quantiser:
 
 
 def _parts(values: NDArray[Any]) -> list[NDArray[Any]]:
-    """Views of so many values that what is made of them fits a memory."""
+    """Return views of at most ``_CHUNK`` values each, to bound the memory of temporary arrays."""
     return [values[first : first + _CHUNK] for first in range(0, values.size, _CHUNK)]

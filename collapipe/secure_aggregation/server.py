@@ -1,4 +1,4 @@
-"""The server's part in a masked sum, which learns nothing but that."""
+"""The server's side of a masked sum: it learns the sum and no single update."""
 
 import itertools
 from collections import defaultdict
@@ -21,7 +21,7 @@ from collapipe.secure_aggregation.shamir import DIGEST_BYTES, combine, digest
 
 
 def usable(told: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
-    """Of units' public keys those that are good for something, and that no unit before has told."""
+    """Return the units' public keys that are secure and that no earlier unit has sent."""
     known, taken = dict[int, PublicKeys](), set[bytes]()
     for unit, keys in told.items():
         own = {keys.mask, keys.seal}
@@ -32,7 +32,7 @@ def usable(told: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
 
 
 def relayed(told: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:
-    """For each unit that shared its secrets the shares that are sealed for it."""
+    """Return, for each unit that shared its secrets, the shares that are sealed for it."""
     return {
         unit: MaskRequest(
             {other: each.sealed[unit] for other, each in told.items() if other != unit}
@@ -42,7 +42,7 @@ def relayed(told: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:
 
 
 def confirmed(round_: int, told: Mapping[int, SurvivorsReply]) -> dict[int, UnmaskRequest]:
-    """For each unit that confirmed the survivors what the others confirm to it."""
+    """Return, for each unit that confirmed the survivors, the confirmations of the others."""
     return {
         unit: UnmaskRequest(
             round_,
@@ -56,10 +56,9 @@ def confirmed(round_: int, told: Mapping[int, SurvivorsReply]) -> dict[int, Unma
 class CheckedShares:
     """Revealed shares, compared with the digests that their owners sent.
 
-    ``fitting`` shares by owner and place. For each pair (holder, owner) in ``wrong``, the holder
-    changed the share, or the owner sent a digest of another one. For a pair that is also in
-    ``missing``, the holder revealed no share: it reports that it could not open what the owner
-    sealed.
+    ``fitting`` has the valid shares by owner and place. For each pair (holder, owner) in ``wrong``,
+    the holder changed the share, or the owner sent the digest of another share. For a pair that is
+    also in ``missing``, the holder revealed no share and claims that it could not open it.
     """
 
     fitting: Mapping[int, Mapping[int, bytes]]
@@ -67,11 +66,11 @@ class CheckedShares:
     missing: frozenset[tuple[int, int]] = frozenset()
 
     def suspects(self, called: Called = unit_called) -> list[str]:
-        """Name the units that lied, if only as few did as explain all wrong shares.
+        """Name the smallest set of dishonest units that explains all wrong shares.
 
-        An honest unit has wrong shares in common with liars only. So if there are m liars, a unit
-        that has some with more than m others is one of them, and so is one whose own share is
-        wrong. Of each pair that is left, one is a liar.
+        An honest unit has wrong shares only with dishonest ones. So if there are m dishonest units,
+        a unit with wrong shares with more than m others is dishonest. So is a unit whose own share
+        is wrong. In each remaining pair, one unit is dishonest.
         """
         others = defaultdict[int, set[int]](set)
         for holder, owner in self.wrong:
@@ -91,7 +90,7 @@ def checked(
     survivors: Collection[int],
     revealed: Mapping[int, UnmaskReply],
 ) -> CheckedShares:
-    """Compare the shares that units ``revealed`` with the digests of those that were ``shared``."""
+    """Compare the shares that units ``revealed`` with the digests that the owners ``shared``."""
     fitting, wrong = {owner: dict[int, bytes]() for owner in shared}, set[tuple[int, int]]()
     missing = {(h, owner) for h, told in revealed.items() for owner in shared.keys() - told.shares}
     for holder, told in revealed.items():
@@ -112,10 +111,10 @@ def unmask(
     total: Words,
     called: Called = unit_called,
 ) -> None:
-    """Take the masks off the ``total`` of the ``survivors``' masked words, in place.
+    """Subtract the masks from ``total``, the sum of the ``survivors``' masked words, in place.
 
-    Raises ``RoundFailedError`` if too few ``shares`` fit, ``WireError`` if they restore no secret,
-    or another mask key than their owner's.
+    Raises ``RoundFailedError`` if too few ``shares`` fit. Raises ``WireError`` if they restore no
+    secret, or a mask key that differs from their owner's.
     """
     secrets = {unit: _secret(session, unit, shares, called) for unit in shares.fitting}
     for unit, secret in secrets.items():
@@ -127,7 +126,7 @@ def unmask(
         for other in survivors:
             public = session.keys[other].mask
             seed = masks.pair_seed(secret, public, session.digest, unit, other)
-            masks.add_mask(total, seed, negative=other < unit)  # where that unit added it
+            masks.add_mask(total, seed, negative=other < unit)  # negative if that unit added it
 
 
 def _secret(session: Session, unit: int, shares: CheckedShares, called: Called) -> bytes:
@@ -135,7 +134,7 @@ def _secret(session: Session, unit: int, shares: CheckedShares, called: Called) 
     if len(found) < need:
         liars = ", ".join(shares.suspects(called)) or "none"
         raise RoundFailedError(
-            f"{len(found)} shares of the mask of {called(unit)} are usable, {need} restore it; "
+            f"{len(found)} shares of the mask of {called(unit)} are usable, {need} are needed; "
             f"wrong shares came from: {liars}"
         )
     try:

@@ -1,4 +1,4 @@
-"""What all units of a round agree on once they know everybody's public keys."""
+"""The session of a masked sum: all units of a round agree on it once they have all public keys."""
 
 import functools
 import hashlib
@@ -12,10 +12,10 @@ from collapipe.secure_aggregation.thresholds import units_needed
 
 @dataclass(frozen=True)
 class Session:
-    """A round's units with their public keys, and the share ``threshold`` of them that must finish.
+    """A round's units and their public keys, and the fraction ``threshold`` that must finish.
 
-    Units that were sent different keys, or use a different ``threshold``, cannot open each other's
-    shares. Raises ``WireError`` for fewer than two units, or keys that two of them have.
+    Units with different keys or a different ``threshold`` cannot open each other's shares. Raises
+    ``WireError`` for fewer than two units, or if a key occurs twice.
     """
 
     roster: Roster
@@ -32,14 +32,14 @@ class Session:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Binds keys that two units agree on to this session: they are of no use in another one."""
+        """Digest that binds agreed keys to this session, so that they fit no other session."""
         told = (unit.to_bytes(8) + k.mask + k.seal for unit, k in sorted(self.keys.items()))
         session = f"{self.roster.run} {self.roster.round} {self.threshold!r}"
         name = f"collapipe masked sum {session} ".encode()
         return hashlib.sha256(name + b"".join(told)).digest()
 
     def others(self, unit: int) -> frozenset[int]:
-        """All units but this one: it shares masks and secrets with each of them."""
+        """Return all units except this one, which shares masks and secrets with each of them."""
         return frozenset(self.keys) - {unit}
 
     @property
@@ -49,5 +49,5 @@ class Session:
 
 
 def place(unit: int) -> int:
-    """Where a unit's shares lie, which is never 0."""
+    """Return the place (x value) of a unit's shares, which is never 0."""
     return unit + 1

@@ -1,8 +1,9 @@
 """Shamir's secret sharing of 32 bytes over a prime field (Shamir 1979).
 
-Flower's, by pycryptodome, is sound and splits into 16 bytes of GF(2¹²⁸) in Python: one secret of 67
-shares, any 34 of which restore it, takes it 0.1 s to share and 0.3 s to restore, which the server
-does for each of 100 units in every round. Python's own whole numbers need a hundredth of that.
+Flower's version, from pycryptodome, is correct but slow: it computes in GF(2¹²⁸) in Python. With 67
+shares, any 34 of which restore the secret, it takes 0.1 s to share one and 0.3 s to restore it. The
+server restores one secret for each of 100 units per round. Python's built-in integers need a
+hundredth of that time.
 """
 
 import functools
@@ -12,19 +13,21 @@ from collections.abc import Collection, Mapping
 
 from collapipe.errors import WireError
 
-PRIME = 2**256 + 297  # the least above all secrets
+PRIME = 2**256 + 297  # the smallest prime above all secrets
 SECRET_BYTES, SHARE_BYTES, DIGEST_BYTES = 32, 33, 16
 
 
 def split(secret: bytes, threshold: int, places: Collection[int]) -> dict[int, bytes]:
-    """A share for each of the ``places``, which are above 0: any ``threshold`` of them restore the
-    secret of 32 bytes, and fewer say nothing of it."""
+    """Return a share of a 32-byte secret for each of the ``places``, which must be above 0.
+
+    Any ``threshold`` shares restore the secret; fewer reveal nothing about it.
+    """
     coefficients = [int.from_bytes(secret), *(_drawn() for _ in range(threshold - 1))]
     return {place: _at(coefficients, place).to_bytes(SHARE_BYTES) for place in places}
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of as many shares as its threshold. Raises ``WireError`` where they have none."""
+    """Restore the secret from ``threshold`` shares. Raises ``WireError`` if they do not fit."""
     weights = _weights(tuple(shares))
     numbers = map(int.from_bytes, shares.values())
     secret = sum(weight * share for weight, share in zip(weights, numbers, strict=True)) % PRIME
@@ -34,13 +37,13 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 
 def digest(share: bytes) -> bytes:
-    """Lets somebody who has no share recognise it."""
+    """Return a digest by which a share can be recognised without knowing it before."""
     return hashlib.sha256(b"collapipe share " + share).digest()[:DIGEST_BYTES]
 
 
 @functools.lru_cache(maxsize=4)  # a round's secrets are restored at the same places
 def _weights(places: tuple[int, ...]) -> tuple[int, ...]:
-    """Lagrange's, by which the polynomial's values at ``places`` sum up to its value at 0."""
+    """Return Lagrange weights: the weighted sum of a polynomial's values is its value at 0."""
     weights = list[int]()
     for place in places:
         numerator = denominator = 1
@@ -57,7 +60,7 @@ def _drawn() -> int:
 
 
 def _at(coefficients: list[int], place: int) -> int:
-    """The polynomial's value, by Horner's rule."""
+    """Return the polynomial's value by Horner's rule."""
     value = 0
     for coefficient in reversed(coefficients):
         value = (value * place + coefficient) % PRIME

@@ -1,7 +1,7 @@
-"""Public keys that tell whose they are: signed with the key of a unit's credentials (ECDSA, P-256).
+"""Sign a unit's public keys with the key of its credentials (ECDSA, P-256), and check signatures.
 
-Without it a unit takes the server's word for whose keys a roster has. An owner who knows the
-fingerprints of its peers' credentials, from their owners, need not.
+Without signatures a unit must trust the server about the owners of a roster's keys. With the
+fingerprints of the peers' credentials (``privacy.peers``), a unit checks the owners itself.
 """
 
 from collections.abc import Collection
@@ -20,27 +20,30 @@ _FORM = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyI
 def sign(
     key: ec.EllipticCurvePrivateKey, run: int, round_: int, unit: int, keys: PublicKeys
 ) -> Signed:
-    """Show that ``unit``, whose credentials have this ``key``, made ``keys`` in this round."""
+    """Sign ``keys`` with the unit's credentials, to prove that ``unit`` made them in this round."""
     signature = key.sign(_text(run, round_, unit, keys), _HOW)
     return Signed(key.public_key().public_bytes(*_FORM), signature)
 
 
 def check_signed(roster: Roster, own: int, peers: Collection[str]) -> None:
-    """Raise ``WireError`` unless each unit of the roster beside the ``own`` one has keys that one
-    of the ``peers`` has signed, by their fingerprints, and another one for each."""
+    """Check that different ``peers`` signed the keys of the roster's other units.
+
+    ``own`` is the caller's unit; ``peers`` are fingerprints. Raises ``WireError`` if a unit's keys
+    are not signed by a peer, or a peer signed the keys of two units.
+    """
     left = {*peers}
     for unit in roster.keys.keys() - {own}:
         signer = _signer(roster, unit)
         if signer not in left:
             raise WireError(
-                f"the keys of unit {unit} are signed by {signer or 'nobody'}: none of "
-                "privacy.peers in the owner's file, or one that has signed another unit's"
+                f"the keys of unit {unit} are signed by {signer or 'nobody'}; expected one of "
+                "privacy.peers in the owner's file that has signed no other unit's keys"
             )
         left.remove(signer)
 
 
 def _signer(roster: Roster, unit: int) -> str | None:
-    """The fingerprint of who has signed a unit's keys; None: nobody has."""
+    """Return the fingerprint of the key that signed a unit's keys; None if not validly signed."""
     if (signed := roster.signed.get(unit)) is None:
         return None
     try:

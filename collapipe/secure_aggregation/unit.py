@@ -1,6 +1,6 @@
-"""A unit's part in a masked sum, stage by stage. A stage is used up by going on to the next.
+"""A unit's stages in a masked sum. Each stage is used once, to make the next one.
 
-All of it is secret, and shown by no repr.
+All stages are secret and have no repr.
 """
 
 import hmac
@@ -35,7 +35,7 @@ from collapipe.secure_aggregation.shamir import SHARE_BYTES, digest, split
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UnitWithKeys:
-    """A unit that has made its private keys for a round of a run."""
+    """Stage 1: the unit has made its private keys for a round of a run."""
 
     unit: Unit
     run: Run
@@ -49,16 +49,16 @@ class UnitWithKeys:
 
     @property
     def public(self) -> PublicKeys:
-        """What everybody may know."""
+        """The public keys of both private keys."""
         return PublicKeys(masks.public_key(self.mask_key), masks.public_key(self.seal_key))
 
     def share(
         self, roster: Roster, threshold: float, least_units: int = 0
     ) -> tuple["UnitWithShares", SharesReply]:
-        """Share both secrets with the other units of the roster.
+        """Share the mask key and a new self mask seed with the other units of the roster.
 
-        Raises ``WireError`` unless the roster is of this round of the run and has this unit's keys
-        as its own, or if fewer than ``least_units`` updates may be summed.
+        Raises ``WireError`` if the roster is of another round or run, or lacks this unit's keys.
+        Also raises it if a sum of fewer than ``least_units`` updates would be possible.
         """
         _check_round(self.round, roster.round)
         if roster.run != self.run or roster.keys.get(self.unit) != self.public:
@@ -91,7 +91,7 @@ class UnitWithKeys:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UnitWithShares:
-    """A unit that has shared its secrets: its ``seed``, and its own share of that."""
+    """Stage 2: the unit has shared its secrets, and keeps ``own_share`` of its ``seed``."""
 
     before: UnitWithKeys
     roster: Roster
@@ -105,15 +105,15 @@ class UnitWithShares:
 
     @property
     def num_units(self) -> int:
-        """Of the round's sum, at most."""
+        """Largest possible number of units in the round's sum."""
         return len(self.roster.keys)
 
     def mask(self, round_: int, request: MaskRequest, words: Words) -> "MaskedUnit":
-        """Mask ``words`` in place. Shares that cannot be opened are left out: the unit reveals none
-        of their sender.
+        """Mask ``words`` in place.
 
-        Raises ``WireError``, and leaves the words as they are, unless this is the session's round,
-        and the shares are of its units and enough to restore a secret.
+        Shares that cannot be opened are left out: the unit will not reveal any for their sender.
+        Raises ``WireError``, and leaves the words unchanged, for another round, for shares of units
+        outside the session, or for too few shares to restore a secret.
         """
         unit, session, shares = self.unit, Session(self.roster, self.threshold), request.sealed
         _check_round(self.before.round, round_)
@@ -121,7 +121,7 @@ class UnitWithShares:
         if strangers or len(shares) + 1 < session.units_needed:
             raise WireError(
                 f"shares of {len(shares)} units, {len(strangers)} of them not in the roster; "
-                f"expected those of {session.units_needed - 1} others or more"
+                f"expected shares of {session.units_needed - 1} other units or more"
             )
         opened = {sender: self._opened(session, sender, each) for sender, each in shares.items()}
         held = {sender: both for sender, both in opened.items() if both is not None}
@@ -133,7 +133,7 @@ class UnitWithShares:
         return MaskedUnit(unit, round_, session.units_needed, held, self.own_share, keys)
 
     def _opened(self, session: Session, sender: int, sealed: bytes) -> bytes | None:
-        """The shares; None if the sender sealed something else."""
+        """Return the sender's two shares; None if they cannot be opened."""
         private, public, to = self.before.seal_key, session.keys[sender].seal, self.before.unit
         try:
             return masks.unseal(sealed, private, public, session.digest, sender, to)
@@ -151,11 +151,10 @@ class UnitWithShares:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MaskedUnit:
-    """A unit that has sent its masked update.
+    """Stage 3: the unit has sent its masked update.
 
-    ``keys`` are those by which it confirms survivors to the other units that it shares masks with.
-    ``held`` are the shares of these units that it could open, of the mask key and of the self
-    mask's seed.
+    ``keys`` confirm survivors to the other units with which it shares masks. ``held`` has the
+    shares of these units that it could open: of the mask key, then of the self mask's seed.
     """
 
     unit: Unit
@@ -166,8 +165,10 @@ class MaskedUnit:
     keys: ByUnit[Key]
 
     def confirm(self, request: SurvivorsRequest) -> tuple["UnitWithSurvivors", SurvivorsReply]:
-        """Confirm the survivors to each other one. Raises ``WireError`` unless these are enough,
-        each named once, this unit and otherwise only units that it shares masks with among them.
+        """Confirm the list of survivors to each other survivor.
+
+        Raises ``WireError`` if the list is too short, names a unit twice, lacks this unit, or has a
+        unit with which this one shares no masks.
         """
         _check_round(self.round, request.round)
         survivors, known = {*request.survivors}, {self.unit, *self.keys}
@@ -191,8 +192,10 @@ class MaskedUnit:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UnitWithSurvivors:
-    """A unit that has confirmed its list of survivors: the ``shares`` that it reveals if others
-    confirm the same list, as ``expected`` of each."""
+    """Stage 4: the unit has confirmed its list of survivors.
+
+    It reveals its ``shares`` if enough others send the ``expected`` confirmations of that list.
+    """
 
     unit: Unit
     round: Round
@@ -201,8 +204,10 @@ class UnitWithSurvivors:
     shares: ByUnit[Share]
 
     def reveal(self, request: UnmaskRequest) -> UnmaskReply:
-        """One share of each unit. Raises ``WireError`` unless enough survivors, this one included,
-        have confirmed the same list."""
+        """Return one share of each unit.
+
+        Raises ``WireError`` if too few survivors, this one included, confirmed the same list.
+        """
         _check_round(self.round, request.round)
         same = {
             other
@@ -220,7 +225,7 @@ class UnitWithSurvivors:
 
 @dataclass(frozen=True, slots=True)
 class LastMasked:
-    """The last round that a unit has masked an update for: it does so once for each."""
+    """The last round for which a unit has masked an update: it masks one per round."""
 
     round: Round
 

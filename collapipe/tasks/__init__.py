@@ -1,1 +1,1 @@
-"""Tasks: their rows, tokeniser, batches and metric."""
+"""Tasks: rows, tokeniser, batches and metric."""

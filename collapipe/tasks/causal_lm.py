@@ -1,4 +1,4 @@
-"""Causal language modelling: texts as one stream of tokens, perplexity."""
+"""Causal language modelling: texts as one stream of tokens; metric: perplexity."""
 
 import math
 from array import array
@@ -25,8 +25,10 @@ _AT_ONCE = 10_000  # texts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Pieces of a stream of token ids, int32 [tokens], by the place of each one's first token and
-    its length; ``targets``: whether what stands behind a token in the stream follows it."""
+    """Pieces of a stream of token ids, int32 [tokens], by first place and length.
+
+    With ``targets``, a token's target is the next token in the stream.
+    """
 
     stream: NDArray[np.int32]
     starts: Sequence[int]
@@ -35,7 +37,7 @@ class Pieces:
     tokenizer: Tokenizer
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Target i is what follows input i."""
+        """Return a batch in which target i is the token after input i."""
         pieces = [self._slice(row, 0) for row in rows]
         following = [self._slice(row, 1) if self.targets else [] for row in rows]
         inputs = padded(pieces, self.tokenizer.vocabulary.pad)
@@ -58,7 +60,7 @@ def _parse(file: Lines) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class CausalLM(FolderTask):
-    """Rows have the column ``text``: a line of the folder's files."""
+    """Causal language modelling; rows have the column ``text``, a line of the folder's files."""
 
     name = "causal_lm"
     columns = ("text",)
@@ -66,7 +68,7 @@ class CausalLM(FolderTask):
     suffix, parse, made_up = "txt", _parse, sentences
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Pieces:
-        """Join all texts to one stream with EOS before, between and after them; cut it into pieces.
+        """Join all texts to one stream with EOS before, between and after them; split it to pieces.
 
         A piece's last target is the next piece's first token, so every token of the texts is a
         target exactly once.
@@ -77,7 +79,7 @@ class CausalLM(FolderTask):
         return Pieces(stream, starts, lengths, True, tokenizer)
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
-        """A piece a text: EOS, as before every text in training, and the text's last tokens."""
+        """Return one piece per text: EOS, as before every text in training, and its last tokens."""
         backwards = [ids[::-1] for ids in tokenizer.encode(texts)]
         pieces = [[tokenizer.vocabulary.eos, *ids[::-1]] for ids in self.truncated(backwards, 1)]
         stream = np.fromiter(chain.from_iterable(pieces), np.int32)
@@ -86,7 +88,7 @@ class CausalLM(FolderTask):
         return Pieces(stream, starts, lengths, False, tokenizer)
 
     def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Pieces:
-        """As ``encode``, with a separate stream for each text, EOS before and after it."""
+        """Encode each text as a separate stream, with EOS before and after it."""
         eos, size = tokenizer.vocabulary.eos, self.max_length
         streams = [[eos, *ids, eos] for ids in tokenizer.encode(rows["text"][:])]
         begins = accumulate(map(len, streams), initial=0)
@@ -101,7 +103,7 @@ class CausalLM(FolderTask):
     def count(
         self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
     ) -> NDArray[np.int64]:
-        """Nothing: the loss tells all."""
+        """Return no counts, because perplexity follows from the loss."""
         return np.zeros(0, np.int64)
 
     def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
@@ -123,7 +125,7 @@ class CausalLM(FolderTask):
 
 
 def _stream(rows: Dataset, tokenizer: Tokenizer) -> NDArray[np.int32]:
-    """A few texts at a time: encoded ones take many times the room."""
+    """Return the texts as one stream, int32 [tokens]; encodes a few at a time to save memory."""
     eos = tokenizer.vocabulary.eos
     stream = array("i", [eos])
     for start in range(0, len(rows), _AT_ONCE):

@@ -1,4 +1,4 @@
-"""Classification: texts with one label each, accuracy and macro-F1."""
+"""Classification: texts with one label each; metrics: accuracy and macro-F1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from collapipe.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Classification(LabelledTask):
-    """Rows have the columns ``text`` and ``label``, a name.
+    """Classification of texts; rows have the columns ``text`` and ``label``, a name.
 
     A line of the folder's files is ``text<TAB>label id``; line i of ``labels.txt``, counted from 0,
     names label i.
@@ -32,7 +32,7 @@ class Classification(LabelledTask):
         return count_labels(rows["label"])
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> LabelledTexts:
-        """Texts and labels as ids. Raises ``DataError`` for a label without one."""
+        """Return texts and labels as ids. Raises ``DataError`` for an unknown label."""
         labels = encode_labels(([name] for name in rows["label"]), tokenizer.labels)
         texts = self.truncated(tokenizer.encode(rows["text"]), 2)
         return LabelledTexts(texts, labels, tokenizer)
@@ -44,7 +44,7 @@ class Classification(LabelledTask):
     def count(
         self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
     ) -> NDArray[np.int64]:
-        """The confusion matrix, [true label, predicted label]."""
+        """Return the confusion matrix, int64 [true label, predicted label]."""
         number = {label: place for place, label in enumerate(labels)}
         matrix = np.zeros((len(labels),) * 2, np.int64)
         for label, predicted in zip(rows["label"], predictions, strict=True):
@@ -52,14 +52,14 @@ class Classification(LabelledTask):
         return matrix
 
     def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
-        """A row has one label, and one is predicted."""
+        """Whether the matrix has one entry per row: each row has one label and one prediction."""
         counts = statistics.counts
         return counts.shape == (len(labels),) * 2 and counts.sum() == statistics.rows
 
     def score(self, statistics: Statistics) -> Score:
         """Return accuracy and macro F1 (scikit-learn) over the labels that occur in rows or
         predictions."""
-        import sklearn  # brings SciPy: a unit counts, and does without
+        import sklearn  # imports SciPy; a unit only counts and does not need it
         from sklearn.metrics import accuracy_score, f1_score
 
         truth, predicted = statistics.counts.nonzero()

@@ -1,4 +1,4 @@
-"""German dates and times to English: a task that needs no files and no network."""
+"""Translation of German dates and times to English: a task without files and network."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,8 +22,10 @@ NUM_MINUTES = (END - START) // timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Dates(Translation):
-    """Minutes drawn from the century ``START`` to ``END``, written out by Babel's locale data; no
-    minute is drawn twice, so no row stands in two splits."""
+    """Minutes drawn from ``START`` to ``END``, formatted with Babel's locale data.
+
+    No minute is drawn twice, so no row is in two splits.
+    """
 
     train_rows: Count
     validation_rows: Count
@@ -43,14 +45,14 @@ class Dates(Translation):
         return self.train_rows + self.validation_rows + self.test_rows
 
     def splits(self, seed: int) -> Splits:
-        """Disjoint rows, the same for the same seed."""
+        """Return splits without common rows; equal seeds give equal rows."""
         minutes = _minutes(self._num_rows, seed)
         bounds = self.train_rows, self.train_rows + self.validation_rows
         return Splits(*(partial(_rows, part.tolist()) for part in np.split(minutes, bounds)))
 
 
 def draw(num_rows: int, seed: int) -> Dataset:
-    """So many different rows, the same for the same seed."""
+    """Return ``num_rows`` different rows; equal seeds give equal rows."""
     return _rows(_minutes(num_rows, seed).tolist())
 
 

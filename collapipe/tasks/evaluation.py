@@ -1,4 +1,4 @@
-"""A model on rows that no unit trains on: statistics of its answers, and figures made of these."""
+"""Evaluate a model on rows that no unit trains on: statistics of predictions, and metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from collapipe.tasks.task import Score, Task
 from collapipe.text.tokenizer import Tokenizer
 
 APART = "rows apart"
-"""In a signature: no row's figures depend on other rows."""
+"""Signature of an evaluation in which no row's result depends on other rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,17 @@ class Evaluation:
 
 
 def evaluation_of(task: Task, statistics: Statistics, how: str = "") -> Evaluation:
-    """Figures of the rows that ``statistics`` are of; the signature says ``how`` these were made.
-    Raises ``NonFiniteLossError``."""
+    """Return loss and metric from ``statistics``; the signature includes ``how`` they were made.
+
+    Raises ``NonFiniteLossError`` if the metric overflows.
+    """
     score = task.score(statistics)
     signature = f"{score.signature}|{how}" if how else score.signature
     return Evaluation(statistics.loss, replace(score, signature=signature))
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Of several models: the mean of their losses and values, and a signature that says so."""
+    """Return the mean of several models' losses and metrics, with a signature that says so."""
     first, count = evaluations[0].score, len(evaluations)
     extra_metrics = {
         name: sum(each.score.extra_metrics[name] for each in evaluations) / count
@@ -75,13 +77,13 @@ class Evaluator:
         self._examples = encode(rows, tokenizer)
 
     def evaluate(self, model: SplitModel) -> Evaluation:
-        """Loss and metric of ``model``. Raises ``NonFiniteLossError`` for one that diverged."""
+        """Return loss and metric of ``model``. Raises ``NonFiniteLossError`` if it diverged."""
         how = APART if self._apart else ""
         return evaluation_of(self._task, self.statistics(model), how)
 
     @torch.inference_mode()
     def statistics(self, model: SplitModel) -> Statistics:
-        """Of greedy predictions of ``model``. Raises as ``evaluate``."""
+        """Return the statistics of the model's greedy predictions. Raises as ``evaluate``."""
         model.eval()
         losses, tokens = list[float](), 0
         predictions: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Named-entity recognition: sentences whose words have tags, F1 over whole entities."""
+"""Named-entity recognition: sentences with one tag per word; metric: F1 over whole entities."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,21 +23,23 @@ from collapipe.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TaggedSentences(LabelledTexts):
-    """Sentences, an id of a tag for each word, and the place of each word's first token: None for
-    a word that made no token or was truncated."""
+    """Sentences with a tag id per word, and the place of each word's first token.
+
+    The place is None for a word that has no token or was truncated.
+    """
 
     starts: Sequence[Sequence[int | None]]
 
     def targets(self, row: int) -> list[int]:
-        """A word's tag is the target of its first token."""
+        """Return the targets of a sentence: a word's tag is the target of its first token."""
         targets = [IGNORED] * (len(self.texts[row]) + 2)
         for start, tag in zip(self.starts[row], self.labels[row], strict=bool(self.labels[row])):
             if start is not None:
-                targets[start + 1] = tag  # behind BOS
+                targets[start + 1] = tag  # after BOS
         return targets
 
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
-        """Each sentence's tags, joined by blanks, one a word; O for a word without a token."""
+        """Return each sentence's tags joined by blanks; O for a word without a token."""
         names = self.tokenizer.labels
         return [
             " ".join(OUTSIDE if start is None else names[tags[start + 1]] for start in starts)
@@ -45,8 +47,10 @@ class TaggedSentences(LabelledTexts):
         ]
 
     def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
-        """Of each word's tags, of ``probabilities`` [tokens, tags]; a word without a token is
-        certainly O."""
+        """Return each word's tag probabilities, given ``probabilities`` [tokens, tags].
+
+        A word without a token has O with probability 1.
+        """
         words = [
             {OUTSIDE: 1.0} if start is None else self.by_name(probabilities[start + 1])
             for start in self.starts[row]
@@ -56,9 +60,9 @@ class TaggedSentences(LabelledTexts):
 
 @dataclass(frozen=True, slots=True)
 class NamedEntities(LabelledTask):
-    """Rows have the columns ``tokens``, words or characters, and ``tags``, IOB2, one for each.
+    """Named-entity recognition; rows have ``tokens`` (words or characters) and IOB2 ``tags``.
 
-    A line of the folder's files is ``word tag``, a blank one stands between sentences.
+    A line of the folder's files is ``word tag``; blank lines separate sentences.
     """
 
     name = "ner"
@@ -76,27 +80,29 @@ class NamedEntities(LabelledTask):
         return count_labels(chain.from_iterable(rows["tags"]))
 
     def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
-        """A text a word, so that nothing is merged across words."""
+        """Return one text per word, so that the tokeniser merges nothing across words."""
         tokens: Iterable[Iterable[str]] = rows["tokens"]
         return tokens
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> TaggedSentences:
-        """Words and tags as ids. Raises ``DataError`` for a tag without one."""
+        """Return words and tags as ids. Raises ``DataError`` for an unknown tag."""
         return self._examples(
             rows["tokens"], encode_labels(rows["tags"], tokenizer.labels), tokenizer
         )
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> TaggedSentences:
-        """Sentences with blanks between words; one without any is taken character by character."""
+        """Split sentences at blanks into words; without blanks, each character is a word."""
         words = [text.split() if " " in text.strip() else list(text.strip()) for text in texts]
         return self._examples(words, [[] for _ in words], tokenizer)
 
     def count(
         self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
     ) -> NDArray[np.int64]:
-        """Entities that are found and right, found, and there, as seqeval's mode ``strict`` reads
-        tags; of whole sentences: a truncated word counts as O."""
-        from seqeval.scheme import IOB2, Entities  # brings SciPy: who only trains does without
+        """Return the numbers of correct, predicted and true entities, int64 [3].
+
+        Tags are read as in seqeval's mode ``strict``. Truncated words count as O.
+        """
+        from seqeval.scheme import IOB2, Entities  # imports SciPy, which training does not need
 
         found, there = (
             [entity.to_tuple() for sentence in Entities(tags, IOB2).entities for entity in sentence]
@@ -105,7 +111,7 @@ class NamedEntities(LabelledTask):
         return np.array([len({*found} & {*there}), len(found), len(there)])
 
     def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
-        """What is right was found, and is there."""
+        """Whether there are at most as many correct entities as predicted and true ones."""
         counts = statistics.counts
         return counts.shape == (3,) and bool(counts[0] <= counts[1:].min())
 

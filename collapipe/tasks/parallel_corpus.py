@@ -1,4 +1,4 @@
-"""A corpus of parallel text: a file a language and split, or a dataset on the hub."""
+"""A corpus of parallel text: a file per language and split, or a data set on the hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,14 @@ class ParallelCorpus(Translation):
     Attributes
     ----------
     name
-        As in ``task=NAME``.
+        Name of the task, as in ``task=NAME``.
     root
         Folder with ``{train,valid,test}.{source,target}``, plain or .gz (plain first); None: the
         hub.
     hub_name
-        Dataset on the hub with the splits train, validation and test and a column a language.
+        Data set on the hub with splits train, validation and test and one column per language.
     source, target
-        Languages, as in the files' or columns' names.
+        Languages, as in the names of files or columns.
     """
 
     name: str
@@ -40,7 +40,7 @@ class ParallelCorpus(Translation):
             raise ConfigError(f"task.source and task.target are both {self.source!r}; set two")
 
     def splits(self, seed: int) -> Splits:
-        """Rows as the corpus orders them, whatever the seed; a folder's blank pairs are left out.
+        """Return rows in the corpus's order; blank pairs of a folder are left out.
 
         Raises ``DataError`` for a folder, file or line that cannot be read or paired.
         """

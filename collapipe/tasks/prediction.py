@@ -1,4 +1,4 @@
-"""A trained model's answers to texts, a batch at a time, and how sure it is of them."""
+"""Predictions of a trained model for texts, in batches, with probabilities."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +13,23 @@ from collapipe.models.split import Head, SplitModel
 from collapipe.tasks.task import Examples, Task
 from collapipe.text.tokenizer import Tokenizer
 
-_MOST_ROWS = 256  # at once: long enough for fast matrices
-_MOST_LOGITS = 2**26  # of a batch: a causal model has one for each token and class
+_MOST_ROWS = 256  # of a batch: enough for fast matrix products
+_MOST_LOGITS = 2**26  # of a batch: a causal model has one per token and class
 
 
 def rows_at_once(task: Task, tokenizer: Tokenizer) -> int:
-    """How many rows a batch may have without taking much memory."""
+    """Return how many rows a batch may have, to bound its memory."""
     answer = task.max_length * tokenizer.vocabulary.num_classes
     return max(1, min(_MOST_ROWS, _MOST_LOGITS // answer))
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A label, a tag for each word, or generated text, and scores where they were asked for:
-    ``probability`` (a list for tags) and ``probabilities`` of all labels, or ``log_probability``
-    of generated text."""
+    """A label, a tag for each word, or generated text, and scores if requested.
+
+    Scores are ``probability`` (a list for tags) and ``probabilities`` of all labels, or
+    ``log_probability`` of generated text.
+    """
 
     text: str
     scores: Mapping[str, Any] = field(default_factory=dict)
@@ -35,8 +37,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """A run's model, which answers with scores where ``scored``; a causal one continues a text by
-    at most ``max_new_tokens`` tokens."""
+    """Predicts with a run's model; with ``scored`` predictions have scores.
+
+    A causal model continues a text by at most ``max_new_tokens`` tokens.
+    """
 
     model: SplitModel
     task: Task
@@ -54,7 +58,7 @@ class Predictor:
             )
 
     def predict(self, texts: Sequence[str]) -> Iterator[Prediction]:
-        """Answers to ``texts`` in their order."""
+        """Yield predictions for ``texts`` in their order."""
         size = rows_at_once(self.task, self.tokenizer)
         for start in range(0, len(texts), size):
             yield from self._batch(texts[start : start + size])
@@ -91,7 +95,7 @@ class Predictor:
         ]
 
     def _continued(self, batch: Batch) -> list[Prediction]:
-        """Greedy: the likeliest token again and again, up to EOS."""
+        """Continue texts greedily with the most likely token, until EOS."""
         head, longest = cast(Head, self.model.head), self.task.max_length
         end, fill = self.tokenizer.vocabulary.eos, self.tokenizer.vocabulary.pad
         given = [row[real].tolist() for row, real in zip(batch.inputs, batch.mask, strict=True)]
@@ -120,7 +124,7 @@ class Predictor:
 def _log_probability(
     head: Head, hidden: Tensor, mask: Tensor, row: int, targets: Sequence[int]
 ) -> float:
-    """Natural logarithm of the probability of one row's targets."""
+    """Return the natural logarithm of the probability of one row's targets."""
     one = slice(row, row + 1)
     expected = padded([targets], IGNORED).to(hidden.device)
     return -float(head.loss(hidden[one], mask[one], expected))

@@ -1,6 +1,6 @@
-"""Made-up rows: each task can be tried, and learned in seconds, without any file.
+"""Synthetic rows, with which each task can be tried and learned in seconds without files.
 
-Every set is a pure function of the seed; no row stands in it twice.
+Every set is a pure function of the seed and has no duplicate rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _TOPICS = {
     "music": "chord flute choir tempo drum melody violin opera rhythm hum tune organ",
     "sailing": "mast anchor harbour keel wave deck rudder tide sail buoy rope mooring",
 }
-_OTHER_TOPIC, _OWN_TOPIC = 0.03, 0.4  # of a text's words
+_OTHER_TOPIC, _OWN_TOPIC = 0.03, 0.4  # fractions of a text's words
 
 _STARTS = "ba be do fa ga ki lo mu ne po ra su ti vo za"
 _ENDS = {"PER": "lin mar nok", "LOC": "ham berg dorf", "ORG": "tex corp"}
@@ -61,12 +61,12 @@ def topics(seed: int) -> Splits:
 
 
 def entities(seed: int) -> Splits:
-    """Sentences with persons, places and organisations, told by their last syllable."""
+    """Return sentences with persons, places and organisations; last syllables distinguish them."""
     return _splits(seed, "entities", _tagged)
 
 
 def sentences(seed: int) -> Splits:
-    """Sentences of a small grammar."""
+    """Return sentences of a small grammar."""
     return _splits(seed, "sentences", lambda random: {"text": " ".join(_grow("S", random))})
 
 
@@ -82,7 +82,7 @@ def _splits(seed: int, purpose: str, draw: Callable[[Generator], Row]) -> Splits
 
 
 def _one_of(choices: str | Sequence[str], random: Generator) -> str:
-    """One of a list, or of a text's words."""
+    """Draw an item of a list, or a word of a text."""
     choices = choices.split() if isinstance(choices, str) else choices
     return choices[int(random.integers(len(choices)))]
 
@@ -90,7 +90,7 @@ def _one_of(choices: str | Sequence[str], random: Generator) -> str:
 def _topic(random: Generator) -> Row:
     label = _one_of(list(_TOPICS), random)
     words = [_word_about(label, random) for _ in range(int(random.integers(6, 15)))]
-    words[int(random.integers(len(words)))] = _one_of(_TOPICS[label], random)  # one at least
+    words[int(random.integers(len(words)))] = _one_of(_TOPICS[label], random)  # at least one
     return {"text": " ".join(words), "label": label}
 
 

@@ -1,5 +1,8 @@
-"""The seam of a task. A user's own task is a frozen dataclass with these members, named by
-``task._target_``; its fields are the options under ``task``."""
+"""The interface of a task.
+
+A user's task is a frozen dataclass with these members, named by ``task._target_``. Its fields are
+the options under ``task``.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Protocol
@@ -11,16 +14,16 @@ from pydantic import Field
 
 from collapipe.batch import Batch
 from collapipe.data.folders import Splits
-from collapipe.report import Score as Score  # what a user's task returns
+from collapipe.report import Score as Score  # for users' tasks
 from collapipe.statistics import Statistics
 from collapipe.text.labels import MOST_LABELS
 from collapipe.text.tokenizer import Tokenizer
 
-VocabularySize = Annotated[int, Field(ge=259)]  # one for each of 256 bytes, three special tokens
-# With fewer there is no token beside two special ones; attention over more fits no device.
+VocabularySize = Annotated[int, Field(ge=259)]  # 256 bytes and three special tokens
+# At least one token and two special ones; attention over longer texts fits no device.
 TextLength = Annotated[int, Field(ge=3, le=2**15)]
 LabelCount = Annotated[int, Field(ge=2, le=MOST_LABELS)]
-MAX_LABELS = 256  # of older runs
+MAX_LABELS = 256  # default, also for older runs
 
 
 class Examples(Protocol):
@@ -34,27 +37,27 @@ class Examples(Protocol):
         """Pad these examples to a common length."""
 
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
-        """What the model predicted for all examples, in their order, as text."""
+        """Return the predictions for all examples as texts, in the examples' order."""
 
 
 class Task(Protocol):
-    """What is learned, from which rows, and how well."""
+    """A task: its rows, how they are encoded, and its metric."""
 
     @property
     def name(self) -> str:
-        """The option ``task`` selects it by this name."""
+        """Name by which the option ``task`` selects it."""
 
     @property
     def max_length(self) -> int:
-        """Most tokens of an input, a target or a prediction."""
+        """Largest number of tokens of an input, a target or a prediction."""
 
     @property
     def vocabulary(self) -> int:
-        """Tokens known to a tokeniser of the run's own, at most."""
+        """Largest number of tokens of a tokeniser that the run trains."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of its rows; option ``data.COLUMN_column`` names each in a user's own files."""
+        """Columns of its rows; the option ``data.COLUMN_column`` names each in a user's files."""
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -62,31 +65,32 @@ class Task(Protocol):
 
     @property
     def listed_labels(self) -> tuple[str, ...] | None:
-        """Names of all labels that rows may have, in the order of their ids; None: those that
-        training rows have."""
+        """Names of all possible labels, ordered by id; None: the labels of the training rows."""
 
     @property
     def max_labels(self) -> int:
-        """How many labels all training rows may have together without a list; 0: the task predicts
-        text."""
+        """Largest number of labels without a list; 0: the task predicts text."""
 
     def splits(self, seed: int) -> Splits:
-        """All rows, where the user brings none. Raises ``DataError`` that names file and line."""
+        """Return all rows, if the user names none.
+
+        Raises ``DataError``, which names file and line, for invalid rows.
+        """
 
     def label_counts(self, rows: Dataset) -> Mapping[str, int]:
-        """How often each label stands in ``rows``; empty where the task predicts text."""
+        """Return how often each label occurs in ``rows``; empty if the task predicts text."""
 
     def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
-        """Each row's texts, whose words a tokeniser of the run's own is made of."""
+        """Return each row's texts, on whose words the run can train a tokeniser."""
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """Rows as token ids; says in the log how many were truncated to ``max_length``."""
+        """Return rows as token ids; log how many were truncated to ``max_length``."""
 
     def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """As ``encode``, but what becomes of a row does not depend on the others."""
+        """Encode rows as ``encode`` does, but each row independently of the others."""
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Examples:
-        """What a user types, without targets."""
+        """Encode texts that a user types, without targets."""
 
     def count(
         self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
@@ -97,8 +101,10 @@ class Task(Protocol):
         """
 
     def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
-        """Whether some rows can have these ``counts``, which are not negative, in shape and in how
-        they hang together: then ``score`` can be computed from them."""
+        """Whether the non-negative counts have a valid shape and are consistent.
+
+        Then ``score`` can be computed from them.
+        """
 
     def score(self, statistics: Statistics) -> Score:
         """Return the metric. Raises ``NonFiniteLossError`` if it overflows."""

@@ -1,4 +1,4 @@
-"""What tasks on texts share: rows, tokeniser, truncation, labels, texts between special tokens."""
+"""Common parts of tasks on texts: rows, truncation, labels, and special tokens around texts."""
 
 import logging
 from abc import abstractmethod
@@ -28,9 +28,9 @@ class TextTask:
     Attributes
     ----------
     vocabulary
-        Tokens known to a tokeniser of the task's own, at most.
+        Largest number of tokens of a tokeniser that the run trains.
     max_length
-        Tokens of a text, special tokens among them; a longer text is truncated.
+        Largest number of tokens of a text, with special tokens; longer texts are truncated.
     columns
         Columns of the rows; the first holds texts.
     """
@@ -43,7 +43,7 @@ class TextTask:
 
     @property
     def listed_labels(self) -> tuple[str, ...] | None:
-        """None: a task that has labels lists them by being a ``LabelledTask``."""
+        """None; tasks with labels derive from ``LabelledTask``."""
         return None
 
     @property
@@ -52,7 +52,7 @@ class TextTask:
         return 0
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
-        """None: the task predicts text."""
+        """Return no counts: the task predicts text."""
         return {}
 
     def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
@@ -60,10 +60,10 @@ class TextTask:
 
     @abstractmethod
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """Rows as token ids."""
+        """Return rows as token ids."""
 
     def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """Same as ``encode``: each row is a separate example."""
+        """Encode rows as ``encode`` does, because each row is a separate example."""
         return self.encode(rows, tokenizer)
 
     def truncated(
@@ -79,14 +79,14 @@ class TextTask:
 
 @dataclass(frozen=True, slots=True)
 class FolderTask(TextTask):
-    """A task whose rows are a folder's, or made up.
+    """A task whose rows are read from a folder, or synthetic.
 
     Attributes
     ----------
     root
         Folder with ``{train,valid,test}.SUFFIX``, plain or .gz, of lines that ``parse`` reads.
     synthetic
-        Whether rows are those of ``made_up``, a function of the seed.
+        Whether rows come from ``made_up``, a function of the seed.
     """
 
     root: str | None
@@ -127,9 +127,9 @@ class LabelledTask(FolderTask):
     Attributes
     ----------
     labels
-        All that rows may have; None: those that rows have.
+        All possible labels; None: the labels of the training rows.
     max_labels
-        How many rows may have without a list, those of all units together.
+        Largest number of labels of all units together, without a list.
     """
 
     labels: tuple[str, ...] | None = None
@@ -147,14 +147,16 @@ class LabelledTask(FolderTask):
 
     @property
     def listed_labels(self) -> tuple[str, ...] | None:
-        """``labels`` in the order of their ids, however they are listed: ids of labels that all
-        stand in some row are the same without a list."""
+        """``labels`` ordered by id, independent of the order of the list.
+
+        So ids are the same as without a list if every label occurs in a row.
+        """
         return None if self.labels is None else in_order(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledTexts:
-    """Token ids of texts, without special tokens, and ids of each one's labels; none if unknown."""
+    """Token ids of texts, without special tokens, and each text's label ids (empty if unknown)."""
 
     texts: Sequence[Sequence[int]]
     labels: Sequence[Sequence[int]]
@@ -162,35 +164,35 @@ class LabelledTexts:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each text with BOS and EOS."""
+        """Number of tokens of each text with BOS and EOS."""
         return [len(ids) + 2 for ids in self.texts]
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """A text stands between BOS and EOS; what ``targets`` holds of it is padded."""
+        """Return a padded batch: texts between BOS and EOS, and their ``targets``."""
         vocabulary = self.tokenizer.vocabulary
         texts = [[vocabulary.bos, *self.texts[row], vocabulary.eos] for row in rows]
         targets = padded([self.targets(row) for row in rows], IGNORED)
         return Batch(padded(texts, vocabulary.pad), mask_of(texts), targets)
 
     def targets(self, row: int) -> Sequence[int]:
-        """What a model must predict of one text."""
+        """Return the target ids of one text."""
         return self.labels[row]
 
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
         return [self.tokenizer.labels[label] for (label,) in predictions]
 
     def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
-        """Name the probabilities [labels] of all labels, and the largest."""
+        """Return the largest probability, and all ``probabilities`` [labels] by label."""
         each = self.by_name(probabilities)
         return {"probability": max(each.values()), "probabilities": each}
 
     def by_name(self, probabilities: Tensor) -> dict[str, float]:
-        """``probabilities`` [labels] of the labels."""
+        """Return label → probability, given ``probabilities`` [labels]."""
         return dict(zip(self.tokenizer.labels, probabilities.tolist(), strict=True))
 
 
 def count_labels(names: Iterable[str]) -> dict[str, int]:
-    """How often each name stands there, in the order of the labels' ids."""
+    """Count each name; the result is in the order of the labels' ids."""
     counts = Counter(names)
     return {name: counts[name] for name in in_order(counts)}
 
@@ -205,15 +207,15 @@ def in_order(names: Collection[str]) -> tuple[str, ...]:
 
 
 def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[list[int]]:
-    """Ids of each row's labels. Raises ``DataError`` for one that the run does not know."""
+    """Return the ids of each row's labels. Raises ``DataError`` for an unknown label."""
     ids = {name: number for number, name in enumerate(labels)}
     encoded = []
     for row, names in enumerate(rows, 1):
         if unknown := [name for name in names if name not in ids]:
             raise DataError(
-                f"row {row}: label {unknown[0]!r} is none of the run's ({_first(labels)}), which "
-                "are those in task.labels, or without these those of training rows; leave the row "
-                "out, or train on rows that have it",
+                f"row {row}: label {unknown[0]!r} is not one of the run's ({_first(labels)}), from "
+                "task.labels or else from training rows; leave the row out, or train on rows that "
+                "have the label",
                 "its rows have a label that the run does not know",
             )
         encoded.append([ids[name] for name in names])
@@ -221,8 +223,7 @@ def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[
 
 
 def check_labels(names: Collection[str], listed: Sequence[str] | None) -> None:
-    """Raise ``DataError`` where training rows have a label that is not ``listed``, or have too many
-    different ones."""
+    """Raise ``DataError`` if training rows have an unlisted label or too many different labels."""
     if len(names) > MOST_LABELS:
         raise DataError(
             f"training rows have {len(names):,} different labels, at most {MOST_LABELS:,} are "

@@ -1,4 +1,4 @@
-"""Translation: pairs of texts, batches of pairs, BLEU."""
+"""Translation: pairs of texts; metric: BLEU."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class SequencePairs:
 
     @property
     def lengths(self) -> list[int]:
-        """Source tokens of each row, with EOS."""
+        """Number of source tokens of each row, with EOS."""
         return [len(ids) + 1 for ids in self.sources]
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Both sides end with EOS; no BOS, for the decoder shifts the targets itself."""
+        """Return a batch; both sides end with EOS. The decoder itself adds BOS to its inputs."""
         vocabulary = self.tokenizer.vocabulary
         sources = [[*self.sources[row], vocabulary.eos] for row in rows]
         targets = [[*self.targets[row], vocabulary.eos] for row in rows]
@@ -44,7 +44,7 @@ class SequencePairs:
 
 @dataclass(frozen=True, slots=True)
 class Translation(TextTask):
-    """What all translation tasks share; rows have the columns ``source`` and ``target``."""
+    """Base of translation tasks; rows have the columns ``source`` and ``target``."""
 
     vocabulary: VocabularySize
     max_length: TextLength
@@ -53,7 +53,7 @@ class Translation(TextTask):
     heads = ("decoder",)
 
     def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
-        """Both sides: with one tokeniser they can share an embedding."""
+        """Return both sides of all rows, for one common tokeniser and embedding."""
         return zip(rows["source"], rows["target"], strict=True)
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> SequencePairs:
@@ -69,13 +69,16 @@ class Translation(TextTask):
     def count(
         self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
     ) -> NDArray[np.int64]:
-        """Words of the predictions and of the rows' whole targets, cased and detokenised, then of
-        each order n-grams that match and all that are predicted, as sacrebleu counts them."""
+        """Return sacrebleu's counts, int64 [2 + 2·order].
+
+        They are the words of predictions and of targets (whole, cased, detokenised), then for each
+        order the matching n-grams, then the predicted n-grams.
+        """
         found = BLEU().corpus_score(list(predictions), [list(rows["target"])])
         return np.array([found.sys_len, found.ref_len, *found.counts, *found.totals])
 
     def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
-        """As many n-grams match as are predicted, at most, and one of a word is a word."""
+        """Whether no more n-grams match than are predicted, and 1-grams are as many as words."""
         counts, order = statistics.counts, BLEU().max_ngram_order
         matching, predicted = counts[2 : 2 + order], counts[2 + order :]
         return (
@@ -85,8 +88,8 @@ class Translation(TextTask):
         )
 
     def score(self, statistics: Statistics) -> Score:
-        """Corpus BLEU, as sacrebleu computes it from the corpus's counts."""
-        bleu = BLEU(references=[[""]])  # so its signature says that a row has one
+        """Return corpus BLEU, computed by sacrebleu from the counts."""
+        bleu = BLEU(references=[[""]])  # for a signature with one reference per row
         words, reference, *n_grams = statistics.counts.tolist()
         order = bleu.max_ngram_order
         value = bleu.compute_bleu(

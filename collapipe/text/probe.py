@@ -1,8 +1,8 @@
-"""``python -I probe.py``: try a tokeniser of somebody else, read from standard input, in a process
-that may be ended: the library may panic, or take all memory.
+"""``python -I probe.py``: try an untrusted tokeniser in a separate process.
 
-Standard input is a tokeniser's JSON, or with the argument ``packed`` what ``Tokenizer.pack`` makes.
-The last line of standard error says what is wrong. Imports nothing of CollaPipe.
+The library may panic or take all memory, so the caller must be able to end the process. Standard
+input is a tokeniser's JSON, or with the argument ``packed`` a text of ``Tokenizer.pack``. The last
+line of standard error describes the problem. This file imports nothing of CollaPipe.
 """
 
 import json
@@ -20,8 +20,7 @@ _RULES = "normalizer", "pre_tokenizer", "decoder"
 
 
 def main() -> None:
-    """Exit with status 0 if the tokeniser works on common texts and on those that its own rules
-    name."""
+    """Exit with status 0 if the tokeniser works on common texts and on texts in its rules."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     text = sys.stdin.read()
     if sys.argv[1:] == ["packed"]:
@@ -44,7 +43,7 @@ def main() -> None:
 
 
 def _texts(rules: Any) -> Iterator[str]:
-    """What a tokeniser's rules name: a rule may fail on that alone."""
+    """Yield the texts in a tokeniser's rules: a rule may fail only on such a text."""
     if isinstance(rules, dict | list):
         for rule in rules.values() if isinstance(rules, dict) else rules:
             yield from _texts(rule)

@@ -1,4 +1,4 @@
-"""What turns a run's texts and labels into numbers, and the check of a stranger's tokeniser."""
+"""Convert a run's texts and labels to numbers, and check untrusted tokenisers."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from collapipe.text.words import byte_level
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Tokens that stand for no text: BERT's ``bos`` and ``eos`` are [CLS] and [SEP]."""
+    """Tokens that represent no text: BERT's ``bos`` and ``eos`` are [CLS] and [SEP]."""
 
     pad: str = "<pad>"
     bos: str = "<s>"
@@ -28,14 +28,14 @@ class SpecialTokens:
 
 
 _MOST_TOKENS = 2**22
-_BLANK = "Ġ"  # as byte-level tokenisers write it
+_BLANK = "Ġ"  # a blank in byte-level tokenisers
 _MOST_BYTES, _SECONDS = 2**27, 60
 _PROBE = Path(__file__).with_name("probe.py")
 
 
 @contextmanager
 def _failures(what: str) -> Iterator[None]:
-    """Make a ``ConfigError`` of whatever the library raises, its panics included."""
+    """Convert the library's errors, including panics, into ``ConfigError``."""
     try:
         yield
     except BaseException as error:
@@ -45,10 +45,10 @@ def _failures(what: str) -> Iterator[None]:
 
 
 class Tokenizer:
-    """Text to token ids and back, and the names of the labels, in the order of their ids.
+    """Converts text to token ids and back, and has the labels' names in the order of their ids.
 
-    ``json_text`` is in the format of the tokenizers library. Raises ``ConfigError`` for JSON that
-    is no tokeniser, or one without its special tokens.
+    ``json_text`` is in the format of the tokenizers library. Raises ``ConfigError`` if it is
+    invalid or lacks the special tokens.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Tokenizer:
 
     @classmethod
     def unpack(cls, text: str) -> "Tokenizer":
-        """The inverse of ``pack``. Raises ``ConfigError`` for another text."""
+        """Invert ``pack``. Raises ``ConfigError`` for an invalid text."""
         try:
             kept = json.loads(text)
             words, labels = kept["tokenizer"], kept["labels"]
@@ -90,19 +90,21 @@ class Tokenizer:
         return cls(words, special_tokens, labels)
 
     def pack(self) -> str:
-        """All of it as JSON: it travels to the units and is saved with the run."""
-        marks = asdict(self.special_tokens)  # saved under this name
+        """Return the tokeniser as JSON, to send it to units and save it with the run."""
+        marks = asdict(self.special_tokens)  # the key is "marks" in saved runs
         return json.dumps({"tokenizer": self.json_text, "marks": marks, "labels": self.labels})
 
     def with_labels(self, labels: Sequence[str]) -> "Tokenizer":
-        """The same tokens, and names of labels."""
+        """Return this tokeniser with other names of labels."""
         return Tokenizer(self.json_text, self.special_tokens, labels)
 
     @classmethod
     def train_from_counts(cls, counts: Mapping[str, int], vocabulary: int) -> "Tokenizer":
-        """Byte-level BPE, which can write any text: merge the most frequent pairs of words, of
-        which there are ``counts`` as ``count_words`` makes them, until ``vocabulary`` tokens are
-        known."""
+        """Train byte-level BPE, which can encode any text.
+
+        It merges the most frequent pairs in words with these ``counts`` (see ``count_words``) until
+        there are ``vocabulary`` tokens.
+        """
         tokenizer = tokenizers.Tokenizer(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
@@ -117,26 +119,26 @@ class Tokenizer:
 
     @classmethod
     def of_bytes(cls) -> "Tokenizer":
-        """A token for each byte, and the special ones: it tells nothing of any text."""
+        """Return a tokeniser with one token per byte and special tokens; it reveals no text."""
         return cls.train_from_counts({}, 0)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens."""
+        """Return the token ids of each text, without special tokens."""
         with _failures("the tokeniser fails on a text"):
             encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each sequence, special tokens left out."""
+        """Return the text of each sequence, without special tokens."""
         with _failures("the tokeniser fails on its own tokens"):
             rows = [list(row) for row in ids]
             return self._tokenizer.decode_batch(rows, skip_special_tokens=True)
 
     def encode_words(self, rows: Sequence[Sequence[str]]) -> list[list[list[int]]]:
-        """Token ids of each word of each row, without special tokens.
+        """Return the token ids of each word of each row, without special tokens.
 
-        A byte-level tokeniser of running text, such as GPT-2's, knows words with the blank before
-        them, and so a word is encoded; one trained on words alone knows none.
+        A byte-level tokeniser of running text, such as GPT-2's, has tokens of words with the blank
+        before them, so words are encoded with it. One trained on separate words has no such tokens.
         """
         words = list(dict.fromkeys(chain.from_iterable(rows)))  # a corpus repeats its words
         ids = dict(zip(words, self.encode([self._blank + word for word in words]), strict=True))

@@ -1,11 +1,11 @@
-"""What a model must know of a tokeniser, without the library that a device does not need."""
+"""The properties of a tokeniser that a model needs, without the tokenizers library."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Size, ids of special tokens, number of labels."""
+    """Number of tokens, ids of special tokens, and number of labels."""
 
     size: int
     pad: int
@@ -15,5 +15,5 @@ class Vocabulary:
 
     @property
     def num_classes(self) -> int:
-        """What a target can be: labels where the task has them, else tokens."""
+        """Number of classes of a target: labels if the task has them, else tokens."""
         return self.num_labels or self.size

@@ -1,4 +1,4 @@
-"""Words as a tokeniser is trained on them: pre-tokenised, counted, told to others."""
+"""Split texts into words and count them, to train a tokeniser on the counts."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -10,13 +10,15 @@ LONGEST_WORD = 2**16  # letters; no tokeniser learns anything from a longer one
 
 
 def byte_level() -> pre_tokenizers.ByteLevel:
-    """Cuts a text into words, the blank before a word being part of it; their letters are bytes."""
+    """Return a splitter of texts into words, with the blank before a word; letters are bytes."""
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
 def count_words(rows: Iterable[Iterable[str]], min_rows: int = 1) -> dict[str, int]:
-    """How often each word stands in the texts of ``rows``, of those that at least ``min_rows`` rows
-    hold and that have at most ``LONGEST_WORD`` letters."""
+    """Count the words in the texts of ``rows``.
+
+    Words in fewer than ``min_rows`` rows or with more than ``LONGEST_WORD`` letters are left out.
+    """
     cutter, counts, holding = byte_level(), Counter[str](), Counter[str]()
     for texts in rows:
         words = [word for text in texts for word, _ in cutter.pre_tokenize_str(text)]

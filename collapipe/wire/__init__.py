@@ -1,1 +1,1 @@
-"""What travels between processes, as bytes, frames and Flower records."""
+"""Messages between processes: bytes, frames and Flower records."""

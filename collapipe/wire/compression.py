@@ -1,15 +1,16 @@
-"""A tensor in fewer bits: as it is, as bfloat16, or as int8, int6 or int4 with a scale a row.
+"""Encode tensors in fewer bits: as bfloat16, or as int8, int6 or int4 with one scale per row.
 
-A row is the last dimension: of an activation a token, of a weight matrix an output. Whole numbers
-and truth values always travel as they are.
+A row is the last dimension: a token of an activation, an output of a weight matrix. Whole numbers
+and truth values are always sent unchanged.
 
-Activations, and the gradients that answer them, are encoded once and what rounding takes from them
-is gone, for the next one belongs to other samples; only where both ends remember what arrived of
-every row (``collapipe.wire.feedback``) it is repaid, an epoch later. So they are rounded up or down
-by chance, in the mean to what they are (QSGD: Alistarh et al., 2017). Of weights their change since
-the round began is encoded, and what rounding takes from it stays with the unit, which adds it to
-its next one: so nothing is lost for ever, however small a round's change is (error feedback: Seide
-et al., 2014; Karimireddy et al., 2019).
+Activations and their gradients are rounded up or down at random, so that the mean is exact (QSGD:
+Alistarh et al., 2017). Their rounding error is lost, because the next tensor belongs to other
+samples. It is corrected an epoch later only if both ends remember every row's last activation
+(``collapipe.wire.feedback``).
+
+For weights, the change since the round began is encoded. The unit keeps the rounding error and adds
+it to its next change. So no change is lost, however small (error feedback: Seide et al., 2014;
+Karimireddy et al., 2019).
 """
 
 import math
@@ -25,14 +26,14 @@ from collapipe.wire.packing import pack, packed_length, unpack
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 _WIDTHS = {"int8": 8, "int6": 6, "int4": 4}  # bits of a value
-_SUFFIXES = ("", "/scale")  # of an uploaded tensor's name
-_BITS = torch.int16  # what an uploaded bfloat16 travels as, for numpy has no such type
+_SUFFIXES = ("", "/scale")  # appended to an uploaded tensor's name
+_BITS = torch.int16  # an uploaded bfloat16 is sent as int16, because numpy has no bfloat16
 
 
 def layout(shape: Sequence[int], dtype: torch.dtype, precision: str) -> tuple[Layout, ...]:
-    """Dtypes and shapes of what ``encode`` makes; with float32 a tensor keeps its own dtype.
+    """Return dtypes and shapes of the tensors that ``encode`` makes.
 
-    Values of fewer than eight bits travel packed, as uint8.
+    With float32 a tensor keeps its dtype. Values of fewer than eight bits are packed as uint8.
     """
     size = tuple(shape)
     if precision == FLOAT32 or not dtype.is_floating_point:
@@ -47,13 +48,13 @@ def layout(shape: Sequence[int], dtype: torch.dtype, precision: str) -> tuple[La
 
 
 def num_bytes(shape: Sequence[int], dtype: torch.dtype, precision: str) -> int:
-    """Payload of what ``encode`` makes."""
+    """Return the size in bytes of the tensors that ``encode`` makes."""
     travelling = layout(shape, dtype, precision)
     return sum(math.prod(size) * kind.itemsize for kind, size in travelling)
 
 
 def sent_share(dim: int, precision: str) -> float:
-    """Of float32's bits, what a row of ``dim`` numbers takes in that precision."""
+    """Return the size of an encoded row of ``dim`` numbers as a fraction of its float32 size."""
     row = 1, dim
     return num_bytes(row, torch.float32, precision) / num_bytes(row, torch.float32, FLOAT32)
 
@@ -61,12 +62,13 @@ def sent_share(dim: int, precision: str) -> float:
 def encode(
     tensor: Tensor, precision: str, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ...]:
-    """The tensors that travel: the values, and of whole numbers the rows' scales.
+    """Return the tensors to send: the values, and for int8, int6 and int4 the rows' scales.
 
     A scale is max|x| / L with L levels on each side of 0: 127, 31 or 7. Values are rounded to the
-    nearest, halves to even; with a ``generator`` those of int8, int6 and int4 go up or down by
-    chance such that ``decode``'s mean is ``tensor``. Raises ``NonFiniteLossError`` where a value to
-    be rounded is NaN, infinite or too large, for no whole number could say so.
+    nearest, halves to even. With a ``generator``, int8, int6 and int4 values are rounded up or down
+    at random such that the mean of ``decode`` is ``tensor``.
+
+    Raises ``NonFiniteLossError`` if a value to be rounded is NaN, infinite or too large.
     """
     if precision == FLOAT32 or not tensor.is_floating_point():
         return (tensor,)
@@ -85,11 +87,11 @@ def encode(
 def decode(
     tensors: Sequence[Tensor], shape: Sequence[int], precision: str, dtype: torch.dtype
 ) -> Tensor:
-    """What ``encode`` was given, of this ``shape``, up to rounding, as ``dtype``.
+    """Return the tensor that ``encode`` encoded, up to rounding, with this ``shape`` and ``dtype``.
 
-    Raises ``WireError`` where dtypes and shapes are not those of ``layout``, before anything is
-    allocated; where padding is not zero, a value below −L, or a scale negative, NaN or infinite;
-    and where values are too large for ``dtype``.
+    Raises ``WireError``, before it allocates memory, if dtypes and shapes differ from ``layout``.
+    Also raises it if padding is not zero, a value is below −L, a scale is negative, NaN or
+    infinite, or a result is too large for ``dtype``.
     """
     came = tuple((each.dtype, tuple(each.shape)) for each in tensors)
     expected = layout(shape, dtype, precision)
@@ -116,17 +118,18 @@ def compress_update(
     residual: Mapping[str, Tensor],
     precision: str,
 ) -> tuple[Tensors, Tensors]:
-    """What travels, and what it lacks: the ``residual`` of the unit's next upload.
+    """Return the tensors to upload and their rounding error: the next upload's ``residual``.
 
-    ``start`` are the weights as they came, a copy: training changes tensors in place. ``residual``
-    is empty before the first upload; what it has of weights that do not travel this time, it keeps.
-    With float32 the weights ``end`` are sent, with what was lacking until then.
+    ``start`` must be a copy of the received weights, because training changes tensors in place.
+    ``residual`` is empty before the first upload. Entries for weights that are not sent this time
+    are kept. With float32, the weights ``end`` plus their residual are sent instead of changes.
 
-    Changes are rounded to the nearest, which is a contraction: ‖x − decode(encode(x))‖ < ‖x‖, for
-    a row's largest value is exact and no other one's error exceeds itself. That keeps residuals
-    bounded. Rounding by chance is none: with few levels the error of a long row of small values is
-    larger than the row, and would grow from round to round. Raises
-    ``NonFiniteLossError`` that names the tensor where a change is NaN or infinite.
+    Changes are rounded to the nearest, which is a contraction: ‖x − decode(encode(x))‖ < ‖x‖. A
+    row's largest value is exact, and each other value's error is at most the value itself. So
+    residuals stay bounded. Random rounding is not a contraction: with few levels, the error of a
+    long row of small values exceeds the row and would grow from round to round.
+
+    Raises ``NonFiniteLossError``, which names the tensor, if a change is NaN or infinite.
     """
     sent: Tensors = {}
     lacking = {name: value for name, value in residual.items() if name not in end}
@@ -151,7 +154,7 @@ def compress_update(
 def change_of(
     name: str, start: Mapping[str, Tensor], end: Tensor, residual: Mapping[str, Tensor]
 ) -> Tensor:
-    """By how much a weight has changed, with what earlier uploads lacked of it."""
+    """Return a weight's change since ``start``, plus the residual of earlier uploads."""
     return _repaid(end - start[name], residual.get(name))
 
 
@@ -160,10 +163,10 @@ def _repaid(value: Tensor, lacking: Tensor | None) -> Tensor:
 
 
 def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tensors:
-    """The unit's weights, from what ``compress_update`` sent and the weights it started from.
+    """Return the unit's weights, from its upload and the weights that it started from.
 
-    Raises ``WireError`` that names ``sender`` and the tensor unless names, shapes and dtypes are
-    those expected and all values finite.
+    Raises ``WireError``, which names ``sender`` and the tensor, if names, shapes or dtypes are not
+    as expected, or if a value is not finite.
     """
     check_like(sent, expected(start, precision), sender)
     restored: Tensors = {}
@@ -181,13 +184,15 @@ def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tenso
 
 
 def upload_bytes(weights: Mapping[str, Tensor], precision: str) -> int:
-    """Payload of what ``compress_update`` sends of ``weights``."""
+    """Return the size in bytes of the tensors that ``compress_update`` makes of ``weights``."""
     return sum(num_bytes(weight.shape, weight.dtype, precision) for weight in weights.values())
 
 
 def squared_error(tensor: Tensor, precision: str, by_chance: bool = False) -> float:
-    """‖x − x̂‖² of a tensor x and what comes of it, x̂; ``by_chance`` the mean over all that a
-    generator may draw."""
+    """Return ‖x − x̂‖² of a tensor x and its decoded encoding x̂.
+
+    With ``by_chance``, return the mean over random rounding.
+    """
     if precision == FLOAT32 or not tensor.is_floating_point():
         return 0.0
     if precision == BFLOAT16:
@@ -212,7 +217,7 @@ def _quantise(
 
 
 def _quotients(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Rows in units of their scales, and these."""
+    """Return the rows divided by their scales, and the scales."""
     rows = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     if rows.numel():
         scales = (rows.abs().amax(-1, keepdim=True) / _levels(bits)).float()
@@ -222,7 +227,7 @@ def _quotients(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_chance(quotients: Tensor, generator: torch.Generator) -> Tensor:
-    """Each rounded up with the probability of its fraction: the mean is the quotient."""
+    """Round each quotient up with the probability of its fraction, so that the mean is exact."""
     down = quotients.floor()
     drawn = torch.rand(quotients.shape, generator=generator, dtype=quotients.dtype)
     return down + (drawn < quotients - down)
@@ -237,7 +242,7 @@ def _unpacked(values: Tensor, shape: Sequence[int], bits: int) -> Tensor:
 
 
 def _levels(bits: int) -> int:
-    """On each side of 0."""
+    """Return the number of levels on each side of 0."""
     return int(2 ** (bits - 1)) - 1
 
 
@@ -250,7 +255,7 @@ def _named(layouts: Sequence[Layout]) -> str:
 
 
 def check_like(tensors: Tensors, expected: Tensors, sender: str) -> None:
-    """Raise ``WireError`` unless names, shapes and dtypes are those expected."""
+    """Raise ``WireError`` if names, shapes or dtypes differ from ``expected``."""
     if tensors.keys() != expected.keys():
         odd = sorted(tensors.keys() ^ expected.keys())
         raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
@@ -264,7 +269,7 @@ def check_like(tensors: Tensors, expected: Tensors, sender: str) -> None:
 
 
 def expected(start: Mapping[str, Tensor], precision: str) -> Tensors:
-    """Tensors without values, of the names, dtypes and shapes that travel."""
+    """Return meta tensors with the names, dtypes and shapes of an upload."""
     expected: Tensors = {}
     for name, value in start.items():
         layouts = layout(value.shape, value.dtype, precision)

@@ -1,4 +1,4 @@
-"""How a stream of frames is opened to another machine, and served to one."""
+"""Open a stream of frames to another machine, or serve one to a caller."""
 
 import re
 import socket
@@ -19,15 +19,15 @@ _MESSAGE_BYTES = PIECE_BYTES + 1024
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),  # a unit dials its server, also where HTTP has a proxy
+    ("grpc.enable_http_proxy", 0),  # a unit dials its server directly, even if HTTP uses a proxy
     ("grpc.keepalive_time_ms", 2000),  # a dead peer is noticed in seconds
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),  # pings that a busy machine held back come together
+    ("grpc.http2.max_ping_strikes", 0),  # a busy machine sends delayed pings in a burst
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 20_000),  # also how long connecting may take
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # also the limit for connecting
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -53,8 +53,10 @@ _ADDRESSES = re.compile(
 
 
 def without_addresses(text: str, devices: Collection[DeviceAddress]) -> str:
-    """The text with "…" for every address in it, and for hosts of these devices, but not for their
-    names: who has no access to devices is told of these alone."""
+    """Replace every address in the text, and the hosts of these devices, by "…".
+
+    Device names are kept: they are all that readers without access to devices may see.
+    """
     text, names = _ADDRESSES.sub("…", text), {each.name for each in devices}
     for host in {each.address.rpartition(":")[0].strip("[]") for each in devices} - names:
         text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "…", text)
@@ -63,24 +65,27 @@ def without_addresses(text: str, devices: Collection[DeviceAddress]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dialer:
-    """Opens channels with ``credentials``; None: without encryption, on loopback alone.
+    """Opens channels with ``credentials``. None: without encryption, on loopback only.
 
-    A handshake may take ``timeout_s``.
+    A handshake may take ``timeout_s`` seconds.
     """
 
     credentials: Credentials | None
     timeout_s: float = CONNECT_S
 
     def channel(self, device: str, address: str) -> grpc.Channel:
-        """A connection to ``device``. Raises ``LinkError`` where another one is at ``address``,
-        ``ConfigError`` where it would be neither encrypted nor on this machine."""
+        """Open a channel to ``device``.
+
+        Raises ``LinkError`` if another device is at ``address``. Raises ``ConfigError`` if the
+        channel would be unencrypted and ``address`` is not on this machine.
+        """
         if self.credentials is not None:
             return dial(self.credentials, address, device, CHANNEL_OPTIONS, self.timeout_s)
         require_loopback(address)
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     def fault(self, device: str, address: str) -> str | None:
-        """Why the device does not answer within seconds; None: it does."""
+        """Return why the device does not answer in time; None if it answers."""
         try:
             socket.create_connection(host_and_port(address), self.timeout_s).close()
             with self.channel(device, address) as channel:
@@ -95,7 +100,7 @@ class Dialer:
 
     @property
     def hint(self) -> str:
-        """What may be wrong where nobody answers who is there."""
+        """A hint for the error message if a reachable device does not answer."""
         return "" if self.credentials else "; without credentials only --insecure devices answer"
 
 
@@ -107,12 +112,14 @@ def open_stream(
     arrived: threading.Event,
     metadata: Sequence[tuple[str, str]] = (),
 ) -> FrameStream:
-    """A stream that the other end, by ``serve_stream``, has accepted. Raises ``LinkError`` where it
-    does not."""
+    """Open a stream and wait until the peer accepts it with ``serve_stream``.
+
+    Raises ``LinkError`` if the peer does not.
+    """
     stream = FrameStream(peer, max_bytes, arrived)
     start_stream(stream, channel, method, metadata)
     try:
-        # gRPC's own word for it, the initial metadata, may never come where a call ends
+        # gRPC's initial metadata would say so too, but may never arrive if the call ends
         stream.wait_until_accepted(CONNECT_S)
     except WireError as error:
         stream.close()
@@ -129,13 +136,13 @@ def start_stream(
     method: str,
     metadata: Sequence[tuple[str, str]],
 ) -> grpc.Call:
-    """Open a stream that ends where the other end does not accept it."""
+    """Open a stream; it ends if the peer does not accept it."""
     call = channel.stream_stream(method)(stream.outgoing(), metadata=tuple(metadata))
     stream.on_close(call.cancel)
 
     def take_in() -> None:
         stream.feed(call)
-        stream.close()  # which ends gRPC's thread that waits for what is sent
+        stream.close()  # ends gRPC's thread that waits for messages to send
 
     threading.Thread(target=take_in, daemon=True, name=f"from {stream.peer}").start()
     return call
@@ -144,7 +151,7 @@ def start_stream(
 def accept_stream(
     stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> None:
-    """Take in what the caller sends; the handler yields what is ``outgoing``."""
+    """Receive the caller's messages in a thread; the handler must yield ``stream.outgoing()``."""
     threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
     if not context.add_callback(stream.close):  # the call has ended
         stream.close()
@@ -153,7 +160,7 @@ def accept_stream(
 def serve_stream(
     stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> Iterator[bytes]:
-    """Take in what the caller sends; yield what goes to it, first that its stream is accepted."""
+    """Receive the caller's messages, and yield the replies; the first one accepts the stream."""
     accept_stream(stream, messages, context)
     yield ACCEPTED
     yield from stream.outgoing()

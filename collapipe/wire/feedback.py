@@ -1,14 +1,14 @@
-"""Error feedback for activations: of a row that was sent before, its change since then.
+"""Error feedback for activations: send a row's change since it was last sent.
 
-As in AQ-SGD (Wang et al., 2022, arXiv 2206.01299) unit and server remember of each row of the
-unit's shard the activation as it last arrived, and a change is what is rounded. What that takes is
-part of the row's next change, an epoch later. A row is sent whole where it is new, where another
-number of its tokens is read, with float32, and where its change is the larger of the two.
+As in AQ-SGD (Wang et al., 2022, arXiv 2206.01299), unit and server remember each row's activation
+as it last arrived. The row's change since then is rounded and sent, so the rounding error becomes
+part of its next change, an epoch later. A row is sent whole if it is new, its number of tokens has
+changed, the precision is float32, or its change is larger than the row.
 
-What arrives in a round counts, at both ends, once the server has accepted the unit's reply. The
-unit learns that from its next request, which names the last round that counted: its own last one,
-or the one before it. Where it is neither, as after the unit's machine lost what it kept, the unit
-sends every row whole; then nothing depends on what the server still remembers.
+Both ends commit the activations of a round once the server has accepted the unit's reply. The
+unit's next request names the last committed round: the unit's last round or the one before. If it
+is another round, for example because the unit's machine lost its state, the unit sends every row
+whole. Then the server's memory does not matter.
 """
 
 import math
@@ -27,23 +27,26 @@ _PACKED = "round", "rows", "counts", "tokens"
 
 @dataclass(frozen=True, slots=True)
 class ActivationMemory:
-    """What had arrived by ``round``, 0 before the first: number of a row → its tokens [n, d]."""
+    """The activations that had arrived by ``round`` (0 before the first): row number → [n, d]."""
 
     round: int = 0
     rows: Mapping[int, Tensor] = field(default_factory=dict)
 
     def after(self, later: "ActivationMemory") -> "ActivationMemory":
-        """With what arrived ``later`` in place of what it had of the same rows."""
+        """Return this memory with the rows that arrived ``later`` added or replaced."""
         return ActivationMemory(later.round, {**self.rows, **later.rows})
 
     def agreed(self, later: "ActivationMemory", round_: int) -> "ActivationMemory":
-        """With ``later`` or without, as the server has it since ``round_``; else nothing."""
+        """Return the memory as of the server's last committed round ``round_``.
+
+        It includes ``later`` if that round was committed. It is empty if ``round_`` is another one.
+        """
         if round_ and round_ == later.round:
             return self.after(later)
         return self if round_ == self.round else ActivationMemory()
 
     def pack(self) -> Tensors:
-        """As four tensors; none of an empty one."""
+        """Return the memory as four tensors; an empty memory has no tensors."""
         if not self.rows:
             return {}
         counts = [len(tokens) for tokens in self.rows.values()]
@@ -59,8 +62,11 @@ class ActivationMemory:
         dtype: torch.dtype,
         most: tuple[float, float] = (math.inf, math.inf),
     ) -> "ActivationMemory":
-        """The inverse, of activations of this width, of so many rows at ``most``, and tokens of
-        each. Raises ``WireError``."""
+        """Invert ``pack`` for activations of width ``dim``.
+
+        ``most`` bounds the number of rows and each row's number of tokens. Raises ``WireError`` if
+        the tensors do not fit.
+        """
         if not tensors:
             return cls()
         if tensors.keys() != set(_PACKED):
@@ -89,10 +95,11 @@ class ActivationMemory:
 
 @dataclass
 class ChangeCoder:
-    """One end of a link in a round: activations ↔ what travels of them, and what has arrived.
+    """Encode or decode activations at one end of a link, for one round.
 
-    Both ends begin with what is ``known``, the unit perhaps with less. The ``num_rows`` of its
-    shard are numbered; n travels with the change of a row, ~n with a whole one.
+    Both ends begin with the ``known`` activations; the unit may know fewer than the server. Rows of
+    the unit's shard have the numbers 0 … ``num_rows`` − 1. The number n is sent with the change of
+    a row, ~n with a whole row.
     """
 
     known: ActivationMemory
@@ -102,7 +109,7 @@ class ChangeCoder:
 
     @property
     def arrived(self) -> ActivationMemory:
-        """In this round."""
+        """The activations that arrived in this round."""
         return ActivationMemory(self.round, self._arrived)
 
     def encode(
@@ -113,9 +120,10 @@ class ChangeCoder:
         precision: str,
         generator: torch.Generator,
     ) -> tuple[Tensor, ...]:
-        """Numbers of the ``rows`` [b], and what ``compression.encode`` makes of their tokens.
+        """Return the numbers of the ``rows`` [b], and their tokens as ``compression.encode`` does.
 
-        The ``activation`` [n, d] has ``counts`` [b] tokens of each; both are int64.
+        The ``activation`` [n, d] has ``counts`` [b] tokens of each row. ``rows`` and ``counts`` are
+        int64.
         """
         told, travelling = list[int](), list[Tensor]()
         for row, tokens in zip(
@@ -136,10 +144,10 @@ class ChangeCoder:
     def decode(
         self, sent: Sequence[Tensor], counts: Tensor, dim: int, precision: str, dtype: torch.dtype
     ) -> Tensor:
-        """The activation [n, d] of which ``encode`` made ``sent``.
+        """Return the activation [n, d] that ``encode`` encoded as ``sent``.
 
-        Raises ``WireError`` as ``compression.decode`` does, and for numbers that are not those of
-        different rows, or changes of what never came.
+        Raises ``WireError`` as ``compression.decode`` does. Also raises it if row numbers are
+        invalid or repeated, or if a change refers to a row that never arrived.
         """
         numbers, *parts = sent
         if numbers.dtype != torch.int64 or numbers.shape != counts.shape:
@@ -151,12 +159,12 @@ class ChangeCoder:
         return self._keep(numbers, counts, came)
 
     def _last(self, row: int, like: Tensor) -> Tensor | None:
-        """What arrived last of the row, if it was as many tokens."""
+        """Return the row's last activation if it has the same shape."""
         last = self._arrived.get(row, self.known.rows.get(row))
         return last if last is not None and last.shape == like.shape else None
 
     def _keep(self, numbers: Tensor, counts: Tensor, came: Tensor) -> Tensor:
-        """Add changes to what arrived before; the activation, which is remembered."""
+        """Add changes to earlier activations; remember and return the result."""
         arrived = dict[int, Tensor]()
         for number, tokens in zip(
             numbers.tolist(), torch.split(came, counts.tolist()), strict=True
@@ -165,7 +173,7 @@ class ChangeCoder:
                 arrived[~number] = tokens.clone()  # a view would keep all the others
                 continue
             if (last := self._last(number, tokens)) is None:
-                raise WireError(f"row {number} came as a change of what never came")
+                raise WireError(f"delta for row {number} without a base")
             arrived[number] = last + tokens
             if not all_finite(arrived[number]):
                 raise WireError(f"row {number} with its change is too large for {came.dtype}")
@@ -174,5 +182,8 @@ class ChangeCoder:
 
 
 def _noise(tokens: Tensor) -> Tensor:
-    """In proportion to what rounding adds: its steps are those of each token's largest value."""
+    """Return a value in proportion to the rounding noise.
+
+    The rounding step of a token is proportional to its largest absolute value.
+    """
     return tokens.abs().amax(-1).square().sum()

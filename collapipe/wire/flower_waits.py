@@ -1,7 +1,8 @@
-"""How long Flower waits for what of a message is still on its way.
+"""Shorten Flower's waits for message objects that have not arrived yet.
 
-It hands a message out before all of it has come, and who asks for a part that has not waits a
-second, then two. No option of Flower's says how long: its functions' own defaults are replaced.
+Flower delivers a message before all of its objects have arrived. Its receiver then retries after
+1 s, after 2 s and so on. Flower has no option for the first wait, so the default arguments of its
+functions are replaced.
 """
 
 import httpx
@@ -16,10 +17,10 @@ _TRIES = 5  # of a request
 
 
 def wait_briefly() -> None:
-    """In this process."""
+    """Set Flower's first wait to 0.05 s in this process."""
     for pull in (pull_objects, pull_and_inflate_object_from_tree):
         defaults = pull.__kwdefaults__
-        assert defaults is not None  # or Flower has moved, which a test tells
+        assert defaults is not None  # a test fails if Flower changes this
         defaults["initial_backoff"] = _FIRST_S
 
 

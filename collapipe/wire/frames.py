@@ -1,7 +1,7 @@
-"""One message of the data plane ↔ bytes: a fixed header, the tensors' shapes, then their raw bytes.
+"""Encode and decode frames, the data plane's messages: header, tensor shapes, then raw bytes.
 
-Everything is checked against the bytes that really came before a tensor is made, so a message can
-claim any size and costs nothing but its own length. Layout, little-endian:
+All sizes are checked against the received bytes before a tensor is allocated. So a message that
+claims a large size takes no memory beyond its own length. Layout, little-endian:
 
     "CPF2" | kind u8 | tensors u8 | epoch u16 | round u32 | step u32 | micro-batch u32
     per tensor: dtype u8 | dimensions u8 | 0 u16 | sizes u32 each
@@ -23,7 +23,7 @@ from collapipe.tensors import aligned
 MAGIC = b"CPF2"
 MAX_TENSORS = 8
 MAX_DIMENSIONS = 8
-MAX_ELEMENTS = 2**40  # also of an empty tensor's other sizes, whose strides torch multiplies
+MAX_ELEMENTS = 2**40  # sizes of 0 count as 1, because torch multiplies the others for strides
 _HEADER = struct.Struct("<4sBBHIII")
 _SHAPE = struct.Struct("<BBH")
 _DTYPES = (
@@ -36,31 +36,31 @@ Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
 
 class FrameKind(IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     BEGIN = 1  # a step begins: [micro-batches]; for a decoder also target tokens of the batch
-    ACTIVATION = 2  # a segment's output as it travels, and its mask; for a decoder also targets
-    GRADIENT = 3  # the gradient of an activation; of a decoder behind the micro-batch's loss
-    NORMS = 4  # squared gradient norms of the sender's parts; of a device also what it measured
+    ACTIVATION = 2  # a segment's encoded output, and its mask; for a decoder also targets
+    GRADIENT = 3  # the gradient of an activation; from a decoder after the micro-batch's loss
+    NORMS = 4  # squared gradient norms of the sender's parts; from a device also its measurements
     LOAD = 6  # a segment's description, as JSON
-    PART = 7  # a block's name, and tensors as safetensors; micro-batch: how many such follow
-    READY = 8  # what was asked for is done; after LOAD also what of the segment is wanted
+    PART = 7  # a block's name, and tensors as safetensors; micro-batch: number of parts to follow
+    READY = 8  # the request is done; after LOAD also the parts of the segment that are wanted
     OPEN = 9  # dial the next device
     STEP = 10  # learning rate and the gradients' factor
-    STATE = 11  # send what the parts hold
+    STATE = 11  # send the parts' state
     CREDIT = 12  # the receiver has taken a tensor
-    FAILED = 13  # why the sender cannot go on, as JSON
-    ALIVE = 14  # seconds that the work under way has taken
-    RESUME = 15  # where a broken link goes on: the last step that was done, and the head's norm
-    CLOCK = 16  # what time it is there, in seconds of a clock of its own
-    MOMENTS = 17  # likewise of the optimiser's state, which a step begins without
+    FAILED = 13  # why the sender cannot continue, as JSON
+    ALIVE = 14  # seconds that the current work has taken
+    RESUME = 15  # where a broken link continues: the last finished step, and the head's norm
+    CLOCK = 16  # the sender's clock, in seconds
+    MOMENTS = 17  # as PART, with optimiser state; a step can begin before it arrives
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A kind, where it belongs, and up to ``MAX_TENSORS`` tensors.
+    """A message: its kind, its place in the schedule, and up to ``MAX_TENSORS`` tensors.
 
-    ``epoch`` counts the plans of a round: a cluster that lost a device begins another.
+    ``epoch`` counts the plans of a round: a cluster that lost a device begins a new one.
     """
 
     kind: FrameKind
@@ -72,12 +72,15 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame's bytes. Raises ``WireError`` for a dtype or number of tensors it cannot carry."""
+    """Return the frame's bytes.
+
+    Raises ``WireError`` if it has an unsupported dtype, too many dimensions or too many tensors.
+    """
     return b"".join(buffers(frame))
 
 
 def buffers(frame: Frame) -> list[memoryview]:
-    """What ``encode`` joins. The tensors' bytes are views of their own memory."""
+    """Return the buffers that ``encode`` joins; the tensors' bytes are not copied."""
     if len(frame.tensors) > MAX_TENSORS:
         raise WireError(f"a frame holds at most {MAX_TENSORS} tensors, got {len(frame.tensors)}")
     head = [
@@ -97,10 +100,10 @@ def buffers(frame: Frame) -> list[memoryview]:
 
 
 def decode(data: bytes | bytearray) -> Frame:
-    """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation.
+    """Return the frame that ``data`` encodes. Raises ``WireError`` before it allocates any memory.
 
-    Tensors of a ``bytearray`` share its memory, except floating-point ones that are not aligned in
-    it; ``bytes`` are copied once.
+    Tensors of a ``bytearray`` share its memory, except unaligned floating-point ones. ``bytes``
+    are copied once.
     """
     if len(data) < _HEADER.size:
         raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
@@ -120,18 +123,18 @@ def decode(data: bytes | bytearray) -> Frame:
 
 
 def num_bytes(layouts: Sequence[Layout]) -> int:
-    """Length of a frame that holds tensors of these dtypes and shapes."""
+    """Return the length in bytes of a frame that holds tensors of these dtypes and shapes."""
     head = _HEADER.size + sum(_SHAPE.size + 4 * len(shape) for _, shape in layouts)
     return _up(head) + sum(_up(_size(layout)) for layout in layouts)
 
 
 def size(frame: Frame) -> int:
-    """Length of the encoded frame."""
+    """Return the length of the encoded frame in bytes."""
     return num_bytes([(each.dtype, tuple(each.shape)) for each in frame.tensors])
 
 
 def _layouts(data: bytes | bytearray, count: int) -> tuple[list[Layout], int]:
-    """Dtypes and shapes, and where the tensors' bytes begin."""
+    """Return dtypes and shapes, and the offset of the first tensor's bytes."""
     layouts: list[Layout] = []
     offset = _HEADER.size
     for _ in range(count):
@@ -174,7 +177,7 @@ def _raw(tensor: Tensor) -> memoryview:
 
 
 def _padded(data: memoryview) -> list[memoryview]:
-    """With the zeros that follow it."""
+    """Return the data and the zeros that pad it."""
     return [data, memoryview(bytes(_up(len(data)) - len(data)))]
 
 

@@ -1,4 +1,4 @@
-"""Frozen tensors on disk by the hash of their content, so that each travels to a machine once."""
+"""Store frozen tensors on disk by content hash, so that each is sent to a machine only once."""
 
 import hashlib
 import json
@@ -23,16 +23,18 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def default_folder() -> Path:
-    """``collapipe/frozen`` in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``; the ``~`` is
-    replaced when something is kept there, for other runs need no home."""
+    """Return ``collapipe/frozen`` in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    ``~`` is expanded only when a file is stored, because other runs need no home folder.
+    """
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    # the standard has no meaning for a relative path
+    # the XDG standard says to ignore a relative path
     root = Path(cache) if Path(cache).is_absolute() else Path("~/.cache")
     return root / "collapipe" / "frozen"
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256, 64 hex digits, of names, dtypes, shapes and bytes, whatever their order."""
+    """Return the SHA-256 (64 hex digits) of names, dtypes, shapes and bytes, in any order."""
     content = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu()
@@ -44,19 +46,20 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FrozenStore:
-    """A folder of safetensors files, each named by the digest of what it holds; it may begin with
-    ``~``.
+    """A folder of safetensors files, each named by the digest of its tensors.
 
-    Any number of processes may use it at once. Nothing is ever taken out but what is damaged, and
-    beyond ``limit_bytes`` what was not used for longest.
+    ``folder`` may begin with ``~``. Any number of processes may use it at once. Only damaged files
+    are removed, and beyond ``limit_bytes`` the least recently used ones.
     """
 
     folder: Path
     limit_bytes: float = math.inf
 
     def lacks(self, digests: Iterable[str]) -> list[str]:
-        """Those of ``digests`` that are not here, or damaged and now removed; raises ``WireError``
-        for what is no digest."""
+        """Return the ``digests`` without a valid file, and remove damaged files.
+
+        Raises ``WireError`` for an invalid digest.
+        """
         lacking = []
         for name in digests:
             try:
@@ -66,8 +69,10 @@ class FrozenStore:
         return lacking
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Keep ``tensors``, all or nothing, and return their digest, by which the caller checks
-        what it was sent. Raises ``ConfigError`` where the folder cannot be written."""
+        """Store ``tensors`` atomically and return their digest, so that the caller can check it.
+
+        Raises ``ConfigError`` if the folder cannot be written.
+        """
         name = digest(tensors)
         if (file := self._file(name)).exists():
             return name
@@ -78,7 +83,7 @@ class FrozenStore:
                 partial = Path(folder) / file.name
                 save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial)
                 if digest(load(partial.read_bytes())) != name:
-                    raise OSError("what was written reads differently")
+                    raise OSError("the written file reads differently")
                 with partial.open("rb+") as written:
                     os.fsync(written.fileno())
                 partial.replace(file)
@@ -90,16 +95,19 @@ class FrozenStore:
         return name
 
     def load(self, name: str) -> Tensors:
-        """What has the digest ``name``. Raises ``DataError`` where it is not here, cannot be read,
-        or is damaged; then it is removed, and from then on lacking."""
+        """Return the tensors with the digest ``name``.
+
+        Raises ``DataError`` if the file is missing, unreadable or damaged, and removes a damaged
+        one.
+        """
         file = self._file(name)
         try:
-            tensors = load(file.read_bytes())  # a copy: nobody's writing changes it later
+            tensors = load(file.read_bytes())  # a copy: later writes to the file do not change it
         except FileNotFoundError as error:
             raise DataError(f"{file}: frozen weights are missing; send them again") from error
         except OSError as error:
-            raise DataError(f"{file}: cannot read frozen weights ({error}); mend that") from error
-        except (SafetensorError, KeyError) as error:  # a type that torch has not
+            raise DataError(f"{file}: cannot read frozen weights ({error}); fix that") from error
+        except (SafetensorError, KeyError) as error:  # a type that torch lacks
             cause = one_line(error)
         else:
             if digest(tensors) == name:
@@ -121,7 +129,7 @@ class FrozenStore:
             kept -= stat.st_size
 
     def _file(self, name: str) -> Path:
-        """The file of a digest; another machine's text gives no path outside the folder."""
+        """Return a digest's file. Raises ``WireError`` for any other text, such as a path."""
         if not _DIGEST.fullmatch(name):
             raise WireError(f"digest of frozen weights {name[:80]!r}: must be 64 hex digits")
         return Path(in_home(str(self.folder))) / f"{name}.safetensors"

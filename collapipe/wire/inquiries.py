@@ -1,7 +1,7 @@
-"""What a control unit asks of a device beside training: how it is, and how fast its hops are.
+"""Requests of a control unit to a device outside training: its status and its hops' speed.
 
-A device is probed by who shows a ticket, once for each that its ``Status`` has given to a control
-unit: so the certificate of another device alone moves no bytes here.
+A probe needs a ticket, which is valid once. A device issues tickets to control units in its
+``DeviceStatus``, so another device cannot start a probe with its certificate alone.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ PROBE = f"/{SERVICE}/Probe"  # a stream that echoes activations as gradients
 TIME_HOP = f"/{SERVICE}/TimeHop"  # HopRequest → HopTimes
 TICKET = "collapipe-ticket"  # metadata of PROBE
 
-PROBE_FRAME_BYTES = 8 * 2**20  # of one message
-PROBE_BYTES = 128 * 2**20  # of all messages of a probe, one way
-PROBE_S = 10.0  # that a probe takes
+PROBE_FRAME_BYTES = 8 * 2**20  # most bytes of one message
+PROBE_BYTES = 128 * 2**20  # most bytes of all messages of a probe, one way
+PROBE_S = 10.0  # most seconds that a probe takes
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MOST_SIZES, _MOST_REPEATS = 8, 100
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """How a device is now.
+    """A device's current status.
 
-    ``flops_per_s`` is what products of matrices reach, None while a segment is trained or a hop is
-    probed. ``unit`` and ``span`` say whose blocks are trained, where they have come already.
+    ``flops_per_s`` is the measured speed of matrix products; None while the device trains a segment
+    or probes a hop. ``unit`` and ``span`` say whose blocks it trains; None if it has no segment.
     """
 
     name: str
@@ -38,10 +38,10 @@ class DeviceStatus:
     torch_version: str
     torch_device: str
     threads: int
-    memory_bytes: Finite  # that it gives
-    free_bytes: Finite  # that the machine has left
+    memory_bytes: Finite  # that the device offers
+    free_bytes: Finite  # free memory of the machine
     flops_per_s: Finite | None
-    expires: AwareDatetime | None  # its certificate; None: it has none
+    expires: AwareDatetime | None  # of its certificate; None without one
     busy: bool
     unit: int | None
     span: Span | None
@@ -50,8 +50,10 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True)
 class HopRequest:
-    """Send messages of these sizes to ``target`` and wait for each to come back, ``repeats`` times
-    and once before."""
+    """Request to measure the round trip of messages of these sizes to ``target``.
+
+    Each size is sent once to warm up, then ``repeats`` times.
+    """
 
     target: DeviceAddress
     ticket: str
@@ -70,7 +72,7 @@ class HopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """The median time in which a message went to a neighbour and came back."""
+    """The median round-trip time of a message to a neighbour."""
 
     num_bytes: Annotated[int, Field(ge=1, le=PROBE_FRAME_BYTES)]  # each way
     seconds: Finite
@@ -78,6 +80,6 @@ class Trip:
 
 @dataclass(frozen=True, slots=True)
 class HopTimes:
-    """A trip for each size, the smallest first; those that would last too long are left out."""
+    """A trip for each size, the smallest first; sizes that would take too long are left out."""
 
     trips: Annotated[tuple[Trip, ...], Field(min_length=1)]

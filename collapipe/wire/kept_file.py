@@ -1,7 +1,7 @@
-"""What a unit keeps between rounds where one machine runs all units of a run: in a file.
+"""Keep a unit's state between rounds in a file, if one machine runs all units of a run.
 
-Memory has that of the units that train alone. The files end with the run, which goes on from its
-checkpoints::
+So memory holds only the state of units that are training. The files are removed with the run, and
+a resumed run continues from its checkpoints::
 
     FOLDER/NODE.safetensors    open to the owner of the process alone
 """
@@ -20,13 +20,13 @@ from collapipe.temporary import TemporaryFolder
 from collapipe.tensors import Tensors
 from collapipe.wire.parts import mapped_part, pieces
 
-# Where the folder is named: in a node's configuration, or, on Flower's simulation engine, which
-# takes none of ours, in the environment of its processes.
+# The folder's path is in a node's configuration. Flower's simulation engine accepts no additional
+# configuration, so there it is in the environment of its processes.
 IN_NODE, IN_ENVIRONMENT = "kept", "COLLAPIPE_KEPT"
 
 
 def new_folder() -> TemporaryFolder:
-    """A folder for a run's files, with mode 700. Raises ``StorageError``."""
+    """Make a folder for a run's files, with mode 700. Raises ``StorageError`` if that fails."""
     try:
         return TemporaryFolder("kept")
     except OSError as error:
@@ -38,29 +38,31 @@ def new_folder() -> TemporaryFolder:
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A unit's file in a run. Raises ``StorageError`` where the disk fails."""
+    """A unit's file in a run. Methods raise ``StorageError`` if reading or writing fails."""
 
     path: Path
 
     @classmethod
     def of(cls, node: int, node_config: Mapping[str, Any]) -> "KeptFile | None":
-        """The file of a node; None where it has none, such as a deployed unit's."""
+        """Return the file of a node; None if it has none, such as a deployed unit's node."""
         folder = node_config.get(IN_NODE, os.environ.get(IN_ENVIRONMENT))
         return None if folder is None else cls(Path(str(folder)) / f"{node}.safetensors")
 
     def read(self) -> dict[str, Tensors]:
-        """Groups of tensors by their names, which take no memory before they are used."""
+        """Return groups of tensors by name; they take no memory before they are used."""
         try:
             return nested(mapped_part(self.path))
         except OSError as error:
             raise StorageError(
                 f"{self.path}: what a unit keeps between rounds cannot be read ({error.strerror}); "
-                "set TMPDIR to a folder that nobody clears, and resume the run"
+                "set TMPDIR to a folder that is not cleared, and resume the run"
             ) from error
 
     def write(self, groups: Mapping[str, Tensors]) -> None:
-        """Replace what was kept, at once or not at all; not in a round that was given up meanwhile,
-        which raises ``CancelledRoundError``."""
+        """Replace the file's groups atomically.
+
+        Raises ``CancelledRoundError`` if the round was cancelled meanwhile.
+        """
         folder = self.path.parent
         try:
             with tempfile.TemporaryDirectory(".partial", self.path.stem, folder) as partial:
@@ -78,12 +80,12 @@ class KeptFile:
 
 
 def flat(groups: Mapping[str, Tensors]) -> Tensors:
-    """All tensors, under ``GROUP/NAME``."""
+    """Return all tensors under the names ``GROUP/NAME``."""
     return {f"{key}/{name}": each for key, group in groups.items() for name, each in group.items()}
 
 
 def nested(tensors: Tensors) -> dict[str, Tensors]:
-    """The inverse of ``flat``, but for groups of nothing."""
+    """Invert ``flat``; empty groups are lost."""
     groups = dict[str, Tensors]()
     for full, tensor in tensors.items():
         group, _, name = full.partition("/")

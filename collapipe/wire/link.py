@@ -1,6 +1,8 @@
-"""What both ends of the decoder link share: a gRPC method that carries frames, tokens and
-certificates. Those are made for one run, sent through Flower and never stored; a deployed server's
-own takes the place of one."""
+"""Definitions for both ends of the decoder link: its gRPC method, tokens and certificates.
+
+Certificates are made for one run, sent through Flower and never stored. A deployed server uses its
+own certificate instead.
+"""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,24 +14,24 @@ from collapipe.credentials import issuing
 from collapipe.credentials.keys import PEM, key_pem, make_key
 
 METHOD = "/collapipe.DecoderLink/Train"
-# In the certificates, whatever the addresses are.
+# Names in the certificates, independent of addresses.
 SERVER_NAME, UNIT_NAME = "decoder.collapipe", "unit.collapipe"
 _AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
 VALID = timedelta(days=30)
 
 
 def credentials(unit: int, token: str) -> tuple[tuple[str, str], ...]:
-    """Metadata with the caller's number and its bearer token for the round."""
+    """Return gRPC metadata with the caller's unit number and its bearer token for the round."""
     return ((_AUTHORIZATION, f"Bearer {token}"), (_UNIT, str(unit)))
 
 
 def read_credentials(metadata: Mapping[str, str]) -> tuple[str, str]:
-    """Unit and token of a call, empty where there is none."""
+    """Return unit and token of a call; each is empty if the call lacks it."""
     return metadata.get(_UNIT, ""), metadata.get(_AUTHORIZATION, "").removeprefix("Bearer ")
 
 
 def self_signed(subject: str = SERVER_NAME) -> tuple[bytes, bytes]:
-    """Private key and certificate of ``subject``, both PEM."""
+    """Return a new private key and self-signed certificate for ``subject``, both PEM."""
     key = make_key()
     names = x509.SubjectAlternativeName([x509.DNSName(subject)])
     builder = issuing.self_signed(key, subject, VALID).add_extension(names, critical=False)

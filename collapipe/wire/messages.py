@@ -1,4 +1,4 @@
-"""Messages between server and units, before they become Flower's records."""
+"""Messages between server and units, before ``wire.records`` converts them to Flower's records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,40 +28,42 @@ def _printable(name: str) -> str:
 class LinkAddress:
     """How a unit reaches the decoder for one round. Keys and token never appear in a log.
 
-    A deployed server says neither certificate nor name, for its units know better.
+    A deployed server leaves certificate and name empty: its units have them in their credentials.
     """
 
     address: str
-    server_certificate: bytes  # PEM, the only one that the unit accepts, or who signs it
+    server_certificate: bytes  # PEM: the only certificate that the unit accepts, or its issuer's
     server_name: str  # in that certificate
     unit_key: bytes  # PEM, the same for all units of a run
-    unit_certificate: bytes  # PEM, what the server asks of every connection
-    token: str  # good for one unit, round and stream
+    unit_certificate: bytes  # PEM: the server requires it of every connection
+    token: str  # valid for one unit, round and stream
 
     def __repr__(self) -> str:
         return f"LinkAddress(address={self.address!r})"
 
 
 Told = Annotated[int, Field(ge=1)]
-# as its owner calls a unit; printable, and empty where nobody does
+# the owner's name for a unit; printable; empty if the owner gave none
 UnitName = Annotated[str, Field(max_length=64), AfterValidator(_printable)]
-MOST_WORDS = 2**20  # of a unit
+MOST_WORDS = 2**20  # distinct words that a unit may send
 _MOST = {"labels": MOST_LABELS, "words": MOST_WORDS}
 _FEWER = {"labels": "", "words": "; raise data.tokenizer_min_rows to send fewer"}
-_MOST_TOLD = 2**27  # a tokeniser counts as many words in minutes
+_MOST_TOLD = 2**27  # a tokeniser counts that many words in minutes
 
 
 @dataclass(frozen=True, slots=True)
 class RowsRequest:
-    """Asks a unit of its training rows; ``words``: whether the run is yet to make its tokeniser."""
+    """Asks a unit about its training rows, and for ``words`` if the run has no tokeniser yet."""
 
     words: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReply:
-    """What a unit tells of its training rows: how many, how often each label stands in them, and
-    each word of which the run makes its tokeniser. Raises ``WireError`` beyond bounds."""
+    """A unit's number of training rows, and how often each label and word occurs in them.
+
+    The run makes its tokeniser of the words. Raises ``WireError`` if a count exceeds its bound.
+    """
 
     unit: int
     num_rows: Annotated[int, Field(ge=1, lt=2**53)]
@@ -82,24 +84,26 @@ class RowsReply:
         if fault := next(filter(None, map(fault_of_label, self.labels)), None):
             raise WireError(fault)
         if not LETTERS.issuperset(chain.from_iterable(self.words)):
-            raise WireError("words must be of the letters that stand for bytes")
+            raise WireError("words must have only the letters of byte-level tokenisers")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a unit must know of a run before its first round."""
+    """The facts about a run that a unit needs before its first round."""
 
-    tokenizer: str  # as Tokenizer.pack makes it
-    frozen: Mapping[str, str]  # part of the model → digest of its weights that do not train
-    unit: int | None = None  # who the unit is in this run; None: by the number that it has
+    tokenizer: str  # made by Tokenizer.pack
+    frozen: Mapping[str, str]  # part of the model → digest of its frozen weights
+    unit: int | None = None  # the unit's number in this run; None: the number it already has
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """The server's message to a unit, without tensors; ``link`` is None where the unit has the
-    head. The server remembers activations of the unit since the round ``remembered``; 0: none.
-    The unit's change of the weights is clipped to the norm ``clip_norm``; None: it is not.
-    ``arrived`` as in ``KeepRequest``."""
+    """The server's request to train a round, without tensors.
+
+    A unit that has the head gets no ``link``. The server remembers the unit's activations as of the
+    round ``remembered``; 0: none. ``clip_norm`` bounds the norm of the unit's update; None disables
+    clipping. ``arrived`` has the same meaning as in ``KeepRequest``.
+    """
 
     round: int
     plan: ClusterPlan
@@ -114,22 +118,25 @@ OPTIMIZER, RESIDUAL, STEM, SLOWNESS = "optimizer", "residual", "stem", "slowness
 ACTIVATIONS = "activations", "last_activations"
 NOT_TRAINED = STEM, SLOWNESS
 KEPT = OPTIMIZER, RESIDUAL, *NOT_TRAINED, *ACTIVATIONS
-"""Names of the groups of tensors that a unit keeps between rounds; those that are NOT_TRAINED are
-not made of gradients."""
-STEM_ROWS = "kept"  # the one tensor of the stem's account
+"""Names of the tensor groups that a unit keeps between rounds; NOT_TRAINED ones are not derived
+from gradients."""
+STEM_ROWS = "kept"  # the only tensor of the stem's group
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRequest:
-    """Asks a unit for what it keeps. ``arrived`` is the last round of which the server got the
-    unit's answer, whatever it made of it; 0: of none since the run began or went on."""
+    """Asks a unit for the state that it keeps between rounds.
+
+    ``arrived`` is the last round whose reply from the unit reached the server, valid or not;
+    0: none since the run was started or resumed.
+    """
 
     arrived: int
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The last round that is in what a unit keeps; in its state, beside its ``Setup``."""
+    """The last round that a unit's state includes; stored in that state, next to ``Setup``."""
 
     round: int
 
@@ -139,8 +146,7 @@ Split = Literal["validation", "test"]
 
 @dataclass(frozen=True, slots=True)
 class EvaluateRequest:
-    """The server's message to a unit with a model, which the unit shall evaluate on its own rows of
-    a split."""
+    """The server's request to evaluate a model on the unit's rows of a split."""
 
     split: Split
     timeout_s: float
@@ -148,7 +154,7 @@ class EvaluateRequest:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateReply:
-    """A unit's answer; ``statistics`` is None where it has no rows of the split."""
+    """A unit's reply to ``EvaluateRequest``; without rows of the split it has no ``statistics``."""
 
     unit: int
     statistics: Statistics | None
@@ -156,7 +162,7 @@ class EvaluateReply:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a unit did not do what it was asked to: the error's name and its one line."""
+    """Why a unit could not serve a request: the error's class name and its one-line message."""
 
     kind: str
     message: str
@@ -164,8 +170,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StateReply:
-    """A unit's cluster, a ``Failure`` where what it sent is none, and the frozen parts of the model
-    that it lacks."""
+    """A unit's cluster, and the frozen parts of the model that the unit lacks.
+
+    ``state`` is a ``Failure`` if the unit sent an invalid cluster.
+    """
 
     unit: int
     state: ClusterState | Failure
@@ -175,9 +183,9 @@ class StateReply:
 
 @dataclass(frozen=True, slots=True)
 class TrainReply:
-    """A unit's answer after its round; ``state`` as in ``StateReply``.
+    """A unit's reply after its round; ``state`` has the same meaning as in ``StateReply``.
 
-    ``head_state`` is what the optimiser of a head remembers that may train elsewhere next time.
+    ``head_state`` is the optimiser state of the head, which may train elsewhere next round.
     """
 
     weights: Tensors

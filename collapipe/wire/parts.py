@@ -1,4 +1,4 @@
-"""Named tensors as they travel and are stored: safetensors, made in one allocation."""
+"""Encode and decode named tensors as safetensors; encoding takes one allocation."""
 
 import json
 import math
@@ -30,13 +30,16 @@ _CODES = {
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _ALIGNMENT = 8
-_PART_BYTES = 2**23  # so that neither end needs memory for a block beside it
-_HEADER_BYTES = 2**20  # names and shapes, and more
-NAME_BYTES = 512  # of the header for each tensor, and more
+_PART_BYTES = 2**23  # so that neither end needs memory for a second copy of a block
+_HEADER_BYTES = 2**20  # generous bound of a header: names and shapes
+NAME_BYTES = 512  # generous bound of a tensor's entry in the header
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> list[Sequence[str]]:
-    """Names of tensors that travel together: few bytes, or one tensor; at least one group."""
+    """Group the names of tensors to send together: at most 8 MiB each, or one tensor.
+
+    Returns at least one group, which may be empty.
+    """
     groups, size = [list[str]()], 0
     for name, each in tensors.items():
         if groups[-1] and size + each.nbytes > _PART_BYTES:
@@ -48,31 +51,32 @@ def grouped(tensors: Mapping[str, Tensor]) -> list[Sequence[str]]:
 
 
 def most_bytes(largest_tensor: int) -> int:
-    """More than any group takes."""
+    """Return an upper bound of an encoded group's size in bytes."""
     return max(_PART_BYTES, largest_tensor) + _HEADER_BYTES
 
 
 def separated(data: bytes) -> Tensors:
-    """The tensors of ``joined``, in its order.
+    """Return the tensors that ``joined`` encoded, in its order.
 
-    Raises ``WireError`` for what it never makes, such as a header of many tensors without values,
-    which would take far more memory than they came with.
+    Raises ``WireError`` for anything that ``joined`` never makes. An example is a header of many
+    empty tensors, which would take far more memory than the message.
     """
-    tensors = _checked(data[:8], lambda: load(data))  # in another order each time
+    tensors = _checked(data[:8], lambda: load(data))  # in arbitrary order
     names = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return {name: tensors[name] for name in names if name in tensors}
 
 
 def read_part(file: Path) -> Tensors:
-    """As ``separated``, of a file."""
+    """Read a file's tensors. Raises ``WireError`` as ``separated`` does."""
     with file.open("rb") as stream:
         return _checked(stream.read(8), lambda: load_file(file, backend="pread"))
 
 
 def mapped_part(file: Path) -> Tensors:
-    """Tensors that ``read_part`` has found in order; they take no memory before they are used.
+    """Map the tensors of a valid file; they take no memory before they are used.
 
-    safetensors maps files too, and loses two integers for each tensor of each (0.8)."""
+    safetensors 0.8 can map files too, but leaks two integers for each tensor.
+    """
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         header: dict[str, Any] = json.loads(stream.read(size))
@@ -81,7 +85,7 @@ def mapped_part(file: Path) -> Tensors:
 
     def tensor(dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> Tensor:
         count, offset = math.prod(shape), 8 + size + data_offsets[0]
-        if count == 0:  # which torch finds in no buffer
+        if count == 0:  # torch.frombuffer refuses empty tensors
             return torch.empty(*shape, dtype=_DTYPES[dtype])
         flat = torch.frombuffer(data, dtype=_DTYPES[dtype], count=count, offset=offset)
         return flat.reshape(shape)
@@ -93,7 +97,7 @@ def _checked(size: bytes, read: Callable[[], Tensors]) -> Tensors:
     header = int.from_bytes(size, "little")
     try:
         tensors = read() if header <= _HEADER_BYTES else {}
-    except (SafetensorError, KeyError) as error:  # a type that torch has not
+    except (SafetensorError, KeyError) as error:  # a type that torch lacks
         raise WireError(f"tensors cannot be read: {one_line(error)}") from error
     if header > NAME_BYTES * (1 + len(tensors)):
         raise WireError(f"a header of {header:,} bytes for {len(tensors)} tensors")
@@ -104,21 +108,21 @@ def _checked(size: bytes, read: Callable[[], Tensors]) -> Tensors:
 
 
 def joined(tensors: Mapping[str, Tensor]) -> Tensor:
-    """``joined_bytes`` as uint8 [n]."""
+    """Return ``joined_bytes`` as a uint8 tensor [n]."""
     return torch.frombuffer(bytearray().join(pieces(tensors)), dtype=torch.uint8)
 
 
 def joined_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file.
+    """Return the bytes of a safetensors file.
 
-    ``safetensors.torch.save`` makes three copies on the way, which is most of what a device that
-    sends its blocks needs beside them. Raises ``KeyError`` for a dtype that no model has.
+    ``safetensors.torch.save`` makes three copies, which would dominate the extra memory of a
+    device that sends its blocks. Raises ``KeyError`` for a dtype that no model has.
     """
     return b"".join(pieces(tensors))
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """``joined_bytes``, not joined yet: a file takes them without a copy."""
+    """Return the pieces of ``joined_bytes``, which can be written to a file without a copy."""
     header, end = dict[str, object](), 0
     for name, each in tensors.items():
         offsets = end, end + each.nbytes
@@ -135,5 +139,5 @@ def pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 
 def _raw(tensor: Tensor) -> memoryview:
     flat = tensor.detach().contiguous().flatten()
-    one_by_one = flat.as_strided((flat.numel(),), (1,))  # none or one may have another stride
+    one_by_one = flat.as_strided((flat.numel(),), (1,))  # 0 or 1 elements may have another stride
     return one_by_one.view(torch.uint8).numpy().data

@@ -1,4 +1,7 @@
-"""Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
+"""Convert plans, reports and weights to Flower records and back. Only this file uses record keys.
+
+All ``unpack`` functions raise ``WireError`` for an invalid message.
+"""
 
 import hashlib
 from collections import OrderedDict
@@ -65,25 +68,27 @@ SURVIVORS = "query.survivors"
 UNMASK = "query.unmask"
 MASKED = "masked"  # the one tensor of an upload that is masked
 _STAGES = UnitWithKeys, UnitWithShares, MaskedUnit, UnitWithSurvivors
-_taken = set[bytes]()  # digests of the stages that this process has taken
-# What a unit's state has that its last round did not leave there.
+_taken = set[bytes]()  # digests of the stages that this process has used
+# Entries of a unit's state that are not results of its last round.
 OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
-# JSON of a reply without its steps: a state of 128 devices and 20,000 channels, and events.
+# Bound of a reply's JSON without its steps: 128 devices, 20,000 channels and events fit.
 REPLY_BYTES = 2**20
 WEIGHTS, HEAD_STATE, COUNTS = "weights", "head_state", "counts"  # arrays of replies
-_MOST_PARTS = 64  # of an exact sum; more than 42 no sum of floats has
+_MOST_PARTS = 64  # floats of an exact sum, which never has more than 42
 _JOINED = "safetensors"
 
 
 def pack(message: object, **groups: ArrayRecord) -> RecordDict:
-    """A message as JSON under the name of its class, and named tensors beside it."""
+    """Return a message as JSON under its class name, together with named tensors."""
     config = ConfigRecord({"json": _json(message)})
     return RecordDict({type(message).__name__: config, **groups})
 
 
 def unpack(kind: type[T], content: RecordDict) -> T:
-    """The message of this class. Raises ``WireError``, as all that unpack do. Its size was checked
-    before: parsing may take 60 times its memory."""
+    """Return the message of this class.
+
+    The caller must check the message's size first: parsing may take 60 times its memory.
+    """
     config = content.get(kind.__name__)
     if not isinstance(config, ConfigRecord) or "json" not in config:
         raise WireError(f"message without {kind.__name__}; has {sorted(content)}")
@@ -91,7 +96,7 @@ def unpack(kind: type[T], content: RecordDict) -> T:
 
 
 def pack_state(state: ClusterState, lacking: Sequence[str], name: str = "") -> RecordDict:
-    """A cluster's state, the frozen parts that the unit has not, and its name."""
+    """Return a record of a cluster's state, the unit's name and the frozen parts that it lacks."""
     return pack(UnitReply(state.unit, _json(state), lacking=tuple(lacking), name=name))
 
 
@@ -101,7 +106,7 @@ def unpack_state(content: RecordDict) -> StateReply:
 
 
 def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
-    """Named groups of tensors, be it none: frozen parts, what a unit keeps, or just an answer."""
+    """Return a record of named groups of tensors. Without groups it is a bare acknowledgement."""
     arrays = {name: pack_tensors(tensors) for name, tensors in groups.items()}
     return RecordDict({"message": ConfigRecord(), **arrays})
 
@@ -111,45 +116,48 @@ def unpack_groups(content: RecordDict) -> dict[str, Tensors]:
 
 
 def arrays_of(content: RecordDict) -> dict[str, ArrayRecord]:
-    """The message's array records. Flower's ``array_records`` refers back to the message, whose
-    bytes then stay until Python looks for cycles."""
+    """Return the message's array records.
+
+    Flower's own ``array_records`` makes a reference cycle: it keeps the message's bytes in memory
+    until Python collects garbage.
+    """
     return {name: each for name, each in content.items() if isinstance(each, ArrayRecord)}
 
 
 def pack_kept(messages: Mapping[str, str], groups: Mapping[str, Tensors]) -> RecordDict:
-    """What a unit keeps between messages: a run's setup and the like as JSON, and tensors."""
+    """Return a record of a unit's state between messages: texts as JSON, and tensors."""
     texts = {name: ConfigRecord({"json": text}) for name, text in messages.items()}
     arrays = {name: pack_tensors(tensors) for name, tensors in groups.items()}
     return RecordDict({**texts, **arrays})
 
 
 def unpack_kept(state: RecordDict) -> tuple[dict[str, str], dict[str, Tensors]]:
-    secret = {kind.__name__ for kind in _STAGES}  # of one round, and never on a disk
+    secret = {kind.__name__ for kind in _STAGES}  # for one round; never written to disk
     told = state.config_records.items()
     texts = {name: str(config["json"]) for name, config in told if name not in secret}
     return texts, unpack_groups(state)
 
 
 def trained_round(state: RecordDict) -> int:
-    """The last round that is in what a unit keeps; 0: none is."""
+    """Return the last round that a unit's state includes; 0 if none."""
     return unpack(Trained, state).round if Trained.__name__ in state else 0
 
 
 def arrived_round(content: RecordDict) -> int | None:
-    """The last round of which the server says that it got the unit's answer; None: it does not."""
+    """Return the last round whose reply the server received; None if the message lacks it."""
     if TrainRequest.__name__ in content:
         return unpack(TrainRequest, content).arrived
     return unpack(KeepRequest, content).arrived if KeepRequest.__name__ in content else None
 
 
 def pack_reply(reply: TrainReply) -> RecordDict:
-    """A unit's answer to a ``train`` message."""
+    """Return a unit's reply to a ``train`` message as a record."""
     answer = UnitReply(reply.report.unit, _json(reply.state), reply.report)
     return pack(answer, weights=pack_tensors(reply.weights), **pack_head_state(reply.head_state))
 
 
 def pack_head_state(tensors: Tensors) -> dict[str, ArrayRecord]:
-    """What goes with the weights of a head that has trained; nothing for another."""
+    """Return the optimiser state of a trained head as a record; empty without state."""
     return {HEAD_STATE: pack_tensors(tensors)} if tensors else {}
 
 
@@ -166,7 +174,7 @@ def unpack_reply(content: RecordDict) -> TrainReply:
 
 
 def pack_evaluation(reply: EvaluateReply) -> RecordDict:
-    """A unit's answer to an ``evaluate`` message."""
+    """Return a unit's reply to an ``evaluate`` message as a record."""
     if (found := reply.statistics) is None:
         return pack(EvaluationRecord(reply.unit))
     counts = pack_tensors({COUNTS: torch.from_numpy(found.counts)})
@@ -184,13 +192,13 @@ def unpack_evaluation(content: RecordDict) -> EvaluateReply:
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as one array, for Flower asks for each array of a message by itself."""
+    """Join named tensors into one array, because Flower requests each array separately."""
     data = joined_bytes(tensors)
     return ArrayRecord(OrderedDict({_JOINED: Array("uint8", (len(data),), _JOINED, data)}))
 
 
 def unpack_record(content: RecordDict, key: str) -> Tensors:
-    """The named tensors of a record in a message. Raises ``WireError``."""
+    """Return the named tensors of a message's record. Raises ``WireError`` if it is invalid."""
     record = content.get(key)
     if not isinstance(record, ArrayRecord):
         raise WireError(f"message without arrays {key!r}; has {sorted(content)}")
@@ -198,7 +206,10 @@ def unpack_record(content: RecordDict, key: str) -> Tensors:
 
 
 def unpack_tensors(record: ArrayRecord) -> Tensors:
-    """Named tensors in their order, each with memory of its own. Raises ``WireError``."""
+    """Return named tensors in their order, each with separate memory.
+
+    Raises ``WireError`` if the record is invalid.
+    """
     if [*record] != [_JOINED]:
         raise WireError(f"arrays {sorted(record)[:5]} instead of one, {_JOINED!r}")
     return separated(record[_JOINED].data)
@@ -207,7 +218,7 @@ def unpack_tensors(record: ArrayRecord) -> Tensors:
 def keep_stage(
     stage: UnitWithKeys | UnitWithShares | MaskedUnit | UnitWithSurvivors, state: RecordDict
 ) -> None:
-    """Let a unit's state have this stage of a masked sum, and no other."""
+    """Store this stage of a masked sum in a unit's state, and remove any other stage."""
     for each in _STAGES:
         state.pop(each.__name__, None)
     state.update(pack(stage))
@@ -216,8 +227,8 @@ def keep_stage(
 def take_stage(kind: type[T], state: RecordDict) -> T:
     """Remove the unit's stage of a masked sum from its state and return it.
 
-    Raises ``WireError`` if the state has another stage, which is removed, too, or if this process
-    has taken the stage before: an older state that comes back brings no stage back.
+    Raises ``WireError`` if the state has another stage, which is removed too. It also raises if
+    this process used the stage before, so that an old state cannot be replayed.
     """
     stages = {each.__name__: state.pop(each.__name__, None) for each in _STAGES}
     if (found := stages[kind.__name__]) is None:
@@ -230,24 +241,24 @@ def take_stage(kind: type[T], state: RecordDict) -> T:
 
 
 def text_bytes(content: RecordDict) -> int:
-    """Payload of a message's JSON."""
+    """Return the length of a message's JSON in bytes."""
     return sum(len(str(config.get("json", ""))) for config in content.config_records.values())
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Payload of tensors on the wire."""
+    """Return the size of the tensors' values in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def content_bytes(content: RecordDict) -> int:
-    """Of all arrays in a message, as they travel."""
+    """Return the size of all arrays in a message in bytes, as sent."""
     arrays = arrays_of(content).values()
     return sum(len(array.data) for record in arrays for array in record.values())
 
 
 @dataclass(frozen=True, slots=True)
 class UnitReply:
-    """What a unit sends; ``state`` is read apart from the rest, which may be valid without it."""
+    """A unit's reply. ``state`` is parsed separately, so the rest may be valid if it is not."""
 
     unit: int
     state: Annotated[str, Field(max_length=REPLY_BYTES)]
@@ -258,7 +269,7 @@ class UnitReply:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """``Statistics`` as they travel, without counts; no ``rows``: the unit has none."""
+    """``Statistics`` as sent, without counts. If ``rows`` is 0, the unit has no rows."""
 
     unit: int
     rows: Annotated[int, Field(ge=0, lt=2**53)] = 0
@@ -267,7 +278,10 @@ class EvaluationRecord:
 
 
 def _own_state(answer: UnitReply) -> ClusterState | Failure:
-    """The unit's state, or why what it sent is none: that excludes the unit from rounds only."""
+    """Return the unit's state, or a ``Failure`` if it is invalid.
+
+    An invalid state only excludes the unit from rounds.
+    """
     try:
         state = _parse(ClusterState, answer.state)
     except WireError as error:
@@ -278,7 +292,7 @@ def _own_state(answer: UnitReply) -> ClusterState | Failure:
     return state
 
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # built once: each takes a millisecond
     kind: TypeAdapter(kind)
     for kind in (
         *(ClusterState, RowsRequest, RowsReply, Setup, TrainRequest, UnitReply, Failure),

@@ -1,4 +1,4 @@
-"""What a control unit and a device tell each other beside tensors: plain values, checked."""
+"""Messages between a control unit and a device, apart from tensors: plain, validated values."""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -16,21 +16,21 @@ from collapipe.state import Precision
 
 T = TypeVar("T")
 SERVICE = "collapipe.Device"
-CONTROL = f"/{SERVICE}/Control"  # a stream of a control unit: segments, one after another
-HOP = f"/{SERVICE}/Pass"  # a stream of a neighbour: activations and gradients
+CONTROL = f"/{SERVICE}/Control"  # a control unit's stream: segments, one after another
+HOP = f"/{SERVICE}/Pass"  # a neighbour's stream: activations and gradients
 SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
-BEFORE, BEHIND = "before", "behind"  # where the caller of HOP stands
+BEFORE, BEHIND = "before", "behind"  # values of SIDE: the caller's place in the pipeline
 
-MOST_BLOCKS = 512  # of a model: four times those of the deepest one that is known
+MOST_BLOCKS = 512  # of a model: four times those of the deepest known one
 MOST_JSON_BYTES = 2**18  # of a message
-_MOST_ACTIONS = 2**16  # segments times micro-batches: a schedule of so many is built in a second
+_MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Text = Annotated[str, Field(max_length=256)]  # a name, an address, a secret
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAddress:
-    """A device, and HOST:PORT where it listens."""
+    """A device's name, and the HOST:PORT on which it listens."""
 
     name: Text
     address: Text
@@ -38,16 +38,16 @@ class DeviceAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDescription:
-    """What all segments of a round have in common, whatever the plan.
+    """The fields that all segments of a round have in common, for any plan.
 
-    ``epoch`` counts the round's plans. ``model`` is what ``models.description`` makes. ``frozen``
-    has the digests of blocks' frozen weights, which follow only where the device lacks them. With
-    ``replicate_every`` r the device sends its parts after each r-th step; 0: only when asked.
+    ``epoch`` counts the round's plans. ``model`` is made by ``models.description``. ``frozen`` has
+    the digests of blocks' frozen weights, which are sent only if the device lacks them. With
+    ``replicate_every`` r, the device sends its parts after each r-th step; 0: only on request.
     """
 
     version: Text
     unit: CountFrom0
-    round: Annotated[int, Field(ge=0, lt=2**32)]  # as a frame has it, and the epoch
+    round: Annotated[int, Field(ge=0, lt=2**32)]  # range as in a frame's header
     epoch: Annotated[int, Field(ge=0, lt=2**16)] = 0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     model: Mapping[str, Any]
@@ -59,20 +59,22 @@ class RoundDescription:
     frozen: Mapping[Text, Text] = field(default_factory=dict)
 
     def for_blocks(self, names: Collection[str]) -> dict[str, Any]:
-        """The fields, as the description of a segment with these blocks has them."""
+        """Return the fields for a segment of these blocks, with only their ``frozen`` digests."""
         common = {each.name: getattr(self, each.name) for each in fields(self)}
         return common | {"frozen": {k: v for k, v in self.frozen.items() if k in names}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentDescription(RoundDescription):
-    """All that a device must know of its segment, but for the weights.
+    """A device's segment, without its weights.
 
-    ``session`` is a secret of this segment's streams, ``next_session`` what the next one has made
-    of its own for this side. ``memory_bytes`` is what the planner expects
-    to be needed. ``next`` is None where the control unit dials. Blocks are as they were after step
-    ``base``, -1: at the round's start; a device that has some keeps them. Raises ``WireError`` for
-    more blocks than ``MOST_BLOCKS``, or a schedule that would take long to build.
+    ``session`` is the secret for this segment's streams. ``next_session`` is the next segment's
+    secret for the stream from this one (``secret_for``). ``memory_bytes`` is the planned memory.
+    Without ``next`` the control unit dials. Weights are as of step ``base`` (-1: the round's
+    start); a device reuses the blocks that it already has.
+
+    Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
+    build.
     """
 
     session: Text
@@ -97,8 +99,7 @@ class SegmentDescription(RoundDescription):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a device lacks of its segment: blocks, and those of them whose ``frozen`` weights must
-    come as well."""
+    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks."""
 
     blocks: tuple[str, ...]
     frozen: tuple[str, ...]
@@ -106,8 +107,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a device cannot go on: a kind of error, its line, and on which side the neighbour stands
-    whose fault it may be."""
+    """Why a device cannot continue: an error's class name and one-line message.
+
+    ``side`` is the side of the neighbour that may have caused it.
+    """
 
     kind: str
     message: str
@@ -115,28 +118,28 @@ class Trouble:
 
 
 def secret_for(session: str, side: str) -> str:
-    """What opens a segment's stream from one ``side``, and does not tell what opens the other."""
+    """Return the secret that opens a segment's stream from one ``side`` only."""
     return hashlib.sha256(f"{side} {session}".encode()).hexdigest()
 
 
 def packed(message: object) -> Tensor:
-    """A message as JSON in a tensor of bytes."""
+    """Return a message as JSON in a tensor of bytes."""
     return as_tensor(as_json(message))
 
 
 def unpacked(kind: type[T], data: Tensor) -> T:
-    """The message of ``packed``. Raises ``WireError``."""
+    """Return the message that ``packed`` encoded. Raises ``WireError`` if it is invalid."""
     return from_json(kind, as_bytes(data))
 
 
 def as_json(message: object) -> bytes:
-    """A message as JSON."""
+    """Return a message as JSON."""
     text: bytes = TypeAdapter(type(message)).dump_json(message)
     return text
 
 
 def from_json(kind: type[T], data: bytes) -> T:
-    """The message of ``as_json``. Raises ``WireError``."""
+    """Return the message that ``as_json`` encoded. Raises ``WireError`` if it is invalid."""
     if len(data) > MOST_JSON_BYTES:
         raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
     try:
@@ -145,12 +148,12 @@ def from_json(kind: type[T], data: bytes) -> T:
         fault = error.errors()[0]
         where = ".".join(str(part)[:40] for part in fault["loc"])
         raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
-    except Exception as error:  # its own checks
+    except Exception as error:  # raised by the message's __post_init__
         raise WireError(f"{kind.__name__}: {one_line(error)}") from error
 
 
 def as_tensor(data: bytes) -> Tensor:
-    """Bytes as uint8 [n]."""
+    """Return bytes as a uint8 tensor [n]."""
     return (
         torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if data
@@ -159,12 +162,12 @@ def as_tensor(data: bytes) -> Tensor:
 
 
 def as_bytes(data: Tensor) -> bytes:
-    """The bytes of a uint8 [n]. Raises ``WireError`` for another tensor."""
+    """Return the bytes of a uint8 tensor [n]. Raises ``WireError`` for any other tensor."""
     return as_view(data).tobytes()
 
 
 def as_view(data: Tensor) -> memoryview:
-    """The same where they lie."""
+    """Return a view of a uint8 tensor's bytes, as ``as_bytes`` does but without a copy."""
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise WireError(f"{data.dtype} {list(data.shape)} instead of bytes")
     return data.numpy().data

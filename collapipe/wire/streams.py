@@ -1,4 +1,4 @@
-"""Frames both ways over one gRPC stream, in pieces, and never far ahead of who takes them."""
+"""Send and receive frames over one gRPC stream, in pieces and with flow control."""
 
 import queue
 import threading
@@ -19,11 +19,11 @@ from collapipe.errors import (
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 
-PIECE_BYTES = 512 * 1024  # so that no message keeps a slow link to itself for long
-WINDOW = 4  # activations, or gradients, that the other end has not taken yet
-_MOST_WAITING = 64  # frames that have come and that nobody has taken yet
+PIECE_BYTES = 512 * 1024  # small, so that no message occupies a slow link for long
+WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
+_MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``
 _MORE, _LAST = 0, 1  # first byte of a piece
-_PART = 2  # added to it: a piece of a part, between whose pieces other frames may come
+_PART = 2  # added to the first byte: a piece of a part; other frames may come between its pieces
 ACCEPTED = b"\4"  # instead of a piece: the other end has accepted the stream
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
 _SLOW = FrameKind.PART, FrameKind.MOMENTS
@@ -36,23 +36,27 @@ _ENDS = {
 
 
 class FrameStream:
-    """One end of a stream. gRPC sends what ``outgoing`` yields; a thread of the owner runs
-    ``feed`` on what gRPC receives.
+    """One end of a stream of frames.
 
-    ``arrived`` is set whenever there is something to ``receive``, or all was sent; the owner may
-    set another event in its place. A frame of more than ``max_bytes``, which the owner may change,
-    ends the stream, as do one that is damaged and activations beyond the ``WINDOW``. Frames that
-    wait have together no more bytes than that, or there is only one: ``feed`` takes in the next one
-    when there is room. Frames that need no credit may overtake activations and gradients. Parts,
-    which may take a slow link many seconds, wait for all other frames, piece by piece. ``on_sent``
-    is called once gRPC has taken all pieces of an activation or a gradient; what ``accepts`` does
-    not is dropped.
+    gRPC sends the messages that ``outgoing`` yields. A thread of the owner runs ``feed`` on the
+    messages that gRPC receives.
+
+    ``arrived`` is set when a frame can be received or everything was sent. The owner may replace
+    the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC has taken all pieces of
+    an activation or a gradient. A received frame is dropped if ``accepts`` returns False for it.
+
+    The stream ends if the peer sends a frame of more than ``max_bytes``, a damaged frame, or more
+    than ``WINDOW`` activations or gradients that have not been received. ``feed`` blocks while the
+    waiting frames have ``max_bytes`` together; one frame may always wait.
+
+    Frames that need no credit may overtake activations and gradients. Parts may occupy a slow link
+    for many seconds, so all other frames go first, also between the pieces of a part.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
         self.peer, self.max_bytes = peer, max_bytes
-        self.bytes_out = self.bytes_in = 0  # of what comes but for credits
-        self.heard = time.monotonic()  # when the last piece came
+        self.bytes_out = self.bytes_in = 0  # bytes_in excludes credits
+        self.heard = time.monotonic()  # time of the last received piece
         self.arrived = arrived or threading.Event()
         self._changed = threading.Condition()
         self._incoming: deque[tuple[Frame, int]] = deque()  # with their bytes
@@ -61,7 +65,7 @@ class FrameStream:
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
         self._parts: deque[Callable[[], Frame]] = deque()
-        self._unmade = 0  # parts that are yet to be made
+        self._unmade = 0  # parts that are not made yet
         self._credit = WINDOW
         self._closed = False
         self._cancel: Callable[[], object] = lambda: None
@@ -69,7 +73,7 @@ class FrameStream:
         self.accepts: Callable[[Frame], bool] = _all
 
     def send(self, frame: Frame) -> None:
-        """Return at once; activations and gradients wait for the other end's credit."""
+        """Queue a frame and return at once. Activations and gradients wait for credit."""
         with self._changed:
             if self._closed:
                 return
@@ -81,35 +85,37 @@ class FrameStream:
             self._changed.notify_all()
 
     def backlog(self) -> tuple[int, int]:
-        """Frames but for parts that gRPC has not taken yet, of a stream that is open: those that
-        need no credit, and those that do."""
+        """Return the numbers of queued frames without and with need of credit, parts not counted.
+
+        A closed stream returns (0, 0).
+        """
         return (0, 0) if self._closed else (len(self._urgent), len(self._tensors))
 
     def send_later(self, make: Callable[[], Frame]) -> None:
-        """Send a part that is made when it is its turn, so that one at a time takes memory."""
+        """Queue a part that is made only when its turn comes, so that one part takes memory."""
         with self._changed:
             self._unmade += 1
             self._parts.append(make)
             self._changed.notify_all()
 
     def drop_parts(self) -> None:
-        """Send no part that has not been made yet."""
+        """Remove all queued parts that are not made yet."""
         with self._changed:
             self._unmade -= len(self._parts)
             self._parts.clear()
         self.arrived.set()
 
     def all_made(self) -> bool:
-        """Whether all parts have been made, or never will: ``arrived`` is set then."""
+        """Whether all parts are made or the stream is over; then ``arrived`` is set."""
         return not self._unmade or self.over
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is sent."""
+        """Whether the stream is closed or has ended: it sends nothing more."""
         return self._closed or self._ended is not None
 
     def brings_but(self, *kinds: FrameKind) -> bool:
-        """Whether a frame of another kind waits to be received."""
+        """Whether a frame of any other kind waits to be received."""
         return any(frame.kind not in kinds for frame, _ in tuple(self._incoming))
 
     def waiting(self) -> bool:
@@ -117,8 +123,11 @@ class FrameStream:
         return bool(self._incoming) or self._ended is not None
 
     def receive(self, timeout_s: float | None = None) -> Frame:
-        """The next frame. Raises ``LinkError`` where the stream has ended, ``WireError`` where the
-        other end sent what is no frame, and ``queue.Empty`` after ``timeout_s``."""
+        """Return the next frame.
+
+        Raises ``LinkError`` if the stream has ended, ``WireError`` if the peer sent an invalid
+        frame, and ``queue.Empty`` after ``timeout_s`` seconds.
+        """
         with self._changed:
             if not self._changed.wait_for(self.waiting, timeout_s):
                 raise queue.Empty
@@ -131,8 +140,11 @@ class FrameStream:
         return received
 
     def wait_until_accepted(self, timeout_s: float) -> None:
-        """Raise ``LinkError`` where the other end does not accept the stream in time, ``WireError``
-        where it sends what is no frame."""
+        """Block until the peer accepts the stream.
+
+        Raises ``LinkError`` if it does not within ``timeout_s`` seconds, and ``WireError`` if it
+        sends an invalid frame.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._accepted or self._ended is not None, timeout_s)
             if self._ended is not None:
@@ -148,7 +160,7 @@ class FrameStream:
         cancel()
 
     def outgoing(self, until: Callable[[], bool] | None = None) -> Iterator[bytes]:
-        """Messages for gRPC: all, or those that may go before ``until`` has become true."""
+        """Yield the messages that gRPC sends, until the stream closes or ``until`` returns true."""
         for message in self._messages(until or (lambda: False)):
             self.bytes_out += len(message) - 1
             yield message
@@ -156,14 +168,14 @@ class FrameStream:
                 self.arrived.set()
 
     def on_close(self, cancel: Callable[[], object]) -> None:
-        """``close`` calls ``cancel`` as well; it is called now where the stream is closed."""
+        """Have ``close`` call ``cancel``; call it now if the stream is already closed."""
         with self._changed:
             self._cancel, closed = cancel, self._closed
         if closed:
             cancel()
 
     def feed(self, messages: Iterable[bytes]) -> None:
-        """Take in all ``messages``, up to the stream's end."""
+        """Read all ``messages`` until the stream ends, and queue their frames for ``receive``."""
         ended: LinkError | WireError = LinkError(f"{self.peer}: ended the stream")
         try:
             for data in self._joined(messages):
@@ -172,19 +184,19 @@ class FrameStream:
             ended = WireError(f"{self.peer}: {error}")
         except Exception as error:  # gRPC's, a doorkeeper's, or no memory
             ended = broken(self.peer, error)
-            error.__traceback__ = None  # else gRPC's call, which raises itself, holds itself
+            error.__traceback__ = None  # gRPC's call raises itself: avoid a reference cycle
         with self._changed:
             self._ended = ended
             self._changed.notify_all()
         self.arrived.set()
 
     def _end(self) -> LinkError | WireError:
-        """What ended the stream, as a new error: a traceback would hold all that is under way."""
+        """Copy the error that ended the stream: its traceback would keep frames in memory."""
         assert self._ended is not None
         return type(self._ended)(*self._ended.args)
 
     def _take(self, frame: Frame, size: int) -> None:
-        """Keep a frame, once there is room for it."""
+        """Queue a received frame once there is room for it."""
         with self._changed:
             if frame.kind == FrameKind.CREDIT:
                 self._credit = min(self._credit + 1, WINDOW)
@@ -192,9 +204,9 @@ class FrameStream:
                 self.bytes_in += size
                 ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
                 if frame.kind in _COUNTED and ahead == WINDOW:
-                    raise WireError(f"{frame.kind.name}: {WINDOW} wait here already, and no more")
+                    raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
                 self._changed.wait_for(lambda: self._closed or self._has_room(size))
-                self.heard = time.monotonic()  # while there was no room nobody could say anything
+                self.heard = time.monotonic()  # while there was no room, no message could arrive
                 if self._closed or not self.accepts(frame):
                     return
                 self._incoming.append((frame, size))
@@ -232,8 +244,11 @@ class FrameStream:
     def _next(
         self, until: Callable[[], bool], under_way: bool
     ) -> Frame | Callable[[], Frame] | None:
-        """What is to be sent next, a part as what makes it; None: nothing any more, nothing yet
-        and ``until`` is true, or with a part ``under_way`` that."""
+        """Return the next frame to send, or the function that makes the next part.
+
+        Returns None if the stream is closed, if a part is ``under_way`` and no frame may overtake
+        it, or if nothing is queued and ``until`` returns true.
+        """
         with self._changed:
             while True:
                 if self._urgent:
@@ -252,8 +267,10 @@ class FrameStream:
                 self._changed.wait()
 
     def _joined(self, messages: Iterable[bytes]) -> Iterator[bytearray]:
-        """Frames' bytes from their pieces. Raises ``WireError`` before more than ``max_bytes`` of
-        one are kept."""
+        """Yield frames' bytes, joined from their pieces.
+
+        Raises ``WireError`` before it keeps more than ``max_bytes`` of one frame.
+        """
         lanes = {0: bytearray(), _PART: bytearray()}
         for message in messages:
             self.heard = time.monotonic()
@@ -263,7 +280,7 @@ class FrameStream:
                     self._changed.notify_all()
                 continue
             if not message or message[0] > _PART | _LAST or len(message) > PIECE_BYTES + 1:
-                raise WireError(f"a message of {len(message):,} bytes that is no piece of a frame")
+                raise WireError(f"a message of {len(message):,} bytes is not a piece of a frame")
             lane = message[0] & _PART
             if len(lanes[lane]) + len(message) - 1 > self.max_bytes:
                 raise WireError(f"a frame of more than {self.max_bytes:,} bytes")
@@ -274,7 +291,7 @@ class FrameStream:
 
 
 def _nothing(sent: Frame) -> None:
-    """Nobody asks."""
+    """Ignore the frame: the default of ``on_sent``."""
 
 
 def _all(came: Frame) -> bool:
@@ -282,7 +299,7 @@ def _all(came: Frame) -> bool:
 
 
 def _pieces(frame: Frame) -> Iterator[bytes]:
-    """A frame's bytes in pieces, each copied once, when it is its turn."""
+    """Yield a frame's bytes in pieces. Each piece is copied once, when it is yielded."""
     lane = _PART if frame.kind in _SLOW else 0
     piece, room = list[memoryview](), PIECE_BYTES
     for buffer in frames.buffers(frame):
@@ -297,15 +314,15 @@ def _pieces(frame: Frame) -> Iterator[bytes]:
 
 
 def broken(peer: str, error: Exception) -> LinkError:
-    """What a stream to ``peer`` ended with, as the kind of error that its code is."""
+    """Convert the error that ended a stream to ``peer``; gRPC's status code decides its class."""
     kind = _ENDS.get(error.code(), LinkError) if isinstance(error, grpc.Call) else LinkError
     return kind(f"{peer}: {reason(error)}")
 
 
 def reason(error: Exception) -> str:
-    """gRPC's code and words."""
+    """Return gRPC's status code and details as one line."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {one_line(error.details())}"
-    if isinstance(error, grpc.RpcError):  # of a server's stream, which has no words
+    if isinstance(error, grpc.RpcError):  # raised on the server's side, without details
         return "closed the connection"
     return one_line(error)

@@ -75,7 +75,7 @@ def test_a_unit_counts_its_rounds_and_refuses_one_too_many(
         assert train(context, round_) is None
     refused = train(context, 4)
     assert refused is not None and refused.kind == "BudgetSpentError"
-    assert "berlin takes no part" in refused.message
+    assert "berlin cannot take part" in refused.message
     asked = handlers.app(Message(RecordDict(), 2, records.MASK_KEYS), context).content
     assert records.unpack(Failure, asked).kind == "BudgetSpentError"
 

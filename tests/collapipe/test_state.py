@@ -59,7 +59,7 @@ def test_a_number_that_no_float_or_text_holds_is_refused(digits: int) -> None:
 
 def test_an_uplink_without_power_and_bits_is_none() -> None:
     """A planner finds that it can send nothing, a model of costs that it has done so already."""
-    with pytest.raises(ConfigError, match="neither power nor anything to send"):
+    with pytest.raises(ConfigError, match="needs max_power_w above 0"):
         Uplink(0.0, 1.0, 0.0, 0.0, (1.0,))
     assert Uplink(0.0, 1.0, 1.0, 0.0, (1.0,)).max_power_w == 0
 
@@ -93,7 +93,7 @@ def test_precisions_name_one_payload() -> None:
 def test_without_power_each_payload_has_bits() -> None:
     assert replace(OFFERING, max_power_w=0.0).sending(ROUGH).model_bits == 1
     nothing = replace(ROUGH, model_bits=0.0)
-    with pytest.raises(ConfigError, match="neither power nor anything to send"):
+    with pytest.raises(ConfigError, match="needs max_power_w above 0"):
         replace(OFFERING, max_power_w=0.0, payloads=(EXACT, nothing))
 
 

@@ -12,7 +12,7 @@ from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app.roster import SPENT, Roster
 
-REFUSES = Failure(SPENT, "berlin takes no part: privacy.lifetime_epsilon=1 of its owner")
+REFUSES = Failure(SPENT, "berlin cannot take part: privacy.lifetime_epsilon=1 of its owner")
 
 
 def test_it_is_left_out_at_once_and_asked_again_later() -> None:

@@ -1,1 +1,1 @@
-"""``collapipe plan``: an inventory's plan as a table, a chart or JSON."""
+"""``collapipe plan``: print an inventory's plan as a table or JSON, or draw it."""

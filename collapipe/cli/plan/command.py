@@ -1,4 +1,4 @@
-"""``collapipe plan``: how to split a model over an inventory's boxes, and what a batch takes."""
+"""``collapipe plan``: split a model over an inventory's devices, and compute a batch's time."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from optim.timeline import timeline
 def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
     """Plan the inventory and print a table or JSON; draw the pipelines to ``plot`` if given.
 
-    Raises ``ConfigError`` before anything is printed.
+    Raises ``ConfigError``, before it prints anything, for invalid arguments or files.
     """
     if solver not in CLUSTER_SOLVERS:
         raise ConfigError(
@@ -54,8 +54,10 @@ def _check_plot(file: Path) -> None:
 
 
 def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
-    """What scripts read, so that its names are fixed: each cluster's fastest plan, whatever a round
-    makes of it, and the joint round."""
+    """Return the JSON output, with fixed names because scripts read it.
+
+    It has each cluster's fastest plan, even if the round uses another one, and the joint round.
+    """
     clusters = [
         {
             "name": planned.cluster.name,
@@ -99,7 +101,7 @@ def _point(partition: Partition) -> dict[str, Any]:
 
 
 def _unit(planned: PlannedCluster) -> dict[str, Any]:
-    """``pipeline_s``, ``upload_s`` and when both are done, with the split that the round chose."""
+    """Return a unit's times in the round, their total, and the split that the round chose."""
     allocation = planned.allocation
     assert allocation is not None
     split = _split(planned, allocation.partition)

@@ -17,8 +17,8 @@ from collapipe.planning import InventoryPlan, PlannedCluster
 from optim.timeline import SegmentTimes, StageTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
-_LABELLED_FROM = 0.017  # of the axis: a bar that has room for its number
-_SHADES, _HOPS = ("#3b6ea5", "#a9c6e3"), ("#222222", "#909090")  # apart in grey, too
+_LABELLED_FROM = 0.017  # share of the axis from which a bar has room for its number
+_SHADES, _HOPS = ("#3b6ea5", "#a9c6e3"), ("#222222", "#909090")  # also distinct in grey
 _UPLOAD = "#c98b3a"
 _NUMBERS = ("white", "black")
 _LEGEND = (
@@ -32,14 +32,14 @@ _BAR, _HOP_BAR = 0.56, 0.14  # of a row's height
 
 
 _Row = tuple[str, str, list[tuple[float, float]]]
-"""Its name, its colour, and begin and length of each bar, s."""
+"""A row's name, its colour, and start and length of each bar in seconds."""
 
 
 @own_look({"svg.hashsalt": "collapipe"})  # the same plan makes the same file
 def draw(plan: InventoryPlan, file: Path) -> None:
-    """Write the chart; the suffix says whether it becomes an SVG or a PNG.
+    """Write the chart as SVG or PNG, depending on the file's suffix.
 
-    Raises ``ConfigError`` where the file cannot be written.
+    Raises ``ConfigError`` if the file cannot be written.
     """
     clusters, joint = plan.clusters, plan.round is not None
     rows = [len(each.cluster.devices) + len(_uploads(each)) for each in clusters]
@@ -81,7 +81,7 @@ def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bo
 
 
 def _uploads(planned: PlannedCluster) -> list[_Row]:
-    """What follows the encoder in a joint round."""
+    """Return the rows of the stages after the encoder in a joint round."""
     if not (allocation := planned.allocation):
         return []
     behind = {each.name: each for each in planned.behind}

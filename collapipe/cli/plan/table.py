@@ -1,4 +1,4 @@
-"""An inventory's plan as tables: one a cluster, and one of a joint round."""
+"""Print an inventory's plan as tables: one per cluster, and one for a joint round."""
 
 import io
 import math
@@ -30,9 +30,9 @@ from optim.timeline import SegmentTimes
 
 _COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
 _ROUND_COLUMNS = ("cluster", "channel", "power", "pipeline", "upload", "total", "drift", "queue")
-_OWN_ROUND = "paper"  # the one other solver of rounds
-_IDLING_COLUMNS = 3  # the last ones
-_FRONT_ENDS = 4  # points of a long front that are shown at each end
+_OWN_ROUND = "paper"  # the only other solver of rounds
+_IDLING_COLUMNS = 3  # the last columns of _COLUMNS
+_FRONT_ENDS = 4  # points shown at each end of a long front
 _IDLING = "; fill, gaps, drain: idle before, between and after that"
 _ROUNDING = 1e-9
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -40,7 +40,7 @@ _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 def show(plan: InventoryPlan) -> None:
     """Print every cluster's plan, then the joint round, if any."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may be more than its encoding can say
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the encoding may lack a name's letters
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False, markup=False, emoji=False)
     for planned in plan.clusters:
@@ -74,8 +74,10 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
 
 
 def _memory(device: PhysicalDevice, blocks: int, model: Model, samples: int) -> str:
-    """Of what binds: the device's bytes, or its number of blocks; micro-batches have ``samples``
-    at most."""
+    """Return the use of the limiting resource: the device's bytes, or its number of blocks.
+
+    Micro-batches have at most ``samples`` samples.
+    """
     used = model.cost.segment_needs(blocks, samples) if blocks else 0.0
     if model.block_bytes and "memory_bytes" in device.block_limits(model.block_bytes):
         return _of(used, device.memory_bytes)
@@ -92,7 +94,7 @@ def _of(used: float, limit: float | None) -> str:
 
 
 def _shares(segment: SegmentTimes, latency_s: float) -> tuple[str, ...]:
-    """Compute and hop of a micro-batch; the batch's shares of working and three kinds of idling."""
+    """Return a micro-batch's compute and hop times, and the busy, fill, gap and drain shares."""
     fill, drain = segment.first_s, latency_s - segment.last_s
     gaps = latency_s - fill - drain - segment.busy_s
     shares = (f"{max(part, 0.0) / latency_s:.0%}" for part in (segment.busy_s, fill, gaps, drain))
@@ -118,7 +120,7 @@ def _summary(
 
 
 def _hop(problem: ClusterProblem, segments: tuple[SegmentTimes, ...]) -> str:
-    """Where hops lead."""
+    """Return the explanation of the column of hops."""
     if len(problem.devices) == 1 and not segments[0].hop_s:
         return "to the control unit; not counted, since the file says of none"
     return "to the next device; the last one's, back to the control unit"
@@ -138,7 +140,7 @@ def _how(problem: ClusterProblem, partition: Partition) -> str:
 
 
 def _head(planned: PlannedCluster) -> str:
-    """Return the head's place in the round; empty if it was not a choice."""
+    """Return the head's place in the round; empty if there was no choice."""
     places = {"server": "the edge server", "control_unit": "the control unit"}
     if not planned.allocation or planned.partition.head is None:
         return ""
@@ -158,7 +160,7 @@ def _certainty(planned: PlannedCluster) -> str:
 
 
 def _slowest(planned: PlannedCluster) -> str:
-    """The stage at whose pace the others work, and whether a device computes or sends."""
+    """Return the slowest stage, which limits the pace, and whether it computes or sends."""
     problem, segments = planned.problem, planned.segments
     together = problem.latency != "overlap"
 
@@ -177,9 +179,9 @@ def _slowest(planned: PlannedCluster) -> str:
 
 
 def _even(problem: ClusterProblem, partition: Partition) -> str:
-    """What ⌊L/K⌋ or ⌈L/K⌉ blocks on each device cost with the m that suits them best.
+    """Return the latency of an even split, ⌊L/K⌋ or ⌈L/K⌉ blocks per device, with its best m.
 
-    Empty where the plan is just that.
+    Empty if the plan is this split.
     """
     if len(problem.devices) == 1:
         return ""
@@ -211,13 +213,13 @@ def _front(front: tuple[Partition, ...]) -> str:
 
 
 def _energies(problem: ClusterProblem, partition: Partition) -> list[str]:
-    """What devices with a budget spend, and which devices it keeps out."""
+    """Return the energy use of devices with a budget, and the devices whose budget is too small."""
     texts = []
     for device, blocks in zip(problem.devices, partition.blocks, strict=True):
         if (budget := device.energy) is None:
             continue
         limit = f"{three_digits(budget.limit_j)} J"
-        least = budget.law.chunk(1, problem.batch_size)  # of a batch in one piece
+        least = budget.law.chunk(1, problem.batch_size)  # a batch as one micro-batch
         if blocks:
             if partition.replicated:
                 spent = budget.law.compute(blocks, problem.batch_size / len(problem.devices))
@@ -251,7 +253,7 @@ def _show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> Non
 
 
 def _round_certainty(solver: str, joint: JointRound) -> str:
-    """A baseline chooses splits; who takes part with them is the exact solver's answer."""
+    """Return the round's certainty; for a baseline's splits the exact solver chooses the units."""
     certificate = joint.solution.certificate
     if solver in (EXACT, _OWN_ROUND):
         return certainty(certificate)
@@ -272,7 +274,7 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
 
 
 def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
-    """Who sits the round out, and whether it could have taken part."""
+    """Return the idle clusters, and whether their energy would have allowed an upload."""
     problem, options = joint.problem, joint.problem.options
     pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
     possible, offered = power_limits(pairs).max(axis=(0, 2)) > 0, pairs.max_power_w > 0

@@ -1,1 +1,1 @@
-"""Models of the transformers library by name, taken apart along the seam of ``models.split``."""
+"""Models of the transformers library by name, split into the parts of ``models.split``."""

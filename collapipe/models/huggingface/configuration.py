@@ -1,6 +1,6 @@
-"""The model's own ``config.json``: read, checked, and fitted to a run.
+"""Read and check a model's ``config.json``, and adapt it to a run.
 
-The hub is asked once, and for a short time: where it does not answer, the cache has to do.
+The hub gets one request with a short timeout. If it does not answer, the cache is used.
 """
 
 import copy
@@ -29,11 +29,10 @@ SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
 
 @functools.lru_cache(maxsize=8)  # every part asks for it
 def read(name: str | None, kind: str | None = None) -> Any:
-    """Configuration of a hub id or a folder; its family is ``kind`` where it does not tell. Without
-    a name the one that transformers has for ``kind``.
+    """Return the configuration of a hub id or a folder, or without a name the default of ``kind``.
 
-    Raises ``ConfigError`` in one line that says what is missing and lists the families. Code that
-    came with a model is never run.
+    ``kind`` names the family if the configuration does not. Code that comes with a model is never
+    run. Raises ``ConfigError`` with one line that names the missing value and lists the families.
     """
     if not name:
         if kind is None or kind not in FAMILIES:
@@ -44,12 +43,12 @@ def read(name: str | None, kind: str | None = None) -> Any:
         raw = config_fields(name)
     except (OSError, ValueError) as error:
         raise _refusal(
-            f"{where}neither a folder with a config.json nor a model that the hub answers for "
-            f"({one_line(error)}); name a folder, or say model.family without a name"
+            f"{where}must be a folder with a config.json or a model on the hub "
+            f"({one_line(error)}); name a folder, or set model.family without a name"
         ) from error
     own = raw.get("model_type")
     if own is None and kind is None:
-        raise _refusal(f"{where}its config.json has no model_type; say model.family")
+        raise _refusal(f"{where}its config.json has no model_type; set model.family")
     if own is not None and kind not in (None, own):
         raise _refusal(f"model.family={kind}: model.name={name} is a {own}")
     kind = str(own or kind)
@@ -69,8 +68,10 @@ def read(name: str | None, kind: str | None = None) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def portable_fields(kind: str) -> dict[str, Any]:
-    """What a family's configuration has beside names, versions and places of code: field → what
-    transformers has for it."""
+    """Return the fields of a family's configuration and their defaults in transformers.
+
+    Names, versions and code locations are left out.
+    """
     own = CONFIG_MAPPING[kind]().to_dict()
     about = "architectures", "auto_map", "dtype", "model_type", "transformers_version"
     return {name: value for name, value in own.items() if name not in about and name[0] != "_"}
@@ -81,7 +82,7 @@ def _refusal(message: str) -> ConfigError:
 
 
 def change(config: Any, fields: Mapping[str, Any]) -> Any:
-    """A copy with other values. Raises ``ConfigError`` for a field or a value that cannot be."""
+    """Return a copy with other values. Raises ``ConfigError`` for an unknown field or bad value."""
     changed = copy.deepcopy(config)
     for name, value in fields.items():
         if not hasattr(config, name):
@@ -97,7 +98,7 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def fit(config: Any, vocabulary: Vocabulary) -> None:
-    """Give a model with fresh weights the task's vocabulary."""
+    """Set the task's vocabulary in the configuration of a model with fresh weights."""
     config.vocab_size, config.pad_token_id = vocabulary.size, vocabulary.pad
     config.bos_token_id, config.eos_token_id = vocabulary.bos, vocabulary.eos
     if config.is_encoder_decoder:
@@ -108,9 +109,9 @@ def fit(config: Any, vocabulary: Vocabulary) -> None:
 
 
 def config_fields(name: str) -> dict[str, Any]:
-    """The ``config.json`` of a folder, or of a hub id: the hub's, or the cached one.
+    """Return the ``config.json`` of a folder or a hub id, from the hub or the cache.
 
-    Raises ``OSError`` or ``ValueError`` where there is none.
+    Raises ``OSError`` or ``ValueError`` if it cannot be read.
     """
     silence = hub_silence(name)
     try:
@@ -122,8 +123,10 @@ def config_fields(name: str) -> dict[str, Any]:
 
 
 def hub_silence(name: str) -> str:
-    """Why the hub cannot be asked about ``name``, so that the cache has to do; empty for a folder,
-    and where the hub answered, be it that it has no such model."""
+    """Return why the hub cannot be asked about ``name``, so that the cache must be used.
+
+    Empty for a folder, and if the hub answered, even with "no such model".
+    """
     if Path(name).is_dir():
         return ""
     if is_offline_mode():
@@ -139,10 +142,10 @@ def hub_silence(name: str) -> str:
         except HfHubHTTPError as error:
             failed = error.response.status_code >= 500
             problem = f"{constants.ENDPOINT} answered {one_line(error)}" if failed else ""
-        except Exception as error:  # of the network, or of a name that cannot be an id
+        except Exception as error:  # network errors, or a name that cannot be an id
             problem = f"{constants.ENDPOINT} cannot be asked: {one_line(error)}"
 
-    thread = threading.Thread(target=ask, daemon=True)  # a resolver may wait longer than we do
+    thread = threading.Thread(target=ask, daemon=True)  # name resolution may ignore the timeout
     thread.start()
     thread.join(patience)
     return problem

@@ -1,5 +1,4 @@
-"""A trained split model and its tokeniser as a folder that ``from_pretrained`` of transformers
-loads."""
+"""Export a trained split model and its tokeniser for transformers' ``from_pretrained``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,14 +16,14 @@ from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.vocabulary import Vocabulary
 
-# What the tasks put around an input for each kind of head.
+# Special tokens that the tasks add to an input ($A), by kind of head.
 _TEMPLATES = {
     "tokens": "{bos} $A {eos}",
     "pooled": "{bos} $A {eos}",
     "causal": "{eos} $A",
     "decoder": "$A {eos}",
 }
-# What else a pretrained tokeniser may have, under one of the names that families give it.
+# Further special tokens of a pretrained tokeniser, with the families' names for them.
 _OTHERS = {"mask_token": ("[MASK]", "<mask>"), "unk_token": ("[UNK]", "<unk>")}
 
 
@@ -35,11 +34,11 @@ def export(
     weights: Mapping[str, Tensor],
     folder: Path,
 ) -> None:
-    """Write ``config.json`` and ``model.safetensors`` in the original's own names.
+    """Write ``config.json`` and ``model.safetensors`` with the original weight names.
 
-    ``labels`` are the names that a task head predicts, ``weights`` those of the split model. Where
-    it has two copies of what the original shares, the folder has both, and its configuration says
-    so. Raises ``ConfigError`` for a folder that holds something.
+    ``labels`` are the names that a task head predicts. ``weights`` are the split model's. If it has
+    two copies of a weight that the original shares, both are written, and the configuration unties
+    them. Raises ``ConfigError`` if the folder is not empty or cannot be written.
     """
     check_folder(folder)
     config = spec.run_config(vocabulary)
@@ -61,7 +60,7 @@ def export(
 
 
 def check_folder(folder: Path) -> None:
-    """Make ``folder``. Raise ``ConfigError`` where it holds something, or cannot be written."""
+    """Make ``folder``. Raises ``ConfigError`` if it is not empty or cannot be written."""
     with writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder}: is there already and not empty; name another folder")
@@ -70,7 +69,7 @@ def check_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Make a ``ConfigError`` of what hinders writing there."""
+    """Convert errors of writing to ``folder`` into ``ConfigError``."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -80,10 +79,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def export_tokenizer(tokenizer: Tokenizer, head: str, max_length: int, folder: Path) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``; ``AutoTokenizer`` reads them.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` for ``AutoTokenizer``.
 
-    A text's ids there are those of the run, special tokens included; ``truncation=True`` truncates
-    as the run did, to ``max_length``.
+    A text gets the same ids as in the run, special tokens included. ``truncation=True`` truncates
+    to ``max_length``, as the run did.
     """
     words, special = tokenizers.Tokenizer.from_str(tokenizer.json_text), tokenizer.special_tokens
     ids, template = words.get_vocab(), _TEMPLATES[head].format(bos=special.bos, eos=special.eos)

@@ -1,7 +1,6 @@
-"""Which part of a model stands where, family by family; the only place that knows its weights'
-names in transformers and here.
+"""Layout of each model family; the only file that maps transformers' weight names to ours.
 
-Behind ``original.`` stands the original's own name, in a block what follows the layer's number:
+Our names have the original name after ``original.``; in a block, the part after the layer's number:
 ``bert.encoder.layer.3.output.dense.weight`` is ``blocks.3.original.output.dense.weight``, and
 ``classifier.bias`` is ``head.original.classifier.bias``.
 """
@@ -15,7 +14,7 @@ from torch import nn
 from collapipe.models.huggingface import heads, layers
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 
-CLASSES = {  # of transformers, which make the whole model
+CLASSES = {  # kind of head → transformers' class of the whole model
     "tokens": "AutoModelForTokenClassification",
     "pooled": "AutoModelForSequenceClassification",
     "causal": "AutoModelForCausalLM",
@@ -30,18 +29,18 @@ class Family:
     """Models of one ``model_type``."""
 
     layers: str  # path of the list of layers of which the first L are the blocks
-    embedding: tuple[str, ...]  # beginnings of weights' names of the control unit, not the head
+    embedding: tuple[str, ...]  # prefixes of the embedding's weight names, at the control unit
     sizes: Sizes  # fields of ``config.json``: the number of layers, the activations' width
     heads: tuple[str, ...]  # kinds of heads, the default first
-    embed: type[nn.Module]  # around the embedding
-    block: type[nn.Module]  # around a layer
-    # Weight → weight behind the blocks that it is a copy of, so that it needs no place.
+    embed: type[nn.Module]  # wraps the embedding
+    block: type[nn.Module]  # wraps a layer
+    # Weight → the head's weight that it is a copy of, so that it is not stored.
     copies: Mapping[str, str] = field(default_factory=dict)
-    # An embedding of the control unit and the one behind the blocks that is often the same.
+    # The input embedding and the head's weight that the original may share with it.
     twins: tuple[str, str] | None = None
 
     def build_head(self, head: str, original: Any, num_blocks: int) -> nn.Module:
-        """A ``Head`` around what is left of the model behind the blocks."""
+        """Return a ``Head`` that wraps the rest of the model after the blocks."""
         if head == "causal":
             return heads.CausalHead(original, num_blocks, self.layers)
         if head == "decoder":
@@ -50,7 +49,7 @@ class Family:
         return (heads.PooledHead if head == "pooled" else heads.TaskHead)(original)
 
     def copies_in(self, original: Any) -> dict[str, str]:
-        """``copies`` that the configuration asks for, of weights that the whole model has."""
+        """Return the ``copies`` that the configuration ties and that the whole model has."""
         there = dict(original.named_modules(remove_duplicate=False))
         return {
             name: source
@@ -62,13 +61,13 @@ class Family:
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a model of ``family`` whose first ``num_blocks`` layers are blocks."""
+    """Weight names of a model of ``family`` whose first ``num_blocks`` layers are blocks."""
 
     family: Family
     num_blocks: int
 
     def part(self, original: str) -> str:
-        """The part that has a weight: ``embedding``, ``blocks.3`` or ``head``."""
+        """Return the part that has a weight: ``embedding``, ``blocks.3`` or ``head``."""
         prefix = f"{self.family.layers}."
         if original.startswith(prefix):
             index = int(original.removeprefix(prefix).partition(".")[0])
@@ -76,17 +75,17 @@ class Names:
         return EMBEDDING if original.startswith(self.family.embedding) else HEAD
 
     def to_ours(self, original: str) -> str:
-        """Name in the split model."""
+        """Return the weight's name in the split model."""
         part = self.part(original)
         return f"{part}{_ORIGINAL}{original.removeprefix(self._stem(part))}"
 
     def to_original(self, ours: str) -> str:
-        """The inverse of ``to_ours``."""
+        """Invert ``to_ours``."""
         part, _, rest = ours.partition(_ORIGINAL)
         return f"{self._stem(part)}{rest}"
 
     def _stem(self, part: str) -> str:
-        """What the part's names in the original have in common."""
+        """Return the common prefix of the part's original names."""
         if part in (EMBEDDING, HEAD):
             return ""
         return f"{self.family.layers}.{part.rpartition('.')[2]}."

@@ -1,4 +1,4 @@
-"""What stands behind the blocks: a task head, a causal model's last layers, or a decoder."""
+"""Heads, the parts after the blocks: a task head, a causal model's last layers, or a decoder."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from collapipe.models.split import decode_greedily, shift_right
 
 
 class Encoded(nn.Module):
-    """An encoder that another machine has run: it returns what it is given."""
+    """Placeholder for an encoder that another machine has run: it returns its input."""
 
     def __init__(self, pooler: nn.Module | None) -> None:
         super().__init__()
         self.pooler = pooler
 
     def forward(self, *none: None, inputs_embeds: Tensor, **named: Any) -> Any:
-        """What the encoder would return whose last layer's activation is ``inputs_embeds``."""
+        """Return the encoder's output, given its last layer's activation ``inputs_embeds``."""
         pooled = None if self.pooler is None else self.pooler(inputs_embeds)
         return BaseModelOutputWithPooling(inputs_embeds, pooled)
 
@@ -34,29 +34,29 @@ class TiedOutput(nn.Module):
         self._embedding = (embedding,)  # not a submodule: its weight has one name
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[…, d] → […, vocabulary]."""
+        """Map hidden […, d] to logits […, vocabulary]."""
         return functional.linear(hidden, self._embedding[0].weight)
 
 
 class _Head(nn.Module):
-    """A ``Head`` around what is left of the original."""
+    """A ``Head`` that wraps the original model without its embedding and blocks."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()
         self.original = original
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[b, s, classes], where tokens have some each."""
+        """Return logits [b, s, classes], or [b, classes] from a head that pools."""
         raise NotImplementedError
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy; ``targets`` [b, t] are of the first t tokens."""
+        """Return the summed cross-entropy; ``targets`` [b, t] belong to the first t tokens."""
         logits = self.logits(hidden, mask)
         per_target = logits.reshape(len(targets), -1, logits.shape[-1])  # a pooled head has one
         return _cross_entropy(per_target[:, : targets.shape[1]], targets)
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """The likeliest class of every token; of a causal model, the token expected behind it."""
+        """Return the most likely class of every token; for a causal model, the next token."""
         best = self.logits(hidden, mask).argmax(-1)
         return [row[real].tolist() for row, real in zip(best, mask, strict=True)]
 
@@ -68,7 +68,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class TaskHead(_Head):
-    """The family's own classification head; it gives each token a label."""
+    """The family's classification head, which gives each token a label."""
 
     def __init__(self, original: Any) -> None:
         pooler = getattr(original.base_model, "pooler", None)
@@ -76,14 +76,14 @@ class TaskHead(_Head):
         super().__init__(original)
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[b, s, labels] over tokens, [b, labels] where the head pools."""
+        """Return logits [b, s, labels], or [b, labels] from a head that pools."""
         with ForeignDropout():
             return self.original(  # type: ignore[no-any-return]
                 inputs_embeds=hidden, attention_mask=mask
             ).logits
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        """Raises ``ConfigError`` for a label that the head does not have."""
+        """Return the summed loss. Raises ``ConfigError`` for a label that the head lacks."""
         labels, highest = self.original.config.num_labels, int(targets.max())
         if highest >= labels:
             raise ConfigError(
@@ -93,17 +93,17 @@ class TaskHead(_Head):
 
 
 class PooledHead(TaskHead):
-    """A label for each sample; ``targets`` are [b, 1]."""
+    """A classification head that gives each sample a label; ``targets`` are [b, 1]."""
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
         return self.logits(hidden, mask).argmax(-1, keepdim=True).tolist()
 
 
 class CausalHead(_Head):
-    """The layers that are left, the last norm and the output layer.
+    """A causal model's layers after the blocks, the last norm and the output layer.
 
-    Target i is what follows input i: targets are the inputs, shifted by one to the left. To
-    continue a text needs the whole pipeline once a token; an exported model has ``generate``.
+    Target i is the token after input i: targets are the inputs, shifted left by one. Continuing a
+    text would need one pass of the whole pipeline per token; an exported model can generate.
     """
 
     def __init__(self, original: Any, first: int, layers: str) -> None:
@@ -111,7 +111,7 @@ class CausalHead(_Head):
         self._first, self._layers = first, layers
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[b, s, vocabulary]."""
+        """Return logits [b, s, vocabulary]."""
         base, config = self.original.base_model, self.original.config
         layers = self.original.get_submodule(self._layers)
         rotary = getattr(base, "rotary_emb", None)
@@ -123,10 +123,10 @@ class CausalHead(_Head):
 
 
 class Seq2SeqHead(_Head):
-    """All that stands behind the last layer of BART's or Marian's encoder."""
+    """The part of BART or Marian after the encoder's last layer: the decoder and output layer."""
 
     def memory(self, hidden: Tensor) -> Tensor:
-        """What the decoder attends to."""
+        """Return the tensor that the decoder attends to, [b, s, d]."""
         return hidden
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Seq2SeqHead(_Head):
 
 
 class T5Head(Seq2SeqHead):
-    """The encoder's last norm stands here: it belongs to no layer."""
+    """T5's decoder and output layer, with the encoder's last norm, which belongs to no layer."""
 
     def memory(self, hidden: Tensor) -> Tensor:
         encoder = self.original.get_encoder()

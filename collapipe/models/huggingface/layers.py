@@ -1,11 +1,10 @@
-"""What stands before the layers of a model, and its layers, one block each.
+"""Embeddings of transformers models, and their layers as one block each.
 
-T5's layers share one table of relative position biases, which travels with the activation. The
-table, a number for each bucket of distances and each attention head, is a weight of the first
-layer, and every layer needs it. So the first block puts it behind the activation, as further rows
-of each sample, and the last one takes it off again: what the layers' gradients are by the table
-comes back the same way, summed up, and all gradients are those of the unsplit model. It costs
-⌈buckets · heads / d⌉ rows, which is one in each of T5's published sizes.
+T5's layers share one table of relative position biases, which is a weight of the first layer. The
+table has a number for each bucket of distances and each attention head. The first block appends it
+to the activation as further rows of each sample, and the last block removes these rows. The rows'
+gradients sum over all layers on their way back, so all gradients equal the unsplit model's. The
+table takes ⌈buckets · heads / d⌉ rows: one row in each of T5's published sizes.
 """
 
 import copy
@@ -25,11 +24,11 @@ from collapipe.models.dropout import ForeignDropout
 
 
 def check_length(config: Any, ids: Tensor) -> None:
-    """Raise ``ConfigError`` where ``ids`` [b, s] are longer than the table of positions."""
+    """Raise ``ConfigError`` if ``ids`` [b, s] are longer than the table of positions."""
     limit = getattr(config, "max_position_embeddings", None)
-    if limit is None:  # T5 has none
+    if limit is None:  # T5 has no such limit
         return
-    if config.model_type == "roberta":  # counts from behind its padding id
+    if config.model_type == "roberta":  # its first position is after the padding id
         limit -= config.pad_token_id + 1
     if ids.shape[1] > limit:
         raise ConfigError(
@@ -39,7 +38,7 @@ def check_length(config: Any, ids: Tensor) -> None:
 
 
 class EncoderEmbedding(nn.Module):
-    """Of BERT, RoBERTa, ELECTRA (with its projection) and DistilBERT: [b, s] → [b, s, d]."""
+    """Embedding of BERT, RoBERTa, ELECTRA (projected) and DistilBERT: [b, s] → [b, s, d]."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()
@@ -57,10 +56,10 @@ class EncoderEmbedding(nn.Module):
 
 
 class CausalEmbedding(EncoderEmbedding):
-    """Tokens, and positions where they are learned (GPT-2) and not rotary."""
+    """Token embedding, plus positions if they are learned (GPT-2) and not rotary."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[b, s] → [b, s, d]; rotary positions have no end."""
+        """Map ids [b, s] to [b, s, d]; only learned positions limit the length."""
         base = self.original.base_model
         return super().forward(ids) if hasattr(base, "wpe") else base.get_input_embeddings()(ids)
 
@@ -77,7 +76,7 @@ class Seq2SeqEmbedding(EncoderEmbedding):
 
 
 class T5Embedding(EncoderEmbedding):
-    """Tokens; T5 knows positions by their distances alone."""
+    """Token embedding without positions: T5 uses only relative positions."""
 
     def forward(self, ids: Tensor) -> Tensor:
         encoder = self.original.get_encoder()
@@ -86,7 +85,7 @@ class T5Embedding(EncoderEmbedding):
 
 
 class LayerBlock(nn.Module):
-    """A layer that sees all tokens of its sample, of an encoder-only model, BART or Marian."""
+    """An encoder layer of an encoder-only model, BART or Marian; it attends to all tokens."""
 
     def __init__(self, original: nn.Module, model: Any, index: int) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class LayerBlock(nn.Module):
 
 
 class CausalBlock(nn.Module):
-    """A layer of GPT-2, Llama or Qwen2, in which a token sees those before it."""
+    """A layer of GPT-2, Llama or Qwen2; a token attends to itself and earlier tokens."""
 
     def __init__(self, original: nn.Module, model: Any, index: int) -> None:
         super().__init__()
@@ -121,8 +120,7 @@ def apply_layer(
     hidden: Tensor,
     mask: Tensor,
 ) -> Tensor:
-    """Apply a causal model's layer ``index``; positions count from the left, for padding is on the
-    right."""
+    """Apply a causal model's layer ``index`` to ``hidden`` [b, s, d]; padding is on the right."""
     kinds = getattr(config, "layer_types", None)
     sliding = kinds is not None and kinds[index] == "sliding_attention"
     places = _places(hidden)
@@ -144,7 +142,7 @@ def _places(x: Tensor) -> Tensor:
 
 
 class T5Block(nn.Module):
-    """An encoder layer; only the first has the table, only the last keeps it to itself."""
+    """A T5 encoder layer; the first one adds the position table, the last one removes it."""
 
     def __init__(self, original: nn.Module, model: Any, index: int) -> None:
         super().__init__()
@@ -152,7 +150,7 @@ class T5Block(nn.Module):
         self._first, self._last = index == 0, index == self.config.num_layers - 1
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """hidden [b, s, d] or, with the table's r rows, [b, s + r, d]; mask [b, s]."""
+        """Apply the layer; hidden is [b, s, d], or [b, s + r, d] with the table; mask [b, s]."""
         length = mask.shape[1]
         rows = self._table_as_rows(hidden) if self._first else hidden[:, length:]
         hidden = hidden[:, :length]
@@ -166,13 +164,13 @@ class T5Block(nn.Module):
         return hidden if self._last else torch.cat((hidden, rows), 1)
 
     def _table_as_rows(self, hidden: Tensor) -> Tensor:
-        """The table [buckets, heads] as rows [b, r, d], zeros at their end."""
+        """Return the table [buckets, heads] as rows [b, r, d], padded with zeros."""
         batch, _, dim = hidden.shape
         flat = self._attention().relative_attention_bias.weight.flatten()
         return functional.pad(flat, (0, -len(flat) % dim)).view(1, -1, dim).expand(batch, -1, -1)
 
     def _bias(self, rows: Tensor, length: int) -> Tensor:
-        """[1, heads, s, s] from the first sample's copy of the table, for all are the same."""
+        """Return the position bias [1, heads, s, s] from the first sample's copy of the table."""
         config = self.config
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
         table = rows[0].flatten()[: buckets * heads].view(buckets, heads)

@@ -1,4 +1,4 @@
-"""The original model without memory, how a part is taken out of it, and how that gets weights."""
+"""Build the original model without memory, take a part out of it, and give the part weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,14 @@ from transformers import PreTrainedModel
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.configuration import SUPPORTED
 
-_MOST_POSITIONS = 2**20  # their tables may take memory also on torch's device meta
+_MOST_POSITIONS = 2**20  # position tables may take memory even on torch's device meta
 
 
 def skeleton(config: Any, class_name: str) -> Any:
-    """The whole model on torch's device ``meta``, with attention in plain torch operations.
+    """Return the whole model on torch's device ``meta``, with attention in plain operations.
 
-    Plain, because fused kernels draw dropout from torch's own generator. Raises ``ConfigError``.
+    Fused attention kernels would draw dropout from torch's global generator. Raises ``ConfigError``
+    if transformers cannot build the model.
     """
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > _MOST_POSITIONS:
@@ -30,7 +31,7 @@ def skeleton(config: Any, class_name: str) -> Any:
             return getattr(transformers, class_name).from_config(
                 config, attn_implementation="eager", trust_remote_code=False
             )
-    except Exception as error:  # each model's code has kinds of its own
+    except Exception as error:  # each model raises its own classes
         raise ConfigError(
             f"model.name: transformers cannot build a {config.model_type} of this config.json "
             f"({one_line(error)}); {SUPPORTED}"
@@ -38,13 +39,13 @@ def skeleton(config: Any, class_name: str) -> Any:
 
 
 class Absent(nn.Module):
-    """A module that another machine holds, and that nothing here calls."""
+    """Placeholder for a module of another machine; it is never called."""
 
 
 def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> None:
-    """Take out every submodule with weights of which none is kept.
+    """Replace every submodule by ``Absent`` if ``keep`` keeps no weight of it.
 
-    ``keep`` is asked for weights by their full names. What has no weights stays.
+    ``keep`` gets a weight's full name. Submodules without weights stay.
     """
     for name in [name for name in module._buffers if not keep(f"{prefix}{name}")]:
         if name not in module._non_persistent_buffers_set:
@@ -59,11 +60,10 @@ def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> N
 
 
 def fill(part: nn.Module, model: Any) -> nn.Module:
-    """Give ``part``, taken out of the skeleton ``model``, what it computes with.
+    """Compute the constants and draw the weights of ``part`` of the skeleton ``model``.
 
-    Where torch's device is ``meta``, weights will come later, and only constants are computed,
-    such as rotary frequencies and sinusoidal positions; elsewhere weights are drawn as
-    transformers draws them, too.
+    Constants are, for example, rotary frequencies and sinusoidal positions. Weights are drawn as
+    transformers does, but not on torch's device ``meta``: there the caller loads them later.
     """
     _constants_as_buffers(part)
     if torch.get_default_device().type == "meta":
@@ -82,7 +82,7 @@ def fill(part: nn.Module, model: Any) -> nn.Module:
 def _initialise(modules: list[nn.Module], model: Any) -> None:
     with torch.device("cpu"), torch.no_grad():
         for module in modules:
-            if isinstance(module, PreTrainedModel):  # whole models would ask for what is absent
+            if isinstance(module, PreTrainedModel):  # a whole model would use absent modules
                 for buffer in module.buffers(recurse=False):
                     buffer.zero_()  # BART's and Marian's final_logits_bias
             else:
@@ -90,7 +90,7 @@ def _initialise(modules: list[nn.Module], model: Any) -> None:
 
 
 def _constants_as_buffers(part: nn.Module) -> None:
-    """Parameters that must not train, Marian's positions, are constants: no part's weights."""
+    """Turn parameters that must not train (Marian's positions) into non-persistent buffers."""
     for module in part.modules():
         for name, weight in list(module._parameters.items()):
             if weight is not None and not weight.requires_grad:

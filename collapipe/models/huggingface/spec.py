@@ -1,4 +1,4 @@
-"""A model of transformers as a ``ModelSpec``: the options, and the parts that they ask for."""
+"""A model of transformers as a ``ModelSpec``: its options, and how its parts are built."""
 
 import copy
 import functools
@@ -33,11 +33,11 @@ from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.text.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
-# Its table of missing weights, in colours, for each process: what matters of it we say ourselves.
+# Hide transformers' coloured table of missing weights: ``_check_complete`` reports what matters.
 logging.getLogger("transformers.modeling_utils").addFilter(
     lambda record: "LOAD REPORT" not in str(record.msg)
 )
-_WRAPPERS = "_orig_mod.", "module."  # what torch.compile and DataParallel put before names
+_WRAPPERS = "_orig_mod.", "module."  # name prefixes that torch.compile and DataParallel add
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,20 @@ class HuggingFaceSpec:
     Attributes
     ----------
     name
-        Hub id, or a folder with ``config.json`` and, where pretrained, ``*.safetensors``.
+        Hub id, or a folder with ``config.json`` and, if pretrained, ``*.safetensors``.
     family
-        ``model_type``, where ``config.json`` is too old to have it.
+        ``model_type``, if ``config.json`` is too old to have it.
     num_blocks
-        L. None: all layers. Fewer make an encoder shorter; a causal model has its other layers on
-        the server.
+        L. None: all layers. A smaller number shortens an encoder; a causal model's other layers
+        are on the server.
     head
         ``tokens`` or ``pooled`` (encoder-only), ``decoder``, ``causal``; None: the family's first.
     config
-        Fields of ``config.json`` that this run changes, such as ``hidden_size``; without ``name``
-        they change what transformers has for the family.
+        Fields of ``config.json`` that this run changes, such as ``hidden_size``. Without ``name``
+        they change the family's defaults in transformers.
     pretrained
-        Begin with the weights of ``name``, or with fresh ones for the task's vocabulary.
+        Whether to start with the weights of ``name``; else with fresh ones for the task's
+        vocabulary.
     """
 
     name: str | None = None
@@ -89,11 +90,11 @@ class HuggingFaceSpec:
             )
         if self.pretrained and (self.name is None or self.config):
             raise ConfigError("model.pretrained=true: needs model.name, and no model.config")
-        _skeleton(self, None)  # what cannot be built is said now, not on the units
+        _skeleton(self, None)  # fail now, not on the units, if it cannot be built
 
     @property
     def own_tokenizer(self) -> str | None:
-        """Pretrained weights know the tokens of their own tokeniser only."""
+        """Name of the tokeniser that pretrained weights require; None for fresh weights."""
         return self.name if self.pretrained else None
 
     @property
@@ -109,7 +110,7 @@ class HuggingFaceSpec:
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
 
     def build_block(self, index: int) -> nn.Module:
-        """Layer ``index``, untouched."""
+        """Build a block that wraps the original layer ``index``."""
         model, family = _skeleton(self, None), self._family
         layer = copy.deepcopy(model.get_submodule(family.layers)[index])
         return self._filled(block_name(index), family.block(layer, model, index), model, None)
@@ -127,20 +128,22 @@ class HuggingFaceSpec:
             if self.untied():
                 _log.warning(
                     "%s shares one embedding between input and output; here the control "
-                    "units have one copy and the server another, and each learns by itself",
+                    "units and the server train separate copies",
                     self._called,
                 )
         return part
 
     @property
     def names(self) -> Names:
-        """The map between the original's names and ours."""
+        """The map between the original's weight names and ours."""
         assert self.num_blocks is not None
         return Names(self._family, self.num_blocks)
 
     def portable(self) -> dict[str, Any]:
-        """Family, sizes and what the configuration changes of the family's own: what a machine
-        without the folder, or without the hub, builds the same parts from. No weights."""
+        """Return family, sizes and changed configuration fields, without weights.
+
+        A machine without the folder or the hub can build the same parts from them.
+        """
         family, config = self.own_config.model_type, self.own_config.to_dict()
         default = portable_fields(family)
         changed = {name: config[name] for name in default if config.get(name) != default[name]}
@@ -153,8 +156,10 @@ class HuggingFaceSpec:
 
     @classmethod
     def from_portable(cls, values: Mapping[str, Any]) -> "HuggingFaceSpec":
-        """The model of ``portable``. Raises ``ConfigError`` for a family or field that it never
-        names, or a value that is none; nothing is looked up outside of transformers."""
+        """Return the model that ``portable`` described, without reading files or the network.
+
+        Raises ``ConfigError`` for an unknown family or field, or an invalid value.
+        """
         family, config = str(values["family"]), values["config"]
         if family not in FAMILIES or values.keys() != {"family", "num_blocks", "head", "config"}:
             raise ConfigError(f"model.family={family[:40]}: unknown; {SUPPORTED}")
@@ -168,7 +173,7 @@ class HuggingFaceSpec:
 
     @functools.cached_property
     def own_config(self) -> Any:
-        """The configuration as it came with ``name``, ``config`` changed; not to be changed."""
+        """The configuration of ``name`` with the changes of ``config``; do not modify it."""
         return change(read(self.name, self.family), self.config or {})
 
     @property
@@ -176,15 +181,18 @@ class HuggingFaceSpec:
         return FAMILIES[self.own_config.model_type]
 
     def run_config(self, vocabulary: Vocabulary | None) -> Any:
-        """The model's configuration in this run; raises ``ConfigError`` for too many tokens."""
+        """Return the model's configuration in this run.
+
+        Raises ``ConfigError`` if the model cannot predict the vocabulary's tokens or labels.
+        """
         config, family = copy.deepcopy(self.own_config), self._family
         for name in ("encoder_layerdrop", "decoder_layerdrop"):
             if hasattr(config, name):  # torch's own generator would decide which layers to drop
                 setattr(config, name, 0.0)
-        if "causal" not in family.heads:  # of which other layers stand behind the blocks
+        if "causal" not in family.heads:  # a causal head has the layers after the blocks
             setattr(config, family.sizes[0], self.num_blocks)
-        if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1: transformers says so
-            config.tie_word_embeddings = False  # and ties what in its weights is not tied
+        if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1 has untied weights,
+            config.tie_word_embeddings = False  # but transformers would tie them
         if vocabulary is None:
             return config
         if self.head in ("tokens", "pooled"):
@@ -206,11 +214,11 @@ class HuggingFaceSpec:
         return config
 
     def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
-        """Weights of the original that have no place here → the one that each is a copy of."""
+        """Return weights of the original that are not stored here → the weights they copy."""
         return self._family.copies_in(_skeleton(self, vocabulary))
 
     def untied(self) -> dict[str, str]:
-        """Weight of the embedding → its twin in the head, where the original has one for both."""
+        """Return weight of the embedding → weight of the head, if the original shares the two."""
         twins, config = self._family.twins, self.own_config
         between = getattr(config, "share_encoder_decoder_embeddings", True)
         if twins is None or not (config.tie_word_embeddings and between):
@@ -219,7 +227,7 @@ class HuggingFaceSpec:
 
     @property
     def class_name(self) -> str:
-        """The class of transformers that makes the whole model."""
+        """Name of transformers' class of the whole model."""
         return CLASSES[str(self.head)]
 
     def _filled(
@@ -243,7 +251,7 @@ def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
 
 @functools.lru_cache(maxsize=8)  # a copy of either is made for each unit and round
 def _ends(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The skeleton with what embedding and head need of it, each by itself."""
+    """Return two copies of the skeleton, stripped to the embedding and to the head."""
     embedding, head = (copy.deepcopy(_skeleton(spec, vocabulary)) for _ in range(2))
     copies = spec.copies(vocabulary)
     strip(embedding, lambda name: spec.names.part(name) == EMBEDDING)
@@ -253,7 +261,7 @@ def _ends(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)  # read once for all parts
 def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[str, torch.Tensor]:
-    """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
+    """Return the model's weights by original names, without unpickling or running its code."""
     config = spec.run_config(vocabulary)
     if getattr(config, "quantization_config", None) is not None:  # other libraries would read it
         raise ConfigError(
@@ -288,8 +296,10 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
 
 
 def _check_complete(spec: HuggingFaceSpec, missing: set[str], misfits: set[str]) -> None:
-    """Raise ``ConfigError`` where weights other than those of a head that predicts labels would
-    begin fresh: they are ``missing``, or have another shape than ``config.json`` says."""
+    """Raise ``ConfigError`` if weights are ``missing`` or have the wrong shape (``misfits``).
+
+    Weights of a head that predicts labels are exempt: they may start fresh.
+    """
 
     def begins_fresh(name: str) -> bool:
         return spec.head in ("tokens", "pooled") and spec.names.part(name) == HEAD
@@ -305,7 +315,7 @@ def _check_complete(spec: HuggingFaceSpec, missing: set[str], misfits: set[str])
 
 
 def _unwrapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Under the names that they had before torch.compile or DataParallel wrapped the model."""
+    """Remove the name prefixes that torch.compile and DataParallel add."""
     for prefix in _WRAPPERS * 2:  # in either order
         if all(name.startswith(prefix) for name in tensors):
             tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
@@ -313,8 +323,10 @@ def _unwrapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _tensors(fetch: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """Read here, for transformers would follow an index, or a field of ``config.json``, to files
-    that are pickles."""
+    """Return the tensors of the model's safetensors files.
+
+    transformers' own reader could be led to pickles by an index or a field of ``config.json``.
+    """
     whole = fetch("model.safetensors", _raise_exceptions_for_missing_entries=False)
     if whole is not None:
         return load_file(whole)

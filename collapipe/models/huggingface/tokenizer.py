@@ -1,4 +1,4 @@
-"""A tokeniser that came with a model: in a folder, or of a hub id."""
+"""Load a pretrained model's tokeniser from a folder or a hub id."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +23,7 @@ from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 
 
 def pretrained_tokenizer(name: str) -> Tokenizer:
-    """The tokeniser in a folder or of a hub id. Raises ``ConfigError``."""
+    """Load the tokeniser from a folder or a hub id. Raises ``ConfigError`` if that fails."""
     try:
         original = _load(name)
         backend = getattr(original, "backend_tokenizer", None)
@@ -38,19 +38,19 @@ def pretrained_tokenizer(name: str) -> Tokenizer:
                 "its tokeniser has no token for a text's end (eos_token or sep_token in "
                 "tokenizer_config.json)"
             )
-        # Padding is masked, so that any token will do where there is none for it, as in GPT-2.
+        # Padding is masked, so any token will do if there is no padding token, as in GPT-2.
         special_tokens = SpecialTokens(original.pad_token or eos, bos, eos)
         check_tokenizer(json_text := backend.to_str())
         return Tokenizer(json_text, special_tokens)
     except ConfigError as error:
         raise ConfigError(f"data.tokenizer={name}: {error}") from error
-    except Exception as error:  # no such name, no network, no file, damaged: all kinds
+    except Exception as error:  # unknown name, no network, damaged file: many classes
         raise ConfigError(f"data.tokenizer={name}: cannot be read ({one_line(error)})") from error
 
 
 def _load(name: str) -> Any:
-    """Code that came with a tokeniser is neither run nor asked about."""
-    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds to ask in; with 0 it refuses
+    """Load a tokeniser without running code that comes with it, and without a prompt for that."""
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds of the prompt; 0 refuses at once
     silence = hub_silence(name)
     cached: dict[str, Any] = {"local_files_only": bool(silence)}
     try:
@@ -66,14 +66,16 @@ def _load(name: str) -> Any:
             raise ConfigError(f"{silence}, and the cache has no tokeniser of it") from error
         if isinstance(error, ConfigError) or not (Path(name) / "vocab.txt").is_file():
             raise
-    return BertTokenizer.from_pretrained(name)  # its config.json does not say whose it is
+    return BertTokenizer.from_pretrained(name)  # its config.json names no class
 
 
 def _check_class(name: str, cached: dict[str, Any]) -> None:
-    """``AutoTokenizer`` takes any class of transformers by its name, with and without ``Fast``,
-    and lets it load what it likes."""
+    """Raise ``ConfigError`` if a configuration names a class that is not a tokeniser.
+
+    ``AutoTokenizer`` would load any class of transformers by name, with or without ``Fast``.
+    """
     config: dict[str, Any] = {}
-    with suppress(OSError):  # a tokeniser may come without a model
+    with suppress(OSError):  # a tokeniser's folder may have no model
         config, _ = PretrainedConfig.get_config_dict(name, **cached)
     for said in (get_tokenizer_config(name, **cached), config):
         named = str(said.get("tokenizer_class") or "")

@@ -135,7 +135,7 @@ def test_a_strategy_that_cannot_be_leaves_nothing(
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({"valid_en": None}, "has neither valid.en nor valid.en.gz"),
+        ({"valid_en": None}, "lacks valid.en and valid.en.gz"),
         ({"train_en": b"a boat\n"}, "has 2 lines"),
         ({"test_de": b"ein Boot\nzwei \xff\n"}, "test.de.gz:2 is not UTF-8"),
         ({"train_de": b"", "train_en": b""}, "hold no text"),

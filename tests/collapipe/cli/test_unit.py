@@ -46,7 +46,9 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
     monkeypatch.setattr(unit._Answers, "wait", lambda _, process: process.wait())
     monkeypatch.setattr(unit, "check_unit", lambda _: next(found))
     monkeypatch.setattr(unit, "_PAUSE_S", 0.0)
-    with pytest.raises(RefusedUnitError, match="berlin takes no part: key: is unknown") as refused:
+    with pytest.raises(
+        RefusedUnitError, match="berlin cannot take part: key: is unknown"
+    ) as refused:
         unit.run_unit(own / "unit.yaml", None)
     assert refused.value.exit_status == 4  # as docs say, which systemd does not start again
     said = capsys.readouterr().out

@@ -281,7 +281,7 @@ def test_splitfed_is_one_segment_in_front_of_a_cut_that_can_be_moved() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["framework.cut=6"], r"framework\.cut=6: leaves none of model\.num_blocks=6 blocks"),
+        (["framework.cut=6"], r"framework\.cut=6: must be below model\.num_blocks=6"),
         (["framework.cut=0"], r"framework\.cut=0: must be at least 1"),
         (["pipeline.num_segments=2"], r"num_segments=2: more than framework\.cut=1; a segment"),
         (["decoder.mode=control_unit"], r"framework\.cut=1: .* set decoder\.mode=per_cluster"),

@@ -71,7 +71,7 @@ def test_a_natural_id_has_a_unit_of_its_own(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("partitioner", "unit", "words"),
     [
-        (OneForAll(), 3, ["unit 3", "none of 2 rows"]),
+        (OneForAll(), 3, ["unit 3", "0 of 2 rows"]),
         (IidPartitioner(4), 3, ["unit 3", "2 rows"]),
         (IidPartitioner(2), 2, ["unit 2", "makes 2 shards of 2 rows"]),
         (NaturalIdPartitioner(partition_by="label"), 2, ["unit 2", "makes 2 shards"]),

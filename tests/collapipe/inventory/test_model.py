@@ -114,7 +114,7 @@ def test_of_figures_no_schedule_can_be_counted(tmp_path: Path) -> None:
         ("{name: bert, config: {hidden_size: [8]}}", "config.hidden_size: must be a text"),
         ("{name: bert, config: {hidden_size: 17}}", "transformers cannot build a bert"),
         ("{name: bert, tokens: 0}", ":2: model.tokens=0: must be at least 1"),
-        ("{name: nobody/nothing}", "model.name=nobody/nothing: neither a folder with"),
+        ("{name: nobody/nothing}", "model.name=nobody/nothing: must be a folder with"),
         ("{name: transformers}", "model.name=transformers: no model of conf/model/; nearest: tran"),
         ("{name: huggingface}", "model.name=huggingface: huggingface has no sizes; name the"),
         ("{name: transformer, family: t5}", "model.family=t5: transformer of conf/model/ has no"),

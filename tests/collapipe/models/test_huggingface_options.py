@@ -35,7 +35,7 @@ from collapipe.models.split import Head, ModelSpec, SplitModel
     ("changes", "options", "words"),
     [
         ({"model_type": "mamba"}, {}, "model_type mamba cannot be taken apart"),
-        ({"model_type": None}, {}, "has no model_type; say model.family"),
+        ({"model_type": None}, {}, "has no model_type; set model.family"),
         ({"model_type": None}, {"family": "mamba"}, "model_type mamba cannot be taken apart"),
         ({}, {"family": "gpt2"}, "family=gpt2: .* is a bert"),
         ({"hidden_size": None}, {}, "has no hidden_size"),

@@ -15,7 +15,7 @@ def test_a_file_that_is_not_ours_is_not_replaced(run: Path, command: Command) ->
     (run / "report.html").write_text("<p>my notes")
     status, _, err = command("report", run)
     assert status == 2
-    assert err.endswith("report.html: exists and is no report of ours; choose another --output\n")
+    assert err.endswith("report.html: exists and is not a report; choose another --output\n")
     assert (run / "report.html").read_text() == "<p>my notes"
 
 
@@ -47,7 +47,7 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         ("config.yaml", lambda _: "a: [", ": not a saved configuration"),
         ("config.yaml", lambda text: text + "a: " + "[" * 99_000, ": not a saved configuration"),
         ("config.yaml", lambda text: text + "a: " + "[" * 10**6, "(more than 100,000 characters)"),
-        ("config.yaml", _replaced("rounds: ", "rounds: 0x" + "f" * 5000), "no figure of a run"),
+        ("config.yaml", _replaced("rounds: ", "rounds: 0x" + "f" * 5000), "out of range"),
         ("config.yaml", _replaced("units: 8", "units: 1000000000"), "federation.num_units: "),
         ("config.yaml", lambda _: "a: &b [1]\nc: *b", ": has references"),
         ("config.yaml", _replaced("units: 8", "units: many"), "federation.num_units: "),

@@ -175,7 +175,7 @@ def test_what_a_unit_tells_of_its_rows_comes_back() -> None:
         ({"labels": {"a": 0}}, "labels"),
         ({"labels": {"a": "many"}}, "labels"),
         ({"labels": {str(n): 1 for n in range(10_001)}}, "10,001 labels"),
-        ({"words": {"a hen": 1}}, "letters that stand for bytes"),
+        ({"words": {"a hen": 1}}, "letters of byte-level tokenisers"),
         ({"words": {"a" * 70_000: 1}}, "1 to 65536 letters"),
         ({"words": {"a": 2**27, "b": 1}}, "134,217,729 in all"),
         ({"name": "a\nb"}, "name must be printable"),

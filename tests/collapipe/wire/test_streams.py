@@ -94,7 +94,7 @@ def test_who_ignores_the_window_is_refused() -> None:
     fed(stream, Flood(ACTIVATION, 100)).join(20)
     for _ in range(WINDOW):
         stream.receive(5)
-    with pytest.raises(WireError, match="wait here already"):
+    with pytest.raises(WireError, match="that wait here"):
         stream.receive(5)
 
 

@@ -293,7 +293,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
-        ([b"nonsense"], "no piece of a frame"),
+        ([b"nonsense"], "not a piece of a frame"),
         ([piece(b"nonsense")], "truncated"),
         ([b"\0" * 2**19] * 3, "more than 1,048,576 bytes"),
         ([BEGIN[:-1]], "header says"),

@@ -229,7 +229,7 @@ def test_a_tokeniser_of_words_that_no_noise_covers_is_warned_of(
         ("server_optimizer.average=median", "set server_optimizer.average=mean"),
         ("privacy.clip_norm=null", "set privacy.clip_norm"),
         ("privacy.noise_multiplier=0", "set privacy.noise_multiplier"),
-        ("privacy.noise_multiplier=1e-160", "promises nobody anything"),
+        ("privacy.noise_multiplier=1e-160", "too small to protect anyone"),
         ("privacy.noise_multiplier=1e14", r"privacy\.noise_multiplier"),
     ],
 )

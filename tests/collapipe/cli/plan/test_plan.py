@@ -286,7 +286,7 @@ def test_help_lists_the_solvers_and_the_page(command: Command) -> None:
     out = command("--help")[1]
     assert all(name in out for name in CLUSTER_SOLVERS)
     assert "docs/reference/inventory.md" in out
-    assert "INVENTORY is a YAML file that says what your devices are like" in " ".join(out.split())
+    assert "INVENTORY is a YAML file that describes your devices" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("name", sorted(CLUSTER_SOLVERS))
