@@ -128,7 +128,9 @@ class Flower:
         """Wait until the run ends, and return whether it succeeded.
 
         The run's output is copied to standard output. ``status_of`` maps a run's number to its
-        status; None uses Flower's command. Raises ``LinkError`` if the SuperLink does not answer, or does not know the run.
+        status; None uses Flower's command.
+
+        Raises ``LinkError`` if the SuperLink does not answer, or does not know the run.
         """
         self._stream_log(run_id, *connection)
         status = ""
