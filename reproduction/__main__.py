@@ -9,7 +9,7 @@ are not run again.
 import argparse
 from pathlib import Path
 
-from collapipe.errors import CollaPipeError, one_line, printable
+from collapipe.errors import CollaPipeError, printable
 from collapipe.output import complain
 from reproduction.command import reproduce
 
@@ -31,9 +31,9 @@ def main() -> None:
     told = parser.parse_args()
     try:
         reproduce(told.figure, told.seeds, told.output, told.data, told.full)
-    except (CollaPipeError, OSError) as error:
-        complain(f"error: {printable(one_line(error))}")
-        raise SystemExit(CollaPipeError.exit_status) from None
+    except CollaPipeError as error:
+        complain(f"error: {printable(str(error))}")
+        raise SystemExit(error.exit_status) from None
 
 
 if __name__ == "__main__":

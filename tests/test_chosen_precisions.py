@@ -9,7 +9,8 @@ import torch
 from federated import run
 from test_fewer_bits import rounds, states
 
-from client_app import payloads, training
+from client_app import payloads
+from client_app import round as unit_round
 from collapipe.errors import ConfigError
 from collapipe.rounding import RoundingErrors
 from collapipe.tensors import Tensors
@@ -55,13 +56,13 @@ def test_after_an_exact_upload_nothing_is_owed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it repaid is not sent again."""
-    compress, calls = training.compress_update, list[tuple[str, bool]]()
+    compress, calls = unit_round.compress_update, list[tuple[str, bool]]()
 
     def seen(start: Tensors, end: Tensors, residual: Tensors, precision: str) -> Any:
         calls.append((precision, bool(residual)))
         return compress(start, end, residual, precision)
 
-    monkeypatch.setattr(training, "compress_update", seen)
+    monkeypatch.setattr(unit_round, "compress_update", seen)
     monkeypatch.setattr(payloads, "PRECISIONS", ("float32", "int8"))
     measured = list[bool]()
 
@@ -69,7 +70,7 @@ def test_after_an_exact_upload_nothing_is_owed(
         measured.append(bool(given[4]))
         return RoundingErrors({}, {"int8": 2e-3})
 
-    monkeypatch.setattr(training, "measured", looked_at)
+    monkeypatch.setattr(unit_round, "measured", looked_at)
     upload = ("compression.upload=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=6")
     run(tmp_path, *upload, "federation.num_units=1", "strategy.drift_weight=0.2")
     following = list(itertools.pairwise(calls))

@@ -1,4 +1,4 @@
-"""A run's saved configuration, which may be a stranger's: how much of it is read."""
+"""Read a run's saved configuration, which is untrusted, within limits."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,14 +8,14 @@ import yaml
 
 from collapipe.errors import ConfigError, one_line
 
-_MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a run's has a few thousand characters, and a depth of 5
-_MOST_WHOLE = 10**30  # beyond, arithmetic fails on whole numbers, and even making a text of them
+_MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a real one has a few thousand characters, depth 5
+_MOST_WHOLE = 10**30  # larger whole numbers make arithmetic fail, and even conversion to text
 
 
 def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
-    """The text of a run's ``config.yaml``, and its values with references not followed.
+    """Return the text of a run's ``config.yaml``, and its values with unresolved references.
 
-    Raises ``ConfigError``, also for what would take time or memory without bounds.
+    Raises ``ConfigError`` if the file is invalid or could take unbounded time or memory.
     """
     from omegaconf import OmegaConf  # takes half a second
     from omegaconf.errors import OmegaConfBaseException
@@ -33,14 +33,14 @@ def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
 
 
 def value_at(tree: object, name: str) -> Any:
-    """What stands at a dotted name; None where nothing does."""
+    """Return the value at a dotted name; None if there is no such name."""
     for key in name.split("."):
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
 def read_limited(file: Path) -> str:
-    """The text of a small file that a run wrote. Raises ``ConfigError``."""
+    """Return the text of a small file. Raises ``ConfigError`` if it is unreadable or too long."""
     try:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(_MOST_TEXT + 1)
@@ -52,8 +52,11 @@ def read_limited(file: Path) -> str:
 
 
 def check_text(file: Path, text: str) -> None:
-    """Raise ``ConfigError`` for what takes a parser time or memory without bounds, such as aliases
-    and deep nesting, or asks it for types of its own: a saved configuration has none of these."""
+    """Raise ``ConfigError`` for YAML with aliases, tags or deep nesting.
+
+    They could make a parser take unbounded time or memory, or make objects of other types. A saved
+    configuration never has them.
+    """
     depth = 0
     try:
         for event in yaml.parse(text):
@@ -70,9 +73,9 @@ def check_text(file: Path, text: str) -> None:
 
 
 def check_figures(file: Path, node: object) -> None:
-    """Raise ``ConfigError`` where a value, already read, holds a number that is none of a run."""
+    """Raise ``ConfigError`` if a parsed value has a number beyond ±10³⁰."""
     if isinstance(node, int) and abs(node) > _MOST_WHOLE:
-        raise ConfigError(f"{file}: not a saved configuration (a number is no figure of a run)")
+        raise ConfigError(f"{file}: not a saved configuration (a number is out of range)")
     parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     for part in parts:
         check_figures(file, part)

@@ -29,6 +29,7 @@ from server_app.grid import InlineGrid
 from server_app.labels import unfit_labels
 from server_app.places import Places
 from server_app.questions import FAILURE, Question, check_size
+from server_app.roster import Roster
 from server_app.units import Units, answered
 
 WEIGHTS = {"blocks.0.weight": torch.zeros(9, 9), "blocks.0.bias": torch.zeros(9)}
@@ -195,7 +196,7 @@ def test_a_bad_answer_at_the_start_costs_its_unit_alone_which_is_named_once(
     assert [*units.rows()] == [0, 2]
     later = Units(grid, units.federation, places=units.places)
     assert [isinstance(each, Failure) for each in later.discover()] == [True] * 3
-    later.ask_again(1, ())
+    later.ask_again(1, Roster(()))
     (line,) = (each for each in caplog.messages if "is excluded" in each)
     assert line.startswith("node 3 is excluded") and line.isprintable() and len(line) < 600
     if answer is failing:
@@ -244,10 +245,10 @@ def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> N
     assert [*units.rows()] == [0]
     later = Units(grid, units.federation, places=units.places)
     assert "Timeout" in str(later.discover()[1])
-    later.ask_again(1, ())
+    later.ask_again(1, Roster(()))
     assert asked == ["query.rows"]
     released = True
-    assert [*later.ask_again(2, ())] == [1]
+    assert [*later.ask_again(2, Roster(()))[0]] == [1]
     assert asked == ["query.rows", "query.state"]
 
 
@@ -287,7 +288,7 @@ def test_a_unit_with_unfit_labels_takes_no_part(caplog: pytest.LogCaptureFixture
     assert [*units.rows(task=TASK)] == [0]
     later = Units(grid, units.federation, places=units.places)
     later.discover()
-    later.ask_again(1, ())
+    later.ask_again(1, Roster(()))
     assert [*later.nodes] == [0]
     assert sum("raise task.max_labels" in each for each in caplog.messages) == 1
 

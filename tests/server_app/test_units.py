@@ -14,10 +14,12 @@ from sections import federation_settings
 
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app import units
 from server_app.grid import InlineGrid
+from server_app.roster import Roster
 
 
 def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run() -> None:
@@ -153,7 +155,8 @@ def test_a_unit_that_was_not_restored_forgets_later_even_where_it_had_kept_nothi
     asked.nodes = dict(enumerate(grid.get_node_ids()))
     assert [*asked.restore({0: {"optimizer": {}}})] == [1]
     assert sorted(restored) == [(0, ["optimizer"]), (1, [])]
-    asked.ask_again(1, {1})
+    roster = Roster((unknown_cluster(0), Failure("DeviceError", "busy")))
+    asked.ask_again(1, roster)
     assert restored[2:] == [(1, [])]
-    asked.ask_again(2, {1})
+    asked.ask_again(2, roster)
     assert len(restored) == 3

@@ -73,8 +73,11 @@ def arrived(rows: int, tokens: int) -> Lie:
         (more("optimizer", "head.output.weight/step"), "for: head.output.weight"),
         (other("optimizer", "/step", lambda one: one.expand(9)), "expected torch.float32 []"),
         (other("optimizer", "/exp_avg", Tensor.double), "as torch.float64"),
-        (other("optimizer", "/exp_avg", lambda one: one / 0), "/exp_avg with values"),
-        (other("optimizer", "/exp_avg_sq", lambda one: one - 1), "/exp_avg_sq with values"),
+        (other("optimizer", "/exp_avg", lambda one: one / 0), "/exp_avg with impossible values"),
+        (
+            other("optimizer", "/exp_avg_sq", lambda one: one - 1),
+            "/exp_avg_sq with impossible values",
+        ),
         (more("residual", "x", 2**20), "for: x"),
         (other("residual", "", lambda one: one.expand(2, *one.shape)), "[2, "),
         (other("residual", "", lambda one: one / 0), "that are NaN or infinite"),
