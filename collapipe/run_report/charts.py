@@ -82,9 +82,8 @@ def lines(
             axes.update_datalim([(0.0 if across == "round" else x, 0.0 if zero else y)])
         axes.grid(axis="y")
         _ticks(axes.yaxis, 5)
-        axes.figure.text(0, 1 - 10 / _HEIGHT, _fitting(up, _WIDTH), va="center")
 
-    svg = picture(title, across, (_WIDTH, _HEIGHT), (_LEFT, _RIGHT, _TOP), draw)
+    svg = picture(title, (across, up), (_WIDTH, _HEIGHT), (_LEFT, _RIGHT, _TOP), draw)
     named = len(shown) > 1 or any(each.band for each in shown)
     return _captioned(title, svg, [(each.name, key(each.style)) for each in shown if named])
 
@@ -206,7 +205,7 @@ def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: f
         axes.yaxis.set_visible(False)
 
     size = width, _ROW_TOP + _ROW * len(content) + _BOTTOM
-    svg = picture(title, across, size, (left, right, _ROW_TOP), draw)
+    svg = picture(title, (across, ""), size, (left, right, _ROW_TOP), draw)
     kinds = dict.fromkeys(kind for row in content for kind, _ in row.boxes if kind.name)
     return _captioned(title, svg, [(kind.name, kind.key) for kind in kinds], wide=width > _WIDTH)
 
@@ -228,19 +227,20 @@ def _captioned(
 
 def picture(
     title: str,
-    across: str,
+    labels: tuple[str, str],
     size: Point,
     margins: tuple[float, float, float],
     draw: Callable[[Axes], None],
 ) -> Markup:
     """Return an SVG element of this width and height, of which a screen reader says the title.
 
-    ``draw`` fills the axes between the margins on the left, on the right, and at the top.
+    ``labels`` say what is across and what is up. ``draw`` fills the axes between the margins on the
+    left, on the right, and at the top.
     """
-    (width, height), (left, right, top) = size, margins
+    (across, up), (width, height), (left, right, top) = labels, size, margins
     wide, file = width - left - right, io.StringIO()
     # The salt makes the identifiers of marks differ between charts and not between runs.
-    with own_look(_LOOK | {"svg.hashsalt": title}), warnings.catch_warnings():
+    with own_look(_LOOK | {"svg.hashsalt": ascii(title)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's fonts are others
         figure = Figure((width / _INCH, height / _INCH), facecolor="none")
         box = left / width, _BOTTOM / height, wide / width, 1 - (top + _BOTTOM) / height
@@ -249,6 +249,7 @@ def picture(
         _ticks(axes.xaxis, round(wide / 55), whole=across == "round")
         middle = (left + wide / 2) / width, 10 / height
         figure.text(*middle, _fitting(across, wide + right), ha="center", va="center")
+        figure.text(0, 1 - 10 / height, _fitting(up, width), va="center")
         figure.savefig(file, format="svg", metadata=_NO_METADATA)
     content = _CONTENT.search(file.getvalue())
     assert content
