@@ -34,6 +34,11 @@ def test_ticks_are_round_and_short(values: list[float], ticks: str) -> None:
     assert f" {ticks} " in Page(lines("a title", "samples", "", _series(*points))).text
 
 
+def test_an_axis_begins_at_0_if_asked() -> None:
+    drawn = (lines("a", "s", "", _series((1, 4), (2, 4.8)), zero=zero) for zero in (True, False))
+    assert [" 0 1 2 3 4 5 " in Page(each).text for each in drawn] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("rounds", "ticks"), [(1, "0 1"), (3, "0 1 2 3"), (200, "0 50 100 150 200")]
 )
@@ -49,10 +54,9 @@ def test_a_line_goes_through_its_points() -> None:
     (path,) = re.findall(r'd="([^"]*)" style="fill: none; stroke: var\(--c0\)', drawn)
     (x0, y0), (x1, y1), (x2, y2) = _places(path)
     assert ((x1 - x0) / (x2 - x0), (y1 - y0) / (y2 - y0)) == pytest.approx((0.5, 0.2), abs=1e-3)
+    line = 'style="fill: none; stroke: var(--c0)'
     alone = lines("a title", "samples", "", _series((0, 0), (5, 2), joined=False))
-    assert "stroke: var(--c0)" in alone and not re.findall(
-        'style="fill: none; stroke: var(--c0)', alone
-    )
+    assert (line in drawn, line in alone, "fill: var(--c0)" in alone) == (True, False, True)
 
 
 def test_boxes_are_as_long_as_their_values() -> None:
@@ -82,7 +86,7 @@ def test_any_text_is_text_and_any_chart_is_drawn() -> None:
     shown = "<script>$x$ 漢 \"'& 0.123456 #000001"
     assert page.texts.count(shown) == 2 and page.texts.count(EVIL) == 1
     assert not page.tags("script")
-    assert shown in Page(rows("a title", "s", [Row(EVIL, [], "told")])).texts
+    assert shown in Page(rows("a title", "s", [Row(EVIL, [], "told")], wide=True)).texts
     long = "x" * 1_000_000
     for drawn in (lines("a title", long, long, []), rows("a title", long, [Row(long, [])])):
         assert len(drawn) < 3_000
