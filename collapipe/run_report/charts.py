@@ -234,8 +234,8 @@ def picture(
 ) -> Markup:
     """Return an SVG element of this width and height, of which a screen reader says the title.
 
-    ``labels`` are those of the horizontal and the vertical axis. ``draw`` fills the axes between the margins on the
-    left, on the right, and at the top.
+    ``labels`` are those of the horizontal and the vertical axis. ``draw`` fills the axes between
+    the margins on the left, on the right, and at the top.
     """
     (across, up), (width, height), (left, right, top) = labels, size, margins
     wide, file = width - left - right, io.StringIO()
