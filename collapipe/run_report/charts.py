@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -36,7 +37,6 @@ _LOOK = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 12,
-    "path.simplify_threshold": 0.5,
     "axes.autolimit_mode": "round_numbers",
     "axes.edgecolor": _PLACEHOLDERS[QUIET],
     "axes.formatter.useoffset": False,
@@ -52,7 +52,10 @@ _TAG, _COLOUR = re.compile(r"<[^>]+>\s*"), re.compile("#0000([0-9a-f]{2})")
 _NEEDLESS = re.compile(  # fonts are the style sheet's, and nothing is outside the axes
     r'(?<=<g) id="[^"]*"| (clip-path|transform)="[^"]*"|font[^;"]*(; |(?="))|(?<=\.\d)\d+|\n *'
 )
+_RECTANGLE = re.compile(r"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 z")
+_MOST_POINTS = 500
 Point = tuple[float, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +94,21 @@ def lines(
 def _curve(axes: Axes, series: Series) -> None:
     colour, mark = _PLACEHOLDERS[colour_of(series.style)], _mark(series.style)
     if series.band:
-        axes.fill_between(*zip(*series.band, strict=True), color=colour, alpha=0.2, lw=0)
+        axes.fill_between(*zip(*_thinned(series.band), strict=True), color=colour, alpha=0.2, lw=0)
     axes.plot(
-        *zip(*series.points, strict=True),
+        *zip(*_thinned(series.points), strict=True),
         color=colour,
         linestyle=_DASHES[mark % len(_DASHES)] if series.joined else "",
         marker=_MARKS[mark],
         markerfacecolor=_PLACEHOLDERS["ground"] if series.joined else colour,
         markevery=(0.06 * mark, 0.2) if series.joined else None,  # equal lines can be told apart
     )
+
+
+def _thinned(values: Sequence[T]) -> list[T]:
+    """At most ``_MOST_POINTS`` values at even distances, and the last one."""
+    step = -(-len(values) // _MOST_POINTS)
+    return [*values[:-1:step], values[-1]]
 
 
 def _ticks(axis: Axis, count: int, *, whole: bool = False) -> None:
@@ -259,5 +268,5 @@ def picture(
 
 def _slim(element: str) -> str:
     """A tag without what the page does not need, with the style sheet's colours."""
-    short = _NEEDLESS.sub("", element)
+    short = _RECTANGLE.sub(r"M\1 \2H\3V\4H\1z", _NEEDLESS.sub("", element))
     return _COLOUR.sub(lambda found: f"var(--{_VARIABLES[int(found[1], 16)]})", short)

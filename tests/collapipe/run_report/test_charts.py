@@ -52,7 +52,7 @@ def test_rounds_are_whole(rounds: int, ticks: str) -> None:
 def test_a_line_goes_through_its_points() -> None:
     drawn = lines("a title", "samples", "", _series((0, 0), (5, 2), (10, 10)))
     (path,) = re.findall(r'd="([^"]*)" style="fill: none; stroke: var\(--c0\)', drawn)
-    (x0, y0), (x1, y1), (x2, y2) = _places(path)
+    x0, y0, x1, y1, x2, y2 = map(float, re.findall(r"[\d.]+", path))
     assert ((x1 - x0) / (x2 - x0), (y1 - y0) / (y2 - y0)) == pytest.approx((0.5, 0.2), abs=1e-3)
     line = 'style="fill: none; stroke: var(--c0)'
     alone = lines("a title", "samples", "", _series((0, 0), (5, 2), joined=False))
@@ -64,19 +64,20 @@ def test_boxes_are_as_long_as_their_values() -> None:
         "a title", "s", [Row("a", [(BLUE, (0, 5)), (RED, (5, 10))]), Row("b", [(BLUE, (2, 4))])]
     )
     blue, red = (re.findall(rf'd="([^"]*)" style="fill: var\(--c{n}\)', drawn)[0] for n in (0, 1))
-    first, second = (_places(box) for box in blue.split("z")[:2])
-    (other,) = (_places(box) for box in red.split("z")[:1])
-    widths = [box[1][0] - box[0][0] for box in (first, second, other)]
-    assert widths == pytest.approx([widths[0], 0.4 * widths[0], widths[0]], abs=0.2)
-    heights = [box[2][1] - box[1][1] for box in (first, second, other)]
-    assert heights == pytest.approx([heights[0], heights[0], heights[0] / 2], abs=0.2)
-    assert other[2] == pytest.approx((first[1][0] + widths[0], first[2][1]), abs=0.2)
+    (first, second), (other,) = _rectangles(blue), _rectangles(red)
+    length, height = first[2] - first[0], first[3] - first[1]
+    for box, share, of_row in ((first, 1, 1), (second, 0.4, 1), (other, 1, 0.5)):
+        assert box[2] - box[0] == pytest.approx(share * length, abs=0.2)
+        assert box[3] - box[1] == pytest.approx(of_row * height, abs=0.2)
+    assert other[::3] == pytest.approx(first[2:], abs=0.2)  # on its right, in its lower half
+    assert second[0] == pytest.approx(first[0] + 0.4 * length, abs=0.2)
     assert "opacity: 0.5" in drawn and Page(drawn).tags("li") == [{}]  # one has a name
 
 
-def _places(path: str) -> list[tuple[float, float]]:
-    numbers = [float(each) for each in re.findall(r"-?[\d.]+", path)]
-    return [*zip(numbers[::2], numbers[1::2], strict=True)]
+def _rectangles(path: str) -> list[tuple[float, ...]]:
+    """Left, top, right and bottom of each."""
+    found = re.findall(r"M(\S+) (\S+)H([\d.]+)V([\d.]+)H", path)
+    return [tuple(map(float, each)) for each in found]
 
 
 @pytest.mark.filterwarnings("error")
