@@ -94,7 +94,8 @@ def lines(
 def _curve(axes: Axes, series: Series) -> None:
     colour, mark = _PLACEHOLDERS[colour_of(series.style)], _mark(series.style)
     if series.band:
-        axes.fill_between(*zip(*_thinned(series.band), strict=True), color=colour, alpha=0.2, lw=0)
+        xs, low, high = zip(*_thinned(series.band), strict=True)
+        axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
     points = _thinned(series.points)
     every = len(points) // 8 + 1
     axes.plot(
