@@ -1,4 +1,4 @@
-"""Charts as SVG inside a page: lines, bands and points over two axes, or rows of boxes over one.
+"""Charts of lines, bands and points, and of rows of boxes: stacked bars, Gantt charts, cells.
 
 Matplotlib draws with placeholder colours. They become variables of the page's style sheet, so that
 charts follow dark mode and print. Series differ by colour, mark and dashes.
@@ -49,7 +49,7 @@ _LOOK = {
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _CONTENT = re.compile(r"</defs>(.*?)(<defs>\s*<clipPath.*)?</svg>", re.DOTALL)
 _TAG, _COLOUR = re.compile(r"<[^>]+>\s*"), re.compile("#0000([0-9a-f]{2})")
-_NEEDLESS = re.compile(  # fonts are the style sheet's, and nothing is outside the axes
+_NEEDLESS = re.compile(  # the style sheet sets fonts, and nothing is outside the axes
     r'(?<=<g) id="[^"]*"| (clip-path|transform)="[^"]*"|font[^;"]*(; |(?="))|(?<=\.\d)\d+|\n *'
 )
 _RECTANGLE = re.compile(r"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 z")
@@ -60,9 +60,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points in the order in which a line joins them; without a line unless ``joined``.
+    """Points, joined by a line in their order or separate.
 
-    ``band`` has the least and the most of what each point stands for: ``(x, low, high)``.
+    ``band`` has the range of values at each place: ``(x, low, high)``.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Series:
 def lines(
     title: str, across: str, up: str, series: Sequence[Series], *, zero: bool = False
 ) -> Markup:
-    """Draw values ``up`` against values ``across``; from 0 if ``zero``."""
+    """Return a chart of values ``up`` over values ``across``; with ``zero`` it starts at 0."""
     shown = [each for each in series if each.points]
 
     def draw(axes: Axes) -> None:
@@ -110,7 +110,7 @@ def _curve(axes: Axes, series: Series) -> None:
 
 
 def _thinned(values: Sequence[T]) -> list[T]:
-    """At most ``_MOST_POINTS`` values at even distances, and the last one."""
+    """Return at most ``_MOST_POINTS`` evenly spaced values, and the last one."""
     step = -(-len(values) // _MOST_POINTS)
     return [*values[:-1:step], values[-1]]
 
@@ -123,7 +123,7 @@ def _ticks(axis: Axis, count: int, *, whole: bool = False) -> None:
 
 
 def colour_of(style: int) -> str:
-    """Name of a style's colour in the style sheet."""
+    """Return the name of a style's colour in the style sheet."""
     return f"c{style % COLOURS}"
 
 
@@ -132,12 +132,12 @@ def _mark(style: int) -> int:
 
 
 def key(style: int) -> Markup:
-    """The mark of a series in its colour, for a legend."""
+    """Return a legend's mark of a series, in its colour."""
     return tag("span", _LEGEND_MARKS[_mark(style)], class_=colour_of(style), aria_hidden="true")
 
 
 def legend(entries: Iterable[tuple[object, Markup]], *, tall: bool = False) -> Markup | None:
-    """List names after their marks, one beneath the other if ``tall``; None without entries."""
+    """Return a legend, with one entry per line if ``tall``; None without entries."""
     items = [tag("li", mark, " ", name) for name, mark in entries]
     return tag("ul", *items, class_="legend tall" if tall else "legend") if items else None
 
@@ -155,14 +155,14 @@ class Kind:
 
     @property
     def key(self) -> Markup:
-        """A box for a legend."""
+        """A legend's box of this kind."""
         mark, faint = "■" if self.height > 0.5 else "▬", f"opacity: {self.opacity:g}"
         return tag("span", mark, class_=self.colour, style=faint, aria_hidden="true")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Boxes between two positions on the axis, followed by the text ``told``."""
+    """Boxes between positions on the axis, followed by the text ``told``."""
 
     name: str
     boxes: Sequence[tuple[Kind, Point]]
@@ -178,13 +178,13 @@ def stacked(name: str, parts: Iterable[tuple[Kind, float]], told: str) -> Row:
 
 
 def rows(title: str, across: str, content: Sequence[Row], *, wide: bool = False) -> Markup:
-    """Draw rows over an axis from 0."""
+    """Return a chart of rows over an axis that starts at 0."""
     last = max((end for row in content for _, (_, end) in row.boxes), default=0.0)
     return _rows(title, across, content, (0.0, last or 1.0), _WIDE if wide else _WIDTH)
 
 
 def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
-    """Draw rows over an axis of rounds; a box fills the place of its round."""
+    """Return a chart of rows over an axis of rounds; a box fills the place of its round."""
     span = rounds[0] - 0.5, rounds[-1] + 0.5
     shown = []
     for row in content:
@@ -224,7 +224,7 @@ def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: f
 
 
 def _fitting(text: str, width: float) -> str:
-    """Cut a text to the letters that have room."""
+    """Shorten a text to a width."""
     most = max(1, int(width / _LETTER))
     short = printable(text[: most + 1])
     return short if len(short) <= most else f"{short[: most - 1]}…"
@@ -233,7 +233,7 @@ def _fitting(text: str, width: float) -> str:
 def _captioned(
     title: str, svg: Markup, entries: Iterable[tuple[str, Markup]], *, wide: bool = False
 ) -> Markup:
-    """A chart with its title and legend; wide ones scroll."""
+    """Return a chart with title and legend; wide charts scroll."""
     whole = tag("figcaption", title), scrolling(svg, title) if wide else svg, legend(entries)
     return tag("figure", *whole, class_="wide" if wide else None)
 
@@ -245,16 +245,16 @@ def picture(
     margins: tuple[float, float, float],
     draw: Callable[[Axes], None],
 ) -> Markup:
-    """Return an SVG element of this width and height, of which a screen reader says the title.
+    """Return an SVG element of this width and height. Screen readers read the title.
 
     ``labels`` are those of the horizontal and the vertical axis. ``draw`` fills the axes between
     the margins on the left, on the right, and at the top.
     """
     (across, up), (width, height), (left, right, top) = labels, size, margins
     wide, file = width - left - right, io.StringIO()
-    # The salt makes the identifiers of marks differ between charts and not between runs.
+    # With this salt, identifiers of marks differ between charts but not between runs.
     with own_look(_LOOK | {"svg.hashsalt": ascii(title)}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's fonts are others
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has other fonts
         figure = Figure((width / _INCH, height / _INCH), facecolor="none")
         box = left / width, _BOTTOM / height, wide / width, 1 - (top + _BOTTOM) / height
         axes = figure.add_axes(box, facecolor="none")
@@ -271,6 +271,6 @@ def picture(
 
 
 def _slim(element: str) -> str:
-    """A tag without what the page does not need, with the style sheet's colours."""
+    """Return a shorter tag with the same appearance, with the style sheet's colours."""
     short = _RECTANGLE.sub(r"M\1 \2H\3V\4H\1z", _NEEDLESS.sub("", element))
     return _COLOUR.sub(lambda found: f"var(--{_VARIABLES[int(found[1], 16)]})", short)
