@@ -39,12 +39,13 @@ class Page(HTMLParser):
     def text(self) -> str:
         return " ".join(self.texts)
 
+    def figure(self, title: str) -> str:
+        """The source of the chart with that title."""
+        start = self.source.index(f'aria-label="{title}"')
+        return self.source[start : self.source.index("</figure>", start)]
+
     def tags(self, name: str) -> list[dict[str, str | None]]:
         return [attributes for tag, attributes in self.elements if tag == name]
 
     def rows(self, first: str) -> list[list[str]]:
         return [row for row in self.cells if row and row[0] == first]
-
-    def paths(self, class_: str) -> list[str]:
-        """What is drawn in a class."""
-        return [str(path["d"]) for path in self.tags("path") if path.get("class") == class_]

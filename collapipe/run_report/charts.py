@@ -1,29 +1,59 @@
-"""Charts of lines, bands and points, and of rows of boxes: stacked bars, Gantt charts, cells."""
+"""Charts of lines, bands and points, and of rows of boxes: stacked bars, Gantt charts, cells.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+Matplotlib draws with placeholder colours. They become variables of the page's style sheet, so that
+charts follow dark mode and print. Series differ by colour, mark and dashes.
+"""
+
+import io
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
-from collapipe.run_report import drawing
-from collapipe.run_report.drawing import Scale, scale
-from collapipe.run_report.html import Markup, join, tag
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
-_HEIGHT, _LEFT = 250.0, 50.0
-_DASHES = ("", "7 3", "2 2", "8 3 2 3", "12 3", "4 2", "1 3", "6 2 1 2 1 2")
-_MARKS = (
-    "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z",
-    "m-2.8-2.8h5.6v5.6h-5.6z",
-    "m0-3.6l3.6 6.4h-7.2z",
-    "m0-4l3.6 4l-3.6 4l-3.6-4z",
-    "m0 3.6l3.6-6.4h-7.2z",
-    "m-3.4 0h6.8m-3.4-3.4v6.8",
-    "m-2.8-2.8l5.6 5.6m0-5.6l-5.6 5.6",
-    "m-3.6 0l6.4-3.6v7.2z",
+from collapipe.drawing import own_look
+from collapipe.errors import printable
+from collapipe.run_report.html import Markup, scrolling, tag
+
+_WIDTH, _WIDE, _HEIGHT, _INCH = 420.0, 860.0, 250.0, 72.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 20.0, 26.0, 42.0
+_ROW, _BOX, _ROW_TOP, _LETTER = 21.0, 0.72, 8.0, 7.4  # a box's height is its share of a row
+_MARKS, _LEGEND_MARKS, _DASHES = "os^DvPX>", "●■▲◆▼✚✖▶", ("-", "--", ":", "-.")
+_ABBREVIATED, _LONGEST = 1e4, 1e13  # ticks in between are 20k, 3M …
+COLOURS, QUIET = 8, "quiet"
+_VARIABLES = ("text", *(f"c{number}" for number in range(COLOURS)), QUIET, "rule", "ground", "cell")
+_PLACEHOLDERS = {name: f"#{number:06x}" for number, name in enumerate(_VARIABLES)}
+_LOOK = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 12,
+    "axes.autolimit_mode": "round_numbers",
+    "axes.edgecolor": _PLACEHOLDERS[QUIET],
+    "axes.formatter.useoffset": False,
+    "grid.color": _PLACEHOLDERS["rule"],
+    "lines.linewidth": 1.8,
+    **dict.fromkeys(("axes.xmargin", "axes.ymargin"), 0),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.left", "axes.spines.right"), False),
+    **dict.fromkeys(("xtick.bottom", "ytick.left"), False),
+}
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_CONTENT = re.compile(r"</defs>(.*?)(<defs>\s*<clipPath.*)?</svg>", re.DOTALL)
+_TAG, _COLOUR = re.compile(r"<[^>]+>\s*"), re.compile("#0000([0-9a-f]{2})")
+_NEEDLESS = re.compile(  # the style sheet sets fonts, and nothing is outside the axes
+    r'(?<=<g) id="[^"]*"| (clip-path|transform)="[^"]*"|font[^;"]*(; |(?="))|(?<=\.\d)\d+|\n *'
 )
-_MOST_MARKS, _MOST_POINTS = 8, 500
-_TOP, _ROW, _BOX = 8.0, 21.0, 15.0
-_NARROW = 6.0  # width of a cell without room for a gap
+_RECTANGLE = re.compile(r"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 z")
+_MOST_POINTS = 500
 Point = tuple[float, float]
 T = TypeVar("T")
 
@@ -47,28 +77,36 @@ def lines(
 ) -> Markup:
     """Return a chart of values ``up`` over values ``across``; with ``zero`` it starts at 0."""
     shown = [each for each in series if each.points]
-    xs = [x for each in shown for x, _ in each.points]
-    ys = [y for each in shown for _, y in each.points] + ([0.0] if zero else [])
-    ys += [end for each in shown for _, *ends in each.band for end in ends]
-    horizontal = scale(xs, _LEFT, drawing.WIDTH - drawing.RIGHT, whole=across == "round")
-    vertical = scale(ys, _HEIGHT - drawing.BOTTOM, drawing.TOP, round_out=True)
-    left, right, floor = horizontal.begin, horizontal.end, vertical.begin
-    grid = "".join(f"M{left:g} {vertical.at(tick):.1f}H{right:g}" for tick in vertical.ticks)
-    names = [
-        drawing.text_at(left - 6, vertical.at(tick) + 4, name, "end")
-        for tick, name in zip(vertical.ticks, vertical.names(), strict=True)
-    ]
-    drawn = [
-        tag("path", d=grid, class_="grid"),
-        *names,
-        drawing.text_at(2, 13, drawing.fitting(up, drawing.WIDTH), "start"),
-        drawing.floor_axis(horizontal, floor, across),
-        *(_band(each, horizontal, vertical) for each in shown if each.band),
-        *(_curve(each, horizontal, vertical) for each in shown),
-    ]
-    told = len(shown) > 1 or any(each.band for each in shown)
-    samples = [(s.name, sample(s.style, s.joined, bool(s.band))) for s in shown if told]
-    return drawing.figure(title, (drawing.WIDTH, _HEIGHT), drawn, samples)
+
+    def draw(axes: Axes) -> None:
+        for each in shown:
+            _curve(axes, each)
+            x, y = each.points[0]
+            axes.update_datalim([(0.0 if across == "round" else x, 0.0 if zero else y)])
+        axes.grid(axis="y")
+        _ticks(axes.yaxis, 5)
+
+    svg = picture(title, (across, up), (_WIDTH, _HEIGHT), (_LEFT, _RIGHT, _TOP), draw)
+    named = len(shown) > 1 or any(each.band for each in shown)
+    return _captioned(title, svg, [(each.name, key(each.style)) for each in shown if named])
+
+
+def _curve(axes: Axes, series: Series) -> None:
+    colour, mark = _PLACEHOLDERS[colour_of(series.style)], _mark(series.style)
+    if series.band:
+        xs, low, high = zip(*_thinned(series.band), strict=True)
+        axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
+    points = _thinned(series.points)
+    every = len(points) // 8 + 1
+    axes.plot(
+        *zip(*points, strict=True),
+        color=colour,
+        linestyle=_DASHES[mark % len(_DASHES)] if series.joined else "",
+        marker=_MARKS[mark],
+        markerfacecolor=_PLACEHOLDERS["ground"] if series.joined else colour,
+        # Each series has other marks, so that equal lines can be told apart.
+        markevery=(3 * mark % every, every) if series.joined else None,
+    )
 
 
 def _thinned(values: Sequence[T]) -> list[T]:
@@ -77,56 +115,49 @@ def _thinned(values: Sequence[T]) -> list[T]:
     return [*values[:-1:step], values[-1]]
 
 
-def _band(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
-    ends = _thinned(series.band)
-    edge = [(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)]
-    path = "L".join(_places(edge, horizontal, vertical))
-    return tag("path", d=f"M{path}z", class_=f"band {drawing.colour(series.style)}")
+def _ticks(axis: Axis, count: int, *, whole: bool = False) -> None:
+    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1))
+    axis.axes.autoscale_view()
+    if _ABBREVIATED <= max(map(abs, axis.get_view_interval())) < _LONGEST:
+        axis.set_major_formatter(EngFormatter(sep=""))
 
 
-def _curve(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
-    if not series.joined:
-        return _marks(series.style, _places(series.points, horizontal, vertical), "points")
-    places = _places(_thinned(series.points), horizontal, vertical)
-    every = -(-len(places) // _MOST_MARKS)
-    offset = (series.style * 3) % every  # so that marks of lines do not coincide
-    line = _line(series.style, "M" + "L".join(places))
-    return join(line, _marks(series.style, places[offset::every]))
+def colour_of(style: int) -> str:
+    """Return the name of a style's colour in the style sheet."""
+    return f"c{style % COLOURS}"
 
 
-def _places(points: Sequence[Point], horizontal: Scale, vertical: Scale) -> list[str]:
-    return [f"{horizontal.at(x):.1f} {vertical.at(y):.1f}" for x, y in points]
+def _mark(style: int) -> int:
+    return (style + style // COLOURS) % len(_MARKS)
 
 
-def _line(style: int, path: str) -> Markup:
-    dash = _DASHES[(style + style // drawing.COLOURS) % len(_DASHES)] or None
-    return tag("path", d=path, class_=f"line {drawing.colour(style)}", stroke_dasharray=dash)
+def key(style: int) -> Markup:
+    """Return a legend's mark of a series, in its colour."""
+    return tag("span", _LEGEND_MARKS[_mark(style)], class_=colour_of(style), aria_hidden="true")
 
 
-def _marks(style: int, places: Sequence[str], kind: str = "marks") -> Markup:
-    mark = _MARKS[(style + style // drawing.COLOURS) % len(_MARKS)]
-    path = "".join(f"M{place}{mark}" for place in places)
-    return tag("path", d=path, class_=f"{kind} {drawing.colour(style)}")
-
-
-def sample(style: int, joined: bool = True, band: bool = False) -> Markup:
-    """Return a legend's sample of a line, with or without a band, or of separate points."""
-    ground = (
-        tag("path", d="M1 0H27v12H1z", class_=f"band {drawing.colour(style)}") if band else None
-    )
-    line = _line(style, "M1 6H27") if joined else None
-    return drawing.key(ground, line, _marks(style, ["14 6"], "marks" if line else "points"))
+def legend(entries: Iterable[tuple[object, Markup]], *, tall: bool = False) -> Markup | None:
+    """Return a legend, with one entry per line if ``tall``; None without entries."""
+    items = [tag("li", mark, " ", name) for name, mark in entries]
+    return tag("ul", *items, class_="legend tall" if tall else "legend") if items else None
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Appearance of boxes: name in the legend (empty: no entry), CSS classes, share of a row's
-    height."""
+    """Appearance of boxes: name in the legend (empty: no entry), colour in the style sheet, share
+    of a row's height, opacity."""
 
     name: str
-    style: str
+    colour: str
     top: float = 0.0
     height: float = 1.0
+    opacity: float = 1.0
+
+    @property
+    def key(self) -> Markup:
+        """A legend's box of this kind."""
+        mark, faint = "■" if self.height > 0.5 else "▬", f"opacity: {self.opacity:g}"
+        return tag("span", mark, class_=self.colour, style=faint, aria_hidden="true")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,83 +179,98 @@ def stacked(name: str, parts: Iterable[tuple[Kind, float]], told: str) -> Row:
 
 def rows(title: str, across: str, content: Sequence[Row], *, wide: bool = False) -> Markup:
     """Return a chart of rows over an axis that starts at 0."""
-    width = drawing.WIDE if wide else drawing.WIDTH
-    ends = [max((end for _, (_, end) in row.boxes), default=0.0) for row in content]
-    axis = scale([0.0, *ends], *_edges(content, width), count=8 if wide else 4)
-    return _chart(title, across, content, axis, [axis.at(end) for end in ends], width)
+    last = max((end for row in content for _, (_, end) in row.boxes), default=0.0)
+    return _rows(title, across, content, (0.0, last or 1.0), _WIDE if wide else _WIDTH)
 
 
 def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
     """Return a chart of rows over an axis of rounds; a box fills the place of its round."""
-    left, right = _edges(content, drawing.WIDE)
-    first, last = float(rounds[0]), float(rounds[-1])
-    ticks = scale([first, last], 0, 1, count=10, whole=True).ticks if last > first else (first,)
-    axis = Scale(first - 0.5, last + 0.5, left, right, ticks)
-    shown = [replace(row, boxes=_placed(row.boxes, axis)) for row in content]
-    path = "".join(
-        f"M{left:g} {_TOP + 3 + _ROW * n:g}H{right:.1f}v{_BOX:g}H{left:g}z"
-        for n in range(len(shown))
-    )
-    ground = [tag("path", d=path, class_="ground")]
-    return _chart(title, "round", shown, axis, [right] * len(shown), drawing.WIDE, ground)
+    span = rounds[0] - 0.5, rounds[-1] + 0.5
+    shown = []
+    for row in content:
+        placed = [(kind, (first - 0.5, last + 0.4)) for kind, (first, last) in row.boxes]
+        shown.append(Row(row.name, [(Kind("", "cell"), span), *placed], row.told))
+    return _rows(title, "round", shown, span, _WIDE)
 
 
-def _placed(boxes: Sequence[tuple[Kind, Point]], axis: Scale) -> list[tuple[Kind, Point]]:
-    """Centre each box on its round, with a gap after it; narrow boxes join the previous one."""
-    width = axis.at(1.0) - axis.at(0.0)
-    if width > _NARROW:
-        return [(kind, (first - 0.5, last + 0.5 - 1 / width)) for kind, (first, last) in boxes]
-    found: list[tuple[Kind, Point]] = []
-    for kind, (first, last) in boxes:
-        if found and found[-1][0] == kind and found[-1][1][1] == first - 0.5:
-            found[-1] = (kind, (found[-1][1][0], last + 0.5))
-        else:
-            found.append((kind, (first - 0.5, last + 0.5)))
-    return found
-
-
-def _edges(content: Sequence[Row], width: float) -> Point:
-    """Return start and end of the axis, with room for names on the left and ``told`` at right."""
+def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: float) -> Markup:
     name = max((len(row.name) for row in content), default=0)
     told = max((len(row.told) for row in content), default=0)
-    return min(0.4 * width, 14 + drawing.LETTER * name), width - drawing.RIGHT - 7.0 * told
+    left, right = min(0.4 * width, 14 + _LETTER * name), _RIGHT + _LETTER * told
+    gap = 7 * (span[1] - span[0]) / (width - left - right)
+
+    def draw(axes: Axes) -> None:
+        corners = defaultdict[Kind, list[list[Point]]](list)
+        for number, row in enumerate(content):
+            end = max((end for _, (_, end) in row.boxes), default=0.0)
+            name = _fitting(row.name, left)
+            axes.text(span[0] - gap, number, name, ha="right", va="center")
+            axes.text(end + gap, number, row.told, va="center")
+            for kind, (first, last) in row.boxes:
+                low = number + _BOX * (kind.top - 0.5)
+                high = low + _BOX * kind.height
+                corners[kind].append([(first, low), (last, low), (last, high), (first, high)])
+        for kind, boxes in corners.items():
+            path = Path.make_compound_path_from_polys(np.array(boxes))
+            colour = _PLACEHOLDERS[kind.colour]
+            axes.add_artist(PathPatch(path, facecolor=colour, alpha=kind.opacity, linewidth=0))
+        axes.set(xlim=span, ylim=(max(len(content), 1) - 0.5, -0.5))
+        axes.yaxis.set_visible(False)
+
+    size = width, _ROW_TOP + _ROW * len(content) + _BOTTOM
+    svg = picture(title, (across, ""), size, (left, right, _ROW_TOP), draw)
+    kinds = dict.fromkeys(kind for row in content for kind, _ in row.boxes if kind.name)
+    return _captioned(title, svg, [(kind.name, kind.key) for kind in kinds], wide=width > _WIDTH)
 
 
-def _chart(
-    title: str,
-    across: str,
-    content: Sequence[Row],
-    axis: Scale,
-    behind: Sequence[float],
-    width: float,
-    ground: Sequence[Markup] = (),
+def _fitting(text: str, width: float) -> str:
+    """Shorten a text to a width."""
+    most = max(1, int(width / _LETTER))
+    short = printable(text[: most + 1])
+    return short if len(short) <= most else f"{short[: most - 1]}…"
+
+
+def _captioned(
+    title: str, svg: Markup, entries: Iterable[tuple[str, Markup]], *, wide: bool = False
 ) -> Markup:
-    """Return a chart of rows; ``behind`` has the position of each row's ``told``."""
-    floor, begin = _TOP + _ROW * len(content), axis.begin - 8
-    paths: dict[Kind, str] = {}
-    texts = []
-    for number, (row, end) in enumerate(zip(content, behind, strict=True)):
-        middle = _ROW * (number + 1)
-        texts.append(drawing.text_at(begin, middle, drawing.fitting(row.name, begin), "end"))
-        if row.told:
-            texts.append(drawing.text_at(end + 6, middle, row.told, "start"))
-        for kind, (first, last) in row.boxes:
-            if last > first:
-                top, tall = _TOP + 3 + _ROW * number + _BOX * kind.top, _BOX * kind.height
-                paths[kind] = paths.get(kind, "") + (
-                    f"M{axis.at(first):.1f} {top:.1f}H{axis.at(last):.1f}v{tall:.1f}"
-                    f"H{axis.at(first):.1f}z"
-                )
-    drawn = [
-        *ground,
-        *texts,
-        *(tag("path", d=path, class_=kind.style) for kind, path in paths.items()),
-        drawing.floor_axis(axis, floor, across),
-    ]
-    samples = [
-        (kind.name, drawing.key(tag("path", d=path, class_=kind.style)))
-        for kind in paths
-        if kind.name
-        for path in [f"M2 {12 * kind.top:g}h24v{12 * kind.height:g}h-24z"]
-    ]
-    return drawing.figure(title, (width, floor + drawing.BOTTOM), drawn, samples)
+    """Return a chart with title and legend; wide charts scroll."""
+    whole = tag("figcaption", title), scrolling(svg, title) if wide else svg, legend(entries)
+    return tag("figure", *whole, class_="wide" if wide else None)
+
+
+def picture(
+    title: str,
+    labels: tuple[str, str],
+    size: Point,
+    margins: tuple[float, float, float],
+    draw: Callable[[Axes], None],
+) -> Markup:
+    """Return an SVG element of this width and height. Screen readers read the title.
+
+    ``labels`` are those of the horizontal and the vertical axis. ``draw`` fills the axes between
+    the margins on the left, on the right, and at the top.
+    """
+    (across, up), (width, height), (left, right, top) = labels, size, margins
+    wide, file = width - left - right, io.StringIO()
+    # With this salt, identifiers of marks differ between charts but not between runs.
+    with own_look(_LOOK | {"svg.hashsalt": ascii(title)}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has other fonts
+        figure = Figure((width / _INCH, height / _INCH), facecolor="none")
+        box = left / width, _BOTTOM / height, wide / width, 1 - (top + _BOTTOM) / height
+        axes = figure.add_axes(box, facecolor="none")
+        draw(axes)
+        _ticks(axes.xaxis, round(wide / 55), whole=across == "round")
+        middle = (left + wide / 2) / width, 10 / height
+        figure.text(*middle, _fitting(across, wide + right), ha="center", va="center")
+        figure.text(0, 1 - 10 / height, _fitting(up, width), va="center")
+        figure.savefig(file, format="svg", metadata=_NO_METADATA)
+    content = _CONTENT.search(file.getvalue())
+    assert content
+    drawn = Markup(_TAG.sub(lambda found: _slim(found[0]), content[1]))
+    return tag("svg", drawn, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=title)
+
+
+def _slim(element: str) -> str:
+    """Return a shorter tag with the same appearance, with the style sheet's colours."""
+    short = _RECTANGLE.sub(r"M\1 \2H\3V\4H\1z", _NEEDLESS.sub("", element))
+    return _COLOUR.sub(lambda found: f"var(--{_VARIABLES[int(found[1], 16)]})", short)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from collapipe.formatting import counted
 from collapipe.run_report import learning
-from collapipe.run_report.charts import sample
-from collapipe.run_report.drawing import legend
+from collapipe.run_report.charts import key, legend
 from collapipe.run_report.groups import Group, grouped
 from collapipe.run_report.html import Markup, join, note, table, tag, whole_page
 from collapipe.runs.evidence import over_seeds
@@ -59,7 +58,7 @@ def _opening(groups: Sequence[Group]) -> Markup:
             f" Runs have between {rounds[0]} and {rounds[-1]} rounds: totals are not of equal work."
         )
     marks = [
-        (join(tag("b", g.mark), " ", g.name, _small(_missing(g))), sample(n, band=len(g.runs) > 1))
+        (join(tag("b", g.mark), " ", g.name, _small(_missing(g))), key(n))
         for n, g in enumerate(groups)
     ]
     without = ", ".join(group.mark for group in groups if _missing(group))

@@ -15,7 +15,7 @@ _SERVER = ("plan", "send", "train", "aggregate", "evaluate")
 _UNIT = "unit/"
 _SAME = 1e-9  # modelled delays with a smaller relative difference are equal
 _UPLOAD = "upload"
-_OF_DEVICES, _OF_UPLOAD = Kind("devices", "fill c0"), Kind(_UPLOAD, "fill c1", 0.25, 0.5)
+_OF_DEVICES, _OF_UPLOAD = Kind("devices", "c0"), Kind(_UPLOAD, "c1", 0.25, 0.5)
 
 
 def phases(run: Run) -> Markup:
@@ -53,7 +53,7 @@ def _bars(
     bars = []
     for name, total in totals.items():
         mean, share = total / len(run.rounds), f", {total / whole:.1%}" if whole else ""
-        bars.append(stacked(name, [(Kind("", f"fill {style}"), mean)], seconds(mean) + share))
+        bars.append(stacked(name, [(Kind("", style), mean)], seconds(mean) + share))
     return rows(title, "seconds", bars)
 
 

@@ -6,12 +6,12 @@ from collapipe.errors import ConfigError, printable
 from collapipe.formatting import amount, seconds
 from collapipe.report import DeviceReport, RoundReport
 from collapipe.run_report.charts import Kind, Series, lines, rows, stacked
-from collapipe.run_report.html import Markup, join, note, table
+from collapipe.run_report.html import Markup, charts, join, note, table
 from collapipe.run_report.round import planned_stages
 from collapipe.runs.reading import Run
 
-_COMPUTES = Kind("computes", "fill c0")
-_WAITS = Kind("waits for its neighbours", "fill c1", 0.25, 0.5)
+_COMPUTES = Kind("computes", "c0")
+_WAITS = Kind("waits for its neighbours", "c1", 0.25, 0.5)
 
 
 def devices(run: Run) -> Markup | None:
@@ -45,7 +45,7 @@ def _pipelines(run: Run) -> Markup:
             if cost := line.costs.get(unit):
                 found.setdefault(f"{who}, planned", []).append((line.round, cost.pipeline_s))
     series = [Series(name, style, points) for style, (name, points) in enumerate(found.items())]
-    return lines("Pipelines of real devices", "round", "s", series, zero=True)
+    return charts(lines("Pipelines of real devices", "round", "s", series, zero=True))
 
 
 def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:

@@ -18,8 +18,7 @@ from collapipe.audit.sections import (
     update_rows,
     updates_text,
 )
-from collapipe.run_report.charts import Kind, Point, Series, lines, rows, stacked
-from collapipe.run_report.drawing import colour
+from collapipe.run_report.charts import Kind, Point, Series, colour_of, lines, rows, stacked
 from collapipe.run_report.html import Markup, charts, join, note, table, tag
 from collapipe.runs.reading import Run
 
@@ -89,7 +88,7 @@ def _bars(found: Audit) -> Markup | None:
     bars = [
         stacked(
             f"{SENT[each.condition.reads]}, {attack}",
-            [(Kind("", f"fill {colour(style)}"), 100 * each.all_tokens.value)],
+            [(Kind("", colour_of(style)), 100 * each.all_tokens.value)],
             percent(each.all_tokens),
         )
         for style, attack in enumerate(ATTACKS)

@@ -14,7 +14,7 @@ from collapipe.errors import ConfigError, printable
 from collapipe.formatting import seconds, three_digits
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterCost, RoundReport
-from collapipe.run_report.charts import Kind, Row, rows, stacked
+from collapipe.run_report.charts import QUIET, Kind, Row, rows, stacked
 from collapipe.run_report.html import Markup, join, note, table
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
@@ -24,15 +24,15 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 from optim.timeline import SegmentTimes, stages_behind, timeline
 
-_STEM = Kind("frozen stem", "fill c3")
-_PIPELINE = Kind("pipeline, all local steps", "fill c0")
-_UPLOAD = Kind("upload, after the pipeline", "fill c1", 0.25, 0.5)
-_STREAMED = Kind("upload, head, gradients", "fill c1", 0, 0.75)
+_STEM = Kind("frozen stem", "c3")
+_PIPELINE = Kind("pipeline, all local steps", "c0")
+_UPLOAD = Kind("upload, after the pipeline", "c1", 0.25, 0.5)
+_STREAMED = Kind("upload, head, gradients", "c1", 0, 0.75)
 _REQUEST = TypeAdapter(RoundRequest)
 _LONGEST = 2**26  # of a line, in bytes; a thousand units of a dozen devices need a tenth
-_ODD = Kind("odd micro-batch", "fill c0", 0, 0.75)
-_EVEN = Kind("even micro-batch", "fill c0 even", 0, 0.75)
-_SENT = Kind("hop to the next device", "hop", 0.8, 0.2)
+_ODD = Kind("odd micro-batch", "c0", 0, 0.75)
+_EVEN = Kind("even micro-batch", "c0", 0, 0.75, 0.5)
+_SENT = Kind("hop to the next device", QUIET, 0.8, 0.2)
 
 
 def gantt(run: Run, line: RoundReport) -> Markup:

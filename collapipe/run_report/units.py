@@ -10,16 +10,15 @@ import numpy as np
 from collapipe.errors import printable
 from collapipe.formatting import three_digits
 from collapipe.plan import UplinkPlan
-from collapipe.run_report.charts import Kind, Row, Series, cells, lines
-from collapipe.run_report.drawing import COLOURS, colour
+from collapipe.run_report.charts import COLOURS, QUIET, Kind, Row, Series, cells, colour_of, lines
 from collapipe.run_report.html import Markup, charts, details, join, note, table
 from collapipe.runs.reading import Run
 from collapipe.state import HeadPlace, Precision
 
-_TRAINED, _SCHEDULED = Kind("trained", "cell c0"), Kind("took part", "cell c0")
-_FAILED = Kind("failed", "cell c1", 0.5, 0.5)
-_EXCLUDED = Kind("excluded, could not be planned with", "cell c3", 0.35, 0.3)
-_SKIPPED = Kind("round skipped", "cell skipped")
+_TRAINED, _SCHEDULED = Kind("trained", "c0"), Kind("took part", "c0")
+_FAILED = Kind("failed", "c1", 0.5, 0.5)
+_EXCLUDED = Kind("excluded, could not be planned with", "c3", 0.35, 0.3)
+_SKIPPED = Kind("round skipped", QUIET, opacity=0.4)
 _MOST_LINES, _NAMED, _LIMIT_STYLE = 4, 2, 13
 _ASSUMED = {
     "φ², bound of ‖∇F‖²": "gradient_bound",
@@ -100,7 +99,7 @@ def radio(run: Run) -> Markup:
     channels = sorted({uplink.channel for _, _, uplink in sent})
     share = 1 / len(channels)  # the place in the cell also shows the channel
     kinds = {
-        channel: Kind(f"channel {channel}", f"cell {colour(n)}", n * share, share)
+        channel: Kind(f"channel {channel}", colour_of(n), n * share, share)
         for n, channel in enumerate(channels)
     }
     found = [(unit, number, kinds[uplink.channel]) for number, unit, uplink in sent]
@@ -141,9 +140,7 @@ def _chosen(run: Run, what: str, title: str, among: Sequence[str]) -> Markup | N
     ]
     names = [name for name in among if name in {each[2] for each in found}]
     share = 1 / max(len(names), 1)
-    kinds = {
-        name: Kind(name, f"cell {colour(n)}", n * share, share) for n, name in enumerate(names)
-    }
+    kinds = {name: Kind(name, colour_of(n), n * share, share) for n, name in enumerate(names)}
     boxes = [(unit, number, kinds[name]) for unit, number, name in found]
     return _by_round(run, title, boxes, {}) if boxes else None
 

@@ -7,11 +7,31 @@ import pytest
 from made_run import make_run
 from report_page import Page
 
+from collapipe.run_report import charts
+from collapipe.run_report.html import Markup, tag
+
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def report(command: Command, tmp_path: Path) -> Callable[..., Page]:
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages in a tenth of the time: charts have titles, labels of axes and legends alone."""
+
+    def picture(title: str, labels: tuple[str, str], *_: object) -> Markup:
+        texts = [tag("text", label) for label in labels]
+        return tag("svg", *texts, role="img", aria_label=title)
+
+    monkeypatch.setattr(charts, "picture", picture)
+
+
+@pytest.fixture
+def report(drawn_report: Callable[..., Page], undrawn: None) -> Callable[..., Page]:
+    """``drawn_report`` without the inside of charts."""
+    return drawn_report
+
+
+@pytest.fixture
+def drawn_report(command: Command) -> Callable[..., Page]:
     """The page that ``collapipe report ARGUMENTS`` writes."""
 
     def write(*arguments: object) -> Page:

@@ -9,6 +9,7 @@ import pytest
 
 Command = Callable[..., tuple[int, str, str]]
 LINES = "metrics.jsonl"
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def test_a_file_that_is_not_ours_is_not_replaced(run: Path, command: Command) -> None:

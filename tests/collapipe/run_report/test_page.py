@@ -2,8 +2,7 @@
 
 import json
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,9 @@ from made_run import (
 from report_page import Page
 
 from collapipe.formatting import seconds
+from collapipe.run_report import units
+from collapipe.run_report.charts import Row
+from collapipe.run_report.costs import phases
 from collapipe.run_report.learning import EPSILON, Curve
 from collapipe.run_report.units import drifts
 from collapipe.runs.reading import read_run
@@ -28,23 +30,21 @@ Command = Callable[..., tuple[int, str, str]]
 EVIL = "<script>alert('x')</script><img src=http://evil.example/p.png onerror=alert(1)>\"'&"
 
 
-def test_the_page_needs_no_other_file_and_no_script(run: Path, report: Callable[..., Page]) -> None:
-    page = report(run)
+def test_the_page_needs_no_other_file_and_no_script(
+    run: Path, drawn_report: Callable[..., Page]
+) -> None:
+    page = drawn_report(run)
     names = {name for name, _ in page.elements}
-    assert not names & {
-        "script",
-        "link",
-        "img",
-        "iframe",
-        "object",
-        "use",
-        "image",
-        "foreignobject",
-    }
+    assert not names & {"script", "link", "img", "iframe", "object", "image", "foreignobject"}
+    assert "use" in names
+    places = [value for _, attributes in page.elements if (value := attributes.get("id"))]
+    assert len(set(places)) == len(places)
     for _, attributes in page.elements:
-        assert not [key for key in attributes if key.startswith("on") or key in ("src", "style")]
-        assert (attributes.get("href") or "#").startswith("#")
-    assert "url(" not in page.text and "@import" not in page.text
+        assert not [key for key in attributes if key.startswith("on") or key == "src"]
+        for key in ("href", "xlink:href"):
+            link = attributes.get(key)
+            assert link is None or link.removeprefix("#") in places
+    assert "url(" not in page.source and "@import" not in page.source
     policies = [each["content"] for each in page.tags("meta") if "http-equiv" in each]
     assert policies == [
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -114,25 +114,19 @@ def test_who_failed_was_set_aside_or_skipped_is_told_with_the_cause(
 
 
 def test_cells_of_the_matrix_cover_the_rounds_in_which_units_trained(
-    run: Path, report: Callable[..., Page]
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = report(run)
-    lines = list(made_lines(20))
-    (ground,), trained = page.paths("ground")[:1], page.paths("cell c0")[0]
-    corners = [re.findall(r"[\d.]+", path) for path in ground.split("z")[:-1]]
-    assert len(corners) == 8
-    left, width = float(corners[0][0]), (float(corners[0][2]) - float(corners[0][0])) / 20
-    rows = [float(corner[1]) for corner in corners]
-    drawn = {
-        (rows.index(float(y)), (float(x) - left) / width + 1)
-        for x, y in re.findall(r"M([\d.]+) ([\d.]+)", trained)
-    }
-    expected = {(unit, line["round"]) for line in lines for unit in line["units"]}
-    assert {(unit, round(number)) for unit, number in drawn} == expected
-    assert all(number == pytest.approx(round(number), abs=0.01) for _, number in drawn)
-    for unit in range(8):
-        count = sum(unit in line["units"] for line in lines)
-        assert f"{count}, {count / 20:.0%}" in page.texts
+    monkeypatch.setattr(units, "cells", lambda title, rows, rounds: drawn.append((rows, rounds)))
+    drawn, lines = list[tuple[Sequence[Row], Sequence[int]]](), list(made_lines(20))
+    units.participation(read_run(run))
+    ((rows, rounds),) = drawn
+    assert rounds == [*range(1, 21)]
+    assert [row.name for row in rows] == [f"unit {unit}" for unit in range(8)]
+    for unit, row in enumerate(rows):
+        trained = [span for kind, span in row.boxes if kind.name == "trained"]
+        expected = [line["round"] for line in lines if unit in line["units"]]
+        assert trained == [(number, number) for number in expected]
+        assert row.told == f"{len(expected)}, {len(expected) / 20:.0%}"
 
 
 def test_the_round_of_the_gantt_chart_can_be_chosen(
@@ -167,7 +161,7 @@ def test_energy_adds_up(run: Path, report: Callable[..., Page]) -> None:
             assert rows[device] == f"{joules:.4g} J"
 
 
-def test_text_of_the_run_stays_text(tmp_path: Path, report: Callable[..., Page]) -> None:
+def test_text_of_the_run_stays_text(tmp_path: Path, drawn_report: Callable[..., Page]) -> None:
     run = make_run(tmp_path / "<b>run&")
     config = (run / "config.yaml").read_text() + f"note: {json.dumps(EVIL)}\n"
     (run / "config.yaml").write_text(config.replace("name: collapipe", f"name: {json.dumps(EVIL)}"))
@@ -180,7 +174,7 @@ def test_text_of_the_run_stays_text(tmp_path: Path, report: Callable[..., Page])
     write_lines(run, lines)
     metric = {"name": EVIL, "value": 1.0, "signature": EVIL, "extra_metrics": {}}
     write_summary(run, status="failed", error=EVIL, metric=metric)
-    page = report(run)
+    page = drawn_report(run)
     names = {name for name, _ in page.elements}
     assert not names & {"script", "img", "b"}
     assert not [key for _, attributes in page.elements for key in attributes if key == "onerror"]
@@ -290,24 +284,16 @@ def test_queues_of_many_units_are_a_band_with_the_worst_by_name(
     num_units: int, banded: bool, tmp_path: Path, report: Callable[..., Page]
 ) -> None:
     run = make_run(tmp_path / "run", num_units=num_units)
-    figure = _figure(report(run), "Virtual queues Y after each round")
-    lines = figure.count('class="line c')
-    if not banded:
-        assert (lines, "band c0" in figure) == (2 * num_units, False)  # each is in the legend, too
-        return
+    figure = report(run).figure("Virtual queues Y after each round")
     queues = [line["queues"] for line in made_lines(20, num_units)]
     means = [sum(row[unit] for row in queues) for unit in range(num_units)]
-    worst = sorted(range(num_units), key=lambda unit: -means[unit])[:2]
-    assert (lines, figure.count("band c0")) == (6, 2)
-    assert all(f"unit {unit}" in figure for unit in worst)
+    shown = sorted(range(num_units), key=lambda unit: -means[unit])[: 2 if banded else num_units]
+    assert figure.count("<li>") == len(shown) + banded
+    assert ("median of the units, least to most" in figure) == banded
+    assert all(f"unit {unit}" in figure for unit in shown)
 
 
-def _figure(page: Page, title: str) -> str:
-    """The source of the chart with that title."""
-    found = page.source.index(f'aria-label="{title}"')
-    return page.source[found : page.source.index("</figure>", found)]
-
-
+@pytest.mark.usefixtures("undrawn")
 def test_a_name_without_end_does_not_make_a_page_without_end(run: Path, command: Command) -> None:
     lines = list(made_lines(20))
     lines[9]["metric"]["name"] = "x" * 1_000_000
@@ -327,11 +313,11 @@ def test_a_ratio_is_drawn_only_where_modelled_delays_differ(
     assert "Measured against modelled" not in page.texts
 
 
-def test_phases_of_the_server_add_up(run: Path, report: Callable[..., Page]) -> None:
+def test_phases_of_the_server_add_up(run: Path) -> None:
     """Planning is a part of sending."""
     seconds_ = {"plan": 1.0, "send": 3.0, "train": 5.0, "aggregate": 1.0, "round": 9.0}
     write_lines(run, [{**line, "seconds": seconds_} for line in made_lines(20)])
-    texts = report(run).texts
+    texts = Page(phases(read_run(run))).texts
     for share in ("11.1%", "22.2%", "55.6%"):
         assert any(text.endswith(f", {share}") for text in texts)
 
@@ -387,6 +373,7 @@ def test_the_page_of_a_long_run_is_small(tmp_path: Path, command: Command) -> No
     assert Path(out.strip()).stat().st_size < 1_000_000
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_same_folder_makes_the_same_page(run: Path, command: Command) -> None:
     pages = []
     for _ in range(2):

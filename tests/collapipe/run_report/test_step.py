@@ -1,8 +1,7 @@
 """The chart of a local step agrees with the law that it was planned with."""
 
 import gzip
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,31 @@ from made_run import made_lines, write_lines
 from pydantic import TypeAdapter
 from report_page import Page
 
+from collapipe.run_report import round as of_round
+from collapipe.run_report.charts import Row
+from collapipe.runs.reading import read_run
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 from optim.planner import RoundRequest
 
 Command = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Sequence[Row]]:
+    """The rows that the chart of a run's last local step draws."""
+
+    def rows(folder: Path) -> Sequence[Row]:
+        run, drawn = read_run(folder), list[Sequence[Row]]()
+        monkeypatch.setattr(of_round, "rows", lambda *args, **_: drawn.append(args[2]))
+        of_round.step_chart(run, run.rounds[-1])
+        monkeypatch.undo()
+        return drawn[0]
+
+    return rows
+
+
 def test_the_step_of_each_unit_ends_when_its_law_says(
-    run: Path, report: Callable[..., Page]
+    run: Path, report: Callable[..., Page], step: Callable[[Path], Sequence[Row]]
 ) -> None:
     clusters = list(made_lines(20))[-1]["plan"]["clusters"]
     laws = {f"device-{n}": AffineLaw(0.01 * (1 + n), 0.002, 0.001, 0.003) for n in range(3)}
@@ -31,20 +47,16 @@ def test_the_step_of_each_unit_ends_when_its_law_says(
         for number in (1, 20)
     )
     (run / "requests.jsonl.gz").write_bytes(gzip.compress(lines))
-    page = report(run)
-    assert "A local step of round 20, modelled" in page.texts
-    rows = _rows(page.paths("hop")[0])
+    assert "A local step of round 20, modelled" in report(run).texts
+    rows = [[span for kind, span in row.boxes if "hop" in kind.name] for row in step(run)]
     assert len(rows) == 2 * len(clusters)  # a row a segment
     assert {len(row) for row in rows} == {4}  # m
     ends = [max(end for _, end in row) for row in rows[1::2]]
-    expected = [_step_s(cluster, laws) for cluster in clusters]
-    first = min(begin for row in _rows(page.paths("fill c0")[2]) for begin, _ in row)
-    shares = [(end - first) / (max(ends) - first) for end in ends]
-    assert shares == pytest.approx([each / max(expected) for each in expected], abs=2e-3)
+    assert ends == pytest.approx([_step_s(cluster, laws) for cluster in clusters])
 
 
 def test_activations_are_drawn_as_long_as_the_chosen_precision_takes(
-    run: Path, report: Callable[..., Page]
+    run: Path, step: Callable[[Path], Sequence[Row]]
 ) -> None:
     """As those of a unit that sends nothing else."""
     law, lines = AffineLaw(0.01, 0.002, 0.001, 0.003), list(made_lines(20))
@@ -63,7 +75,7 @@ def test_activations_are_drawn_as_long_as_the_chosen_precision_takes(
         request = RoundRequest(20, states, 6, 64, 1, None, 4, "one_f_one_b", (), (), ())
         data = TypeAdapter(RoundRequest).dump_json(request) + b"\n"
         (run / "requests.jsonl.gz").write_bytes(gzip.compress(data))
-        drawn.append(report(run).paths("fill c1"))
+        drawn.append([row for row in step(run) if ", device" not in row.name])
     assert drawn[0]
     assert drawn[0] == drawn[1]
 
@@ -74,14 +86,6 @@ def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:
     computes = [blocks * (law.u * 16 + law.v) for law, blocks in held]
     hops = [law.w * 16 + law.ell for law, _ in held]
     return sum(computes) + sum(hops) + 3 * max(*computes, *hops)
-
-
-def _rows(path: str) -> list[list[tuple[float, float]]]:
-    """Begin and end of the boxes in each row."""
-    rows: dict[float, list[tuple[float, float]]] = {}
-    for x, y, end in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)", path):
-        rows.setdefault(float(y), []).append((float(x), float(end)))
-    return [rows[y] for y in sorted(rows)]
 
 
 @pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"round":20,}\n', mtime=0)])
