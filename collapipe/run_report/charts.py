@@ -247,7 +247,7 @@ def picture(
 ) -> Markup:
     """Return an SVG element of this width and height. Screen readers read the title.
 
-    ``labels`` are those of the horizontal and the vertical axis. ``draw`` fills the axes between
+    ``labels`` name the horizontal and the vertical axis. ``draw`` fills the axes between
     the margins on the left, on the right, and at the top.
     """
     (across, up), (width, height), (left, right, top) = labels, size, margins

@@ -11,8 +11,8 @@ EVIL = "<script>$x$ 漢 \ud83d\n\x1b\"'& 0.123456 #000001"
 BLUE, RED = Kind("blue", "c0"), Kind("", "c1", 0.5, 0.5, 0.5)
 
 
-def _series(*points: tuple[float, float], **options: bool) -> list[Series]:
-    return [Series("a series", 0, points, **options)]
+def _series(*points: tuple[float, float], joined: bool = True) -> list[Series]:
+    return [Series("a series", 0, points, joined)]
 
 
 @pytest.mark.parametrize(
