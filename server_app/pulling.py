@@ -90,8 +90,8 @@ class Replies:
         A reply of which some parts have not arrived is not requested again: the SuperLink deletes
         a message when it announces the reply, and would report the message as unavailable.
         """
-        coming = {each.metadata.reply_to_message_id for each in self._coming.values()}
-        asked = {*message_ids} - coming
+        arriving = {each.metadata.reply_to_message_id for each in self._coming.values()}
+        asked = {*message_ids} - arriving
         wanted = PullAppMessagesRequest(message_ids=[*asked, *self._late])
         found = self.grid._runtime_client.PullMessages(wanted)
         for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
