@@ -64,9 +64,12 @@ def _content(folder: Path) -> dict[Path, bytes]:
         ("task.max_length=41", "task.max_length was 40, is 41;"),
         ("task.vocabulary=301", "task.vocabulary was 300, is 301;"),
         ("compression=int8", 'compression.upload was "float32", is "int8";'),
-        ("strategy=random", "more differ; leave these as they were, or begin a new run"),
+        ("strategy=random", "more differ; set these as before, or begin a new run"),
         ("+task.extra=1", "unknown option task.extra"),
-        ("task=ner", "and task=ner does not fit its other options (unknown option task.train_rows"),
+        (
+            "task=ner",
+            "task=ner does not fit the run's other options (unknown option task.train_rows",
+        ),
     ],
 )
 def test_a_run_that_would_learn_something_else_is_refused(

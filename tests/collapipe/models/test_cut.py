@@ -138,6 +138,6 @@ def test_a_planner_sees_the_units_blocks_alone(tmp_path: Path) -> None:
 def test_a_cut_behind_the_last_block_is_an_error(tmp_path: Path, cut: int) -> None:
     spec = spec_for(tmp_path, "own")
     assert cut_at(spec, None) is spec
-    with pytest.raises(ConfigError, match=rf"framework\.cut={cut}: .*model\.num_blocks=4 ") as e:
+    with pytest.raises(ConfigError, match=rf"framework\.cut={cut}: .*model\.num_blocks=4") as e:
         cut_at(spec, cut)
     assert "\n" not in str(e.value)

@@ -167,7 +167,7 @@ def test_files_become_rows(folder: Path) -> None:
         ("labels.txt", b"weather\n", ["train.tsv.gz:2: label '1'", "labels.txt"]),
         ("valid.tsv", b"Rain\t0\nSnow\n", ["valid.tsv:2 is not a text, a tab"]),
         ("valid.tsv", b"Rain\t0\n \t1\n", ["valid.tsv:2 is not a text, a tab"]),
-        ("valid.tsv", b"Rain\t0\nSnow\tsport\n", ["valid.tsv:2: label 'sport'", "0 to 1"]),
+        ("valid.tsv", b"Rain\t0\nSnow\tsport\n", ["valid.tsv:2: label 'sport'", "0 … 1"]),
         ("valid.tsv", b"Rain\t-1\n", ["valid.tsv:1: label '-1'"]),
         ("valid.tsv", b"Rain\t0\nSn\xffow\t1\n", ["valid.tsv:2", "UTF-8", "0xff"]),
         ("valid.tsv", b"\n", ["valid.tsv holds no rows"]),
