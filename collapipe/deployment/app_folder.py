@@ -9,24 +9,23 @@ from collapipe.own_packages import NAMES
 from collapipe.temporary import TemporaryFolder
 
 _ROOT = Path(__file__).parents[2]
-_PROJECT = "pyproject.toml"
-_FILES = _PROJECT, "LICENSE"
+_FILES = "pyproject.toml", "LICENSE"
 
 
 @contextmanager
 def app_folder(root: Path = _ROOT) -> Iterator[Path]:
-    """Yield the app's folder: the checkout, or a temporary copy of the installed packages.
+    """Yield a temporary copy of the packages with ``_FILES`` at its root.
 
-    pip installs ``_FILES`` inside the package (``force-include`` in the checkout's
-    ``pyproject.toml``); the copy has them at its root.
+    It is small: of a checkout Flower would pack pages and tests too, and search its ``.venv`` for
+    several seconds. pip installs ``_FILES`` inside the package (``force-include`` in
+    ``pyproject.toml``).
     """
-    if (root / _PROJECT).exists():
-        yield root
-        return
     with TemporaryFolder("app") as folder:
         for package in ("collapipe", "conf", *NAMES):
             compiled = shutil.ignore_patterns("__pycache__")
             shutil.copytree(root / package, folder / package, ignore=compiled)
         for file in _FILES:
-            (folder / "collapipe" / file).rename(folder / file)
+            (folder / "collapipe" / file).unlink(missing_ok=True)
+            own = root / file
+            shutil.copy(own if own.exists() else root / "collapipe" / file, folder / file)
         yield folder
