@@ -178,6 +178,7 @@ class _Run:
             with self._budget(), strategy.opened(grid, arrays):
                 for round_ in range(self.history.num_rounds + 1, federation.rounds + 1):
                     result = strategy.run_round(round_, self._checkpoints.begin(round_))
+                    self._show(records.progress, result)
                     evaluated, evaluate_s = self._evaluated(round_, evaluator, strategy)
                     self._write_models(strategy.model, result.report.units)
                     self._record(records, result, evaluated, evaluate_s)
@@ -203,6 +204,7 @@ class _Run:
         with self._records(1) as records:
             for result, then in dry_run(self.settings, scheduler, state, rounds):
                 self._checkpoints.begin(result.report.round)
+                self._show(records.progress, result)
                 self._record(records, result)
                 self._checkpoints.write(self.history, RunState(then), self.places.of)
 
@@ -259,6 +261,16 @@ class _Run:
         began = time.perf_counter()
         return evaluator.evaluate("validation", strategy), time.perf_counter() - began
 
+    def _show(self, progress: RunProgress, result: RoundResult) -> None:
+        """Show a finished round and the units that joined before it; record new ones' rows."""
+        report = result.report
+        for each in result.arrivals:
+            unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
+            progress.arrival(report.round, unit, f"joined, {rows}" if each.new else "is back")
+            if each.new:
+                add_shard(self.folder, each.cluster, self.places.name(unit), report.round)
+        progress.round(report, result.seconds["round"])
+
     def _record(
         self,
         records: _Records,
@@ -266,15 +278,8 @@ class _Run:
         evaluated: Evaluated | None = None,
         evaluate_s: float = 0.0,
     ) -> None:
-        """Record a finished round, and show it."""
+        """Record a finished round with its evaluation, and show the evaluation."""
         report, seconds = result.report, dict(result.seconds)
-        for each in result.arrivals:
-            unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
-            how = f"joined, {rows}" if each.new else "is back"
-            records.progress.arrival(report.round, unit, how)
-            if each.new:
-                add_shard(self.folder, each.cluster, self.places.name(unit), report.round)
-        records.progress.round(report, seconds["round"])
         if evaluated is not None:
             records.progress.evaluation(report.round, evaluated)
             seconds["evaluate"] = evaluate_s

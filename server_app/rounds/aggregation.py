@@ -3,7 +3,6 @@ a sum of masked updates."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flwr.app import RecordDict
 
@@ -72,91 +71,79 @@ class Aggregated:
     bytes_down: int = 0
 
 
-class Aggregation(Protocol):
-    """A round's aggregation: call ``open`` before units train and ``close`` with their updates.
+class Aggregation:
+    """Federated averaging, or each unit's own model if the framework does not aggregate.
 
-    ``clip_norm`` bounds the norm of each update; None disables clipping. ``epsilon`` is ε of all
-    rounds so far; None without noise. ``independent`` is False if one unit can cause the failure
-    of others.
+    Call ``open`` before units train and ``close`` with their updates. ``independent`` is False if
+    one unit can cause the failure of others.
     """
 
-    independent: bool
+    independent = True
+
+    def __init__(self, model: GlobalModel, called: Called) -> None:
+        self._model, self._called = model, called
 
     @property
-    def clip_norm(self) -> float | None: ...
+    def clip_norm(self) -> float | None:
+        """Bound of each update's norm; None disables clipping."""
+        return None
 
     @property
-    def epsilon(self) -> float | None: ...
+    def epsilon(self) -> float | None:
+        """ε of all rounds so far; None without noise."""
+        return None
 
     def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
         """Prepare the ``planned`` units, at least one, for the round. Raises ``BudgetSpentError``
         if a further round would exceed ``privacy.max_epsilon``."""
+        return Ready({unit: RecordDict() for unit in planned})
 
     def expected(self, sent: Tensors) -> Tensors | None:
         """Tensors without values, shaped like the reply of a unit that was ``sent`` these weights.
         None if the unit returns the weights themselves."""
+        return None
 
     def upload_bytes(self, sent: Tensors, precision: str) -> int:
         """Size of a unit's update in bytes."""
+        return upload_bytes(sent, precision)
 
     def close(self, round_: int, updates: Updates) -> Aggregated:
         """Make the next model from the updates of the units that finished. Raises
         ``NonFiniteLossError`` if a weight would not be finite; the model is then unchanged."""
+        if not updates.models:
+            return Aggregated(skipped="every unit failed")
+        return Aggregated(self._moved(round_, updates))
 
     def pack(self) -> Tensors:
         """Return the state that lasts from round to round, for a checkpoint."""
+        return {}
 
     def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
         """Restore the state of a checkpoint; ``account`` is the number of rounds that ε counts for
         each unit."""
 
-
-class Averaging:
-    """Federated averaging, or each unit's own model if the framework does not aggregate."""
-
-    independent = True
-    clip_norm: float | None = None
-    epsilon: float | None = None
-
-    def __init__(self, model: GlobalModel, called: Called) -> None:
-        self._model, self._called = model, called
-
-    def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
-        return Ready({unit: RecordDict() for unit in planned})
-
-    def expected(self, sent: Tensors) -> Tensors | None:
-        return None
-
-    def upload_bytes(self, sent: Tensors, precision: str) -> int:
-        return upload_bytes(sent, precision)
-
-    def close(self, round_: int, updates: Updates) -> Aggregated:
-        if not updates.models:
-            return Aggregated(skipped="every unit failed")
+    def _moved(self, round_: int, updates: Updates) -> float | None:
+        """Make the next model of at least one update. Returns by how much it moved."""
         own = updates
-        moved = self._model.learn(round_, own.models, own.shares, own.common, self._called)
-        return Aggregated(moved)
-
-    def pack(self) -> Tensors:
-        return {}
-
-    def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
-        """Do nothing: averaging keeps no state."""
+        return self._model.learn(round_, own.models, own.shares, own.common, self._called)
 
 
-class PrivateAveraging:
+class PrivateAggregation(Aggregation):
     """The mean of clipped updates with differentially private noise; see ``PrivateMean``."""
 
-    independent = True
-
     def __init__(
-        self, model: GlobalModel, settings: Settings, mean: PrivateMean, on_account: OnAccount
+        self,
+        model: GlobalModel,
+        called: Called,
+        settings: Settings,
+        mean: PrivateMean,
+        on_account: OnAccount,
     ) -> None:
-        self._model, self._settings, self._mean = model, settings, mean
-        self._on_account = on_account
+        super().__init__(model, called)
+        self._settings, self._mean, self._on_account = settings, mean, on_account
 
     @property
-    def clip_norm(self) -> float | None:
+    def clip_norm(self) -> float:
         return self._mean.clip_norm
 
     @property
@@ -164,20 +151,8 @@ class PrivateAveraging:
         return self._mean.epsilon
 
     def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
-        self._mean.check(planned, units.places.called)
-        return Ready({unit: RecordDict() for unit in planned})
-
-    def expected(self, sent: Tensors) -> Tensors | None:
-        return None
-
-    def upload_bytes(self, sent: Tensors, precision: str) -> int:
-        return upload_bytes(sent, precision)
-
-    def close(self, round_: int, updates: Updates) -> Aggregated:
-        if not updates.models:
-            return Aggregated(skipped="every unit failed")
-        summed = self._mean.summed(updates.models.values(), self._model.trained)
-        return Aggregated(self._moved(round_, updates.models, summed))
+        self._mean.check(planned, self._called)
+        return super().open(units, round_, planned)
 
     def pack(self) -> Tensors:
         return self._mean.packed()
@@ -186,7 +161,11 @@ class PrivateAveraging:
         if packed:
             self._mean.restore(packed, account)
 
-    def _moved(self, round_: int, units: Collection[int], summed: ClippedSum) -> float:
+    def _moved(self, round_: int, updates: Updates) -> float:
+        summed = self._mean.summed(updates.models.values(), self._model.trained)
+        return self._moved_by(round_, updates.models, summed)
+
+    def _moved_by(self, round_: int, units: Collection[int], summed: ClippedSum) -> float:
         """Move the model by the sum with noise. The account is updated before anyone can see the
         new model."""
         seed = derive(self._settings.privacy.noise_seed or 0, "privacy", round_)
@@ -201,8 +180,8 @@ class PrivateAveraging:
             self._on_account(self._mean.rounds)
 
 
-class MaskedAveraging(PrivateAveraging):
-    """Like ``PrivateAveraging``, with masked updates: the server learns only their sum."""
+class MaskedAggregation(PrivateAggregation):
+    """Like ``PrivateAggregation``, with masked updates: the server learns only their sum."""
 
     independent = False
     _sum: SecureSum  # of the round
@@ -228,7 +207,7 @@ class MaskedAveraging(PrivateAveraging):
 
     def close(self, round_: int, updates: Updates) -> Aggregated:
         summed = self._sum.sum(updates.models, self._model.trained)
-        moved = self._moved(round_, updates.models, summed) if summed else None
+        moved = self._moved_by(round_, updates.models, summed) if summed else None
         own = self._sum
         return Aggregated(moved, own.skipped, own.failures, own.bytes_up, own.bytes_down)
 
@@ -247,7 +226,7 @@ def aggregation_of(
 ) -> Aggregation:
     """Return the aggregation that the options select."""
     if settings.privacy.clip_norm is None:
-        return Averaging(model, called)
-    kind = MaskedAveraging if settings.privacy.secure_aggregation else PrivateAveraging
+        return Aggregation(model, called)
+    kind = MaskedAggregation if settings.privacy.secure_aggregation else PrivateAggregation
     mean = PrivateMean(settings.privacy, settings.privacy.clip_norm)
-    return kind(model, settings, mean, on_account)
+    return kind(model, called, settings, mean, on_account)

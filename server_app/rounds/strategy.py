@@ -129,8 +129,10 @@ class CollaPipeStrategy:
                 loss = self.run_round(round_).report.train_loss if round_ else None
                 if loss is not None:
                     result.train_metrics_clientapp[round_] = MetricRecord({"train_loss": loss})
-                if evaluate_fn and (found := evaluate_fn(round_, ArrayRecord(self.model.weights))):
-                    result.evaluate_metrics_serverapp[round_] = found
+                if evaluate_fn is not None:
+                    found = evaluate_fn(round_, ArrayRecord(self.model.weights))
+                    if found is not None:
+                        result.evaluate_metrics_serverapp[round_] = found
         result.arrays = ArrayRecord(self.model.weights)
         return result
 
@@ -159,7 +161,7 @@ class CollaPipeStrategy:
                 heads=self._heads,
                 aggregation=self._aggregation,
                 screen=self._screen,
-                timeout_s=timeout or settings.federation.round_timeout_s,
+                timeout_s=settings.federation.round_timeout_s if timeout is None else timeout,
             )
             if self._checkpoint is not None:
                 self._restore(self._checkpoint)
@@ -192,13 +194,16 @@ class CollaPipeStrategy:
         replies = self._exchange.send(outbox)
         phases.end("train")
         outcomes = self._exchange.outcomes(decision, outbox, replies)
-        outcomes, aggregated = self._aggregate(decision, outcomes)
+        shares = self._shares(outcomes.finished)
+        outcomes, aggregated = self._aggregate(decision, outcomes, shares)
         self._note_roster(round_, outcomes, aggregated)
         phases.end("aggregate")
         round_s = phases.total_s
         kept_bytes = self._store_kept(round_, store) if store else {}
         phases.end("checkpoint")
-        report = self._end(decision, outbox, outcomes, aggregated, kept_bytes, phases.total_s)
+        report = self._end(
+            decision, outbox, outcomes, shares, aggregated, kept_bytes, phases.total_s
+        )
         bytes_down, self._units.bytes_down = self._units.bytes_down, 0
         seconds = {**phases.seconds, "round": round_s}
         return RoundResult(report, decision.request, seconds, arrivals, bytes_down)
@@ -253,7 +258,7 @@ class CollaPipeStrategy:
         )
 
     def _aggregate(
-        self, decision: RoundDecision, outcomes: Outcomes
+        self, decision: RoundDecision, outcomes: Outcomes, shares: Mapping[int, float]
     ) -> tuple[Outcomes, Aggregated]:
         """Make the next model from the updates. If they are not used, no unit counts as
         finished."""
@@ -262,7 +267,7 @@ class CollaPipeStrategy:
             return outcomes, Aggregated()
         models = {u: reply.weights | self._heads.weights(u) for u, reply in finished.items()}
         common = self._heads.common_weights(finished) if finished else {}
-        updates = Updates(models, self._shares(finished), common)
+        updates = Updates(models, shares, common)
         aggregated = self._aggregation.close(decision.plan.round, updates)
         if aggregated.skipped is not None:
             outcomes = replace(outcomes, finished={})
@@ -326,6 +331,7 @@ class CollaPipeStrategy:
         decision: RoundDecision,
         outbox: Outbox,
         outcomes: Outcomes,
+        shares: Mapping[int, float],
         aggregated: Aggregated,
         kept_bytes: Mapping[int, int],
         measured_s: float,
@@ -334,7 +340,7 @@ class CollaPipeStrategy:
         finished = outcomes.finished
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
-        shares, train_loss, observation = self._shares(finished), None, None
+        train_loss = observation = None
         if finished:
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
         if aggregated.moved is not None:

@@ -11,6 +11,7 @@ from federated import grid_of, run, settings_of
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import Result
 
+from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.rounds.strategy import CollaPipeStrategy
 
 ROOT = Path(__file__).parents[3]
@@ -45,3 +46,18 @@ def test_the_model_is_packed_for_flower_once_and_never_unpacked(tmp_path: Path) 
     ):
         run(tmp_path, "federation.rounds=4", "federation.eval_every=1")
     assert (packed.call_count, unpacked.call_count) == (1, 0)
+
+
+def test_a_round_is_shown_before_its_evaluation_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which may take long, or fail."""
+    shown, evaluate = list[str](), RunEvaluator.evaluate
+
+    def seen(self: RunEvaluator, *arguments: Any) -> Evaluated:
+        shown.append(capsys.readouterr().out)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(RunEvaluator, "evaluate", seen)
+    run(tmp_path, "federation.rounds=1")
+    assert "round 1/1  train loss" in shown[0]
