@@ -23,7 +23,7 @@ from collapipe.temporary import TemporaryFolder
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import TrainRequest
 
-_LIMIT_S = 30.0
+_LIMIT_S = 120.0  # on a busy machine a step of a fresh process takes half a minute
 _MOST_LETTERS = 200  # of a text
 _STAND_IN = (  # a small model of the translation task, with which texts translate into themselves
     "task=multi30k data.source_column=source data.target_column=target data.partitioner=null "

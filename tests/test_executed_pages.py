@@ -97,6 +97,9 @@ done; cd $HOME"""
 _PI = """collapipe credentials add ~/cluster pi-5 --output pi-5
 collapipe device --listen 127.0.0.1:$SECOND_PORT --credentials pi-5 --memory 3GB"""
 READERS = {
+    "credentials.md": Reader(
+        {"collapipe credentials list farm": "collapipe credentials add farm pi-4 --output pi-4"}
+    ),
     "two-owners.md": Reader(
         {
             "collapipe credentials request credentials": _PARIS.format(
@@ -143,8 +146,9 @@ collapipe export tagged tagger"""
     ),
     "privacy.md": Reader(
         {
-            "collapipe audit RUN_DIR --public FILE": f"collapipe run task=classification {_BERT} "
-            "data.train_file=rows.csv data.validation_file=rows.csv data.test_file=rows.csv",
+            "collapipe audit RUN_DIR --public public.txt\n": "collapipe run task=classification "
+            f"{_BERT} data.train_file=rows.csv data.validation_file=rows.csv "
+            "data.test_file=rows.csv",
             "zcat": "mkdir mr_en\n"
             "for each in $(seq 20); do cat FOLDER/train.tsv; done | gzip > mr_en/train.tsv.gz",
         }
@@ -347,7 +351,7 @@ def has_commands(page: Path) -> bool:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", filter(has_commands, PAGES), ids=name_of)
+@pytest.mark.parametrize("page", [*filter(has_commands, PAGES)], ids=name_of)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, forks: str) -> None:
     reader = READERS.get(name_of(page), Reader())
     with place(tmp_path / "home", files, forks) as there:

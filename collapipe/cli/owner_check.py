@@ -8,7 +8,7 @@ from datasets import Dataset
 from client_app.survey import ANSWER_S, ask_all, own_credentials
 from collapipe.data.files import read_file
 from collapipe.deployment.checking import Finding
-from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.formatting import amount, counted
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
@@ -78,6 +78,9 @@ def _step(file: Path, owner: OwnerSection, texts: Sequence[str]) -> Finding:
         report = train_one_step(owner, file.parent, texts)
     except CollaPipeError as error:
         return Finding.of(_DRY_RUN, error, f"cluster in {file}")
+    except RuntimeError as error:  # torch's, such as full memory
+        way_out = f"free memory, or choose another runtime.torch_device in {file}"
+        return Finding(_DRY_RUN, error=one_line(error), way_out=way_out)
     where = ", ".join(each.name for each in report.devices) or "simulated devices"
     return Finding(_DRY_RUN, f"a step of training on {where}: loss {report.losses[0]:.2f}")
 

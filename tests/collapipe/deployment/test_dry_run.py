@@ -70,3 +70,12 @@ def test_no_step_is_trained_if_a_check_before_it_found_a_problem(
     assert bool(called) is trains
     if trains:
         assert last == Finding("dry run", error="box: is gone", way_out="start it")
+
+
+def test_an_error_of_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: object) -> ClusterReport:
+        raise RuntimeError("out of memory\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(dry_run, "train_one_step", train)
+    *_, last = owned(tmp_path)
+    assert "out of memory" in str(last.error) and "\n" not in str(last.error) and last.way_out
