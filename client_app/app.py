@@ -13,10 +13,9 @@ from flwr.clientapp import ClientApp
 
 from client_app import evaluating
 from client_app.arrival import message_taken
-from client_app.control_unit import ControlUnit
+from client_app.control_unit import ControlUnit, cached_per_unit
 from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
-from client_app.unit_cache import cached_per_unit
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings

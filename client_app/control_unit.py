@@ -2,8 +2,9 @@
 
 import functools
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,25 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def cached_per_unit(function: Callable[..., T]) -> Callable[..., T]:
+    """Cache the last N results of ``function(settings, unit, …)``, with the run's N units.
+
+    Units take turns in every round, so a smaller cache would miss each time.
+    """
+
+    @functools.lru_cache(maxsize=1)
+    def cache(num_units: int) -> Callable[..., T]:
+        return functools.lru_cache(maxsize=num_units)(function)
+
+    @functools.wraps(function)
+    def cached(settings: Settings, *arguments: Any) -> T:
+        return cache(settings.federation.num_units)(settings, *arguments)
+
+    cached.cache_clear = cache.cache_clear  # type: ignore[attr-defined]
+    return cached
 
 
 class ControlUnit:

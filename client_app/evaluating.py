@@ -1,6 +1,6 @@
 """A unit's evaluation: the whole model on the unit's own rows of a split."""
 
-from client_app.unit_cache import cached_per_unit
+from client_app.control_unit import cached_per_unit
 from collapipe.config import Settings
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.rows import load_held_out

@@ -10,20 +10,21 @@ import torch
 from client_app.arrival import taken_s
 from client_app.control_unit import ControlUnit
 from client_app.devices import DeviceFigures
-from client_app.masked_update import masked_update
-from client_app.memory import change_coder, stem_rows
-from client_app.rounding import ActivationMeter, measured
-from client_app.stem_rows import StemRows
+from client_app.memory import StemRows, change_coder, stem_rows
+from client_app.payloads import ActivationMeter, measured
 from client_app.trainers import RoundTrainer, Start, open_trainer
 from collapipe import cancellation
-from collapipe.errors import NonFiniteLossError
+from collapipe.config import Settings
+from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
 from collapipe.models.stem import StemSpec
 from collapipe.report import START, ClusterReport
 from collapipe.secure_aggregation.messages import MaskRequest
+from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithShares
+from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.wire.compression import FLOAT32, compress_update
 from collapipe.wire.messages import (
@@ -36,6 +37,7 @@ from collapipe.wire.messages import (
     TrainReply,
     TrainRequest,
 )
+from collapipe.wire.records import MASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +239,32 @@ def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Ten
         return state, {}
     head_state = prefixed(HEAD, select(state, HEAD))
     return {key: each for key, each in state.items() if key not in head_state}, head_state
+
+
+def masked_update(
+    stage: UnitWithShares,
+    request: TrainRequest,
+    shares: MaskRequest,
+    start: Tensors,
+    end: Tensors,
+    settings: Settings,
+) -> tuple[MaskedUnit, Tensors]:
+    """Mask the change from ``start`` to ``end``. Returns the state that the unit keeps until the
+    sum is unmasked, and the tensors to send.
+
+    The change is clipped and gets the unit's share of the noise if units add it. Integer tensors
+    are not sent. Random rounding derives from the run's seed, so that a round can be repeated.
+    Raises ``WireError`` or ``NonFiniteLossError``.
+    """
+    if request.clip_norm is None:
+        raise WireError("a masked update needs privacy.clip_norm, which the server did not send")
+    changes = [end[name] - start[name] for name in sorted(end) if end[name].is_floating_point()]
+    change = torch.cat([each.reshape(-1) for each in changes]).numpy()
+    how = settings.compression.upload, settings.privacy
+    quantiser = Quantiser.of(*how, change.size, request.clip_norm, stage.num_units)
+    seed = derive(settings.seed, "rounding", stage.unit, request.round)
+    told = settings.privacy.noise_seed
+    noise = None if told is None else derive(told, "privacy", stage.unit, request.round)
+    words = quantiser.quantise(change, np.random.default_rng(seed), noise)
+    masked = stage.mask(request.round, shares, words)
+    return masked, {MASKED: torch.from_numpy(quantiser.pack(words))}

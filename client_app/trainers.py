@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from client_app.control_unit import ControlUnit
 from client_app.devices import DevicePipeline, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
-from client_app.rounding import ActivationMeter
+from client_app.payloads import ActivationMeter
 from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.activation_store import ActivationStore, activation_folder

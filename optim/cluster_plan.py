@@ -11,6 +11,7 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, UplinkPlan, segment_plans
 from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
+from optim.channel import payload_links, power_limits
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
     Allocation,
@@ -23,7 +24,6 @@ from optim.problem import (
     RoundSolution,
     RoundSolver,
 )
-from optim.radio.channel import payload_links, power_limits
 from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.state import Channel
+from optim.channel import Links
 from optim.problem import Allocation, Floats, Ints, RoundOptions, RoundProblem
-from optim.radio.channel import Links
 
 # Γ may exceed Γ^max by this relative rounding error.
 _ROUNDING = 1e-12

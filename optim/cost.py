@@ -12,11 +12,11 @@ import numpy as np
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
+from optim.channel import Fading, links
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.latency import partition_of, streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
-from optim.radio.channel import Fading, links
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,13 @@ from collapipe.credentials.bundle import (
     REQUEST,
     REVOKED,
     Bundle,
+    Revocations,
     issued_to,
+    newer_list,
+    number_of,
     read_bundle,
     read_certificate,
+    read_list,
 )
 from collapipe.credentials.keys import (
     PEM,
@@ -31,7 +35,6 @@ from collapipe.credentials.keys import (
     request_pem,
 )
 from collapipe.credentials.member import Member
-from collapipe.credentials.revocations import Revocations, newer_list, number_of, read_list
 from collapipe.errors import ConfigError, WireError
 
 

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.errors import NonFiniteLossError, WireError
-from collapipe.privacy.discrete_noise import LEAST_DEVIATION, DiscreteGaussian
+from collapipe.privacy.noise import LEAST_DEVIATION, DiscreteGaussian
 from collapipe.sections import PrecisionOrAuto, PrivacySettings
 from collapipe.secure_aggregation.masks import Words
-from collapipe.secure_aggregation.thresholds import noise_parts
+from collapipe.secure_aggregation.session import noise_parts
 
 Values = NDArray[np.floating[Any]]
 LEVELS = {"float32": 2**16, "bfloat16": 2**9, "int8": 127, "int6": 31, "int4": 7}

@@ -19,7 +19,7 @@ from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.reading import how_to_go_on
 from collapipe.sections import PrivacySettings
-from collapipe.secure_aggregation.thresholds import noise_parts
+from collapipe.secure_aggregation.session import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra

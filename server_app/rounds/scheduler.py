@@ -27,10 +27,10 @@ from collapipe.state import (
 )
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
+from optim.channel import Fading
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
-from optim.radio.channel import Fading
 from optim.verify import verify_plan
 from server_app.roster import Reported, Roster
 from server_app.rounds.estimates import RoundObservation, estimate
