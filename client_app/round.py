@@ -219,8 +219,7 @@ def _sent(
     """Return the tensors that encode the weights ``end``, the residual of their rounding, and after
     a masked update the unit's secrets."""
     if inputs.masks is not None:
-        stage, shares = inputs.masks
-        masked, vector = masked_update(stage, inputs.request, shares, start, end, unit.settings)
+        masked, vector = _masked_update(*inputs.masks, inputs.request, start, end, unit.settings)
         return vector, {}, masked
     precision = unit.settings.compression.of(inputs.request.plan.uplink).upload
     sent, residual = compress_update(start, end, inputs.kept.get(RESIDUAL, {}), precision)
@@ -241,10 +240,10 @@ def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Ten
     return {key: each for key, each in state.items() if key not in head_state}, head_state
 
 
-def masked_update(
+def _masked_update(
     stage: UnitWithShares,
-    request: TrainRequest,
     shares: MaskRequest,
+    request: TrainRequest,
     start: Tensors,
     end: Tensors,
     settings: Settings,

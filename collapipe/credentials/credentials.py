@@ -186,8 +186,5 @@ def _authority(folder: Path) -> x509.Certificate:
 
 
 def _own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
-    file, way_out = (
-        folder / KEY,
-        f"make it: collapipe credentials request {quote(str(folder))} --name NAME",
-    )
-    return read_key(files.read(file, way_out, private=True), file)
+    way_out = f"make it: collapipe credentials request {quote(str(folder))} --name NAME"
+    return read_key(files.read(folder / KEY, way_out, private=True), folder / KEY)

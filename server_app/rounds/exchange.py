@@ -140,23 +140,14 @@ class Exchange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Bytes of the round's ``train`` messages, their replies and the decoder link. ``figures`` are
-    fields of ``RoundReport``."""
-
-    bytes_up: int
-    bytes_down: int
-    figures: dict[str, Any]
-
-
 def totals(
     finished: Mapping[int, TrainReply],
     jobs: Mapping[int, Job],
     compression: CompressionSettings,
     aggregation: Aggregation,
-) -> Totals:
-    """Add up the bytes and figures of the units that ``finished`` their jobs."""
+) -> dict[str, Any]:
+    """Add up the figures of the units that ``finished`` their jobs; returns fields of
+    ``RoundReport``. Bytes are those of ``train`` messages, their replies and the decoder link."""
     reports = {unit: reply.report for unit, reply in finished.items()}
     up = down = 0
     for unit, reply in finished.items():
@@ -165,7 +156,9 @@ def totals(
         down += reply.report.link_bytes_down
         up += aggregation.upload_bytes(job.weights, precision) + reply.report.link_bytes_up
         up += records.num_bytes(reply.head_state)
-    figures = {
+    return {
+        "bytes_up": up,
+        "bytes_down": down,
         "samples": sum(each.samples for each in reports.values()),
         "target_tokens": sum(each.target_tokens for each in reports.values()),
         "pipeline_s": {
@@ -178,7 +171,6 @@ def totals(
         "events": {unit: each.events for unit, each in reports.items() if each.events},
         "seconds": _mean_seconds([*reports.values()]),
     }
-    return Totals(up, down, figures)
 
 
 def _mean_seconds(reports: Sequence[ClusterReport]) -> dict[str, float]:

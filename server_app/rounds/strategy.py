@@ -350,15 +350,15 @@ class CollaPipeStrategy:
             decision = replace(decision, skipped=aggregated.skipped)
         self._state, report = self._scheduler.end(self._state, decision, trained, measured_s)
         sums = totals(finished, outbox.jobs, self._settings.compression, self._aggregation)
+        sums["bytes_up"] += aggregated.bytes_up + report.checkpoint_bytes
+        sums["bytes_down"] += aggregated.bytes_down
         return replace(
             report,
             units=tuple(finished),
             failures={u: f"{f.kind}: {f.message}" for u, f in outcomes.failures.items()},
             train_loss=train_loss,
             epsilon=self.epsilon,
-            bytes_up=sums.bytes_up + aggregated.bytes_up + report.checkpoint_bytes,
-            bytes_down=sums.bytes_down + aggregated.bytes_down,
-            **sums.figures,
+            **sums,
         )
 
 
