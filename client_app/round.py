@@ -26,17 +26,8 @@ from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithShares
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
+from collapipe.wire import messages
 from collapipe.wire.compression import FLOAT32, compress_update
-from collapipe.wire.messages import (
-    ACTIVATIONS,
-    OPTIMIZER,
-    RESIDUAL,
-    SLOWNESS,
-    STEM,
-    STEM_ROWS,
-    TrainReply,
-    TrainRequest,
-)
 from collapipe.wire.records import MASKED
 
 
@@ -60,7 +51,7 @@ class RoundInputs:
         The secrets and shares that mask the update; None if it is not masked.
     """
 
-    request: TrainRequest
+    request: messages.TrainRequest
     weights: Tensors
     fixed: Tensors
     frozen: Mapping[str, str]
@@ -74,7 +65,7 @@ class RoundResult:
     """The reply to the server, the state that the unit keeps, and after a masked update the secrets
     for unmasking the sum."""
 
-    reply: TrainReply
+    reply: messages.TrainReply
     kept: Mapping[str, Tensors]
     masked: MaskedUnit | None
 
@@ -128,11 +119,11 @@ def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
     received = inputs.weights
     if inputs.masks or compression.upload != FLOAT32:  # training changes weights in place
         received = {name: tensor.clone() for name, tensor in received.items()}
-    unit.recall_slowness(kept.get(SLOWNESS, {}))
+    unit.recall_slowness(kept.get(messages.SLOWNESS, {}))
     stem = stem_rows(unit, kept)
     start = Start(
         weights={**inputs.fixed, **inputs.weights},
-        state=kept.get(OPTIMIZER, {}) | inputs.head_state,
+        state=kept.get(messages.OPTIMIZER, {}) | inputs.head_state,
         frozen=inputs.frozen,
         stem_limit_bytes=stem.limit_bytes,
         coder=change_coder(unit, inputs.request, kept),
@@ -141,7 +132,7 @@ def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
     return _Prepared(received, start, stem)
 
 
-def _run(unit: ControlUnit, request: TrainRequest, prepared: _Prepared) -> _Trained:
+def _run(unit: ControlUnit, request: messages.TrainRequest, prepared: _Prepared) -> _Trained:
     with open_trainer(unit, request, prepared.start) as opened:
         steps = tuple(_steps(unit, request, opened, prepared.stem))
         trainer, link = opened.trainer, opened.link
@@ -157,7 +148,7 @@ def _run(unit: ControlUnit, request: TrainRequest, prepared: _Prepared) -> _Trai
 
 
 def _steps(
-    unit: ControlUnit, request: TrainRequest, opened: RoundTrainer, stem: StemRows
+    unit: ControlUnit, request: messages.TrainRequest, opened: RoundTrainer, stem: StemRows
 ) -> Iterator[_Step]:
     """Run the round's local steps, one by one."""
     settings, trainer = unit.settings, opened.trainer
@@ -184,16 +175,17 @@ def _report(
 ) -> RoundResult:
     settings, figures, start = unit.settings, trained.devices, prepared.start
     end = {name: trained.weights[name] for name in inputs.weights}
-    lacking = {} if inputs.masks else inputs.kept.get(RESIDUAL, {})
+    lacking = {} if inputs.masks else inputs.kept.get(messages.RESIDUAL, {})
     sent, residual, masked = _sent(unit, inputs, prepared.weights, end)
     own, head_state = _split_state(unit, trained.optimizer_state)
-    kept = {**inputs.kept, SLOWNESS: unit.slowness(), RESIDUAL: residual}
+    kept = {**inputs.kept, messages.SLOWNESS: unit.slowness(), messages.RESIDUAL: residual}
     if own is not None:
-        kept[OPTIMIZER] = own
+        kept[messages.OPTIMIZER] = own
     if prepared.stem.kept.any():
-        kept[STEM] = {STEM_ROWS: torch.from_numpy(np.flatnonzero(prepared.stem.kept))}
+        rows = torch.from_numpy(np.flatnonzero(prepared.stem.kept))
+        kept[messages.STEM] = {messages.STEM_ROWS: rows}
     if (coder := start.coder) is not None:  # keep both: the next request selects one
-        kept |= zip(ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
+        kept |= zip(messages.ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
     report = ClusterReport(
         unit=unit.number,
         losses=tuple(each.loss for each in trained.steps),
@@ -210,7 +202,7 @@ def _report(
         traces=figures.traces if figures else (),
     )
     state = unit.state(figures.alive if figures else ())
-    return RoundResult(TrainReply(sent, report, state, head_state), kept, masked)
+    return RoundResult(messages.TrainReply(sent, report, state, head_state), kept, masked)
 
 
 def _sent(
@@ -222,7 +214,7 @@ def _sent(
         masked, vector = _masked_update(*inputs.masks, inputs.request, start, end, unit.settings)
         return vector, {}, masked
     precision = unit.settings.compression.of(inputs.request.plan.uplink).upload
-    sent, residual = compress_update(start, end, inputs.kept.get(RESIDUAL, {}), precision)
+    sent, residual = compress_update(start, end, inputs.kept.get(messages.RESIDUAL, {}), precision)
     return sent, residual, None
 
 
@@ -243,7 +235,7 @@ def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Ten
 def _masked_update(
     stage: UnitWithShares,
     shares: MaskRequest,
-    request: TrainRequest,
+    request: messages.TrainRequest,
     start: Tensors,
     end: Tensors,
     settings: Settings,
