@@ -11,9 +11,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app import evaluating
 from client_app.arrival import message_taken
-from client_app.control_unit import ControlUnit, cached_per_unit
+from client_app.control_unit import ControlUnit, cached_per_unit, held_out_statistics
 from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
 from collapipe import cancellation, owner
@@ -229,7 +228,7 @@ def evaluate(message: Message, context: Context) -> RecordDict:
         with _reading:
             fixed = _cached_weights(tuple(setup.frozen.items()), settings.unit_device)
         rows = settings, unit, setup.tokenizer, request.split
-        found = evaluating.evaluate(*rows, weights, fixed)
+        found = held_out_statistics(*rows, weights, fixed)
     return records.pack_evaluation(messages.EvaluateReply(unit, found))
 
 
