@@ -111,12 +111,7 @@ class ControlUnit:
 
 
 def held_out_statistics(
-    settings: Settings,
-    unit: int,
-    tokenizer: str,
-    split: Split,
-    weights: Tensors,
-    fixed: Tensors,
+    settings: Settings, unit: int, tokenizer: str, split: Split, weights: Tensors, fixed: Tensors
 ) -> Statistics | None:
     """Return statistics of the model's answers on the unit's rows, or None if it has no rows.
 

@@ -21,14 +21,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.optimizer import Optimizer
 from collapipe.models.part import HeadPart, Part, select
 from collapipe.models.sent_rows import RowsRead
-from collapipe.models.split import (
-    EMBEDDING,
-    HEAD,
-    ModelSpec,
-    SplitModel,
-    block_name,
-    build_empty,
-)
+from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.stem import StemSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors

@@ -84,10 +84,7 @@ def idle_gamma(channels: Sequence[Channel], options: RoundOptions) -> float:
 
 
 def gamma_power(
-    num_segments: Floats,
-    pairs: Links,
-    problem: RoundProblem,
-    gradient_error: Floats | float = 0.0,
+    num_segments: Floats, pairs: Links, problem: RoundProblem, gradient_error: Floats | float = 0.0
 ) -> Floats:
     """Return the least p ≥ 0 with Γ ≤ Γ^max (C11), broadcast, in W; infinite without such p."""
     options = problem.options

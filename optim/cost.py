@@ -29,11 +29,7 @@ class _Step:
 
 
 def round_cost(
-    plan: RoundPlan,
-    request: RoundRequest,
-    latency: Latency,
-    fading: Fading,
-    uplink: str,
+    plan: RoundPlan, request: RoundRequest, latency: Latency, fading: Fading, uplink: str
 ) -> RoundCost:
     """Return time and energy of a verified plan's units; a round without units takes no time.
 

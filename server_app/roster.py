@@ -112,8 +112,7 @@ class Roster:
     def updated(self, reported: Mapping[int, Reported]) -> Self:
         """Return the roster with new reports of units: clusters, or failures that exclude."""
         return replace(
-            self,
-            reported=tuple(reported.get(unit, old) for unit, old in enumerate(self.reported)),
+            self, reported=tuple(reported.get(unit, old) for unit, old in enumerate(self.reported))
         )
 
     def due(self, round_: int) -> list[int]:

@@ -59,11 +59,7 @@ class Job:
 
 
 def received(
-    message: Message | None,
-    job: Job,
-    seen: int | None,
-    request: RoundRequest,
-    settings: Settings,
+    message: Message | None, job: Job, seen: int | None, request: RoundRequest, settings: Settings
 ) -> TrainReply | Failure:
     """Return a unit's reply with its weights restored, or the reason why it cannot be used.
 

@@ -17,14 +17,7 @@ from collapipe.report import ClusterReport, RoundCost, RoundReport
 from collapipe.rounding import BENCHMARKED, RoundingErrors
 from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
-from collapipe.state import (
-    Channel,
-    ClusterState,
-    Estimates,
-    Payload,
-    Uplink,
-    unknown_cluster,
-)
+from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.channel import Fading
