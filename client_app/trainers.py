@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -136,7 +137,10 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             pipeline = inline_pipeline(
                 plan=request.plan,
                 embedding=_embedding(unit, spec, start),
-                blocks=[_block(unit, spec, start, index) for index in range(spec.num_blocks)],
+                blocks=[
+                    _part(unit, start, block_name(index), partial(spec.build_block, index))
+                    for index in range(spec.num_blocks)
+                ],
                 head=head,
                 recompute=settings.pipeline.recompute,
                 wire_dtype=settings.pipeline.wire_dtype,
@@ -192,10 +196,6 @@ def _local_head(unit: ControlUnit, start: Start) -> LocalHead:
 
 def _embedding(unit: ControlUnit, spec: ModelSpec, start: Start) -> Part:
     return _part(unit, start, EMBEDDING, lambda: spec.build_embedding(unit.vocabulary))
-
-
-def _block(unit: ControlUnit, spec: ModelSpec, start: Start, index: int) -> Part:
-    return _part(unit, start, block_name(index), lambda: spec.build_block(index))
 
 
 def _part(unit: ControlUnit, start: Start, name: str, build: Callable[[], Module]) -> Part:

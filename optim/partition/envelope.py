@@ -8,8 +8,10 @@ envelope.
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optim.partition.rates import PROGRESS, Rates, batch_seconds
 from optim.problem import Floats, Ints
@@ -50,7 +52,7 @@ class Splits:
         pairs = zip(self._arrays(), other._arrays(), strict=True)
         return Splits(*(np.concatenate(pair) for pair in pairs))
 
-    def _arrays(self) -> tuple[Ints, Ints, Floats, Floats, Ints]:
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
         return self.segments, self.row, self.total, self.slowest, self.blocks
 
     def latency(self, activation_s: Floats, places: Ints) -> Floats:
