@@ -30,7 +30,7 @@ _MODULES = {
     "RoundRequest": "planner",
     "exact_allocation": "allocation.exact",
     "exact_partition": "partition.exact",
-    "plan_round": "library",
+    "plan_round": "dssra",
     "verify_cluster": "verify",
     "verify_plan": "verify",
     "verify_round": "verify",
