@@ -11,28 +11,15 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app import evaluating
 from client_app.arrival import message_taken
-from client_app.control_unit import ControlUnit
+from client_app.control_unit import ControlUnit, cached_per_unit, held_out_statistics
 from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
-from client_app.unit_cache import cached_per_unit
-from collapipe import cancellation
+from collapipe import cancellation, owner
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, WireError, one_line
 from collapipe.models.part import prefixed
-from collapipe.owner import (
-    account_of,
-    as_told,
-    has_owner,
-    least_units_of,
-    load_settings,
-    name_of,
-    peers_of,
-    signing_key,
-    trusted_link,
-)
 from collapipe.owner_account import OwnerAccount
 from collapipe.runs.rows import tell_rows
 from collapipe.secure_aggregation.messages import (
@@ -54,22 +41,9 @@ from collapipe.secure_aggregation.unit import (
 )
 from collapipe.tensors import Tensors, aligned
 from collapipe.text.tokenizer import Tokenizer, check_tokenizer
-from collapipe.wire import records
+from collapipe.wire import messages, records
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 from collapipe.wire.kept_file import KeptFile
-from collapipe.wire.messages import (
-    ACTIVATIONS,
-    KEPT,
-    NOT_TRAINED,
-    SLOWNESS,
-    EvaluateReply,
-    EvaluateRequest,
-    Failure,
-    RowsRequest,
-    Setup,
-    Trained,
-    TrainRequest,
-)
 
 app = ClientApp()
 _reading = threading.Lock()
@@ -85,11 +59,11 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
         try:
             content = answer(message, context)
         except Exception as raised:
-            error = as_told(raised, context.node_config)
+            error = owner.as_told(raised, context.node_config)
             if not isinstance(error, CollaPipeError):
                 raise
             _log.info("%s: %s", message.metadata.message_type, error)
-            content = records.pack(Failure(type(error).__name__, one_line(error)))
+            content = records.pack(messages.Failure(type(error).__name__, one_line(error)))
         return Message(content, reply_to=message)
 
     return reply
@@ -100,9 +74,9 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 def rows(message: Message, context: Context) -> RecordDict:
     """Summarise the unit's training rows for the server."""
     _check_account(context)
-    request = records.unpack(RowsRequest, message.content)
+    request = records.unpack(messages.RowsRequest, message.content)
     told = tell_rows(_settings(context), _number(context), request.words)
-    return records.pack(replace(told, name=name_of(context.node_config)))
+    return records.pack(replace(told, name=owner.name_of(context.node_config)))
 
 
 @app.query("state")
@@ -111,15 +85,15 @@ def state(message: Message, context: Context) -> RecordDict:
     """Store the run's setup. Returns the cluster's state, and the names of frozen parts that this
     machine lacks."""
     _check_account(context)
-    setup = records.unpack(Setup, message.content)
-    if has_owner(context.node_config):  # the server may send an invalid tokeniser
+    setup = records.unpack(messages.Setup, message.content)
+    if owner.has_owner(context.node_config):  # the server may send an invalid tokeniser
         _try_tokenizer(setup.tokenizer)
     context.state.update(records.pack(setup))
     absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
     lacking = [part for part, name in setup.frozen.items() if name in absent]
-    name = name_of(context.node_config)
+    name = owner.name_of(context.node_config)
     unit = _control_unit(context)
-    unit.recall_slowness(_kept(context).get(SLOWNESS, {}))
+    unit.recall_slowness(_kept(context).get(messages.SLOWNESS, {}))
     return records.pack_state(unit.state(), lacking, name)
 
 
@@ -140,7 +114,7 @@ def frozen(message: Message, context: Context) -> RecordDict:
 def keep(message: Message, context: Context) -> RecordDict:
     """Return the unit's state between rounds for a checkpoint. If updates are masked, this excludes
     state that depends on gradients, such as the optimiser's."""
-    told = NOT_TRAINED if _settings(context).privacy.secure_aggregation else KEPT
+    told = messages.NOT_TRAINED if _settings(context).privacy.secure_aggregation else messages.KEPT
     kept = _kept(context)
     return records.pack_groups({key: kept[key] for key in told if kept.get(key)})
 
@@ -150,12 +124,12 @@ def keep(message: Message, context: Context) -> RecordDict:
 def restore(message: Message, context: Context) -> RecordDict:
     """Replace the unit's state between rounds by its state at a checkpoint."""
     groups = records.unpack_groups(message.content)
-    if not groups.keys() <= set(KEPT):
-        raise WireError(f"only {', '.join(KEPT)} can be restored")
-    for key in groups.keys() & set(ACTIVATIONS):
+    if not groups.keys() <= set(messages.KEPT):
+        raise WireError(f"only {', '.join(messages.KEPT)} can be restored")
+    for key in groups.keys() & set(messages.ACTIVATIONS):
         activation_memory(_control_unit(context), groups[key])  # raises if they do not fit
     _keep(context, groups)
-    context.state.pop(Trained.__name__, None)
+    context.state.pop(messages.Trained.__name__, None)
     return records.pack_groups({})
 
 
@@ -171,7 +145,7 @@ def mask_keys(message: Message, context: Context) -> RecordDict:
     stage = UnitWithKeys.new(_number(context), context.run_id, request.round)
     records.keep_stage(stage, state)
     signed: Signed | None = None
-    if (key := signing_key(context.node_config)) is not None:
+    if (key := owner.signing_key(context.node_config)) is not None:
         signed = sign(key, stage.run, stage.round, stage.unit, stage.public)
     return records.pack(KeysReply(stage.unit, stage.public, signed))
 
@@ -182,9 +156,9 @@ def mask_shares(message: Message, context: Context) -> RecordDict:
     """Share the secrets of a masked sum with the other units."""
     stage = records.take_stage(UnitWithKeys, context.state)
     roster = records.unpack(Roster, message.content)
-    if (peers := peers_of(context.node_config)) is not None:
+    if (peers := owner.peers_of(context.node_config)) is not None:
         check_signed(roster, stage.unit, peers)
-    least_units = least_units_of(context.node_config)
+    least_units = owner.least_units_of(context.node_config)
     shared, reply = stage.share(roster, _settings(context).privacy.threshold, least_units)
     records.keep_stage(shared, context.state)
     return records.pack(reply)
@@ -214,9 +188,9 @@ def unmask(message: Message, context: Context) -> RecordDict:
 def train(message: Message, context: Context) -> RecordDict:
     """Run a round, and keep the state from which the next one starts."""
     account = _check_account(context)
-    request = records.unpack(TrainRequest, message.content)
+    request = records.unpack(messages.TrainRequest, message.content)
     if request.link is not None:
-        request = replace(request, link=trusted_link(request.link, context.node_config))
+        request = replace(request, link=owner.trusted_link(request.link, context.node_config))
     weights = records.unpack_record(message.content, "weights")
     head_state = records.unpack_head_state(message.content)
     settings, masks = _settings(context), None
@@ -238,7 +212,7 @@ def train(message: Message, context: Context) -> RecordDict:
     if done.masked is not None:
         records.keep_stage(done.masked, context.state)
         context.state.update(records.pack(LastMasked(request.round)))
-    context.state.update(records.pack(Trained(request.round)))
+    context.state.update(records.pack(messages.Trained(request.round)))
     return records.pack_reply(done.reply)
 
 
@@ -246,7 +220,7 @@ def train(message: Message, context: Context) -> RecordDict:
 @_answering
 def evaluate(message: Message, context: Context) -> RecordDict:
     """Evaluate the server's model on the unit's own rows."""
-    request = records.unpack(EvaluateRequest, message.content)
+    request = records.unpack(messages.EvaluateRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
     settings, setup, unit = _settings(context), _setup(context), _number(context)
     torch.set_num_threads(settings.pipeline.threads)
@@ -254,14 +228,14 @@ def evaluate(message: Message, context: Context) -> RecordDict:
         with _reading:
             fixed = _cached_weights(tuple(setup.frozen.items()), settings.unit_device)
         rows = settings, unit, setup.tokenizer, request.split
-        found = evaluating.evaluate(*rows, weights, fixed)
-    return records.pack_evaluation(EvaluateReply(unit, found))
+        found = held_out_statistics(*rows, weights, fixed)
+    return records.pack_evaluation(messages.EvaluateReply(unit, found))
 
 
-def _setup(context: Context) -> Setup:
-    if Setup.__name__ not in context.state:
+def _setup(context: Context) -> messages.Setup:
+    if messages.Setup.__name__ not in context.state:
         raise WireError("this unit has no setup of the run yet; send a state request first")
-    return records.unpack(Setup, context.state)
+    return records.unpack(messages.Setup, context.state)
 
 
 def _control_unit(context: Context) -> ControlUnit:
@@ -269,13 +243,13 @@ def _control_unit(context: Context) -> ControlUnit:
 
 
 def _settings(context: Context) -> Settings:
-    return load_settings(context.run_config, context.node_config)
+    return owner.load_settings(context.run_config, context.node_config)
 
 
 def _check_account(context: Context) -> OwnerAccount | None:
     """Return the owner's privacy account, if there is one. Raises ``BudgetSpentError`` if its rest
     does not suffice for a round of this run."""
-    if (account := account_of(context.node_config)) is not None:
+    if (account := owner.account_of(context.node_config)) is not None:
         account.check(_settings(context).privacy)
     return account
 
@@ -283,7 +257,7 @@ def _check_account(context: Context) -> OwnerAccount | None:
 def _number(context: Context) -> int:
     """Return the unit's number: the one from the server, or else the one in the node's
     configuration."""
-    if Setup.__name__ in context.state and (told := _setup(context).unit) is not None:
+    if messages.Setup.__name__ in context.state and (told := _setup(context).unit) is not None:
         return told
     return int(context.node_config["partition-id"])
 
@@ -325,6 +299,6 @@ def _keep(context: Context, groups: Mapping[str, Tensors]) -> None:
         file.write(groups)
         context.state.update(records.pack(file))
         return
-    for key in KEPT:
+    for key in messages.KEPT:
         context.state.pop(key, None)
     context.state.update({key: records.pack_tensors(each) for key, each in groups.items() if each})

@@ -2,8 +2,9 @@
 
 import functools
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,13 +16,36 @@ from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.sent_rows import RowsRead
-from collapipe.runs.rows import load_shard
+from collapipe.models.split import SplitModel, build_empty
+from collapipe.runs.rows import load_held_out, load_shard
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
+from collapipe.statistics import Statistics
+from collapipe.tasks.evaluation import Evaluator
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire.messages import Split
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def cached_per_unit(function: Callable[..., T]) -> Callable[..., T]:
+    """Cache the last N results of ``function(settings, unit, …)``, with the run's N units.
+
+    Units take turns in every round, so a smaller cache would miss each time.
+    """
+
+    @functools.lru_cache(maxsize=1)
+    def cache(num_units: int) -> Callable[..., T]:
+        return functools.lru_cache(maxsize=num_units)(function)
+
+    @functools.wraps(function)
+    def cached(settings: Settings, *arguments: Any) -> T:
+        return cache(settings.federation.num_units)(settings, *arguments)
+
+    cached.cache_clear = cache.cache_clear  # type: ignore[attr-defined]
+    return cached
 
 
 class ControlUnit:
@@ -84,3 +108,28 @@ class ControlUnit:
         numbers = batch_rows(self.lengths, self.settings.batch_size, step, self._data_seed)
         rows = torch.from_numpy(numbers)
         return replace(self._examples.batch(numbers.tolist()), rows=rows), rows
+
+
+def held_out_statistics(
+    settings: Settings, unit: int, tokenizer: str, split: Split, weights: Tensors, fixed: Tensors
+) -> Statistics | None:
+    """Return statistics of the model's answers on the unit's rows, or None if it has no rows.
+
+    ``tokenizer`` is packed; ``fixed`` are the frozen weights, on the unit's device. Raises
+    ``DataError``, ``ConfigError``, ``NonFiniteLossError`` or ``CancelledRoundError``.
+    """
+    evaluator = _evaluator(settings, unit, tokenizer, split)
+    if evaluator is None:
+        return None
+    spec, vocabulary = settings.model, Tokenizer.unpack(tokenizer).vocabulary
+    device = settings.unit_device
+    own = {name: tensor.to(device) for name, tensor in weights.items()}
+    return evaluator.statistics(build_empty(lambda: SplitModel(spec, vocabulary), fixed | own))
+
+
+@cached_per_unit
+def _evaluator(settings: Settings, unit: int, tokenizer: str, split: Split) -> Evaluator | None:
+    rows = load_held_out(settings, unit, split)
+    if rows is None:
+        return None
+    return Evaluator(settings.task, rows, Tokenizer.unpack(tokenizer), apart=True)

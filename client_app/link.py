@@ -12,7 +12,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from client_app.rounding import ActivationMeter
+from client_app.payloads import ActivationMeter
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.errors import BrokenLinkError, LinkError, RefusedLinkError, WireError

@@ -1,18 +1,50 @@
 """Convert a unit's memory of its rows between rounds to the form that a round uses."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from client_app.control_unit import ControlUnit
-from client_app.stem_rows import StemRows
 from collapipe.models.cut import rows_behind
 from collapipe.models.stem import StemSpec
 from collapipe.sections import LoraSettings
 from collapipe.tensors import Tensors
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import ACTIVATIONS, STEM, STEM_ROWS, TrainRequest
+
+
+@dataclass
+class StemRows:
+    """A round's account of the rows that a unit's frozen stem must compute.
+
+    The content of the real disk depends on other runs, interruptions and other users of the
+    machine. The modelled clock therefore assumes that each unit began with an empty disk.
+
+    Attributes
+    ----------
+    sizes
+        Bytes of each row's activation, int64 [rows].
+    kept
+        Whether an earlier step kept a row's activation, bool [rows]; ``take`` updates it.
+    limit_bytes
+        Largest total size of kept activations; 0 keeps none.
+    computed
+        Rows that this round's steps had to compute.
+    """
+
+    sizes: NDArray[np.int64]
+    kept: NDArray[np.bool_]
+    limit_bytes: int
+    computed: int = 0
+
+    def take(self, rows: NDArray[np.int64]) -> None:
+        """Count the rows of a step that are not kept, and keep them up to the limit."""
+        new = rows[~self.kept[rows]]
+        room = self.limit_bytes - int(self.sizes[self.kept].sum())
+        self.computed += len(new)
+        self.kept[new[np.cumsum(self.sizes[new]) <= room]] = True
 
 
 def stem_rows(unit: ControlUnit, kept: Mapping[str, Tensors]) -> StemRows:

@@ -10,32 +10,25 @@ import torch
 from client_app.arrival import taken_s
 from client_app.control_unit import ControlUnit
 from client_app.devices import DeviceFigures
-from client_app.masked_update import masked_update
-from client_app.memory import change_coder, stem_rows
-from client_app.rounding import ActivationMeter, measured
-from client_app.stem_rows import StemRows
+from client_app.memory import StemRows, change_coder, stem_rows
+from client_app.payloads import ActivationMeter, measured
 from client_app.trainers import RoundTrainer, Start, open_trainer
 from collapipe import cancellation
-from collapipe.errors import NonFiniteLossError
+from collapipe.config import Settings
+from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
 from collapipe.models.stem import StemSpec
 from collapipe.report import START, ClusterReport
 from collapipe.secure_aggregation.messages import MaskRequest
+from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithShares
+from collapipe.seeds import derive
 from collapipe.tensors import Tensors
+from collapipe.wire import messages
 from collapipe.wire.compression import FLOAT32, compress_update
-from collapipe.wire.messages import (
-    ACTIVATIONS,
-    OPTIMIZER,
-    RESIDUAL,
-    SLOWNESS,
-    STEM,
-    STEM_ROWS,
-    TrainReply,
-    TrainRequest,
-)
+from collapipe.wire.records import MASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +51,7 @@ class RoundInputs:
         The secrets and shares that mask the update; None if it is not masked.
     """
 
-    request: TrainRequest
+    request: messages.TrainRequest
     weights: Tensors
     fixed: Tensors
     frozen: Mapping[str, str]
@@ -72,7 +65,7 @@ class RoundResult:
     """The reply to the server, the state that the unit keeps, and after a masked update the secrets
     for unmasking the sum."""
 
-    reply: TrainReply
+    reply: messages.TrainReply
     kept: Mapping[str, Tensors]
     masked: MaskedUnit | None
 
@@ -126,11 +119,11 @@ def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
     received = inputs.weights
     if inputs.masks or compression.upload != FLOAT32:  # training changes weights in place
         received = {name: tensor.clone() for name, tensor in received.items()}
-    unit.recall_slowness(kept.get(SLOWNESS, {}))
+    unit.recall_slowness(kept.get(messages.SLOWNESS, {}))
     stem = stem_rows(unit, kept)
     start = Start(
         weights={**inputs.fixed, **inputs.weights},
-        state=kept.get(OPTIMIZER, {}) | inputs.head_state,
+        state=kept.get(messages.OPTIMIZER, {}) | inputs.head_state,
         frozen=inputs.frozen,
         stem_limit_bytes=stem.limit_bytes,
         coder=change_coder(unit, inputs.request, kept),
@@ -139,7 +132,7 @@ def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
     return _Prepared(received, start, stem)
 
 
-def _run(unit: ControlUnit, request: TrainRequest, prepared: _Prepared) -> _Trained:
+def _run(unit: ControlUnit, request: messages.TrainRequest, prepared: _Prepared) -> _Trained:
     with open_trainer(unit, request, prepared.start) as opened:
         steps = tuple(_steps(unit, request, opened, prepared.stem))
         trainer, link = opened.trainer, opened.link
@@ -155,7 +148,7 @@ def _run(unit: ControlUnit, request: TrainRequest, prepared: _Prepared) -> _Trai
 
 
 def _steps(
-    unit: ControlUnit, request: TrainRequest, opened: RoundTrainer, stem: StemRows
+    unit: ControlUnit, request: messages.TrainRequest, opened: RoundTrainer, stem: StemRows
 ) -> Iterator[_Step]:
     """Run the round's local steps, one by one."""
     settings, trainer = unit.settings, opened.trainer
@@ -182,16 +175,17 @@ def _report(
 ) -> RoundResult:
     settings, figures, start = unit.settings, trained.devices, prepared.start
     end = {name: trained.weights[name] for name in inputs.weights}
-    lacking = {} if inputs.masks else inputs.kept.get(RESIDUAL, {})
+    lacking = {} if inputs.masks else inputs.kept.get(messages.RESIDUAL, {})
     sent, residual, masked = _sent(unit, inputs, prepared.weights, end)
     own, head_state = _split_state(unit, trained.optimizer_state)
-    kept = {**inputs.kept, SLOWNESS: unit.slowness(), RESIDUAL: residual}
+    kept = {**inputs.kept, messages.SLOWNESS: unit.slowness(), messages.RESIDUAL: residual}
     if own is not None:
-        kept[OPTIMIZER] = own
+        kept[messages.OPTIMIZER] = own
     if prepared.stem.kept.any():
-        kept[STEM] = {STEM_ROWS: torch.from_numpy(np.flatnonzero(prepared.stem.kept))}
+        rows = torch.from_numpy(np.flatnonzero(prepared.stem.kept))
+        kept[messages.STEM] = {messages.STEM_ROWS: rows}
     if (coder := start.coder) is not None:  # keep both: the next request selects one
-        kept |= zip(ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
+        kept |= zip(messages.ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
     report = ClusterReport(
         unit=unit.number,
         losses=tuple(each.loss for each in trained.steps),
@@ -208,7 +202,7 @@ def _report(
         traces=figures.traces if figures else (),
     )
     state = unit.state(figures.alive if figures else ())
-    return RoundResult(TrainReply(sent, report, state, head_state), kept, masked)
+    return RoundResult(messages.TrainReply(sent, report, state, head_state), kept, masked)
 
 
 def _sent(
@@ -217,11 +211,10 @@ def _sent(
     """Return the tensors that encode the weights ``end``, the residual of their rounding, and after
     a masked update the unit's secrets."""
     if inputs.masks is not None:
-        stage, shares = inputs.masks
-        masked, vector = masked_update(stage, inputs.request, shares, start, end, unit.settings)
+        masked, vector = _masked_update(*inputs.masks, inputs.request, start, end, unit.settings)
         return vector, {}, masked
     precision = unit.settings.compression.of(inputs.request.plan.uplink).upload
-    sent, residual = compress_update(start, end, inputs.kept.get(RESIDUAL, {}), precision)
+    sent, residual = compress_update(start, end, inputs.kept.get(messages.RESIDUAL, {}), precision)
     return sent, residual, None
 
 
@@ -237,3 +230,32 @@ def _split_state(unit: ControlUnit, state: Tensors) -> tuple[Tensors | None, Ten
         return state, {}
     head_state = prefixed(HEAD, select(state, HEAD))
     return {key: each for key, each in state.items() if key not in head_state}, head_state
+
+
+def _masked_update(
+    stage: UnitWithShares,
+    shares: MaskRequest,
+    request: messages.TrainRequest,
+    start: Tensors,
+    end: Tensors,
+    settings: Settings,
+) -> tuple[MaskedUnit, Tensors]:
+    """Mask the change from ``start`` to ``end``. Returns the state that the unit keeps until the
+    sum is unmasked, and the tensors to send.
+
+    The change is clipped and gets the unit's share of the noise if units add it. Integer tensors
+    are not sent. Random rounding derives from the run's seed, so that a round can be repeated.
+    Raises ``WireError`` or ``NonFiniteLossError``.
+    """
+    if request.clip_norm is None:
+        raise WireError("a masked update needs privacy.clip_norm, which the server did not send")
+    changes = [end[name] - start[name] for name in sorted(end) if end[name].is_floating_point()]
+    change = torch.cat([each.reshape(-1) for each in changes]).numpy()
+    how = settings.compression.upload, settings.privacy
+    quantiser = Quantiser.of(*how, change.size, request.clip_norm, stage.num_units)
+    seed = derive(settings.seed, "rounding", stage.unit, request.round)
+    told = settings.privacy.noise_seed
+    noise = None if told is None else derive(told, "privacy", stage.unit, request.round)
+    words = quantiser.quantise(change, np.random.default_rng(seed), noise)
+    masked = stage.mask(request.round, shares, words)
+    return masked, {MASKED: torch.from_numpy(quantiser.pack(words))}

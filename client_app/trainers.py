@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from client_app.control_unit import ControlUnit
 from client_app.devices import DevicePipeline, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
-from client_app.rounding import ActivationMeter
+from client_app.payloads import ActivationMeter
 from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.activation_store import ActivationStore, activation_folder
@@ -21,14 +22,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.optimizer import Optimizer
 from collapipe.models.part import HeadPart, Part, select
 from collapipe.models.sent_rows import RowsRead
-from collapipe.models.split import (
-    EMBEDDING,
-    HEAD,
-    ModelSpec,
-    SplitModel,
-    block_name,
-    build_empty,
-)
+from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.stem import StemSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
@@ -143,7 +137,10 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             pipeline = inline_pipeline(
                 plan=request.plan,
                 embedding=_embedding(unit, spec, start),
-                blocks=[_block(unit, spec, start, index) for index in range(spec.num_blocks)],
+                blocks=[
+                    _part(unit, start, block_name(index), partial(spec.build_block, index))
+                    for index in range(spec.num_blocks)
+                ],
                 head=head,
                 recompute=settings.pipeline.recompute,
                 wire_dtype=settings.pipeline.wire_dtype,
@@ -199,10 +196,6 @@ def _local_head(unit: ControlUnit, start: Start) -> LocalHead:
 
 def _embedding(unit: ControlUnit, spec: ModelSpec, start: Start) -> Part:
     return _part(unit, start, EMBEDDING, lambda: spec.build_embedding(unit.vocabulary))
-
-
-def _block(unit: ControlUnit, spec: ModelSpec, start: Start, index: int) -> Part:
-    return _part(unit, start, block_name(index), lambda: spec.build_block(index))
 
 
 def _part(unit: ControlUnit, start: Start, name: str, build: Callable[[], Module]) -> Part:

@@ -7,6 +7,7 @@ import numpy as np
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.inventory.file import DescribedCluster, Inventory
 from collapipe.state import HeadPlace
+from optim.channel import payload_links, power_limits
 from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
 from optim.latency import block_caps, model_too_large, round_up
@@ -19,7 +20,6 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
 )
-from optim.radio.channel import payload_links, power_limits
 from optim.solvers import cluster_solver, round_solver
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round

@@ -11,6 +11,7 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, UplinkPlan, segment_plans
 from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
+from optim.channel import payload_links, power_limits
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
     Allocation,
@@ -23,7 +24,6 @@ from optim.problem import (
     RoundSolution,
     RoundSolver,
 )
-from optim.radio.channel import payload_links, power_limits
 from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def fronts(
         for head in head_places(cluster.uplink):
             rng.bit_generator.state = before  # same draws, so that chance favours no place
             taking = (0.0,) if head == "control_unit" else times.get(cluster.unit, (0.0,))
-            placed = _placed(cluster, head)
+            placed = replace(cluster, uplink=cluster.uplink and cluster.uplink.placed(head))
             problem = cluster_problem(request, placed, latency, taking)
             points = _front(request, placed, problem, solve, rng)
             found += (replace(point, head=head) for point in points)
@@ -137,10 +137,6 @@ def head_places(uplink: Uplink | None) -> tuple[HeadPlace | None, ...]:
     """Return the places where a unit's head may train, from its payloads."""
     offered = uplink.payloads if uplink else ()
     return tuple(dict.fromkeys(each.head for each in offered)) or (None,)
-
-
-def _placed(cluster: ClusterState, place: HeadPlace | None) -> ClusterState:
-    return replace(cluster, uplink=cluster.uplink and cluster.uplink.placed(place))
 
 
 def as_planned(cluster: ClusterState, planned: UplinkPlan | None) -> ClusterState:

@@ -7,8 +7,8 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.state import Channel
+from optim.channel import Links
 from optim.problem import Allocation, Floats, Ints, RoundOptions, RoundProblem
-from optim.radio.channel import Links
 
 # Γ may exceed Γ^max by this relative rounding error.
 _ROUNDING = 1e-12
@@ -84,10 +84,7 @@ def idle_gamma(channels: Sequence[Channel], options: RoundOptions) -> float:
 
 
 def gamma_power(
-    num_segments: Floats,
-    pairs: Links,
-    problem: RoundProblem,
-    gradient_error: Floats | float = 0.0,
+    num_segments: Floats, pairs: Links, problem: RoundProblem, gradient_error: Floats | float = 0.0
 ) -> Floats:
     """Return the least p ≥ 0 with Γ ≤ Γ^max (C11), broadcast, in W; infinite without such p."""
     options = problem.options

@@ -12,11 +12,11 @@ import numpy as np
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
+from optim.channel import Fading, links
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.latency import partition_of, streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
-from optim.radio.channel import Fading, links
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,7 @@ class _Step:
 
 
 def round_cost(
-    plan: RoundPlan,
-    request: RoundRequest,
-    latency: Latency,
-    fading: Fading,
-    uplink: str,
+    plan: RoundPlan, request: RoundRequest, latency: Latency, fading: Fading, uplink: str
 ) -> RoundCost:
     """Return time and energy of a verified plan's units; a round without units takes no time.
 

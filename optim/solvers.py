@@ -17,8 +17,8 @@ CLUSTER_SOLVERS: Mapping[str, str] = MappingProxyType(
         "titanic": "optim.partition.baselines:titanic",
         "no_segment_scheduling": "optim.partition.baselines:no_segment_scheduling",
         "gpipe": "optim.partition.baselines:gpipe",
-        "pipedream": "optim.partition.slowest_stage:pipedream",
-        "pipeedge": "optim.partition.slowest_stage:pipeedge",
+        "pipedream": "optim.partition.baselines:pipedream",
+        "pipeedge": "optim.partition.baselines:pipeedge",
     }
 )
 """Module and function of each solver of a cluster."""

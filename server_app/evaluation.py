@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from datasets import Dataset
-
 from collapipe.config import Settings
 from collapipe.errors import DataError
 from collapipe.models.split import SplitModel, build_empty
@@ -50,7 +48,11 @@ class RunEvaluator:
         self._on_server: dict[Split, Evaluator] = {}
         if settings.evaluation.on_server:
             for split, rows in load_server_rows(settings).items():
-                self._on_server[split] = self._evaluator(split, rows)
+                try:
+                    apart = settings.evaluation.on_units
+                    self._on_server[split] = Evaluator(settings.task, rows, tokenizer, apart)
+                except DataError as error:
+                    raise DataError(f"{split} rows: {error}") from error
 
     def evaluate(self, split: Split, strategy: CollaPipeStrategy) -> Evaluated:
         """Evaluate the strategy's current model. Raises ``NonFiniteLossError`` if its loss on the
@@ -75,11 +77,3 @@ class RunEvaluator:
         spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
         model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
         return model.to(self._settings.server_device)
-
-    def _evaluator(self, split: Split, rows: Dataset) -> Evaluator:
-        settings = self._settings
-        try:
-            apart = settings.evaluation.on_units
-            return Evaluator(settings.task, rows, self._tokenizer, apart)
-        except DataError as error:
-            raise DataError(f"{split} rows: {error}") from error

@@ -42,8 +42,7 @@ class Places:
 
     def of_node(self, node: int, certified: Mapping[int, str]) -> str:
         """The name of a node for messages: from its certificate, or else Flower's number."""
-        name = certified.get(node)
-        place = None if name is None else self._own(name)
+        name, place = certified.get(node), self.place(node, certified)
         return (name or f"node {node}") if place is None else self.called(place)
 
     def place(self, node: int, certified: Mapping[int, str]) -> int | None:

@@ -7,7 +7,6 @@ from typing import Self
 from collapipe.errors import (
     BudgetSpentError,
     Called,
-    CollaPipeError,
     NonFiniteLossError,
     RoundFailedError,
     StorageError,
@@ -113,8 +112,7 @@ class Roster:
     def updated(self, reported: Mapping[int, Reported]) -> Self:
         """Return the roster with new reports of units: clusters, or failures that exclude."""
         return replace(
-            self,
-            reported=tuple(reported.get(unit, old) for unit, old in enumerate(self.reported)),
+            self, reported=tuple(reported.get(unit, old) for unit, old in enumerate(self.reported))
         )
 
     def due(self, round_: int) -> list[int]:
@@ -179,8 +177,14 @@ class Roster:
         The error is ``NonFiniteLossError`` or ``StorageError`` if it is the cause of all failures,
         else ``RoundFailedError``.
         """
-        if self._present <= self.causes.keys():
-            raise _nobody_finished(round_, self.causes, called)
+        if not self._present <= self.causes.keys():
+            return
+        causes, kinds = sorted(self.causes.items()), {each.kind for each in self.causes.values()}
+        told = few_of(f"{called(unit)}: {each.kind}: {each.message}" for unit, each in causes)
+        commons = (
+            error for error in (NonFiniteLossError, StorageError) if kinds == {error.__name__}
+        )
+        raise next(commons, RoundFailedError)(f"round {round_}: every unit failed: {told}")
 
     @property
     def _present(self) -> set[int]:
@@ -191,15 +195,3 @@ class Roster:
     ) -> dict[int, Pause]:
         calls = {unit: pause for unit, pause in self.calls.items() if unit not in back}
         return calls | {unit: calls.get(unit, Pause()).longer(round_) for unit in silent}
-
-
-def _nobody_finished(
-    round_: int, failures: Mapping[int, Failure], called: Called
-) -> CollaPipeError:
-    causes = few_of(
-        f"{called(unit)}: {f.kind}: {f.message}" for unit, f in sorted(failures.items())
-    )
-    for common in (NonFiniteLossError, StorageError):
-        if all(failure.kind == common.__name__ for failure in failures.values()):
-            return common(f"round {round_}: every unit failed: {causes}")
-    return RoundFailedError(f"round {round_}: every unit failed: {causes}")

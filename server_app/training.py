@@ -36,13 +36,7 @@ from server_app.places import Places
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import add_shard, write_shard_report
-from server_app.records.summary import (
-    History,
-    budget_told,
-    noise_told,
-    opening,
-    summarised,
-)
+from server_app.records.summary import History, budget_told, noise_told, opening, summarised
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.results import RoundResult, RunState, dry_run
 from server_app.rounds.scheduler import Scheduler
@@ -69,7 +63,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)
             places.of.update(checkpoint.progress.names)
-            known = _own_tokenizer(folder)
+            model = folder.path / "model"  # has the tokeniser that was made when the run began
+            known = read_tokenizer(model) if (model / "tokenizer.json").exists() else None
         units = Units(grid, settings.federation, places=places)
         told = units.rows(known is None, settings.task)
         tokenizer = make_tokenizer(settings, told.values()) if known is None else known
@@ -117,12 +112,6 @@ def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
         yield Places(signed=partial(signed_names, server), reserved=reserved)
     finally:
         server.forget_questions(run)
-
-
-def _own_tokenizer(folder: RunFolder) -> Tokenizer | None:
-    """Read the tokeniser that was made when the run began; None if there is no such file."""
-    model = folder.path / "model"
-    return read_tokenizer(model) if (model / "tokenizer.json").exists() else None
 
 
 def _warn(settings: Settings) -> None:
@@ -175,14 +164,12 @@ class _Run:
             if (told := noise_told(self.settings, weights)) is not None:
                 self.console.print(told, highlight=False, markup=False, soft_wrap=True)
             self._write_models(strategy.model, strategy.model.own_models)
-            with self._budget(), strategy.opened(grid, arrays):
-                for round_ in range(self.history.num_rounds + 1, federation.rounds + 1):
-                    result = strategy.run_round(round_, self._checkpoints.begin(round_))
-                    self._show(records.progress, result)
-                    evaluated, evaluate_s = self._evaluated(round_, evaluator, strategy)
-                    self._write_models(strategy.model, result.report.units)
-                    self._record(records, result, evaluated, evaluate_s)
-                    self._checkpoints.write(self.history, strategy.state(), self.places.of)
+            try:
+                with strategy.opened(grid, arrays):
+                    for round_ in range(self.history.num_rounds + 1, federation.rounds + 1):
+                        self._round(round_, strategy, evaluator, records)
+            except BudgetSpentError as spent:  # the run ends early and keeps its model
+                self.history.ended = str(spent)
         if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
             raise RoundFailedError(
                 f"nothing was learned: all rounds ({skipped}) were skipped; metrics.jsonl and the "
@@ -191,6 +178,17 @@ class _Run:
         evaluated = evaluator.evaluate("test", strategy)
         self.history.test, self.history.test_on_units = evaluated.first, evaluated.units
         self.history.bytes_down += evaluated.bytes_down
+
+    def _round(
+        self, round_: int, strategy: CollaPipeStrategy, evaluator: RunEvaluator, records: _Records
+    ) -> None:
+        """Run a round, evaluate, record and save it."""
+        result = strategy.run_round(round_, self._checkpoints.begin(round_))
+        self._show(records.progress, result)
+        evaluated, evaluate_s = self._evaluated(round_, evaluator, strategy)
+        self._write_models(strategy.model, result.report.units)
+        self._record(records, result, evaluated, evaluate_s)
+        self._checkpoints.write(self.history, strategy.state(), self.places.of)
 
     def plan(self, grid: Grid) -> None:
         """Plan the rounds and compute their cost without training."""
@@ -242,14 +240,6 @@ class _Run:
             RunProgress(self.console, rounds, steps_per_round, called) as progress,
         ):
             yield _Records(log, progress)
-
-    @contextmanager
-    def _budget(self) -> Iterator[None]:
-        """End the run early, and keep its model, if its privacy budget is spent."""
-        try:
-            yield
-        except BudgetSpentError as spent:
-            self.history.ended = str(spent)
 
     def _evaluated(
         self, round_: int, evaluator: RunEvaluator, strategy: CollaPipeStrategy

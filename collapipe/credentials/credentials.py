@@ -17,9 +17,13 @@ from collapipe.credentials.bundle import (
     REQUEST,
     REVOKED,
     Bundle,
+    Revocations,
     issued_to,
+    newer_list,
+    number_of,
     read_bundle,
     read_certificate,
+    read_list,
 )
 from collapipe.credentials.keys import (
     PEM,
@@ -31,7 +35,6 @@ from collapipe.credentials.keys import (
     request_pem,
 )
 from collapipe.credentials.member import Member
-from collapipe.credentials.revocations import Revocations, newer_list, number_of, read_list
 from collapipe.errors import ConfigError, WireError
 
 
@@ -183,8 +186,5 @@ def _authority(folder: Path) -> x509.Certificate:
 
 
 def _own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
-    file, way_out = (
-        folder / KEY,
-        f"make it: collapipe credentials request {quote(str(folder))} --name NAME",
-    )
-    return read_key(files.read(file, way_out, private=True), file)
+    way_out = f"make it: collapipe credentials request {quote(str(folder))} --name NAME"
+    return read_key(files.read(folder / KEY, way_out, private=True), folder / KEY)

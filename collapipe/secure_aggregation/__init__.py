@@ -20,7 +20,7 @@ round a unit goes through five steps:
    share of each survivor's seed and of each other unit's mask key. It never reveals both shares of
    one unit.
 
-``thresholds`` proves what a dishonest server can learn. The proof needs units that can verify the
+``session`` proves what a dishonest server can learn. The proof needs units that can verify the
 owners of public keys (``privacy.peers``). Without ``privacy.peers`` a server could impersonate all
 other units; then the sum hides an update only from a server that follows the protocol.
 

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.errors import NonFiniteLossError, WireError
-from collapipe.privacy.discrete_noise import LEAST_DEVIATION, DiscreteGaussian
+from collapipe.privacy.noise import LEAST_DEVIATION, DiscreteGaussian
 from collapipe.sections import PrecisionOrAuto, PrivacySettings
 from collapipe.secure_aggregation.masks import Words
-from collapipe.secure_aggregation.thresholds import noise_parts
+from collapipe.secure_aggregation.session import noise_parts
 
 Values = NDArray[np.floating[Any]]
 LEVELS = {"float32": 2**16, "bfloat16": 2**9, "int8": 127, "int6": 31, "int4": 7}
@@ -121,7 +121,7 @@ class Quantiser:
         the protocol.
         """
         modulus, half = 2**self.bits, 2 ** (self.bits - 1)
-        whole = self._reduced(total).astype(np.int64)
+        whole = (total & total.dtype.type(modulus - 1)).astype(np.int64)
         whole -= (whole >= half) * np.int64(modulus)
         values = whole * np.float64(self.step)
         noise = self.noise * self.step * math.sqrt(finished) * (math.sqrt(self.size) + _TAIL)
@@ -154,9 +154,6 @@ class Quantiser:
         bytes_ = words.astype(words.dtype.newbyteorder(">")).view(np.uint8)
         bits = np.unpackbits(bytes_.reshape(-1, words.dtype.itemsize), axis=1)
         return np.packbits(bits[:, width - self.bits :])
-
-    def _reduced(self, words: Words) -> Words:
-        return words & words.dtype.type(2**self.bits - 1)
 
     @property
     def _words(self) -> np.dtype[np.unsignedinteger[Any]]:

@@ -1,13 +1,42 @@
-"""The session of a masked sum: all units of a round agree on it once they have all public keys."""
+"""The session of a masked sum: all units of a round agree on it once they have all public keys.
+
+It says how many of a round's n units must finish, and how many may collude with a dishonest server.
+
+t = ``units_needed`` units must finish, and t shares restore a secret. A unit reveals shares only if
+t survivors on its list, itself included, have confirmed the same list.
+
+**Claim.** Let c < 2t − n units collude with the server. Then the server learns at most one sum of
+the round, and at least t − c of its updates come from units that do not collude.
+
+**Proof.** Below, an honest unit is one that does not collude.
+
+1. *All honest units that reveal shares have confirmed the same list.* Let two of them have
+   different lists. Each list was confirmed by t units. An honest unit confirms one list, so only
+   the c colluding units can be among both groups: 2t ≤ n + c, a contradiction.
+
+2. *The server learns at most one secret of each honest unit:* the self mask's seed of a survivor,
+   the mask key of another unit. For the other secret it has only the c < t shares of colluding
+   units.
+
+3. *No part of the list can be unmasked alone.* A unit that confirms a list has added masks with
+   all others on it, whether or not it could open their shares. Let k honest survivors not have
+   confirmed it. At least t others have, so at most n − t − k units are not on the list. Each of
+   the k has added masks with t − 1 other units. At most (k − 1) + (n − t − k) + c < t − 1 of
+   them are not honest units that confirmed. So masks connect each honest survivor to the honest
+   ones that confirmed, and the server does not have these masks' keys.
+
+2t − n colluding units could have two lists confirmed. A dishonest server also chooses n and the
+threshold, but no owner shares secrets in a round with t < ``privacy.least_units``.
+"""
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collapipe.errors import WireError
 from collapipe.secure_aggregation.messages import PublicKeys, Roster
-from collapipe.secure_aggregation.thresholds import units_needed
 
 
 @dataclass(frozen=True)
@@ -51,3 +80,19 @@ class Session:
 def place(unit: int) -> int:
     """Return the place (x value) of a unit's shares, which is never 0."""
     return unit + 1
+
+
+def units_needed(units: int, threshold: float) -> int:
+    """Return how many of the round's ``units`` must finish.
+
+    This is the fraction ``threshold`` of them, rounded up, and always more than half.
+    """
+    return max(units // 2 + 1, math.ceil(threshold * units - 1e-9))  # 2/3 of 3 are 2
+
+
+def noise_parts(units: int, threshold: float) -> int:
+    """Return how many units' noise must suffice if units add it.
+
+    This is one less than must finish, because each unit knows its own noise.
+    """
+    return max(1, units_needed(units, threshold) - 1)

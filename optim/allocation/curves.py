@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from optim.allocation.options import FrontPoints, OptionTable
+from optim.channel import Fading, required_snr
 from optim.problem import Bools, Floats, Ints, RoundProblem
-from optim.radio.channel import Fading, required_snr
 
 _ROUNDING = 1e-9
 

@@ -12,6 +12,7 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
 from collapipe.state import HeadPlace, Payload, Uplink
+from optim.channel import Links, payload_links, power_limits
 from optim.convergence import (
     error_drift,
     gamma_power,
@@ -21,7 +22,6 @@ from optim.convergence import (
 )
 from optim.latency import streamed_s
 from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
-from optim.radio.channel import Links, payload_links, power_limits
 
 # Shares of a float32's bits, including the scales of rows.
 _PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26), ("int6", 0.2), ("int4", 0.14))

@@ -8,8 +8,10 @@ envelope.
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optim.partition.rates import PROGRESS, Rates, batch_seconds
 from optim.problem import Floats, Ints
@@ -44,18 +46,14 @@ class Splits:
 
     def where(self, keep: Ints) -> "Splits":
         """Select some of the partitions."""
-        return Splits(
-            self.segments[keep],
-            self.row[keep],
-            self.total[keep],
-            self.slowest[keep],
-            self.blocks[keep],
-        )
+        return Splits(*(each[keep] for each in self._arrays()))
 
     def __add__(self, other: "Splits") -> "Splits":
-        names = "segments", "row", "total", "slowest", "blocks"
-        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        pairs = zip(self._arrays(), other._arrays(), strict=True)
         return Splits(*(np.concatenate(pair) for pair in pairs))
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        return self.segments, self.row, self.total, self.slowest, self.blocks
 
     def latency(self, activation_s: Floats, places: Ints) -> Floats:
         """Return the seconds of a batch of the splits at ``places``, broadcast."""

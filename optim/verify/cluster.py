@@ -19,7 +19,7 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
     Raises ``PlanViolationError`` with the constraint that fails, the device and the numbers.
     """
     if not solution.front:
-        raise violation("front", "it has no point")
+        raise violation("front", "it is empty")
     for point in solution.front:
         check_point(point, problem)
         _check_latency(point, problem)
@@ -62,7 +62,7 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
     for device, held in zip(problem.devices, held_by, strict=True):
         if device.max_blocks is not None and held > device.max_blocks:
             raise violation(
-                "C7", f"{device.name} holds {held} blocks, its memory {device.max_blocks}"
+                "C7", f"{device.name} holds {held} blocks, its limit is {device.max_blocks}"
             )
         if (memory := device.memory) is not None and held:
             samples = math.ceil(problem.batch_size / (len(held_by) if point.replicated else m))
@@ -122,14 +122,14 @@ def _check_order(front: Sequence[Partition], problem: ClusterProblem) -> None:
             other = front[int(slower.argmax())]
             raise violation(
                 "front",
-                f"S={after.num_segments} takes {after.latency_s:.12g} s and dominates nothing: "
+                f"S={after.num_segments} takes {after.latency_s:.12g} s and is never faster: "
                 f"S={other.num_segments} takes {other.latency_s:.12g} s",
             )
 
 
 def _check_best(solution: ClusterSolution, problem: ClusterProblem) -> None:
     if solution.best not in solution.front:
-        raise violation("best", f"{_named(solution.best)} are no point of the front")
+        raise violation("best", f"{_named(solution.best)} are not in the front")
     low = np.array(problem.activation_s[:1])
     least = min(float(_with_uplink(point, low)[0]) for point in solution.front)
     seconds = float(_with_uplink(solution.best, low)[0])

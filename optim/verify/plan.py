@@ -31,7 +31,7 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
     _check_once("channels", uplinks, len(request.channels))
     for cluster in plan.clusters:
         if cluster.unit not in states:
-            raise violation("C3", f"unit {cluster.unit} takes part, known are {sorted(states)}")
+            raise violation("C3", f"unit {cluster.unit}: the request has units {sorted(states)}")
         try:
             _check_cluster(cluster, states[cluster.unit], request)
         except PlanViolationError as error:
@@ -41,7 +41,7 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
 def _check_once(what: str, used: list[int], most: int) -> None:
     twice = [number for number, times in Counter(used).items() if times > 1]
     if twice or len(used) > most:
-        raise violation("C5", f"{what} {used}, of {most}; each is used once at most")
+        raise violation("C5", f"{what} {used}: each of {most} may be used once")
 
 
 def _check_cluster(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:

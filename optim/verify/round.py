@@ -74,26 +74,27 @@ def scheduled_units(chosen: Sequence[Allocation], problem: RoundProblem) -> Sche
 def _check_place(given: Allocation, before: Sequence[Allocation], problem: RoundProblem) -> None:
     unit, channel = given.unit, given.channel
     if unit not in range(len(problem.uplinks)):
-        raise violation("C3", f"unit {unit} is none of {len(problem.uplinks)}")
+        raise violation("C3", f"unit {unit}: the problem has {len(problem.uplinks)} units")
     if channel not in range(len(problem.channels)):
-        raise violation("C3", f"unit {unit} on channel {channel}, none of {len(problem.channels)}")
+        count = len(problem.channels)
+        raise violation("C3", f"unit {unit} on channel {channel}: the problem has {count} channels")
     for other in before:
         if other.unit == unit:
             raise violation("C4", f"unit {unit} on channel {channel} and on {other.channel}")
         if other.channel == channel:
             raise violation("C5", f"channel {channel} for unit {unit} and for {other.unit}")
         if other.unit > unit:
-            raise violation("order", f"unit {unit} comes after unit {other.unit}")
+            raise violation("order", f"unit {unit} follows unit {other.unit}, units must ascend")
     if given.payload not in radio.allowed_payloads(problem, unit):
-        raise violation("payload", f"unit {unit} sends {given.payload}, which it may not")
+        raise violation("payload", f"unit {unit} sends {given.payload}, which is not allowed")
     head = given.payload.head if given.payload else None
     if given.partition.head != head:
         raise violation(
-            "head", f"unit {unit} is planned with a head on {given.partition.head}, not on {head}"
+            "head", f"unit {unit}: head on {given.partition.head}, its payload is for {head}"
         )
     if given.partition not in problem.fronts[unit]:
         raise violation(
-            "C1", f"unit {unit}: blocks {given.partition.blocks} are no point of its front"
+            "C1", f"unit {unit}: blocks {given.partition.blocks} are not a point of its front"
         )
 
 
@@ -111,12 +112,12 @@ def _check_radio(
         if not math.isfinite(seconds) or differs(given.upload_s, seconds):
             raise violation(
                 "upload time",
-                f"{given.upload_s:.12g} s for {who} with {given.power_w:.12g} W, "
+                f"{given.upload_s:.12g} s for {who} with {given.power_w:.12g} W; "
                 f"eq. 11 gives {seconds:.12g} s",
             )
         if not math.isfinite(units.finish_s[i]) or differs(given.finish_s, units.finish_s[i]):
             raise violation(
-                "finish", f"{given.finish_s:.12g} s for {who}, it is {units.finish_s[i]:.12g} s"
+                "finish", f"{given.finish_s:.12g} s for {who}, expected {units.finish_s[i]:.12g} s"
             )
         if problem.options.hard_gamma and exceeds(gamma, problem.options.gamma_max):
             raise violation(

@@ -37,11 +37,11 @@ def check_certificate(certificate: Certificate, objective: float) -> None:
     ``PlanViolationError``."""
     claimed, bound = certificate.objective, certificate.lower_bound
     if not math.isfinite(objective) or differs(claimed, objective):
-        raise violation("objective", f"certified as {claimed:.12g}, it is {objective:.12g}")
+        raise violation("objective", f"certified as {claimed:.12g}, expected {objective:.12g}")
     if not math.isfinite(bound) or exceeds(bound, claimed):
         raise violation("lower bound", f"{bound:.12g}, the objective is {claimed:.12g}")
     if claimed == 0 and bound != 0:
-        raise violation("gap", f"not defined for objective 0 and lower bound {bound:.12g}")
+        raise violation("gap", f"undefined for objective 0 with lower bound {bound:.12g}")
     gap = (claimed - bound) / abs(claimed) if claimed != bound else 0.0
     if differs(certificate.gap, gap):
-        raise violation("gap", f"{certificate.gap:.12g}, it is {gap:.12g}")
+        raise violation("gap", f"{certificate.gap:.12g}, expected {gap:.12g}")

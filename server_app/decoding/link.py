@@ -27,14 +27,7 @@ from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
 from collapipe.wire.dialing import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import (
-    METHOD,
-    SERVER_NAME,
-    UNIT_NAME,
-    VALID,
-    read_credentials,
-    self_signed,
-)
+from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, VALID, read_credentials, self_signed
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.streams import FrameStream
 from server_app.decoding.decoder import DecoderSession

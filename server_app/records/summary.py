@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rich.console import Console
 
@@ -19,7 +20,7 @@ from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.reading import how_to_go_on
 from collapipe.sections import PrivacySettings
-from collapipe.secure_aggregation.thresholds import noise_parts
+from collapipe.secure_aggregation.session import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
@@ -69,11 +70,7 @@ class History:
 
 @contextmanager
 def summarised(
-    folder: RunFolder,
-    settings: Settings,
-    history: History,
-    console: Console,
-    called: Called,
+    folder: RunFolder, settings: Settings, history: History, console: Console, called: Called
 ) -> Iterator[None]:
     """Write the summary when the run ends, also if it ends with an error."""
     error: BaseException | None = None
@@ -83,38 +80,7 @@ def summarised(
         error = raised
         raise
     finally:
-        status, cause, exit_status = _outcome(error)
-        wall_s = time.perf_counter() - history.start
-        test, losses = history.test, history.losses
-        names = ("kappa", "gradient_bound", "interference_constant_w", "gamma_max")  # of eq. (28)
-        strategy = settings.tree["strategy"]
-        summary = {
-            "status": status,
-            "error": cause,
-            "exit_status": exit_status,
-            "task": settings.task.name,
-            "framework": settings.framework.name,
-            "seed": settings.seed,
-            "metric": asdict(test.score) if test else None,
-            "test_loss": test.loss if test else None,
-            "train_loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-            "rounds_completed": history.num_rounds,
-            "rounds_skipped": history.skipped,
-            "samples": history.samples,
-            **_private(history, settings),
-            "wall_s": wall_s,
-            "clock": settings.federation.clock,
-            "clock_s": history.clock_s,
-            "modelled_energy_j": history.energy_j,
-            "bytes_up": history.bytes_up,
-            "bytes_down": history.bytes_down,
-            **({"on_units": asdict(history.test_on_units)} if history.test_on_units else {}),
-            "constants": {
-                "source": strategy.get("constants"),
-                "set": {name: strategy[name] for name in names if name in strategy},
-                "estimated": asdict(history.estimates),
-            },
-        }
+        summary = _summary(history, settings, error)
         try:
             folder.write_summary(summary)
         except StorageError as unwritten:
@@ -123,11 +89,46 @@ def summarised(
             if not isinstance(error, StorageError):  # a StorageError has reported the same cause
                 _log.warning("%s", unwritten)
         if history.num_rounds:
-            rows = _end_rows(history, settings, f"{status} after", wall_s, called)
+            ended, wall_s = f"{summary['status']} after", summary["wall_s"]
+            rows = _end_rows(history, settings, ended, wall_s, called)
             console.print(end_table([*rows, ("folder", str(folder.path))]), soft_wrap=True)
-            if status != "completed":
+            if error is not None:
                 text = how_to_go_on(folder.path)
                 console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _summary(history: History, settings: Settings, error: BaseException | None) -> dict[str, Any]:
+    """Return the summary of a run that ended with ``error``, or without one."""
+    test, losses, strategy = history.test, history.losses, settings.tree["strategy"]
+    names = ("kappa", "gradient_bound", "interference_constant_w", "gamma_max")  # of eq. (28)
+    status, cause, exit_status = _outcome(error)
+    return {
+        "status": status,
+        "error": cause,
+        "exit_status": exit_status,
+        "task": settings.task.name,
+        "framework": settings.framework.name,
+        "seed": settings.seed,
+        "metric": asdict(test.score) if test else None,
+        "test_loss": test.loss if test else None,
+        "train_loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+        "rounds_completed": history.num_rounds,
+        "rounds_skipped": history.skipped,
+        "samples": history.samples,
+        **_private(history, settings),
+        "wall_s": time.perf_counter() - history.start,
+        "clock": settings.federation.clock,
+        "clock_s": history.clock_s,
+        "modelled_energy_j": history.energy_j,
+        "bytes_up": history.bytes_up,
+        "bytes_down": history.bytes_down,
+        **({"on_units": asdict(history.test_on_units)} if history.test_on_units else {}),
+        "constants": {
+            "source": strategy.get("constants"),
+            "set": {name: strategy[name] for name in names if name in strategy},
+            "estimated": asdict(history.estimates),
+        },
+    }
 
 
 def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:

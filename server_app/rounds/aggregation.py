@@ -124,8 +124,8 @@ class Aggregation:
 
     def _moved(self, round_: int, updates: Updates) -> float | None:
         """Make the next model of at least one update. Returns by how much it moved."""
-        own = updates
-        return self._model.learn(round_, own.models, own.shares, own.common, self._called)
+        learned = updates.models, updates.shares, updates.common
+        return self._model.learn(round_, *learned, self._called)
 
 
 class PrivateAggregation(Aggregation):

@@ -11,18 +11,9 @@ from collapipe.models.optimizer import state_like
 from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite, chosen, not_finite
+from collapipe.wire import messages
 from collapipe.wire.compression import check_like
 from collapipe.wire.feedback import ActivationMemory
-from collapipe.wire.messages import (
-    ACTIVATIONS,
-    KEPT,
-    NOT_TRAINED,
-    OPTIMIZER,
-    RESIDUAL,
-    SLOWNESS,
-    STEM,
-    STEM_ROWS,
-)
 from server_app import questions
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Kept
@@ -33,29 +24,29 @@ def check_kept(
 ) -> None:
     """Raise ``WireError`` unless ``kept`` is a possible state of this cluster's unit after a
     round."""
-    sender, found = "the unit", {key: kept.get(key, {}) for key in KEPT}
+    sender, found = "the unit", {key: kept.get(key, {}) for key in messages.KEPT}
     most_rows = _most_rows(cluster, round_, settings)
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
-    if masked and any(found[key] for key in KEPT if key not in NOT_TRAINED):
-        told = ", ".join(NOT_TRAINED)
+    if masked and any(found[key] for key in messages.KEPT if key not in messages.NOT_TRAINED):
+        told = ", ".join(messages.NOT_TRAINED)
         raise WireError(f"{sender} sent more than {told}, though updates are masked")
-    Slowness.unpack(found[SLOWNESS], {each.name for each in cluster.devices})
+    Slowness.unpack(found[messages.SLOWNESS], {each.name for each in cluster.devices})
     own = model.names(with_head and not settings.chooses_heads)
-    check_state(found[OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
-    sent = model.names(with_head) & found[RESIDUAL].keys()
-    check_like(found[RESIDUAL], chosen(model.weights, sent), sender)
-    if (odd := not_finite(found[RESIDUAL])) is not None:
+    check_state(found[messages.OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
+    sent = model.names(with_head) & found[messages.RESIDUAL].keys()
+    check_like(found[messages.RESIDUAL], chosen(model.weights, sent), sender)
+    if (odd := not_finite(found[messages.RESIDUAL])) is not None:
         raise WireError(f"{sender} sent {odd} with values that are NaN or infinite")
-    if found[STEM]:
+    if found[messages.STEM]:
         cached = isinstance(settings.adapter, LoraSettings) and settings.adapter.cache
-        numbers = found[STEM].get(STEM_ROWS, torch.empty(0))
+        numbers = found[messages.STEM].get(messages.STEM_ROWS, torch.empty(0))
         like = torch.empty(min(numbers.numel(), most_rows), dtype=torch.int64, device="meta")
-        check_like(found[STEM], {STEM_ROWS: like} if cached else {}, sender)
+        check_like(found[messages.STEM], {messages.STEM_ROWS: like} if cached else {}, sender)
         _check_rows(numbers, cluster.num_samples, sender)
     rows = most_rows if settings.compression.feedback else 0
     most = rows, settings.task.max_length + extra_rows(settings.model)
     dim, dtype = settings.model.dim, getattr(torch, settings.pipeline.dtype)
-    for key in ACTIVATIONS:
+    for key in messages.ACTIVATIONS:
         ActivationMemory.unpack(found[key], dim, dtype, most)
 
 
@@ -72,10 +63,10 @@ def most_kept(
     tokens = settings.task.max_length + extra_rows(settings.model)
     row = tokens * settings.model.dim * getattr(torch, settings.pipeline.dtype).itemsize
     activations = rows * (row + 16) if settings.compression.feedback else 0
-    most = dict.fromkeys(ACTIVATIONS, activations) | {STEM: 8 * rows}
+    most = dict.fromkeys(messages.ACTIVATIONS, activations) | {messages.STEM: 8 * rows}
     slowness = Slowness({each.name: 1.0 for each in cluster.devices}).pack()
     state = state_like(settings.optimizer, weights)
-    groups = {OPTIMIZER: state, RESIDUAL: weights, SLOWNESS: slowness}
+    groups = {messages.OPTIMIZER: state, messages.RESIDUAL: weights, messages.SLOWNESS: slowness}
     most = {name: questions.tensors_bytes({}) + size for name, size in most.items()}
     return most | {name: questions.tensors_bytes(each) for name, each in groups.items()}
 

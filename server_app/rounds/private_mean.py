@@ -9,7 +9,7 @@ import torch
 
 from collapipe.errors import BudgetSpentError, Called, unit_called
 from collapipe.formatting import counted
-from collapipe.privacy.accounting import epsilon
+from collapipe.privacy import accounting
 from collapipe.privacy.clipping import add_clipped_update
 from collapipe.privacy.noise import GaussianNoise
 from collapipe.sections import PrivacySettings
@@ -50,7 +50,7 @@ class PrivateMean:
         """Raise ``BudgetSpentError`` if a round of these ``units`` would exceed ``max_epsilon``."""
         most, spent = self.settings.max_epsilon, max(self.rounds.values(), default=0)
         unit = max(units, key=lambda each: self.rounds[each])
-        then = self._epsilon(max(self.rounds[unit] + 1, spent))
+        then = accounting.epsilon(self.settings, max(self.rounds[unit] + 1, spent))
         if most is not None and then > most:
             raise BudgetSpentError(
                 f"privacy.max_epsilon={most:g} is spent: ε = {self.epsilon:.3g} after "
@@ -62,7 +62,7 @@ class PrivateMean:
     def epsilon(self) -> float | None:
         """ε so far of the unit that took part in the most rounds; None without noise."""
         spent = max(self.rounds.values(), default=0)
-        return self._epsilon(spent) if self.settings.noise_multiplier else None
+        return accounting.epsilon(self.settings, spent) if self.settings.noise_multiplier else None
 
     def summed(self, models: Collection[Tensors], sent: Tensors) -> ClippedSum:
         """Sum the clipped changes of the ``models``, whose training began at ``sent``."""
@@ -118,9 +118,6 @@ class PrivateMean:
         self.rounds = Counter(dict(packed["rounds_of_units"].tolist()))
         if self.settings.noise_seed is None:
             self.rounds |= Counter(told)
-
-    def _epsilon(self, rounds: int) -> float:
-        return epsilon(self.settings, rounds)
 
     def _deviations(self, units: int) -> tuple[float, float]:
         """Return z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².

@@ -59,11 +59,7 @@ class Job:
 
 
 def received(
-    message: Message | None,
-    job: Job,
-    seen: int | None,
-    request: RoundRequest,
-    settings: Settings,
+    message: Message | None, job: Job, seen: int | None, request: RoundRequest, settings: Settings
 ) -> TrainReply | Failure:
     """Return a unit's reply with its weights restored, or the reason why it cannot be used.
 
@@ -80,7 +76,8 @@ def received(
         check_report(reply.report, plan.unit, seen, settings)
         check_traces(reply.report, most_traced(plan, request))
         sender = "the unit"
-        check_head_state(reply.head_state, plan, job.weights, settings)
+        head = _sent_head(plan, job.weights, settings)
+        check_state(reply.head_state, head, settings.optimizer, sender)
         if job.expected is not None:
             check_like(reply.weights, job.expected, sender)
             return reply
@@ -118,14 +115,9 @@ def trained(message: Message) -> bool:
     return message.has_content() and Failure.__name__ not in message.content
 
 
-def check_head_state(state: Tensors, plan: ClusterPlan, sent: Tensors, settings: Settings) -> None:
-    """Raise ``WireError`` unless ``state`` is a possible optimiser state of the head that was
-    ``sent``. It must be empty if no head was sent or if the head always stays on the unit."""
-    check_state(state, _sent_head(plan, sent, settings), settings.optimizer, "the unit")
-
-
 def _sent_head(plan: ClusterPlan, sent: Tensors, settings: Settings) -> Tensors:
-    """The ``sent`` head weights whose optimiser state the unit returns."""
+    """The ``sent`` head weights whose optimiser state the unit returns; empty if no head was sent
+    or if the head always stays on the unit."""
     moves = settings.chooses_heads and settings.unit_has_head(plan.uplink)
     return {name: each for name, each in sent.items() if moves and name.startswith(f"{HEAD}.")}
 

@@ -17,20 +17,13 @@ from collapipe.report import ClusterReport, RoundCost, RoundReport
 from collapipe.rounding import BENCHMARKED, RoundingErrors
 from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
-from collapipe.state import (
-    Channel,
-    ClusterState,
-    Estimates,
-    Payload,
-    Uplink,
-    unknown_cluster,
-)
+from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
+from optim.channel import Fading
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
-from optim.radio.channel import Fading
 from optim.verify import verify_plan
 from server_app.roster import Reported, Roster
 from server_app.rounds.estimates import RoundObservation, estimate

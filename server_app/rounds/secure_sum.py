@@ -24,8 +24,7 @@ from collapipe.secure_aggregation.messages import (
 )
 from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.secure_aggregation.server import checked, confirmed, relayed, unmask, usable
-from collapipe.secure_aggregation.session import Session
-from collapipe.secure_aggregation.thresholds import units_needed
+from collapipe.secure_aggregation.session import Session, units_needed
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.messages import Failure

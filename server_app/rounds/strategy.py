@@ -26,14 +26,12 @@ from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
 from server_app.rounds.aggregation import Aggregated, OnAccount, Updates, aggregation_of
 from server_app.rounds.estimates import observed
-from server_app.rounds.exchange import Exchange, Outbox, Outcomes
+from server_app.rounds.exchange import Exchange, Outbox, Outcomes, totals
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept, most_kept
-from server_app.rounds.phases import Phases
-from server_app.rounds.results import Arrival, RoundResult, RunState, Store, TrainingState
+from server_app.rounds.results import Arrival, Phases, RoundResult, RunState, Store, TrainingState
 from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState, Trained
 from server_app.rounds.screening import BELIEVED, UpdateScreen, capped
-from server_app.rounds.totals import totals
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Kept, Units
 
@@ -352,15 +350,15 @@ class CollaPipeStrategy:
             decision = replace(decision, skipped=aggregated.skipped)
         self._state, report = self._scheduler.end(self._state, decision, trained, measured_s)
         sums = totals(finished, outbox.jobs, self._settings.compression, self._aggregation)
+        sums["bytes_up"] += aggregated.bytes_up + report.checkpoint_bytes
+        sums["bytes_down"] += aggregated.bytes_down
         return replace(
             report,
             units=tuple(finished),
             failures={u: f"{f.kind}: {f.message}" for u, f in outcomes.failures.items()},
             train_loss=train_loss,
             epsilon=self.epsilon,
-            bytes_up=sums.bytes_up + aggregated.bytes_up + report.checkpoint_bytes,
-            bytes_down=sums.bytes_down + aggregated.bytes_down,
-            **sums.figures,
+            **sums,
         )
 
 

@@ -43,7 +43,7 @@ def test_a_unit_shares_nothing_where_a_sum_may_have_too_few(
     """Of three units two must finish. The run's options are as they are without an owner."""
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = RUN
     settings = load_overrides([*TINY, *MASKED])
-    monkeypatch.setattr(client_app.app, "load_settings", lambda *configs: settings)
+    monkeypatch.setattr(client_app.app.owner, "load_settings", lambda *configs: settings)
     own = {"partition-id": 0} | owned(tmp_path, f"{{least_units: {least_units}}}")
     unit = Context(RUN, 2, own, RecordDict(), {"overrides": shlex.join(TINY)})  # type: ignore[arg-type]
 

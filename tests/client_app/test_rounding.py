@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from client_app.rounding import GRADIENT_GAIN, ActivationMeter, measured
+from client_app.payloads import GRADIENT_GAIN, ActivationMeter, measured
 from collapipe.rounding import RoundingErrors
 from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import Precision
@@ -73,7 +73,7 @@ def test_an_uploads_error_is_what_it_lacks_afterwards(precision: Precision) -> N
 def test_rows_that_stand_for_all_tell_nearly_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     start, end = weights(1, rows=600), weights(2, rows=600)
     whole = measured(compression("auto", "float32"), None, start, end, {}).upload
-    monkeypatch.setattr("client_app.rounding._SAMPLED", 600)
+    monkeypatch.setattr("client_app.payloads._SAMPLED", 600)
     sampled = measured(compression("auto", "float32"), None, start, end, {}).upload
     assert sampled != whole
     assert sampled == pytest.approx(whole, rel=0.2)
@@ -89,7 +89,7 @@ def test_a_matrix_of_few_long_rows_counts_as_often_as_it_has_rows(
     }
     start = {name: torch.zeros_like(each) for name, each in end.items()}
     whole = measured(compression("auto", "float32"), None, start, end, {}).upload
-    monkeypatch.setattr("client_app.rounding._SAMPLED", 600)
+    monkeypatch.setattr("client_app.payloads._SAMPLED", 600)
     sampled = measured(compression("auto", "float32"), None, start, end, {}).upload
     assert sampled == pytest.approx(whole, rel=0.2)
 

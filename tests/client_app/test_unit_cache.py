@@ -7,14 +7,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from client_app import app, evaluating
+from client_app import app, control_unit
 
 
 @pytest.mark.parametrize(
     ("cached", "place", "name"),
     [
         (app._cached_unit, app, "ControlUnit"),
-        (evaluating._evaluator, evaluating, "load_held_out"),
+        (control_unit._evaluator, control_unit, "load_held_out"),
     ],
     ids=["training", "evaluation"],
 )
@@ -27,7 +27,7 @@ def test_each_unit_reads_its_rows_once(
     settings, read = Mock(**{"federation.num_units": 150}), list[int]()
     monkeypatch.setattr(place, name, lambda settings, unit, other: read.append(unit))
     monkeypatch.setattr(place, "Tokenizer", SimpleNamespace(unpack=lambda text: text))
-    more = ["{}", "validation"][: 2 if place is evaluating else 1]
+    more = ["{}", "validation"][: 2 if place is control_unit else 1]
     units = range(150)
     for _ in range(3):
         for unit in units:

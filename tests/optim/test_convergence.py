@@ -13,6 +13,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.split import through
 from collapipe.models.transformer import EncoderBlock, TransformerSpec
 from collapipe.state import Channel, Uplink
+from optim.channel import links
 from optim.convergence import (
     gamma_power,
     idle_gamma,
@@ -22,7 +23,6 @@ from optim.convergence import (
     scheduled_gamma,
 )
 from optim.problem import Allocation, RoundOptions
-from optim.radio.channel import links
 from tests.optim import rounds
 from tests.optim.theorem1 import (
     Descent,

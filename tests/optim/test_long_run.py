@@ -13,11 +13,11 @@ import pytest
 
 from collapipe.state import AffineLaw, Channel, DeviceProfile, Uplink
 from optim.allocation.exact import exact_allocation
+from optim.channel import links
 from optim.convergence import idle_gamma, interference_error, next_queues, round_gammas
 from optim.convergence import scheduled_gamma as scheduled
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Partition, RoundOptions, RoundProblem
-from optim.radio.channel import links
 from tests.optim.refutation import verify_round
 
 UNITS, CHANNELS, ROUNDS, SEEDS = 8, 4, 40, 10

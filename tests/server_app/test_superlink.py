@@ -27,7 +27,7 @@ from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
 from server_app import questions, refusals, superlink
-from server_app.records.prometheus import write_metrics
+from server_app.records.run_log import write_metrics
 from server_app.superlink import NodesAlone
 
 PUSH, PART = "/v1/fleet/push-messages", "/v1/fleet/push-object"

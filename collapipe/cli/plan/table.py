@@ -22,9 +22,9 @@ from collapipe.formatting import (
 )
 from collapipe.inventory.model import Model
 from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
+from optim.channel import payload_links, power_limits
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
-from optim.radio.channel import payload_links, power_limits
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
 

@@ -6,9 +6,8 @@ import pytest
 from made_cluster import Cluster
 
 from collapipe.credentials import files
-from collapipe.credentials.bundle import REVOKED
+from collapipe.credentials.bundle import REVOKED, Revocations
 from collapipe.credentials.keys import PEM
-from collapipe.credentials.revocations import Revocations
 from collapipe.errors import ConfigError
 
 

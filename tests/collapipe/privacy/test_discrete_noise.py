@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from collapipe.privacy.discrete_noise import DiscreteGaussian
+from collapipe.privacy.noise import DiscreteGaussian
 
 _MANY = 200_000
 

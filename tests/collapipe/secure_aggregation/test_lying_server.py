@@ -15,9 +15,8 @@ from collapipe.secure_aggregation.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from collapipe.secure_aggregation.session import place
+from collapipe.secure_aggregation.session import place, units_needed
 from collapipe.secure_aggregation.shamir import SHARE_BYTES, combine
-from collapipe.secure_aggregation.thresholds import units_needed
 
 VICTIM = 0
 Lists = Mapping[int, Collection[int]]

@@ -20,9 +20,8 @@ from collapipe.secure_aggregation.messages import (
     SurvivorsRequest,
 )
 from collapipe.secure_aggregation.server import usable
-from collapipe.secure_aggregation.session import place
+from collapipe.secure_aggregation.session import place, units_needed
 from collapipe.secure_aggregation.shamir import PRIME, combine, split
-from collapipe.secure_aggregation.thresholds import units_needed
 from collapipe.secure_aggregation.unit import UnitWithKeys
 
 STAGES = 4  # after each of which a unit may be gone; the last: never

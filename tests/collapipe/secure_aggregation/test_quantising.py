@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import NonFiniteLossError, WireError
-from collapipe.privacy.discrete_noise import LEAST_DEVIATION
+from collapipe.privacy.noise import LEAST_DEVIATION
 from collapipe.sections import PrivacySettings
 from collapipe.secure_aggregation.quantising import _CHUNK, LEVELS, Quantiser
 

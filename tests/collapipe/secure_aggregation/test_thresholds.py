@@ -3,7 +3,7 @@
 import pytest
 from masked_sums import colluders_needed
 
-from collapipe.secure_aggregation.thresholds import units_needed
+from collapipe.secure_aggregation.session import units_needed
 
 
 def two_lists(units: int, needed: int, colluding: int) -> bool:

@@ -10,11 +10,10 @@ import pytest
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import Channel, Uplink
-from optim.allocation.algorithm3 import match_channels, paper_allocation
+from optim.allocation.algorithm3 import Senders, controlled_power, match_channels, paper_allocation
 from optim.allocation.exact import exact_allocation
+from optim.channel import Fading, Links
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
-from optim.radio.channel import Fading, Links
-from optim.radio.power_control import Senders, controlled_power
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
 

@@ -14,10 +14,9 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.state import Channel, Uplink
 from optim.allocation.curves import power_curves, relaxed_curves
 from optim.allocation.exact import exact_allocation
-from optim.allocation.intervals import DeadlineIntervals
 from optim.allocation.matching import bottleneck
 from optim.allocation.options import option_table
-from optim.allocation.paper_drift import DeadlineSearch
+from optim.allocation.paper_drift import DeadlineIntervals, DeadlineSearch
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round

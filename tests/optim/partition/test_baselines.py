@@ -14,20 +14,18 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
 from optim.latency import batch_s, block_caps, pipeline_latency
 from optim.partition.baselines import (
+    best_subset,
     gpipe,
     no_segment_scheduling,
+    pipedream,
+    pipeedge,
     pipeline_even,
+    slowest_stage_split,
+    stage_times,
     titanic,
     vanilla_fl,
 )
 from optim.partition.exact import exact_partition
-from optim.partition.slowest_stage import (
-    best_subset,
-    pipedream,
-    pipeedge,
-    slowest_stage_split,
-    stage_times,
-)
 from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
 from optim.verify import verify_cluster
 from tests.optim.instances import heterogeneous

@@ -129,15 +129,15 @@ def test_a_front_for_some_uplinks_passes(
 
 
 UPLINK_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
-    ("front: S=1 takes 18 s and dominates nothing: S=1 takes 15 s",
+    ("front: S=1 takes 18 s and is never faster: S=1 takes 15 s",
      ClusterSolution((WHOLE, HALVES), WHOLE, certified(15.0)), for_uplinks(0.0, 5.9)),
-    ("front: S=1 takes 15 s and dominates nothing: S=1 takes 18 s",
+    ("front: S=1 takes 15 s and is never faster: S=1 takes 18 s",
      ClusterSolution((HALVES, WHOLE), HALVES, certified(21.5)), for_uplinks(7.0, 20.0)),
-    ("front: S=1 takes 21 s and dominates nothing: S=1 takes 18 s",
+    ("front: S=1 takes 21 s and is never faster: S=1 takes 18 s",
      ClusterSolution((WHOLE, HALVES, THIRDS), WHOLE, certified(15.0)), for_uplinks(0.0, 17.9)),
-    ("front: S=1 takes 15 s and dominates nothing: S=1 takes 18 s",
+    ("front: S=1 takes 15 s and is never faster: S=1 takes 18 s",
      ClusterSolution((HALVES, WHOLE), HALVES, certified(21.5)), for_uplinks(7.0, math.inf)),
-    ("front: S=1 takes 18 s and dominates nothing: S=1 takes 21 s",
+    ("front: S=1 takes 18 s and is never faster: S=1 takes 21 s",
      ClusterSolution((THIRDS, HALVES), THIRDS, certified(27.5)), for_uplinks(18.5, math.inf)),
     ("best: 22 s, another point takes 21.5 s",
      ClusterSolution((WHOLE, HALVES), WHOLE, certified(22.0)), for_uplinks(7.0)),
@@ -145,11 +145,11 @@ UPLINK_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
      ClusterSolution((WHOLE, HALVES), HALVES, certified(19.0)), for_uplinks(2.0, 10.0)),
     ("best: 26.8.* s, another point takes 26.75 s",
      ClusterSolution((HALVES, THIRDS), THIRDS, certified(26.5)), for_uplinks(17.5, math.inf)),
-    ("best: blocks 3 are no point of the front",
+    ("best: blocks 3 are not in the front",
      ClusterSolution((WHOLE, HALVES), THIRDS, certified(15.0)), for_uplinks(2.0, 10.0)),
-    ("objective: certified as 15, it is 17",
+    ("objective: certified as 15, expected 17",
      ClusterSolution((WHOLE, HALVES), WHOLE, certified(15.0)), for_uplinks(2.0, 10.0)),
-    ("objective: certified as 22, it is 17",
+    ("objective: certified as 22, expected 17",
      ClusterSolution((WHOLE, HALVES), WHOLE, certified(22.0)), for_uplinks(2.0, 10.0)),
     ("lower bound: 17.1, the objective is 17",
      ClusterSolution((WHOLE, HALVES), WHOLE, certified(17.0, 17.1)), for_uplinks(2.0, 10.0)),
@@ -214,7 +214,7 @@ def with_memory(limit_bytes: float) -> ClusterProblem:
 EMPTY = Partition((0, 0, 0), 1, 0.0)
 FREE = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 0.0))
 CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
-    ("front: it has no point", replace(SOLUTION, front=()), PROBLEM),
+    ("front: it is empty", replace(SOLUTION, front=()), PROBLEM),
     ("C1: blocks 2, 1 are for 3 devices", with_point(blocks=(2, 1)), PROBLEM),
     ("C1: c holds -1 blocks", with_point(blocks=(2, 2, -1)), PROBLEM),
     ("C1: b holds 1.0 blocks", with_point(blocks=(2, 1.0, 0)), PROBLEM),
@@ -225,7 +225,7 @@ CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
     ("C1: .* with m=0, must be 1 to 4", with_point(num_micro_batches=0), PROBLEM),
     ("C1: .* with m=5, must be 1 to 4", with_point(num_micro_batches=5), PROBLEM),
     ("C1: .* with m=1.5, must be 1 to 4", with_point(num_micro_batches=1.5), PROBLEM),
-    ("C7: a holds 3 blocks, its memory 2", with_point(blocks=(3, 0, 0)), PROBLEM),
+    ("C7: a holds 3 blocks, its limit is 2", with_point(blocks=(3, 0, 0)), PROBLEM),
     ("C9': b spends 8 J a batch on 1 blocks with m=2, its limit is 7.99 J", SOLUTION,
      with_budget(7.99, "batch")),
     ("C9': b spends 4 J a micro_batch on 1 blocks with m=2, its limit is 3.99 J", SOLUTION,
@@ -243,17 +243,17 @@ CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
     ("slowest stage: 0 s", with_point(slowest_s=0.0), PROBLEM),
     ("slowest stage: nan s", with_point(slowest_s=math.nan), PROBLEM),
     ("best: 36 s, another point takes 15 s", replace(SOLUTION, best=ALONE), PROBLEM),
-    ("best: blocks 1, 2, 0 are no point", replace(SOLUTION, best=Partition((1, 2, 0), 2, 15.0)),
+    ("best: blocks 1, 2, 0 are not in", replace(SOLUTION, best=Partition((1, 2, 0), 2, 15.0)),
      PROBLEM),
     ("front: S=1 follows S=2", replace(SOLUTION, front=(BOTH, ALONE)), PROBLEM),
-    ("front: S=1 takes 36 s and dominates nothing: S=1 takes 36 s",
+    ("front: S=1 takes 36 s and is never faster: S=1 takes 36 s",
      replace(SOLUTION, front=(ALONE, ALONE)), PROBLEM),
-    ("front: S=3 takes 27 s and dominates nothing: S=2 takes 15 s",
+    ("front: S=3 takes 27 s and is never faster: S=2 takes 15 s",
      replace(SOLUTION, front=(BOTH, Partition((1, 1, 1), 1, 27.0, 12.0))), PROBLEM),
-    ("front: S=2 takes 0 s and dominates nothing: S=1 takes 0 s",
+    ("front: S=2 takes 0 s and is never faster: S=1 takes 0 s",
      solved((Partition((3, 0), 1, 0.0), Partition((2, 1), 1, 0.0)), certified(0.0)),
      replace(PROBLEM, devices=(FREE, FREE))),
-    ("objective: certified as 14, it is 15", replace(SOLUTION, certificate=certified(14.0)),
+    ("objective: certified as 14, expected 15", replace(SOLUTION, certificate=certified(14.0)),
      PROBLEM),
     ("objective: certified as nan", replace(SOLUTION, certificate=certified(math.nan)), PROBLEM),
     ("lower bound: 15.1, the objective is 15",
@@ -299,7 +299,7 @@ def test_no_gap_is_defined_for_an_objective_of_zero() -> None:
     free = replace(PROBLEM, devices=(FREE,))
     point = Partition((3,), 1, 0.0)
     verify_cluster(solved((point,), certified(0.0)), free)
-    with pytest.raises(PlanViolationError, match="gap: not defined for objective 0"):
+    with pytest.raises(PlanViolationError, match="gap: undefined for objective 0"):
         verify_cluster(solved((point,), certified(0.0, -1.0)), free)
 
 
@@ -313,7 +313,7 @@ class WrongGap(Certificate):
 
 def test_a_gap_that_is_only_claimed_is_refused() -> None:
     claimed = WrongGap(15.0, 12.0, "by hand", 0.0)
-    with pytest.raises(PlanViolationError, match=r"gap: 0, it is 0\.2"):
+    with pytest.raises(PlanViolationError, match=r"gap: 0, expected 0\.2"):
         verify_cluster(replace(SOLUTION, certificate=claimed), PROBLEM)
 
 

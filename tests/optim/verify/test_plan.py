@@ -58,13 +58,13 @@ def test_a_sound_plan_passes() -> None:
 @pytest.mark.parametrize(
     ("clusters", "message"),
     [
-        ((plan(("a", 3), ("c", 3)),), "unit 3: C7: a holds 3 blocks, its memory 2"),
+        ((plan(("a", 3), ("c", 3)),), "unit 3: C7: a holds 3 blocks, its limit is 2"),
         ((plan(("b", 3), ("c", 3)),), "unit 3: C9': b spends 24 J a batch on 3 blocks"),
         ((plan(("a", 2), ("c", 3)),), "unit 3: C1: .* sum up to 5, not L=6"),
         ((plan(("c", 6), m=9),), "unit 3: C1: .*m=9, must be 1 to 8"),
         ((plan(("c", 3), ("d", 3)),), "unit 3: C2: segments on d; the devices are a, b, c"),
         ((plan(("c", 3), ("c", 3)),), "unit 3: C2: segments on c"),
-        ((replace(SOUND, unit=4),), "C3: unit 4 takes part, known are"),
+        ((replace(SOUND, unit=4),), "C3: unit 4: the request has units"),
         ((SOUND, replace(SOUND, uplink=None)), "C5: units"),
         ((SOUND, plan(("c", 6), unit=5)), "C5: channels"),
         ((plan(("c", 6), channel=2),), "unit 3: C3: channel 2 of 2; the unit reported 2 gains"),
@@ -96,10 +96,10 @@ def test_a_framework_may_break_limits_but_not_use_devices_that_are_away() -> Non
     asked = framework("titanic", *DEVICES, away)
     greedy = replace(plan(("a", 3), ("b", 3)), over_limits=True)
     verify_plan(RoundPlan(1, (greedy,)), asked)
-    with pytest.raises(PlanViolationError, match="C7: a holds 3 blocks, its memory 2"):
+    with pytest.raises(PlanViolationError, match="C7: a holds 3 blocks, its limit is 2"):
         verify_plan(RoundPlan(1, (replace(greedy, over_limits=False),)), asked)
     absent = replace(plan(("a", 3), ("d", 3)), over_limits=True)
-    with pytest.raises(PlanViolationError, match="C7: d holds 3 blocks, its memory 0"):
+    with pytest.raises(PlanViolationError, match="C7: d holds 3 blocks, its limit is 0"):
         verify_plan(RoundPlan(1, (absent,)), asked)
 
 
@@ -115,7 +115,7 @@ def test_replicas_keep_limits_on_every_device_that_is_there() -> None:
     over = RoundPlan(1, (replace(replicas, over_limits=True),))
     verify_plan(over, framework("vanilla_fl", other, away))
     small = replace(one, max_blocks=5)
-    with pytest.raises(PlanViolationError, match="C7: a holds 6 blocks, its memory 5"):
+    with pytest.raises(PlanViolationError, match="C7: a holds 6 blocks, its limit is 5"):
         verify_plan(sound, framework("vanilla_fl", small, other))
     with pytest.raises(PlanViolationError, match="C2: replicas on 1 devices, all of them away"):
         verify_plan(over, framework("vanilla_fl", away))

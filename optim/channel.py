@@ -96,10 +96,7 @@ def payload_links(
     Q is 1 if units have no choice of payloads. Pairs with a payload that the unit lacks have a
     maximum power of 0.
     """
-    most = max((len(up.payloads) for up in uplinks), default=0)
-    if not most:
-        one = links(uplinks, channels, fading, energy)
-        return one.at(np.newaxis)
+    most = max((len(up.payloads) for up in uplinks), default=0) or 1
     bits = np.full((most, len(uplinks), 2), np.nan)
     for unit, up in enumerate(uplinks):
         sent = [(each.model_bits, each.activation_bits) for each in up.payloads]

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 
 from collapipe.state import Channel, Uplink
-from optim.radio.channel import (
+from optim.channel import (
     Fading,
     links,
     mean_nats_and_shortfall,

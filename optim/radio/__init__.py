@@ -1,1 +1,0 @@
-"""The uplink: rates, fading and transmit power."""
