@@ -190,12 +190,17 @@ TIMES = torch.arange(4.0).double().expand(6, 4)
 USAGE = torch.ones(2).double()
 
 
+NONSENSE = (), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2
+ANSWERS = FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE
+
+
 @pytest.mark.parametrize(
     ("kind", "tensors"),
     [
-        *itertools.product(
-            (FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE),
-            [(), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2],
+        *zip(ANSWERS, NONSENSE, strict=True),
+        *(
+            pytest.param(kind, tensors, marks=pytest.mark.thorough)
+            for kind, tensors in itertools.product(ANSWERS, NONSENSE)
         ),
         (FrameKind.CLOCK, (torch.tensor(torch.nan),)),
         (FrameKind.NORMS, (torch.tensor([1, -9.0]).double(), TIMES, USAGE)),
