@@ -2,15 +2,16 @@
 
 from typing import cast
 
+import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.app import app
+from client_app.app import _keep, _kept, app
 from collapipe.config import load
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
 from collapipe.wire import records
-from collapipe.wire.messages import EvaluateReply, TrainReply, TrainRequest
+from collapipe.wire.messages import RESIDUAL, EvaluateReply, Trained, TrainReply, TrainRequest
 
 UNTRAINED = "decoder.mode=control_unit", "evaluation.where=units"
 """The options of such a run: no head learns on the server, and nothing is evaluated."""
@@ -18,21 +19,23 @@ TOKENS = 10  # of each sample
 
 
 class ScriptedUnits:
-    """A ClientApp. Rows and clusters are those of the real one.
+    """A ClientApp. Rows and clusters are those of the real one, and so are evaluations on units if
+    it ``evaluates``.
 
-    In a round every unit adds ``MOVED`` to each weight, and reports losses of 1.
+    In a round every unit adds ``MOVED`` to each weight, and reports losses of 1. It keeps how far
+    it has moved one weight in all its rounds, and moves that as far again.
     """
 
     MOVED = 0.01
 
-    def __init__(self) -> None:
-        self._states = dict[int, ClusterState]()
+    def __init__(self, evaluates: bool = False) -> None:
+        self._evaluates, self._states = evaluates, dict[int, ClusterState]()
 
     def __call__(self, message: Message, context: Context) -> Message:
         kind, unit = message.metadata.message_type, int(context.node_config["partition-id"])
         if kind == records.TRAIN:
             return Message(self._trained(message, context, unit), reply_to=message)
-        if kind == records.EVALUATE:
+        if kind == records.EVALUATE and not self._evaluates:
             return Message(records.pack_evaluation(EvaluateReply(unit, None)), reply_to=message)
         reply = app(message, context)
         if kind == records.STATE:
@@ -56,9 +59,14 @@ class ScriptedUnits:
             name: each + self.MOVED if each.is_floating_point() else each
             for name, each in sent.items()
         }
+        name = min(sent)
+        further = _kept(context).get(RESIDUAL, {name: torch.zeros_like(sent[name])})[name]
+        moved[name] = moved[name] + further
+        _keep(context, {RESIDUAL: {name: moved[name] - sent[name]}})
+        context.state.update(records.pack(Trained(request.round)))
         return records.pack_reply(TrainReply(moved, report, self._states[unit]))
 
 
-def scripted_units() -> ClientApp:
+def scripted_units(evaluates: bool = False) -> ClientApp:
     """Units of a new run."""
-    return cast(ClientApp, ScriptedUnits())
+    return cast(ClientApp, ScriptedUnits(evaluates))

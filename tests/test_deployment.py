@@ -110,8 +110,8 @@ class Losing(InlineGrid):
 def test_a_federation_on_flower_ends_where_one_in_this_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With rows at their owners, of which they hold some out, real devices, and a unit that is killed,
-    returns, and has no more installed than a unit needs; and nothing of it is left."""
+    """With rows at their owners, of which they hold some out, real devices, and a unit that is
+    killed, returns, and has no more installed than a unit needs; and nothing of it is left."""
     (tmp_path / "temporary").mkdir()
     light = light_python(tmp_path / "light")
     ports = free_port(), free_port()
