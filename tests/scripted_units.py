@@ -6,8 +6,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.app import _keep, _kept, app
-from collapipe.config import load
+from client_app.app import _keep, _kept, _number, _settings, app
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
 from collapipe.wire import records
@@ -32,18 +31,21 @@ class ScriptedUnits:
         self._evaluates, self._states = evaluates, dict[int, ClusterState]()
 
     def __call__(self, message: Message, context: Context) -> Message:
-        kind, unit = message.metadata.message_type, int(context.node_config["partition-id"])
+        kind = message.metadata.message_type
         if kind == records.TRAIN:
-            return Message(self._trained(message, context, unit), reply_to=message)
+            return Message(self._trained(message, context), reply_to=message)
         if kind == records.EVALUATE and not self._evaluates:
-            return Message(records.pack_evaluation(EvaluateReply(unit, None)), reply_to=message)
+            none = EvaluateReply(_number(context), None)
+            return Message(records.pack_evaluation(none), reply_to=message)
         reply = app(message, context)
         if kind == records.STATE:
-            self._states[unit] = cast(ClusterState, records.unpack_state(reply.content).state)
+            told = records.unpack_state(reply.content)
+            self._states[told.unit] = cast(ClusterState, told.state)
         return reply
 
-    def _trained(self, message: Message, context: Context, unit: int) -> RecordDict:
-        settings, request = load(context.run_config), records.unpack(TrainRequest, message.content)
+    def _trained(self, message: Message, context: Context) -> RecordDict:
+        unit = _number(context)
+        settings, request = _settings(context), records.unpack(TrainRequest, message.content)
         assert request.link is None, "no head learns on the server: add the options UNTRAINED"
         sent = records.unpack_record(message.content, records.WEIGHTS)
         steps = settings.federation.local_steps

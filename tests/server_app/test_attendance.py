@@ -94,7 +94,11 @@ class Moving(InlineGrid):
             self.turn(self, int(round_))
         if messages and messages[0].metadata.message_type == self.leaves_at:
             self.gone = {3}
-        self.asked += [message.metadata.dst_node_id for message in messages]
+        self.asked += [
+            message.metadata.dst_node_id
+            for message in messages
+            if message.metadata.message_type != records.EVALUATE
+        ]
         away = [each for each in messages if each.metadata.dst_node_id in self.gone]
         there = [each for each in messages if each not in away]
         replies = list(super().send_and_receive(there, timeout=timeout))
