@@ -17,7 +17,7 @@ from optim.radio.channel import Fading, Links
 from optim.radio.power_control import Senders, controlled_power
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
-from tests.thorough import cases
+from tests.thorough import cases, chosen
 
 Floats = np.ndarray
 NUM_BLOCKS = 12
@@ -76,13 +76,17 @@ def solved(problem: RoundProblem) -> RoundSolution | None:
 
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-@pytest.mark.parametrize(("num_units", "num_channels"), [(4, 2), (2, 4), (3, 1)])
+@pytest.mark.parametrize(
+    ("num_units", "num_channels"), chosen([(4, 2), (2, 4), (3, 1)], [(4, 2), (3, 1)])
+)
+    ("num_units", "num_channels"), chosen([(4, 2), (2, 4), (3, 1)], [(4, 2), (3, 1)])
+)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_valid_and_no_better_than_the_optimum(
     num_units: int, num_channels: int, drift: str, fading: str, streamed: bool
 ) -> None:
     found = 0
-    for seed in (1, 2, 3):
+    for seed in range(5):
         options = {"drift": drift, "fading": fading, "drift_weight": 10.0 ** (seed - 2)}
         problem = round_problem(seed, num_units, num_channels, streamed, **options)
         solution = solved(problem)

@@ -86,7 +86,7 @@ def test_mostly_optimal_on_the_papers_clusters(latency: Latency) -> None:
 def test_the_better_of_both_starts_is_near_the_optimum_of_uneven_clusters(latency: Latency) -> None:
     """And nearer than from the even split's m⁽⁰⁾ alone."""
     above = []
-    for seed in range(cases(3, 8)):
+    for seed in range(8):
         problem = uneven(np.random.default_rng(seed), latency, num_devices=5, num_blocks=8)
         least = exact_partition(problem).best.latency_s
         _, ours = starting_micro_batches(problem)
