@@ -79,8 +79,6 @@ def solved(problem: RoundProblem) -> RoundSolution | None:
 @pytest.mark.parametrize(
     ("num_units", "num_channels"), chosen([(4, 2), (2, 4), (3, 1)], [(4, 2), (3, 1)])
 )
-    ("num_units", "num_channels"), chosen([(4, 2), (2, 4), (3, 1)], [(4, 2), (3, 1)])
-)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_valid_and_no_better_than_the_optimum(
     num_units: int, num_channels: int, drift: str, fading: str, streamed: bool

@@ -313,6 +313,17 @@ def test_a_head_that_moved_too_far_is_left_out_with_its_unit(
         assert line["failures"]["1"].startswith("OutlyingUpdate")  # type: ignore[index]
 
 
+def test_a_unit_whose_head_failed_is_left_out_for_that_whatever_it_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Failure("NonFiniteLossError", "the head's loss is NaN")
+    monkeypatch.setattr(heads.Heads, "failure", lambda self, unit: seen if unit == 1 else None)
+    run(tmp_path / "run", *UNTRAINED, "federation.rounds=1", client=scripted_units())
+    (line,) = lines(tmp_path / "run")
+    assert line["units"] == [0, 2]
+    assert line["failures"] == {"1": "NonFiniteLossError: the head's loss is NaN"}
+
+
 ALONE = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=9"
 
 
