@@ -9,11 +9,13 @@ from typing import TypeVar
 import pytest
 import torch
 from hypothesis import settings
+from thorough import EXAMPLES, THOROUGH_EXAMPLES
 
 torch.set_num_threads(1)  # tiny tensors gain nothing from threads, and waiting for them costs much
 # Property tests do not depend on chance, nor on how busy the machine is.
-settings.register_profile("steady", derandomize=True, database=None, deadline=None, max_examples=40)
-settings.register_profile("thorough", settings.get_profile("steady"), max_examples=400)
+steady = settings(derandomize=True, database=None, deadline=None, max_examples=EXAMPLES)
+settings.register_profile("steady", steady)
+settings.register_profile("thorough", steady, max_examples=THOROUGH_EXAMPLES)
 settings.load_profile("steady")
 
 # Set where the real data are present: then a test that is skipped is a test that was forgotten.

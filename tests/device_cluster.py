@@ -191,14 +191,18 @@ class Work:
         every: int = 1,
         dialer: Dialer = INSECURE,
         head_of: Callable[[HeadPart], LocalHead] = LocalHead,
+        lost: Collection[str] = (),
     ) -> Result:
-        """The round on daemons, replanned evenly over those that are left."""
+        """The round on daemons, replanned evenly over those that are left. Fails unless exactly the
+        devices ``lost`` were lost: equal bits do not show a loss."""
         embedding, _, part = self.parts()
         head = head_of(part)
         with self.segments(plan, daemons, every, dialer) as segments:
             m = plan.num_micro_batches
             with Pipeline(m, embedding, segments, head, PhaseTimer()) as pipeline:
-                return self._trained(pipeline, head)
+                result = self._trained(pipeline, head)
+            assert set(segments.lost) == set(lost), segments.events
+            return result
 
     def segments(
         self,

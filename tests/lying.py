@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 
 from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
 from client_app.app import app as client_app
 from collapipe.tensors import Tensors
@@ -13,17 +14,17 @@ Lie = Callable[[Tensors, Tensors], Tensors]
 
 
 class Lying:
-    """The real ClientApp, but for the weights that these units send back."""
+    """A ClientApp, the real one unless given, but for the weights that these units send back."""
 
-    def __init__(self, lie: Lie, units: Collection[int]) -> None:
-        self._lie, self._units = lie, units
+    def __init__(self, lie: Lie, units: Collection[int], app: ClientApp = client_app) -> None:
+        self._lie, self._units, self._app = lie, units, app
 
     def __call__(self, message: Message, context: Context) -> Message:
         lies = context.node_config["partition-id"] in self._units
         if message.metadata.message_type != records.TRAIN or not lies:
-            return client_app(message, context)
+            return self._app(message, context)
         sent = records.unpack_record(message.content, "weights")
-        reply = client_app(message, context)
+        reply = self._app(message, context)
         if reply.has_content():
             trained = records.unpack_record(reply.content, "weights")
             reply.content["weights"] = records.pack_tensors(self._lie(sent, trained))

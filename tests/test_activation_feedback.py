@@ -30,14 +30,20 @@ from server_app import roster
 from server_app.decoding.heads import Heads
 
 FEEDBACK = "compression.feedback=true"
-INT4 = (FEEDBACK, "compression.activation=int4", "model.dropout=0", "federation.rounds=3")
+INT4 = (
+    FEEDBACK,
+    "compression.activation=int4",
+    "model.dropout=0",
+    "model.num_blocks=2",
+    "federation.rounds=3",
+)
 Ends = tuple[ActivationMemory, ActivationMemory]  # the server's, and the unit's
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.thorough)])
 def test_exact_activations_end_with_the_same_weights(tmp_path: Path, dtype: str) -> None:
     """To the bit, dropout and all."""
-    shared = (f"pipeline.dtype={dtype}", "federation.rounds=3")
+    shared = (f"pipeline.dtype={dtype}", "federation.rounds=3", "model.num_blocks=2")
     without = run(tmp_path / "without", *shared)
     with_it = run(tmp_path / "with", *shared, FEEDBACK)
     assert all(torch.equal(with_it[name], without[name]) for name in without)
@@ -167,7 +173,9 @@ def _forgets(message: Message, context: Context, reply: Message) -> Message:
     return reply
 
 
-@pytest.mark.parametrize("fault", [_lies, _sends_no_weights, _explodes])
+@pytest.mark.parametrize(
+    "fault", [_lies, pytest.param(_sends_no_weights, marks=pytest.mark.thorough), _explodes]
+)
 def test_a_round_that_the_server_does_not_count_changes_nothing(
     tmp_path: Path, fault: Callable[[Message, Context, Message], Message]
 ) -> None:
@@ -232,7 +240,7 @@ def never_began(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[int
         pytest.param(link.DecoderLink, "submit", _raise, marks=pytest.mark.thorough),
         pytest.param(link.DecoderLink, "exchange_norms", _raise, marks=pytest.mark.thorough),
         (Pipeline, "step", _raise),
-        (app, "run_round", _raise),
+        pytest.param(app, "run_round", _raise, marks=pytest.mark.thorough),
         pytest.param(app, "run_round", _hang, marks=pytest.mark.thorough),
     ],
 )
@@ -341,7 +349,7 @@ def test_units_that_send_no_activations_have_no_changes_of_them(alone: str, tmp_
 
 
 def test_a_memory_that_is_of_another_model_is_not_restored(tmp_path: Path) -> None:
-    settings, settled = settings_of(tmp_path, INT4)
+    settings, settled = settings_of(tmp_path, [*INT4, "federation.rounds=1"])
     grid = grid_of(settings, settled, None)
     train(grid, settings)
     context = next(iter(grid._contexts.values()))

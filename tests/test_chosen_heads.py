@@ -28,6 +28,7 @@ FADING = (
     "channel.bandwidth_hz=[1e6,1e6]",
     "optimizer=sgd",  # whose memory would be more than the activations
     "federation.local_steps=8",
+    "model.num_blocks=2",
     "cluster.control_unit_block_s=3.0e-3",
     "federation.rounds=4",
 )
@@ -165,8 +166,10 @@ def _infinite(state: Tensors) -> None:
     "damage",
     [
         _drop,
-        _infinite,
-        *(pytest.param(each, marks=pytest.mark.thorough) for each in (_rename, _shorten, _negate)),
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in (_infinite, _rename, _shorten, _negate)
+        ),
     ],
 )
 def test_a_unit_that_sends_no_optimisers_memory_fails_alone(

@@ -1,5 +1,5 @@
-"""A federation as its owners put it up: a SuperLink and three units with rows and keys of their
-own, two of them with devices, as processes on loopback with TLS."""
+"""A federation as its owners put it up: a SuperLink and two units with rows and keys of their own,
+one of them with devices, as processes on loopback with TLS."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from collapipe.deployment.overview import RunThere, UnitThere, overview
 from collapipe.deployment.server_folder import ADMITTED, SERVER_FOLDER, ServerFolder, create
 from server_app.grid import InlineGrid
 
-UNITS = ["berlin", "paris", "rome"]
+UNITS = ["berlin", "rome"]
 ROUNDS, LOST = 4, 2  # rome is killed when this round begins, and is there again in the last
 _GOODBYE_S = 1.0  # for a SuperNode to notice that its unit was killed, or to say that it is there
 _GONE = 5  # Flower's code of a node that is not there
@@ -91,18 +91,18 @@ class Losing(InlineGrid):
     def __init__(self, units_files: Sequence[Path], told: Sequence[str]) -> None:
         client = cast(ClientApp, self._answer)
         super().__init__(client, len(UNITS), {"overrides": shlex.join(told)})
-        self._files, self._trained = units_files, [0, 0, 0]
+        self._files, self._trained = units_files, [0, 0]
 
     def get_node_ids(self) -> Iterable[int]:
         nodes = [*super().get_node_ids()]
-        return nodes[:2] if self._trained[0] == LOST else nodes
+        return nodes[:1] if self._trained[0] == LOST else nodes
 
     def _answer(self, message: Message, context: Context) -> Message:
         unit = int(context.node_config["partition-id"])
         context.node_config["owner"] = str(self._files[unit])
         if message.metadata.message_type == "train":
             self._trained[unit] += 1
-            if (unit, self._trained[unit]) == (2, LOST):
+            if (unit, self._trained[unit]) == (1, LOST):
                 return Message(Error(_GONE, "not there"), reply_to=message)
         return app(message, context)
 
@@ -110,8 +110,8 @@ class Losing(InlineGrid):
 def test_a_federation_on_flower_ends_where_one_in_this_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With rows at their owners, of which they hold some out, real devices, a unit that is killed
-    and returns, and one that has no more installed than a unit needs; and nothing of it is left."""
+    """With rows at their owners, of which they hold some out, real devices, and a unit that is
+    killed, returns, and has no more installed than a unit needs; and nothing of it is left."""
     (tmp_path / "temporary").mkdir()
     light = light_python(tmp_path / "light")
     ports = free_port(), free_port()
@@ -127,7 +127,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
             held = "data:\n  validation_file: held.csv\n  test_file: held.csv\n"
             own_file = unit / "unit.yaml"
             own_file.write_text(own_file.read_text().replace("data:\n", held))
-            if number < 2:
+            if not number:
                 boxes = stack.enter_context(daemons(2))
                 inventory(unit / "boxes.yaml", boxes, max_blocks=1)
                 with (unit / "unit.yaml").open("a") as file:
@@ -136,25 +136,23 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
         run_dir = tmp_path / "deployed"
         with Processes(tmp_path) as there:
             there.start("server", "deploy", "serve", folder.root)
-            there.wait_for("server", " admitted", 3)
-            for unit, where in zip(UNITS, own, strict=True):
-                python = light if unit == "paris" else sys.executable
-                there.start(unit, "unit", where / "unit.yaml", python=python)
+            there.wait_for("server", " admitted", len(UNITS))
+            there.start("berlin", "unit", own[0] / "unit.yaml")
+            there.start("rome", "unit", own[1] / "unit.yaml", python=light)
             assert not [each for each in findings(folder.root) if each.error]
             assert not [each for each in findings(own[0] / "unit.yaml") if each.error]
             refuse_strangers(folder, ports[0])
             seen = list[tuple[list[UnitThere], list[RunThere]]]()
-            losing = there, run_dir, folder, seen
+            losing = there, run_dir, folder, light, seen
             killer = threading.Thread(target=lose, args=losing, daemon=True)
             killer.start()
             deployed = "runtime=deployment", f"runtime.federation={folder.root}"
             run_job([*told, *deployed, f"hydra.run.dir={run_dir}"])
             killer.join()
-            assert {kept.stat().st_mode & 0o777 for kept in own[2].glob("kept/rome/*")} == {0o600}
+            assert {kept.stat().st_mode & 0o777 for kept in own[1].glob("kept/rome/*")} == {0o600}
             ((units_then, runs_then),) = seen
             assert [(each.name, each.state) for each in units_then] == [
                 ("berlin", "online"),
-                ("paris", "online"),
                 ("rome", "offline"),
             ]
             assert [(each.state, each.folder) for each in runs_then] == [("running", run_dir)]
@@ -167,12 +165,12 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
         train(Losing([each / "unit.yaml" for each in own], local), load_overrides(local))
     here, expected = weights(run_dir), weights(tmp_path / "local")
     assert [units(each) for each in (run_dir, tmp_path / "local")] == [
-        [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
+        [[0, 1], [0], [0], [0, 1]]
     ] * 2
     assert here.keys() == expected.keys()
     assert [name for name in here if not torch.equal(here[name], expected[name])] == []
     ends = [summary(each)["on_units"] for each in (run_dir, tmp_path / "local")]
-    assert ends[0]["rows"] == {"0": 6, "1": 5, "2": 4} and ends[0] == ends[1]
+    assert ends[0]["rows"] == {"0": 6, "1": 5} and ends[0] == ends[1]
     assert set(psutil.Process().children(recursive=True)) <= before
     commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     assert [each for each in commands if str(folder.root) in each] == []
@@ -210,7 +208,7 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
 
 def overrides(folder: Path) -> list[str]:
     files = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
-    steady = "pipeline.profile=false", "strategy=all", "federation.num_units=3"
+    steady = "pipeline.profile=false", "strategy=all", "federation.num_units=2"
     rounds = f"federation.rounds={ROUNDS}", "evaluation.where=both"
     return [*MODEL, *files, *steady, *rounds]
 
@@ -230,6 +228,7 @@ def lose(
     there: Processes,
     run_dir: Path,
     server: ServerFolder,
+    light: Path,
     seen: list[tuple[list[UnitThere], list[RunThere]]],
 ) -> None:
     """Kill rome when round ``LOST`` begins, and start it again in the next. What the server knows
@@ -241,7 +240,7 @@ def lose(
         time.sleep(_GOODBYE_S)
         seen.append(overview(server))
     with during_round(LOST + 1, there, run_dir):
-        there.start("rome", "unit", rome / "unit.yaml")
+        there.start("rome", "unit", rome / "unit.yaml", python=light)
         there.wait_for("rome", ": dials ", 2)
         time.sleep(_GOODBYE_S)
 

@@ -1,6 +1,7 @@
 """Runs whose clusters are daemons: the same bits as runs whose devices are simulated."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -59,6 +60,23 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def run_on_devices(
+    run_dir: Path, file: Path, *options: str, lost: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """A run whose devices are real. Fails unless exactly the devices ``lost`` were lost: equal bits
+    do not show a loss."""
+    trained = federated.run(run_dir, "cluster=devices", f"cluster.file={file}", *options)
+    assert lost_devices(run_dir) == set(lost)
+    return trained
+
+
+def lost_devices(run_dir: Path) -> set[str]:
+    """The devices that a round lost, or was planned without."""
+    told = json.dumps([line["events"] for line in lines(run_dir)])
+    found = re.findall(r"(?:\"lost|;) (device-\d) \(|planned without (device-\d):", told)
+    return {name for names in found for name in names if name}
+
+
 def held(line: dict[str, Any]) -> dict[str, int]:
     """Blocks of each device in a round's plan."""
     (cluster,) = line["plan"]["clusters"]
@@ -90,7 +108,7 @@ def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, chosen: list
     options = *STEADY, *chosen
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
-        real = federated.run(tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options)
+        real = run_on_devices(tmp_path / "real", file, *options)
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )
@@ -133,9 +151,7 @@ def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> No
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
         with ending(there[1], at=2):
-            real = federated.run(
-                tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options
-            )
+            real = run_on_devices(tmp_path / "real", file, *options, lost=["device-1"])
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )
@@ -170,7 +186,7 @@ def test_frozen_weights_travel_to_a_device_once(
     options = *STEADY, "adapter=lora", "adapter.rank=2"
     with daemons(2) as there:
         file = inventory(tmp_path / "here.yaml", there)
-        real = federated.run(tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options)
+        real = run_on_devices(tmp_path / "real", file, *options)
     blocks = [f"blocks.{index}" for index in range(4)]
     first, second = sorted(sent[:4]), sorted(sent[4:])  # a thread for each device
     assert first == second == blocks
@@ -195,6 +211,7 @@ def test_what_is_far_from_the_plan_changes_the_next_one(
             settings, overrides = federated.settings_of(run_dir, options)
             federated.train(federated.grid_of(settings, overrides, None), settings, resume)
             _cached_unit.cache_clear()
+    assert lost_devices(run_dir) == set()
     first, second = lines(run_dir)
     assert first["events"]["0"]
     assert second["plan"]["clusters"][0]["latency_s"] != first["plan"]["clusters"][0]["latency_s"]
@@ -208,7 +225,7 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
         options = *STEADY, "pipeline=zb_h1", f"pipeline.num_micro_batches={(m := 4)}"
-        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *options)
+        run_on_devices(tmp_path / "run", file, *options)
     trace, written = read_trace(tmp_path / "run", None), tmp_path / "trace.json"
     write_trace(trace, written)
     assert trace.round == 2

@@ -1,5 +1,6 @@
 """Every command that a page shows is one that the command line takes, with options that exist."""
 
+import functools
 import re
 import shlex
 import subprocess
@@ -112,6 +113,11 @@ def check_collapipe(whole: bool, arguments: list[str]) -> None:
 
 def check_options(options: Sequence[str], whole: bool) -> None:
     """Raise ``ConfigError`` where a run would refuse them."""
+    check_once(tuple(options), whole)
+
+
+@functools.cache  # several pages show the same command
+def check_once(options: tuple[str, ...], whole: bool) -> None:
     if whole and not any(place in each for place in _FILLED_IN for each in options):
         load_overrides(own_overrides(options))
     else:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,6 +151,29 @@ def test_a_command_copes_with_its_environment(
         assert len(lines) <= 1 or all(line.startswith("error: ") for line in lines), said
 
 
+def still_running(processes: Sequence[psutil.Process], within_s: float) -> list[psutil.Process]:
+    """Those that run after so many seconds. A zombie has ended: nobody has asked for its status."""
+    end = time.monotonic() + within_s
+    while (left := [each for each in processes if runs(each)]) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_zombie_does_not_run() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = psutil.Process(child.pid)
+        assert still_running([process], 0) == [process]
+        child.kill()
+        assert still_running([process], 60) == []
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("command", ["up", "simulation"])
@@ -168,7 +192,7 @@ def test_all_that_a_command_started_ends_with_it(
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
     assert len(family) > 1
-    assert psutil.wait_procs(family, 60)[1] == []
+    assert still_running(family, 60) == []
     if number == signal.SIGKILL:
         assert [*temporary.glob("collapipe-*")]
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -200,4 +224,4 @@ def test_a_unit_and_its_server_meet_where_there_are_proxies(
         family = psutil.Process(there.running["server"].pid).children(recursive=True)
         assert family
         there.running["server"].kill()
-        assert psutil.wait_procs(family, 60)[1] == []
+        assert still_running(family, 60) == []

@@ -42,7 +42,10 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
             ("optimizer=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=0.1"),
             marks=pytest.mark.thorough,
         ),
-        ("optimizer.state=reset", "server_optimizer=fedadam", "federation.weighting=uniform"),
+        pytest.param(
+            ("optimizer.state=reset", "server_optimizer=fedadam", "federation.weighting=uniform"),
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             ("server_optimizer=fedavgm", "cluster.num_devices=4", "model.tie_embeddings=false"),
             marks=pytest.mark.thorough,
@@ -58,7 +61,7 @@ def test_pipelined_clusters_end_where_unsplit_federated_averaging_does(
     assert_close(pipelined, unsplit, 1e-8)
 
 
-@pytest.mark.parametrize("state", ["keep", "reset"])
+@pytest.mark.parametrize("state", ["keep", pytest.param("reset", marks=pytest.mark.thorough)])
 def test_heads_on_control_units_end_where_those_on_the_server_do(
     tmp_path: Path, state: str
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from federated import UNEVEN, grid_of, play, settings_of, train, weights
 from flwr.app import Context, Message, RecordDict
+from scripted_units import UNTRAINED, scripted_units
 
 from client_app.app import app
 from collapipe.config import load_overrides
@@ -49,9 +50,10 @@ def figures(loss: float, metric: dict[str, Any]) -> tuple[float, dict[str, Any]]
 
 def test_units_find_what_the_server_finds_and_change_no_weight(tmp_path: Path) -> None:
     """On the same rows, whose parts are not alike; to the last digit, in each round and the end."""
-    play(tmp_path / "server", *OFTEN, UNEVEN)
-    play(tmp_path / "both", *OFTEN, UNEVEN, "evaluation.where=both")
-    play(tmp_path / "units", *OFTEN, UNEVEN, "evaluation.where=units")
+    options = *OFTEN, UNEVEN, "federation.local_steps=1", "model.num_blocks=2"
+    play(tmp_path / "server", *options)
+    play(tmp_path / "both", *options, "evaluation.where=both")
+    play(tmp_path / "units", *options, "evaluation.where=units")
     ends = [weights(tmp_path / name) for name in ("server", "both", "units")]
     for end in ends[1:]:
         assert all(torch.equal(end[name], tensor) for name, tensor in ends[0].items())
@@ -78,7 +80,9 @@ def test_units_find_what_the_server_finds_and_change_no_weight(tmp_path: Path) -
     assert ["BLEU on units" in page for page in pages] == [True, False]
 
 
-@pytest.mark.parametrize("head", ["per_cluster", "control_unit"])
+@pytest.mark.parametrize(
+    "head", ["per_cluster", pytest.param("control_unit", marks=pytest.mark.thorough)]
+)
 def test_frozen_weights_reach_the_units_once(tmp_path: Path, head: str) -> None:
     """Those of a head, too, that trains on the server."""
     run = "adapter=lora", "evaluation.where=both", "federation.rounds=1"
@@ -100,7 +104,10 @@ def test_frozen_weights_reach_the_units_once(tmp_path: Path, head: str) -> None:
 def test_wherever_blocks_train_units_evaluate_the_whole_model(
     tmp_path: Path, framework: str
 ) -> None:
-    play(tmp_path, *OFTEN, f"framework={framework}", "evaluation.where=both", "model.num_blocks=8")
+    options = *OFTEN, "federation.local_steps=1"
+    play(
+        tmp_path, *options, f"framework={framework}", "evaluation.where=both", "model.num_blocks=8"
+    )
     for line in lines(tmp_path):
         expected = figures(line["evaluation_loss"], line["metric"])
         assert figures(line["on_units"]["loss"], line["on_units"]["metric"]) == expected
@@ -115,9 +122,11 @@ def test_units_with_models_of_their_own_evaluate_these(tmp_path: Path) -> None:
 def answering(evaluate: Callable[[int, Message, Context], Message]) -> Any:
     """A ClientApp that answers ``evaluate`` messages by this."""
 
+    trains = scripted_units()
+
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type != records.EVALUATE:
-            return app(message, context)
+            return trains(message, context)
         return evaluate(int(context.node_config["partition-id"]), message, context)
 
     return client
@@ -137,7 +146,7 @@ def test_a_unit_that_fails_an_evaluation_is_left_out_and_named(
             reply.content["counts"] = records.pack_tensors({"counts": counts})
         return reply
 
-    play(tmp_path, *OFTEN, "evaluation.where=units", client=answering(evaluate))
+    play(tmp_path, *OFTEN, *UNTRAINED, client=answering(evaluate))
     for line in lines(tmp_path):
         on_units = line["on_units"]
         assert line["units"] == [0, 1, 2]
@@ -153,8 +162,8 @@ def test_a_unit_that_fails_an_evaluation_is_left_out_and_named(
 
 def test_a_silent_unit_is_left_out_and_named(tmp_path: Path) -> None:
     """It takes part in the next round, as before: it trained."""
-    settings, settled = settings_of(tmp_path, [*OFTEN, "evaluation.where=units"])
-    grid = grid_of(settings, settled, None)
+    settings, settled = settings_of(tmp_path, [*OFTEN, *UNTRAINED])
+    grid = grid_of(settings, settled, scripted_units(evaluates=True))
     silent = list(grid.get_node_ids())[1]
 
     def heard(messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -183,7 +192,7 @@ def test_where_all_fail_there_is_no_metric_and_the_run_goes_on(
     def evaluate(unit: int, message: Message, context: Context) -> Message:
         return Message(RecordDict(), reply_to=message)
 
-    play(tmp_path, *OFTEN, "evaluation.where=units", client=answering(evaluate))
+    play(tmp_path, *OFTEN, *UNTRAINED, client=answering(evaluate))
     assert [("metric" in line, len(line["on_units"]["failures"])) for line in lines(tmp_path)] == [
         (False, 3),
         (False, 3),

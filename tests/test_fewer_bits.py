@@ -55,7 +55,7 @@ def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
         pytest.param("float32", "float64", LORA, marks=pytest.mark.thorough),
         pytest.param("bfloat16", "float32", LORA, marks=pytest.mark.thorough),
         pytest.param("bfloat16", "float64", (), marks=pytest.mark.thorough),
-        ("int8", "float64", ()),
+        pytest.param("int8", "float64", (), marks=pytest.mark.thorough),
         pytest.param("int8", "float64", LORA, marks=pytest.mark.thorough),
         pytest.param("int6", "float32", LORA, marks=pytest.mark.thorough),
         ("int4", "float32", ()),

@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each framework; with three units and four channels all of them take part."""
     folder = tmp_path_factory.mktemp("frameworks")
     for name in FRAMEWORKS:
-        play(folder / name, *WORLD, f"framework={name}")
+        play(folder / name, *WORLD, f"framework={name}", "federation.rounds=1")
     return {name: folder / name for name in FRAMEWORKS}
 
 

@@ -75,7 +75,7 @@ def test_what_was_kept_changes_no_bit(tmp_path: Path, uncached: dict[str, Tensor
             ["framework=vanilla_fl", "federation.num_units=2"], marks=pytest.mark.thorough
         ),
         ["decoder.mode=control_unit", "pipeline.dtype=float64"],
-        ["compression=int8"],
+        pytest.param(["compression=int8"], marks=pytest.mark.thorough),
     ],
     ids=lambda options: options[0],
 )
@@ -104,7 +104,7 @@ def test_the_clock_counts_a_row_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [pytest.param(b"", marks=pytest.mark.thorough), b"torn", None],
+    [*(pytest.param(each, marks=pytest.mark.thorough) for each in (b"", b"torn")), None],
     ids=["empty", "torn", "one bit"],
 )
 def test_a_damaged_file_is_computed_again(

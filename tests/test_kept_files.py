@@ -56,7 +56,7 @@ def test_files_change_no_bit(
         context.node_config.pop(IN_NODE, None)
         return app(message, context)
 
-    world = World(tmp_path, *options)
+    world = World(tmp_path, *options, "federation.rounds=2", "federation.keep=2")
     expected = world.run(tmp_path / "memory", client=in_memory)  # type: ignore[arg-type]
     found = world.run(tmp_path / "files")
     (tmp_path / "kept").mkdir()

@@ -11,22 +11,24 @@ from pathlib import Path
 import pytest
 from federated import TINY
 from resumed import SMALL, World, copied_before_each_write, differing, outcome, tensors
+from scripted_units import UNTRAINED, scripted_units
 
 from server_app.checkpoints.file import CheckpointFolder
 
 
 def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path, "federation.rounds=2", "federation.keep=1", "decoder.mode=control_unit")
+    """Of what the server writes: units are scripted, and move by what they kept."""
+    world = World(tmp_path, "federation.rounds=2", "federation.keep=1", *UNTRAINED)
     whole, copies = tmp_path / "whole", tmp_path / "copies"
     whole.mkdir()
     with copied_before_each_write(whole, copies) as killed:
-        world.run(whole)
+        world.run(whole, client=scripted_units())
     expected, learned = outcome(whole), tensors(whole)
     resumed = set()
     for run_dir in killed:
         names = CheckpointFolder(run_dir).names()
         if names:
-            world.run(run_dir, names[-1])
+            world.run(run_dir, names[-1], scripted_units())
             assert differing(tensors(run_dir), learned) == [], run_dir
             assert outcome(run_dir) == expected, run_dir
             resumed.add(names[-1])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from federated import settings_of, train
+from scripted_units import UNTRAINED, scripted_units
 
-from client_app.app import app
 from server_app.grid import InlineGrid
 
 
@@ -27,8 +27,9 @@ def test_a_late_unit_is_told_counted_and_trains_in_the_next_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "federation.num_units=3", "federation.min_units=2", "federation.wait_s=0"
-    settings, settled = settings_of(tmp_path, [*options, "strategy=all", "federation.rounds=3"])
-    with Late(app, 3, {"overrides": shlex.join(settled)}) as grid:
+    options = *UNTRAINED, *options, "strategy=all", "federation.rounds=3"
+    settings, settled = settings_of(tmp_path, options)
+    with Late(scripted_units(), 3, {"overrides": shlex.join(settled)}) as grid:
         train(grid, settings)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     first = next(line["round"] for line in lines if 2 in line["units"])

@@ -194,7 +194,9 @@ def test_an_update_would_be_found_wherever_it_was(
         assert tells(content, secret[0])
 
 
-@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+@pytest.mark.parametrize(
+    "precision", ["int8", pytest.param("bfloat16", marks=pytest.mark.thorough)]
+)
 def test_few_bits_of_adapters_are_enough(tmp_path: Path, precision: str) -> None:
     plain = run(tmp_path / "plain", *PLAIN, "adapter=lora")
     options = "adapter=lora", f"compression={precision}"

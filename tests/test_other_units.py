@@ -12,9 +12,9 @@ import pytest
 from federated import train, weights
 from flwr.app import Context, Error, Message
 from resumed import differing, outcome, tensors
+from scripted_units import UNTRAINED, scripted_units
 from test_owners import MODEL, written
 
-from client_app.app import app
 from collapipe.config import load_overrides
 from collapipe.errors import WireError
 from collapipe.runs.model import read_tokenizer
@@ -28,7 +28,7 @@ from server_app.places import Places
 
 
 class Federation:
-    """Owners with files of their own, some of whom are there."""
+    """Owners with files of their own, some of whom are there; their units are scripted."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.words = folder, dict[str, int]()  # that each has told last
@@ -40,12 +40,13 @@ class Federation:
         own = f"data.validation_file={held}", f"data.test_file={held}"
         few = "federation.min_units=1", "federation.wait_s=0", "federation.num_units=3"
         often = "federation.checkpoint_every=1", "federation.keep=9", "federation.rounds=4"
-        self._options = [*MODEL, *own, *few, *often, "strategy=all", *options]
+        self._options = [*MODEL, *own, *few, *often, "strategy=all", *UNTRAINED, *options]
 
     def run(self, run_dir: Path, there: Mapping[str, int], resume: str | None = None) -> Path:
         """Train, with these owners and the numbers in their files; each has rows of its own."""
         told = [*self._options, f"hydra.run.dir={run_dir}"]
         files = [self._file(name, number) for name, number in there.items()]
+        units = scripted_units()
 
         def client(message: Message, context: Context) -> Message:
             place = int(context.node_config["partition-id"])
@@ -59,7 +60,7 @@ class Federation:
                 return Message(Error(5, "not there"), reply_to=message)
             context.node_config.update({"owner": str(files[place]), "partition-id": number})
             try:
-                reply = app(message, context)
+                reply = units(message, context)
             finally:
                 context.node_config["partition-id"] = place
             if kind == records.ROWS:

@@ -40,7 +40,9 @@ from server_app.checkpoints.file import CheckpointFolder
             marks=pytest.mark.thorough,
         ),
         pytest.param(["compression=int8", "compression.gradient=int4"], marks=pytest.mark.thorough),
-        ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"],  # other precisions in each round
+        pytest.param(  # other precisions in each round
+            ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"], marks=pytest.mark.thorough
+        ),
         pytest.param(
             ["compression.feedback=true", "compression=int4", "model.dropout=0"],
             marks=pytest.mark.thorough,
@@ -48,7 +50,10 @@ from server_app.checkpoints.file import CheckpointFolder
         [*turning(), "compression.feedback=true", "model.dropout=0"],
         pytest.param(list(turning()), marks=pytest.mark.thorough),
         pytest.param(["framework=pipeline", "channel.num_channels=1"], marks=pytest.mark.thorough),
-        ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
+        pytest.param(
+            ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
+            marks=pytest.mark.thorough,
+        ),
         ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],
     ],
     ids=lambda overrides: overrides[0].replace("=", "_"),

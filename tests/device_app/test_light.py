@@ -45,13 +45,14 @@ def test_a_daemon_and_our_own_blocks_import_little() -> None:
         assert "torch._dynamo" not in loaded  # torch's compiler: seconds and 76 MB
 
 
+@pytest.mark.thorough
 def test_an_idle_daemon_takes_little_more_than_torch_and_grpc(tmp_path: Path) -> None:
     """How long it takes to start, which depends on what else runs, is for the benchmark."""
     imports, daemon = (footprint(each).memory_mb for each in sides(tmp_path).values())
     assert daemon <= 1.15 * imports
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_the_file_installs_is_enough(tmp_path: Path) -> None:
     """For our own blocks, and those of transformers with peft's adapters: nothing else of what is
     installed here can be imported, and each import of our files has its line in the file."""

@@ -19,8 +19,9 @@ from optim.convergence import scheduled_gamma as scheduled
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Partition, RoundOptions, RoundProblem
 from tests.optim.refutation import verify_round
+from tests.thorough import cases
 
-UNITS, CHANNELS, ROUNDS, SEEDS = 8, 4, 40, 10
+UNITS, CHANNELS, ROUNDS, SEEDS = 8, 4, 40, cases(4, 10)
 NOISE_W_PER_HZ = 10**-20.4
 Fronts = tuple[tuple[Partition, ...], ...]
 Pick = Callable[[np.ndarray, np.random.Generator], list[int]]

@@ -94,7 +94,7 @@ def test_an_uplink_hides_behind_the_pipeline_at_best(
 
 
 @pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.data())
 def test_gpipe_is_the_longer_of_two_rows(latency: Latency, data: st.DataObject) -> None:
     """Exactly: of all stages of both directions; or of forwards, and then of backwards.

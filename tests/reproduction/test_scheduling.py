@@ -30,7 +30,9 @@ def found() -> dict[tuple[str, str], RunHistory]:
     return run_histories(3, 6, {(w, s): (WORLDS[w], STRATEGIES[s]) for w, s in runs})
 
 
-@pytest.mark.parametrize("framework", ["collapipe", "pipeline"])
+@pytest.mark.parametrize(
+    "framework", ["collapipe", pytest.param("pipeline", marks=pytest.mark.thorough)]
+)
 def test_a_history_is_what_the_command_runs(framework: str, tmp_path: Path) -> None:
     options = (f"framework={framework}", "federation.num_units=5")
     run_job(

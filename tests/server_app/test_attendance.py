@@ -9,8 +9,8 @@ import pytest
 from federated import settings_of, train
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from resumed import differing
+from scripted_units import UNTRAINED, scripted_units
 
-from client_app.app import app
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.kept_file import flat
@@ -77,7 +77,7 @@ class Moving(InlineGrid):
     """Nodes are ``gone`` for a while: Flower answers for them. ``turn`` is called at each round."""
 
     def __init__(self, run_config: UserConfig, turn: Callable[["Moving", int], None]) -> None:
-        super().__init__(app, 3, run_config)
+        super().__init__(scripted_units(), 3, run_config)
         self.gone, self.turn, self.asked = set[int](), turn, list[int]()
         self.leaves_at = ""  # node 3, while it is asked this
         self.code: int | None = 5  # of the error that answers for who is gone; None: nothing does
@@ -94,7 +94,11 @@ class Moving(InlineGrid):
             self.turn(self, int(round_))
         if messages and messages[0].metadata.message_type == self.leaves_at:
             self.gone = {3}
-        self.asked += [message.metadata.dst_node_id for message in messages]
+        self.asked += [
+            message.metadata.dst_node_id
+            for message in messages
+            if message.metadata.message_type != records.EVALUATE
+        ]
         away = [each for each in messages if each.metadata.dst_node_id in self.gone]
         there = [each for each in messages if each not in away]
         replies = list(super().send_and_receive(there, timeout=timeout))
@@ -114,7 +118,8 @@ def rounds_of(
     folder: Path, turn: Callable[[Moving, int], None], *options: str, gone: int = 0
 ) -> tuple[list[list[int]], Moving]:
     """The units that finished each round."""
-    settings, overrides = settings_of(folder, ("federation.checkpoint_every=1", *options))
+    options = *UNTRAINED, "federation.checkpoint_every=1", *options
+    settings, overrides = settings_of(folder, options)
     grid = Moving({"overrides": " ".join(overrides)}, turn)
     grid.gone |= {gone}
     train(grid, settings)

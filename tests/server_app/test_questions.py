@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sections import federation_settings
 
@@ -134,7 +134,6 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=30)
 def test_json_values_are_counted(value: object) -> None:
     """Never too few, whatever texts hold."""
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from federated import play
 from flwr.app import Context, Message
+from scripted_units import UNTRAINED, scripted_units
 
-from client_app.app import app as client_app
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
@@ -28,7 +28,7 @@ def test_it_has_failed_in_nothing() -> None:
 
 
 def test_a_run_goes_on_without_it(tmp_path: Path) -> None:
-    trained = 0
+    trained, honest = 0, scripted_units()
 
     def client(message: Message, context: Context) -> Message:
         nonlocal trained
@@ -36,9 +36,9 @@ def test_a_run_goes_on_without_it(tmp_path: Path) -> None:
             trained += message.metadata.message_type == records.TRAIN
             if trained > 1:
                 return Message(records.pack(REFUSES), reply_to=message)
-        return client_app(message, context)
+        return honest(message, context)
 
-    options = "privacy=private", "federation.rounds=3", "federation.local_steps=1"
+    options = *UNTRAINED, "privacy=private", "federation.rounds=3"
     play(tmp_path / "run", *options, client=client)  # type: ignore[arg-type]
     first, second, third = map(json.loads, (tmp_path / "run" / "metrics.jsonl").open())
     assert [each["units"] for each in (first, second, third)] == [[0, 1, 2], [0, 2], [0, 2]]

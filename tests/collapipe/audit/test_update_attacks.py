@@ -52,7 +52,10 @@ def recovered(material: Material) -> list[UpdateRecovery]:
     "optimizer",
     [
         ("optimizer=sgd", "optimizer.lr=0.1", "optimizer.weight_decay=0.01"),
-        ("optimizer=adamw", "optimizer.lr=0.001", "optimizer.weight_decay=0.1"),
+        pytest.param(
+            ("optimizer=adamw", "optimizer.lr=0.001", "optimizer.weight_decay=0.1"),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 @pytest.mark.usefixtures("_few_rounds")

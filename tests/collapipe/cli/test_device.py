@@ -97,7 +97,7 @@ def test_the_action_under_way_is_finished_and_the_control_unit_told(
     caplog.set_level("INFO")
     plan = plan_of([device_name(0), device_name(1)], (2, 2))
     with device_process("--log-format", "json", program=SLOW) as slow, daemons(1) as others:
-        round_ = _InThread(lambda: Work().remote(plan, [slow, *others]))
+        round_ = _InThread(lambda: Work().remote(plan, [slow, *others], lost=[device_name(0)]))
         assert slow.line() == "begun"
         slow.ask_to_end()
         status, lines, err = slow.ended()
@@ -113,7 +113,7 @@ def test_the_action_under_way_is_finished_and_the_control_unit_told(
 def test_a_second_signal_ends_it_at_once() -> None:
     plan = plan_of([device_name(0), device_name(1)], (2, 2))
     with device_process(program=SLOW) as slow, daemons(1) as others:
-        round_ = _InThread(lambda: Work().remote(plan, [slow, *others]))
+        round_ = _InThread(lambda: Work().remote(plan, [slow, *others], lost=[device_name(0)]))
         assert slow.line() == "begun"
         slow.ask_to_end()
         time.sleep(0.5)  # two at once would be one to the kernel

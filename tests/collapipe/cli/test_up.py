@@ -51,9 +51,8 @@ def test_a_signal_ends_the_run_and_the_daemons(tmp_path: Path) -> None:
 
 
 def test_the_runs_exit_status_is_returned(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [*UP, "--", "run", "nonsense=1"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    command = [*UP[:-1], "1", "--", "run", "nonsense=1"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 2, ended.stdout + ended.stderr
     assert "nonsense" in ended.stderr
 

@@ -15,7 +15,7 @@ import pytest
 from federated import TINY
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
@@ -123,7 +123,6 @@ def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> N
 @given(st.text(st.sampled_from("\\'\"${}a ü,[]=:~#.\t"), max_size=9))
 @example("null")
 @example("${oc.env:HOME}")
-@settings(max_examples=30, deadline=None, derandomize=True)
 def test_a_quoted_value_comes_back_as_it_was(value: str) -> None:
     overrides = [f"tracking.mlflow={quoted(value)}", f"hydra.run.dir={quoted(value + 'a')}"]
     assert split(shlex.join(overrides)) == overrides

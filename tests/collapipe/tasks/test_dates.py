@@ -4,7 +4,7 @@ from dataclasses import asdict
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trained import trained
 
@@ -31,7 +31,6 @@ def from_german(text: str) -> datetime:
     return moment
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**40))
 def test_both_sides_mean_the_same_minute(seed: int) -> None:
     """Each side is read on its own; the English one in the C locale's words."""

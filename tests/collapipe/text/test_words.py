@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -41,7 +41,6 @@ def of_counts(texts: list[str], vocabulary: int, units: int) -> str:
     return Tokenizer.train_from_counts(words, vocabulary).json_text
 
 
-@settings(deadline=None, max_examples=60)
 @given(TEXTS, st.sampled_from([259, 265, 300]), st.integers(1, 4))
 def test_counts_make_the_tokeniser_that_the_texts_make(
     texts: list[str], vocabulary: int, units: int

@@ -16,6 +16,7 @@ from optim.channel import Fading, Links
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
+from tests.thorough import cases, chosen
 
 Floats = np.ndarray
 NUM_BLOCKS = 12
@@ -74,7 +75,9 @@ def solved(problem: RoundProblem) -> RoundSolution | None:
 
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-@pytest.mark.parametrize(("num_units", "num_channels"), [(4, 2), (2, 4), (3, 1)])
+@pytest.mark.parametrize(
+    ("num_units", "num_channels"), chosen([(4, 2), (2, 4), (3, 1)], [(4, 2), (3, 1)])
+)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_valid_and_no_better_than_the_optimum(
     num_units: int, num_channels: int, drift: str, fading: str, streamed: bool
@@ -200,7 +203,7 @@ def senders(seed: int, count: int, fading: Fading, drift: str) -> Senders:
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_power_against_a_fine_grid(count: int, drift: str, fading: Fading) -> None:
-    for seed in range(6):
+    for seed in range(cases(3, 6)):
         problem = senders(seed, count, fading, drift)
         power = controlled_power(problem, problem.high_w)
         assert (power >= problem.low_w).all()
@@ -223,7 +226,7 @@ def least_on_a_grid(problem: Senders) -> float:
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
 def test_power_does_not_depend_on_the_start(drift: str, fading: Fading) -> None:
-    for seed in range(6):
+    for seed in range(cases(3, 6)):
         problem = senders(seed, 3, fading, drift)
         low = np.maximum(problem.low_w, 0.01 * problem.high_w)
         costs = [problem.cost(controlled_power(problem, start)) for start in (problem.high_w, low)]

@@ -24,6 +24,7 @@ from tests.optim.allocation.test_streamed import (
     random_round,
 )
 from tests.optim.drawn_requests import drawn_request
+from tests.thorough import cases
 
 PLACES: tuple[HeadPlace, ...] = ("server", "control_unit")
 
@@ -104,7 +105,7 @@ def of_all(drawn: Round) -> RoundProblem:
 
 
 @each_law
-@pytest.mark.parametrize(("drift", "count"), [("gamma", 40), ("paper", 12)])
+@pytest.mark.parametrize(("drift", "count"), [("gamma", cases(12, 40)), ("paper", cases(5, 12))])
 def test_the_best_places(drift: str, count: int, latency: Latency) -> None:
     rng, chosen = np.random.default_rng(0), Counter[str | None]()
     for _ in range(count):

@@ -14,6 +14,7 @@ from optim.verify import verify_round
 from tests.optim import rounds
 from tests.optim.allocation.test_streamed import Round, best_allocations, each_law
 from tests.optim.allocation.test_streamed import random_round as random_clusters
+from tests.thorough import cases
 
 
 def with_payloads(rng: np.random.Generator, problem: RoundProblem) -> RoundProblem:
@@ -44,9 +45,9 @@ def check(problem: RoundProblem, reference: RoundProblem) -> set[str | None]:
 @pytest.mark.parametrize(
     ("drift", "fading", "count"),
     [
-        ("gamma", "none", 150),
-        ("paper", "none", 60),
-        ("gamma", "rayleigh", 8),
+        ("gamma", "none", cases(50, 150)),
+        ("paper", "none", cases(20, 60)),
+        ("gamma", "rayleigh", cases(3, 8)),
         ("paper", "rayleigh", 2),
     ],
 )
@@ -60,7 +61,7 @@ def test_the_best_payloads(drift: str, fading: str, count: int) -> None:
 
 
 @each_law
-@pytest.mark.parametrize(("drift", "count"), [("gamma", 12), ("paper", 2)])
+@pytest.mark.parametrize(("drift", "count"), [("gamma", cases(4, 12)), ("paper", 2)])
 def test_fronts_lack_nothing_for_any_payload(drift: str, count: int, latency: str) -> None:
     """Against every partition of each cluster."""
     rng, sent = np.random.default_rng(1), set[str | None]()

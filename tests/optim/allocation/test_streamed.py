@@ -22,6 +22,7 @@ from optim.problem import Allocation, ClusterProblem, Latency, Partition, RoundP
 from optim.verify import verify_cluster, verify_round
 from tests.optim import rounds
 from tests.optim.partition_references import EveryPartition
+from tests.thorough import cases
 
 LAWS: tuple[Latency, ...] = get_args(Latency)
 each_law = pytest.mark.parametrize("latency", LAWS)
@@ -125,9 +126,9 @@ def check(drawn: Round) -> Counter[str]:
 @pytest.mark.parametrize(
     ("drift", "fading", "count"),
     [
-        ("gamma", "none", 60),
-        ("paper", "none", 20),
-        ("gamma", "rayleigh", 12),
+        ("gamma", "none", cases(20, 60)),
+        ("paper", "none", cases(7, 20)),
+        ("gamma", "rayleigh", cases(4, 12)),
         ("paper", "rayleigh", 4),
     ],
 )

@@ -24,6 +24,7 @@ from optim.problem import ClusterProblem, ClusterSolution, Latency
 from optim.verify import verify_cluster
 from tests.optim.instances import heterogeneous, paper_like, uneven
 from tests.optim.partition_references import by_enumeration
+from tests.thorough import cases
 
 LAWS: tuple[Latency, ...] = get_args(Latency)
 each_law = pytest.mark.parametrize("latency", LAWS)
@@ -60,7 +61,7 @@ def solved(problem: ClusterProblem) -> ClusterSolution | None:
 @each_law
 def test_never_below_the_optimum(latency: Latency) -> None:
     found = 0
-    for seed in range(9):
+    for seed in range(cases(4, 9)):
         problem = heterogeneous(np.random.default_rng(seed), 4, 6, latency, max_micro_batches=8)
         least = by_enumeration(problem)[-1]
         solution = solved(problem)
@@ -68,13 +69,13 @@ def test_never_below_the_optimum(latency: Latency) -> None:
         if solution is not None:
             found += 1
             assert solution.best.latency_s >= least * (1 - 1e-9)
-    assert found >= 6
+    assert found >= 3
 
 
 @each_law
 def test_mostly_optimal_on_the_papers_clusters(latency: Latency) -> None:
     near = []
-    for seed in range(8):
+    for seed in range(cases(3, 8)):
         problem = paper_like(np.random.default_rng(seed), latency, num_devices=4, num_blocks=6)
         least = by_enumeration(problem)[-1]
         near.append(paper_partition(problem, RNG).best.latency_s <= 1.001 * least)
@@ -106,7 +107,7 @@ def test_the_printed_start_is_one_micro_batch_or_the_fewest_that_fit() -> None:
 def test_blocks_are_optimal_for_their_micro_batches(
     latency: Latency, num_micro_batches: int
 ) -> None:
-    for seed in range(8):
+    for seed in range(cases(3, 8)):
         problem = heterogeneous(np.random.default_rng(seed), 4, 6, latency, max_micro_batches=8)
         least = least_by_enumeration(problem, num_micro_batches)
         if math.isfinite(least):

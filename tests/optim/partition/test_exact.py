@@ -29,9 +29,11 @@ from tests.optim.partition_references import (
     by_milp,
     by_thresholds,
 )
+from tests.thorough import cases, seeds
 
 LAWS: tuple[Latency, ...] = get_args(Latency)
 each_law = pytest.mark.parametrize("latency", LAWS)
+many = settings(max_examples=3 * settings.default.max_examples)
 TOLERANCE = 1e-9
 Reference = Callable[[ClusterProblem, Floats], Floats]
 
@@ -116,7 +118,7 @@ def check_against_enumeration(problem: ClusterProblem) -> None:
 
 
 @each_law
-@settings(max_examples=200)
+@many
 @given(seed=st.integers(0, 2**32))
 @example(seed=1706)  # the lowest threshold of all is the best one
 @example(seed=7882)  # a hop that is shorter than the device's one block
@@ -126,7 +128,6 @@ def test_as_fast_as_every_partition(latency: Latency, seed: int) -> None:
 
 
 @each_law
-@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32))
 def test_as_fast_as_every_partition_that_micro_batches_leave_room_for(
     latency: Latency, seed: int
@@ -218,7 +219,7 @@ def check_fastest(
 
 
 @each_law
-@settings(max_examples=60)
+@many
 @given(seed=st.integers(0, 2**32))
 @example(seed=319)  # all m are as fast without an upload
 @example(seed=789)  # and from some upload on, those that differ in the slowest stage alone
@@ -235,7 +236,7 @@ def test_as_fast_as_every_partition_whatever_the_uplink(latency: Latency, seed: 
         check_streamed(streaming(rng, problem, scale_s), by_enumeration, scale_s)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 @each_law
 def test_as_fast_as_an_unpruned_search_whatever_the_uplink(latency: Latency, seed: int) -> None:
     """Middle-sized clusters, every m up to 24, all times: several points of one S."""
@@ -287,7 +288,7 @@ def test_a_slow_head_keeps_uplinks_apart_that_the_pipeline_would_not() -> None:
 
 
 @each_law
-@settings(max_examples=6)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(seed=st.integers(0, 2**32))
 def test_single_times_have_the_points_of_their_range(latency: Latency, seed: int) -> None:
     """At each of them, from one search for all, one each, and one for the range."""
@@ -323,7 +324,6 @@ def test_a_slow_device_does_not_hide_how_fast_the_others_are(
 
 
 @each_law
-@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32))
 def test_laws_of_every_size(latency: Latency, seed: int) -> None:
     """From 1e-12 to 1e6 within one cluster, against enumeration."""
@@ -337,7 +337,7 @@ def test_laws_of_every_size(latency: Latency, seed: int) -> None:
     check_exact(problem, by_enumeration(problem))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, 4))
 @each_law
 def test_as_fast_as_an_unpruned_search(latency: Latency, seed: int) -> None:
     """Middle-sized clusters, every m up to 64."""
@@ -347,7 +347,7 @@ def test_as_fast_as_an_unpruned_search(latency: Latency, seed: int) -> None:
 
 
 @each_law
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", seeds(3, 9))
 def test_as_fast_as_mixed_integer_programming(latency: Latency, seed: int) -> None:
     """A point of the front and other m for as many segments: none is faster."""
     rng = np.random.default_rng(100 + seed)
@@ -362,7 +362,7 @@ def test_as_fast_as_mixed_integer_programming(latency: Latency, seed: int) -> No
 
 
 @pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
-@settings(max_examples=100)
+@many
 @given(seed=st.integers(0, 2**32))
 def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) -> None:
     """Whatever the price: with the bottleneck known, be it by compute or by hop, and without."""
@@ -418,7 +418,6 @@ def test_relaxations_leave_few_nodes_to_solve(latency: Latency) -> None:
 
 
 @each_law
-@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_more_is_never_worse(latency: Latency, seed: int) -> None:
     """A faster device, more memory, more energy, one more device: at every S."""
@@ -437,7 +436,6 @@ def test_more_is_never_worse(latency: Latency, seed: int) -> None:
 
 
 @each_law
-@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32), factor=st.sampled_from([1e-6, 0.3, 7.0, 1e5]))
 def test_times_scale(latency: Latency, seed: int, factor: float) -> None:
     """All times by a factor: the latency by the same."""
@@ -453,7 +451,6 @@ def test_times_scale(latency: Latency, seed: int, factor: float) -> None:
 
 
 @each_law
-@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32))
 def test_the_order_of_devices_does_not_matter(latency: Latency, seed: int) -> None:
     """The same front's latencies; and the same request gives the same answer."""
@@ -493,7 +490,6 @@ def test_devices_that_are_all_the_same(latency: Latency) -> None:
 
 
 @each_law
-@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32))
 def test_devices_of_few_kinds_whatever_the_uplink(latency: Latency, seed: int) -> None:
     """Of many that are as fast, from some time on or at all, none stands in the front in vain."""
@@ -592,7 +588,7 @@ def test_with_one_number_of_micro_batches_it_is_the_best_of_all_partitions(
 ) -> None:
     """As where a round goes on with its m; energy and memory limit what each m allows."""
     rng, feasible = np.random.default_rng(11), 0
-    for _ in range(40):
+    for _ in range(cases(25, 40)):
         free = small(rng, latency)
         m, rows = free.max_micro_batches, block_caps(free)
         partitions = (

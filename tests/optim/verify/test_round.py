@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import brentq, minimize_scalar
@@ -440,7 +440,6 @@ def spoilt_rounds(
 
 @pytest.mark.parametrize("options", [OPTIONS, FADING], ids=["steady", "fading"])
 @given(st.integers(0, 2**32))
-@settings(max_examples=60)
 def test_a_right_round_passes_and_a_spoilt_one_does_not(options: RoundOptions, seed: int) -> None:
     """The optimum, certified without a gap, is refuted by no neighbour."""
     rng = np.random.default_rng(seed)

@@ -71,7 +71,7 @@ def test_a_device_may_go_while_moments_are_on_the_way(
 
     monkeypatch.setattr(Replica, "packed", losing)
     with daemons(3) as there:
-        assert work.remote(PLAN, there).equals(expected)
+        assert work.remote(PLAN, there, lost=[NAMES[lost]]).equals(expected)
         assert gone
 
 

@@ -58,7 +58,13 @@ def test_a_link_is_cut_in_the_middle_of_a_step(
 
     try:
         with caplog.at_level(logging.INFO, "pipeline.remote"):
-            found = Work().remote(PLAN, started.daemons, dialer=started.dialer, head_of=head_of)
+            found = Work().remote(
+                PLAN,
+                started.daemons,
+                dialer=started.dialer,
+                head_of=head_of,
+                lost=[device_name(1)],
+            )
     finally:
         made.mend(1)
     assert found.equals(Work().inline(PLAN))

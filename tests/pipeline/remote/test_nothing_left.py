@@ -55,7 +55,8 @@ def test_nothing_of_ours_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with daemons(3) as started:
         assert len(there(folder)["ports"] - before["ports"]) == 3
         with planted([Fault(started[1], 9, True, True)]):
-            assert Work().remote(PLAN, started).equals(Work().inline(PLAN))
+            found = Work().remote(PLAN, started, lost=[NAMES[1]])
+        assert found.equals(Work().inline(PLAN))
     left = {name: set[object]() for name in before}
 
     def clean() -> bool:
@@ -134,7 +135,9 @@ def test_three_hundred_rounds_with_kills_and_returns() -> None:
             def head_of(part: HeadPart, doomed: DeviceProcess = doomed) -> LocalHead:
                 return Killing(part, doomed) if number % 10 == 9 else LocalHead(part)  # noqa: B023
 
-            assert Work().remote(PLAN, [first, middle, last], head_of=head_of).equals(expected)
+            lost = [NAMES[1]] if number % 10 == 9 else []
+            there = [first, middle, last]
+            assert Work().remote(PLAN, there, head_of=head_of, lost=lost).equals(expected)
             if number % 10 == 9:
                 stack.close()
                 middle = stack.enter_context(started(middle.address))

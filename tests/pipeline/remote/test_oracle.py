@@ -1,5 +1,6 @@
 """Gradients of devices are those of torch's own pipelining, another runtime altogether."""
 
+import pytest
 import torch
 from device_cluster import VOCABULARY, Work, daemons, device_name, plan_of
 from sections import optimizer_settings
@@ -24,6 +25,7 @@ def work() -> Work:
     return Work(spec, batch=Batch(inputs, mask, targets), optimizer=optimizer_settings("sgd"))
 
 
+@pytest.mark.thorough  # torch's pipelining takes ten seconds to import
 def test_gradients_equal_those_of_torch_pipelining() -> None:
     """A step of SGD at rate 1 takes off the gradient itself."""
     made, plan = work(), plan_of([device_name(k) for k in range(2)], CUT, M)

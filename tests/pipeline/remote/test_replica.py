@@ -2,7 +2,7 @@
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,10 @@ from safetensors.torch import save
 
 from collapipe.errors import StageError, StorageError, WireError
 from collapipe.models.optimizer import state_like
+from collapipe.models.part import Part
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.parts import joined
 from collapipe.wire.streams import FrameStream
 from device_app import held_segment
 from device_app.session import Session
@@ -150,20 +152,20 @@ def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:
 
 def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round ends with the bits of an honest one."""
-    real = held_segment._trained
+    real, lied = held_segment._packed, list[bool]()
 
-    def wrong(part: object) -> Tensors:
-        tensors = real(part)  # type: ignore[arg-type]
-        if lied or not any(name.startswith("blocks.1.") for name in tensors):
-            return tensors
+    def wrong(part: Part, names: Sequence[str]) -> torch.Tensor:
+        if lied or part.name != "blocks.1":
+            return real(part, names)
         lied.append(True)
-        return {name: each * torch.nan for name, each in tensors.items()}
+        own = part.weights() | part.optimizer_state()
+        return joined({name: own[name] * torch.nan for name in names})
 
-    lied = list[bool]()
-    monkeypatch.setattr(held_segment, "_trained", wrong)
+    monkeypatch.setattr(held_segment, "_packed", wrong)
     plan = plan_of([device_name(k) for k in range(3)], (1, 2, 1))
     with daemons(3) as there:
-        assert Work().remote(plan, there).equals(Work().inline(plan))
+        found = Work().remote(plan, there, lost=[device_name(1)])
+    assert found.equals(Work().inline(plan))
     assert lied
 
 
@@ -180,19 +182,25 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
     monkeypatch.setattr(Session, "_send_parts", silent)
     plan, work = plan_of([device_name(k) for k in range(3)], (1, 2, 1)), Work(steps=6, hung_s=0.5)
     with daemons(3) as there:
-        assert work.remote(plan, there).equals(work.inline(plan))
+        found = work.remote(plan, there, lost=[device_name(1)])
+    assert found.equals(work.inline(plan))
 
 
 TIMES = torch.arange(4.0).double().expand(6, 4)
 USAGE = torch.ones(2).double()
 
 
+NONSENSE = (), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2
+ANSWERS = FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE
+
+
 @pytest.mark.parametrize(
     ("kind", "tensors"),
     [
-        *itertools.product(
-            (FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE),
-            [(), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2],
+        *zip(ANSWERS, NONSENSE, strict=True),
+        *(
+            pytest.param(kind, tensors, marks=pytest.mark.thorough)
+            for kind, tensors in itertools.product(ANSWERS, NONSENSE)
         ),
         (FrameKind.CLOCK, (torch.tensor(torch.nan),)),
         (FrameKind.NORMS, (torch.tensor([1, -9.0]).double(), TIMES, USAGE)),
@@ -224,5 +232,6 @@ def test_a_device_that_answers_nonsense_is_done_without(
     monkeypatch.setattr("device_app.session.ALIVE_S", 0.01)
     plan = plan_of([device_name(k) for k in range(2)], (2, 2))
     with daemons(2) as there:
-        assert Work().remote(plan, there).equals(Work().inline(plan))
+        found = Work().remote(plan, there, lost=gone)
+    assert found.equals(Work().inline(plan))
     assert lied and len(gone) == 1

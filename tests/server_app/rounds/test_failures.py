@@ -10,6 +10,8 @@ import pytest
 import torch
 from federated import rewritten, run, weights
 from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from scripted_units import UNTRAINED, scripted_units
 
 from client_app import link
 from client_app.app import app as client_app
@@ -46,17 +48,31 @@ from server_app.rounds.replies import check_traces, most_traced
 
 
 class Faulty:
-    """The real ClientApp, but for what these units do in a round."""
+    """A ClientApp, the real one unless given, but for what these units do in a round."""
 
-    def __init__(self, fault: Callable[[], None], units: set[int], rounds: set[int]) -> None:
-        self._fault, self._units, self._rounds = fault, units, rounds
+    def __init__(
+        self,
+        fault: Callable[[], None],
+        units: set[int],
+        rounds: set[int],
+        app: ClientApp = client_app,
+    ) -> None:
+        self._fault, self._units, self._rounds, self._app = fault, units, rounds, app
 
     def __call__(self, message: Message, context: Context) -> Message:
         due = message.metadata.message_type == "train"
         due = due and int(message.metadata.group_id) in self._rounds
         if due and context.node_config["partition-id"] in self._units:
             self._fault()
-        return client_app(message, context)
+        return self._app(message, context)
+
+
+def scripted(
+    run_dir: Path, fault: Callable[[], None], units: set[int], rounds: set[int], *options: str
+) -> None:
+    """A run whose units train nothing; these have a fault."""
+    client = Faulty(fault, units, rounds, scripted_units())
+    run(run_dir, *UNTRAINED, *options, client=client)  # type: ignore[arg-type]
 
 
 def explode() -> None:
@@ -76,7 +92,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
 def test_a_unit_that_raises_is_left_out_of_the_round_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path / "run", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
+    scripted(tmp_path / "run", explode, {1}, {1})
     first, second = lines(tmp_path / "run")
     assert first["units"] == [0, 2]
     assert "ValueError: the battery is empty" in first["failures"]["1"]
@@ -122,11 +138,10 @@ def never() -> Iterator[threading.Event]:
 def test_a_unit_that_hangs_is_cancelled_at_its_next_action(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = Faulty(hang_until_cancelled, {2}, {1})
-    run(tmp_path / "run", "federation.round_timeout_s=5", client=client)  # type: ignore[arg-type]
+    scripted(tmp_path / "run", hang_until_cancelled, {2}, {1}, "federation.round_timeout_s=2")
     first, second = lines(tmp_path / "run")
     assert first["units"] == [0, 1]
-    assert "no answer in 5 s" in first["failures"]["2"]
+    assert "no answer in 2 s" in first["failures"]["2"]
     assert second["units"] == [0, 1, 2]
     assert "round 1: ended without unit 2" in capsys.readouterr().out
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unit")]
@@ -136,8 +151,11 @@ def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
     tmp_path: Path, never: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server_app.grid._GRACE_S", 0.1)
-    client = Faulty(lambda: never.wait() and None, {0}, {1})
-    run(tmp_path / "run", "federation.round_timeout_s=5", client=client)  # type: ignore[arg-type]
+
+    def wait() -> None:
+        never.wait()
+
+    scripted(tmp_path / "run", wait, {0}, {1}, "federation.round_timeout_s=2")
     first, second = lines(tmp_path / "run")
     assert first["units"] == second["units"] == [1, 2]
     assert first["failures"]["0"].startswith("Timeout")
@@ -148,10 +166,9 @@ def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
 
 def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path) -> None:
     """Of a thousand units the line would fill a terminal."""
-    faulty = Faulty(explode, {*range(5)}, {2})
     five = "federation.num_units=5", "channel.num_channels=5", "strategy=all"
     with pytest.raises(RoundFailedError) as failed:
-        run(tmp_path / "run", *five, client=faulty)  # type: ignore[arg-type]
+        scripted(tmp_path / "run", explode, {*range(5)}, {2}, *five)
     cause = 'ClientApp: "ValueError: the battery is empty"'
     causes = "; ".join(f"unit {unit}: {cause}" for unit in range(3))
     assert str(failed.value) == f"round 2: every unit failed: {causes} and 2 more"
@@ -161,19 +178,27 @@ def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path)
     assert summary["error"] == str(failed.value)
 
 
-def claims_divergence(message: Message, context: Context) -> Message:
+def claims_divergence(app: ClientApp) -> ClientApp:
     """Units 0 and 1 train, and say that they did not."""
-    reply = client_app(message, context)
-    if message.metadata.message_type == "train" and context.node_config["partition-id"] != 2:
-        return Message(records.pack(Failure("NonFiniteLossError", "it is NaN")), reply_to=message)
-    return reply
+
+    def claim(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        trained = message.metadata.message_type == "train"
+        if trained and context.node_config["partition-id"] != 2:
+            failure = Failure("NonFiniteLossError", "it is NaN")
+            return Message(records.pack(failure), reply_to=message)
+        return reply
+
+    return claim  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("mode", ["per_cluster", "control_unit"])
+@pytest.mark.parametrize("trains", [True, False], ids=["on the server", "on the units"])
 def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
-    tmp_path: Path, mode: str
+    tmp_path: Path, trains: bool
 ) -> None:
-    run(tmp_path / "run", f"decoder.mode={mode}", client=claims_divergence)  # type: ignore[arg-type]
+    """Wherever the heads are; the server's have learned by then."""
+    options, app = ((), client_app) if trains else (UNTRAINED, scripted_units())
+    run(tmp_path / "run", *options, client=claims_divergence(app))
     first, second = lines(tmp_path / "run")
     assert first["units"] == second["units"] == [2]
     assert first["failures"] == dict.fromkeys("01", 'NonFiniteLossError: "it is NaN"')
@@ -188,7 +213,8 @@ def test_a_bug_of_our_own_is_no_failure_of_the_units(
 
     monkeypatch.setattr(f"server_app.rounds.replies.{name}", broken)
     with pytest.raises(KeyError):
-        run(tmp_path / "run", "federation.channel_noise=1")
+        options = *UNTRAINED, "federation.channel_noise=1"
+        run(tmp_path / "run", *options, client=scripted_units())
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights(
@@ -287,11 +313,22 @@ def test_a_head_that_moved_too_far_is_left_out_with_its_unit(
         assert line["failures"]["1"].startswith("OutlyingUpdate")  # type: ignore[index]
 
 
+def test_a_unit_whose_head_failed_is_left_out_for_that_whatever_it_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Failure("NonFiniteLossError", "the head's loss is NaN")
+    monkeypatch.setattr(heads.Heads, "failure", lambda self, unit: seen if unit == 1 else None)
+    run(tmp_path / "run", *UNTRAINED, "federation.rounds=1", client=scripted_units())
+    (line,) = lines(tmp_path / "run")
+    assert line["units"] == [0, 2]
+    assert line["failures"] == {"1": "NonFiniteLossError: the head's loss is NaN"}
+
+
 ALONE = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=9"
 
 
 def test_a_unit_that_fails_alone_costs_a_round_and_not_the_run(tmp_path: Path) -> None:
-    run(tmp_path / "run", *ALONE, client=Faulty(explode, {1}, {*range(10)}))  # type: ignore[arg-type]
+    scripted(tmp_path / "run", explode, {1}, {*range(10)}, *ALONE)
     told = lines(tmp_path / "run")
     chosen = [line["plan"]["clusters"][0]["unit"] for line in told]  # type: ignore[index]
     assert {*chosen} == {0, 1, 2}
@@ -302,7 +339,7 @@ def test_a_unit_that_fails_alone_costs_a_round_and_not_the_run(tmp_path: Path) -
 def test_units_that_all_fail_alone_end_the_run(tmp_path: Path) -> None:
     begun = {*range(2, 10)}
     with pytest.raises(RoundFailedError) as failed:
-        run(tmp_path / "run", *ALONE, client=Faulty(explode, {0, 1, 2}, begun))  # type: ignore[arg-type]
+        scripted(tmp_path / "run", explode, {0, 1, 2}, begun, *ALONE)
     assert all(f"unit {unit}: ClientApp" in str(failed.value) for unit in range(3))
     assert [bool(line["skipped"]) for line in lines(tmp_path / "run")][:2] == [False, True]
 
@@ -315,7 +352,7 @@ def test_a_unit_that_is_chosen_first_and_fails_rests_ever_longer(
 ) -> None:
     """Queues grow, and no loss counts as the highest: such a strategy would always choose it."""
     options = *strategy.split(), "federation.rounds=12", "federation.local_steps=1"
-    run(tmp_path / "run", *options, client=Faulty(explode, {1}, {*range(99)}))  # type: ignore[arg-type]
+    scripted(tmp_path / "run", explode, {1}, {*range(99)}, *options)
     told = lines(tmp_path / "run")
     rests = [line["round"] for line in told if line["excluded"]]
     failed = [line["round"] for line in told if line["failures"]]
@@ -346,7 +383,7 @@ def test_who_rests_and_that_not_everybody_does() -> None:
 
 def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -> None:
     with pytest.raises(RoundFailedError):
-        run(tmp_path / "run", client=Faulty(explode, {0, 1, 2}, {1}))  # type: ignore[arg-type]
+        scripted(tmp_path / "run", explode, {0, 1, 2}, {1})
     settings, model, tokenizer = load_model(tmp_path / "run")
     fresh = initial_model(settings, tokenizer).state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in model.state_dict().items())
@@ -405,7 +442,7 @@ def test_an_unexpected_error_is_in_the_summary(
 
     monkeypatch.setattr("server_app.rounds.global_model.average", broken)
     with pytest.raises(ZeroDivisionError):
-        run(tmp_path / "run")
+        run(tmp_path / "run", *UNTRAINED, client=scripted_units())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["error"]) == ("failed", "ZeroDivisionError: a bug")
 
@@ -515,15 +552,17 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
 ) -> None:
     """The last of the units is honest; without a server's head nobody else has counted."""
 
+    honest = scripted_units()
+
     def lying(message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
+        reply = honest(message, context)
         unit = int(context.node_config["partition-id"])
         if message.metadata.message_type == "train" and unit < len(LIES):
             LIES[unit](reply)
         return reply
 
     options = (f"federation.num_units={len(LIES) + 1}", "federation.rounds=1")
-    options += ("strategy=all", "decoder.mode=control_unit")
+    options += ("strategy=all", *UNTRAINED)
     run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
     (first,) = lines(tmp_path / "run")
     assert first["units"] == [len(LIES)]

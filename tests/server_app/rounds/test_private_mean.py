@@ -14,8 +14,8 @@ from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from resumed import World
+from scripted_units import UNTRAINED, scripted_units
 
-from client_app.app import app as client_app
 from collapipe.errors import BudgetSpentError, ConfigError
 from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import update_norm
@@ -147,13 +147,14 @@ def test_epsilon_is_that_of_the_unit_that_took_part_most(noise_multiplier: float
 
 def test_a_unit_is_charged_for_the_rounds_whose_sums_have_its_update(tmp_path: Path) -> None:
     """One of three is drawn in each round, and unit 1 fails when it is."""
+    honest = scripted_units()
 
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
             return Message(records.pack(Failure("WireError", "it lies")), reply_to=message)
-        return client_app(message, context)
+        return honest(message, context)
 
-    options = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=6"
+    options = *UNTRAINED, "strategy=random", "strategy.num_scheduled=1", "federation.rounds=6"
     play(tmp_path / "run", "privacy=private", *options, client=client)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     planned = [line["plan"]["clusters"][0]["unit"] for line in lines]
@@ -179,7 +180,8 @@ PRIVATE = "privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two of the four rounds that are asked for: ε of a third would be above 2."""
     folder = tmp_path_factory.mktemp("private") / "run"
-    play(folder, *PRIVATE, "privacy.max_epsilon=1.6", "federation.rounds=4")
+    options = *PRIVATE, "privacy.max_epsilon=1.6", "federation.rounds=4"
+    play(folder, *options, client=scripted_units())
     return folder
 
 
@@ -197,7 +199,8 @@ def test_a_run_ends_before_its_limit_and_says_so(whole: Path) -> None:
 def test_noise_is_of_the_systems_source_unless_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(tmp_path / "run", "privacy=private", "federation.rounds=1")
+    options = *UNTRAINED, "privacy=private", "federation.rounds=1"
+    found = run(tmp_path / "run", *options, client=scripted_units())
     times = 4 * math.sqrt(sum(weight.numel() for weight in found.values())) / 3
     assert f"noise in the mean of 3 units is {times:,.0f} times" in capsys.readouterr().out
     few = "strategy=random", "strategy.num_scheduled=2"
@@ -213,8 +216,8 @@ def test_a_tokeniser_of_words_that_no_noise_covers_is_warned_of(
 ) -> None:
     for tokeniser, warned in ("federated", 1), ("bytes", 0):
         caplog.clear()
-        options = "federation.rounds=1", "federation.local_steps=1", f"data.tokenizer={tokeniser}"
-        run(tmp_path / tokeniser, "privacy=private", *options)
+        options = *UNTRAINED, "federation.rounds=1", f"data.tokenizer={tokeniser}"
+        run(tmp_path / tokeniser, "privacy=private", *options, client=scripted_units())
         assert sum("words" in record.message for record in caplog.records) == warned
 
 
@@ -240,10 +243,11 @@ def test_what_would_undo_it_is_refused(option: str, fault: str, tmp_path: Path) 
 
 def test_rounds_that_were_told_count_though_a_run_goes_back(tmp_path: Path) -> None:
     """Broken off before the third round's checkpoint, and from there by the first one's."""
-    once = World(tmp_path, "privacy=private", "federation.rounds=3").run(tmp_path / "run")
+    begun = World(tmp_path, *UNTRAINED, "privacy=private", "federation.rounds=3")
+    once = begun.run(tmp_path / "run", client=scripted_units())
     assert RunFolder(once, resumed=True).account() == {0: 3, 1: 3}
-    world = World(tmp_path, "privacy=private", "federation.rounds=4")
-    world.run(once, "000001")
+    world = World(tmp_path, *UNTRAINED, "privacy=private", "federation.rounds=4")
+    world.run(once, "000001", scripted_units())
     found = [json.loads(line)["epsilon"] for line in (once / "metrics.jsonl").open()]
     # rounds 2 and 3 came twice
     expected = [epsilon(world.settings.privacy, rounds) for rounds in (1, 4, 5, 6)]
@@ -252,9 +256,10 @@ def test_rounds_that_were_told_count_though_a_run_goes_back(tmp_path: Path) -> N
 
 
 def test_a_run_that_has_told_all_that_it_may_goes_on_with_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path, "privacy=private", "privacy.max_epsilon=1.7")  # three rounds
-    run = world.run(tmp_path / "run")
-    world.run(run, "000001")
+    # three rounds
+    world = World(tmp_path, *UNTRAINED, "privacy=private", "privacy.max_epsilon=1.7")
+    run = world.run(tmp_path / "run", client=scripted_units())
+    world.run(run, "000001", scripted_units())
     told = json.loads((run / "summary.json").read_text())["privacy"]
     assert told["epsilon"] == pytest.approx(1.698, abs=1e-3)
     assert "after 3 rounds" in told["ended"]

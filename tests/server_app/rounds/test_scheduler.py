@@ -12,8 +12,8 @@ import pytest
 from federated import rewritten, run, settings_of
 from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
+from scripted_units import UNTRAINED, scripted_units
 
-from client_app.app import app as client_app
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.report import ClusterReport, RoundReport
@@ -36,7 +36,7 @@ MOBILE = (
     "channel.energy_j=1.0e3",
     "federation.on_infeasible=skip",
 )
-FAST = ("federation.rounds=3", "federation.local_steps=1", "strategy.time_limit_s=100")
+FAST = ("federation.rounds=3", "strategy.time_limit_s=100", *UNTRAINED)
 _REQUEST = TypeAdapter(RoundRequest)
 
 
@@ -109,7 +109,7 @@ def test_a_logged_round_planned_again_by_another_strategy_has_its_channels(tmp_p
 def test_the_log_of_a_run_gives_its_plans_again(tmp_path: Path) -> None:
     """A direct call of the planner on the logged state plans what the run planned."""
     overrides = (*MOBILE, *FAST)
-    run(tmp_path / "run", *overrides)
+    run(tmp_path / "run", *overrides, client=scripted_units())
     settings, _ = settings_of(tmp_path / "run", overrides)
     planner = settings.build("strategy")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -347,11 +347,11 @@ def test_a_unit_that_offers_what_nobody_asked_for_sits_out(
 
 
 def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
-    """The real ClientApp, but ``unit`` tells another state, so many times."""
-    told = [0]
+    """Units of which ``unit`` tells another state, so many times."""
+    told, honest = [0], scripted_units()
 
     def client(message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
+        reply = honest(message, context)
         asked = context.node_config["partition-id"] == unit and "UnitReply" in reply.content
         if asked and told[0] < rounds:
             told[0] += 1

@@ -13,8 +13,8 @@ from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from lying import Lie, Lying
+from scripted_units import UNTRAINED, scripted_units
 
-from client_app.app import app as client_app
 from collapipe.privacy.clipping import update_norm
 from collapipe.tensors import Tensors
 from collapipe.wire.records import TRAIN
@@ -145,9 +145,10 @@ def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
     limit: str, tmp_path: Path
 ) -> None:
     """Also where no norms of updates are compared, as with noise."""
+    honest = scripted_units()
 
     def lying(message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
+        reply = honest(message, context)
         if message.metadata.message_type == TRAIN and context.node_config["partition-id"] == 1:
             with rewritten(reply) as told:
                 for figures in (told["report"]["losses"], told["report"]["squared_norms"]):
@@ -155,7 +156,7 @@ def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
         return reply
 
     option = f"federation.max_update_norm={limit}"
-    run(tmp_path / "run", option, client=lying)  # type: ignore[arg-type]
+    run(tmp_path / "run", *UNTRAINED, option, client=lying)  # type: ignore[arg-type]
     last = lines(tmp_path / "run")[-1]
     assert last["units"] == [0, 1, 2] and last["train_loss"] > 1e29
     assert 0 < last["estimates"]["gradient_bound"] < 1e3
@@ -164,8 +165,8 @@ def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
 def test_a_unit_that_is_alone_in_its_first_round_does_not_end_the_run(tmp_path: Path) -> None:
     """With weights of 1e30, after which every honest unit would diverge."""
     lie = scaled(1e30)
-    options = "channel.num_channels=1", "federation.rounds=6", "federation.local_steps=1"
-    run(tmp_path / "run", *options, client=Lying(lie, {1}))  # type: ignore[arg-type]
+    options = *UNTRAINED, "channel.num_channels=1", "federation.rounds=6"
+    run(tmp_path / "run", *options, client=Lying(lie, {1}, scripted_units()))  # type: ignore[arg-type]
     told = lines(tmp_path / "run")
     assert all(line["units"] != [1] for line in told)
     assert {unit for line in told for unit in line["units"]} == {0, 2}
@@ -175,9 +176,10 @@ def test_tokens_that_a_unit_makes_up_give_it_no_more_than_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a run whose heads are the units': no other has counted them."""
+    honest = scripted_units()
 
     def lying(message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
+        reply = honest(message, context)
         if message.metadata.message_type == TRAIN and context.node_config["partition-id"] == 1:
             with rewritten(reply) as told:
                 told["report"]["target_tokens"] = 480  # 2 steps of 6 rows of 40
@@ -192,7 +194,7 @@ def test_tokens_that_a_unit_makes_up_give_it_no_more_than_its_share(
         return real(model, round_, models, shares, common)
 
     monkeypatch.setattr(GlobalModel, "learn", learn)
-    options = "federation.num_units=5", "strategy=all", "decoder.mode=control_unit"
+    options = *UNTRAINED, "federation.num_units=5", "strategy=all"
     options += ("federation.max_share=1.2",)
     run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
     for shares in found:

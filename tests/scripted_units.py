@@ -1,0 +1,74 @@
+"""Units that train nothing and reply in no time, for tests of what a server makes of replies."""
+
+from typing import cast
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from client_app.app import _keep, _kept, _number, _settings, app
+from collapipe.report import ClusterReport
+from collapipe.state import ClusterState
+from collapipe.wire import records
+from collapipe.wire.messages import RESIDUAL, EvaluateReply, Trained, TrainReply, TrainRequest
+
+UNTRAINED = "decoder.mode=control_unit", "evaluation.where=units"
+"""The options of such a run: no head learns on the server, and nothing is evaluated."""
+TOKENS = 10  # of each sample
+
+
+class ScriptedUnits:
+    """A ClientApp. Rows and clusters are those of the real one, and so are evaluations on units if
+    it ``evaluates``.
+
+    In a round every unit adds ``MOVED`` to each weight, and reports losses of 1. It keeps how far
+    it has moved one weight in all its rounds, and moves that as far again.
+    """
+
+    MOVED = 0.01
+
+    def __init__(self, evaluates: bool = False) -> None:
+        self._evaluates, self._states = evaluates, dict[int, ClusterState]()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        kind = message.metadata.message_type
+        if kind == records.TRAIN:
+            return Message(self._trained(message, context), reply_to=message)
+        if kind == records.EVALUATE and not self._evaluates:
+            none = EvaluateReply(_number(context), None)
+            return Message(records.pack_evaluation(none), reply_to=message)
+        reply = app(message, context)
+        if kind == records.STATE:
+            told = records.unpack_state(reply.content)
+            self._states[told.unit] = cast(ClusterState, told.state)
+        return reply
+
+    def _trained(self, message: Message, context: Context) -> RecordDict:
+        unit = _number(context)
+        settings, request = _settings(context), records.unpack(TrainRequest, message.content)
+        assert request.link is None, "no head learns on the server: add the options UNTRAINED"
+        sent = records.unpack_record(message.content, records.WEIGHTS)
+        steps = settings.federation.local_steps
+        samples = steps * settings.batch_size
+        report = ClusterReport(
+            unit=unit,
+            losses=(1.0,) * steps,
+            samples=samples,
+            target_tokens=TOKENS * samples,
+            squared_norms=(1.0,) * steps,
+        )
+        moved = {
+            name: each + self.MOVED if each.is_floating_point() else each
+            for name, each in sent.items()
+        }
+        name = min(sent)
+        further = _kept(context).get(RESIDUAL, {name: torch.zeros_like(sent[name])})[name]
+        moved[name] = moved[name] + further
+        _keep(context, {RESIDUAL: {name: moved[name] - sent[name]}})
+        context.state.update(records.pack(Trained(request.round)))
+        return records.pack_reply(TrainReply(moved, report, self._states[unit]))
+
+
+def scripted_units(evaluates: bool = False) -> ClientApp:
+    """Units of a new run."""
+    return cast(ClientApp, ScriptedUnits(evaluates))
