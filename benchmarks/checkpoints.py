@@ -19,10 +19,10 @@ import torch
 from flwr.app import Context, Message
 
 from benchmarks.machine import machine
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles
-from server_app.grid import InlineGrid
 from server_app.roster import Roster
 from server_app.units import Units
 from tests.sections import federation_settings

@@ -19,6 +19,8 @@ from collapipe.errors import (
     few_of,
     one_line,
 )
+from collapipe.flower.reply_limit import expect
+from collapipe.flower.reply_parts import UNUSABLE
 from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Task
@@ -34,10 +36,9 @@ from collapipe.wire.messages import (
     Setup,
     StateReply,
 )
-from server_app import questions, reply_limit
+from server_app import questions
 from server_app.labels import unfit_labels
 from server_app.places import Places
-from server_app.pulling import UNUSABLE
 from server_app.questions import Question, Size, check_size
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster, Silences
 
@@ -466,7 +467,7 @@ class Units:
         }
         messages = [Message(content, node, question.kind) for node, content in contents.items()]
         timeout_s = min(timeout_s, self.federation.round_timeout_s)
-        reply_limit.expect(max(each.size.total_bytes for each in asked.values()))
+        expect(max(each.size.total_bytes for each in asked.values()))
         answers = dict[int, T | Failure]()
         for reply in self.grid.send_and_receive(messages, timeout=timeout_s):
             node = reply.metadata.src_node_id

@@ -17,13 +17,14 @@ from test_owners import MODEL, written
 from client_app.app import app
 from collapipe.config import load_overrides
 from collapipe.errors import WireError
+from collapipe.flower import reply_limit
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.runs.model import read_tokenizer
 from collapipe.wire import records
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import RowsReply
-from server_app import reply_limit, training
+from server_app import training
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.grid import InlineGrid
 from server_app.places import Places
 
 

@@ -207,7 +207,7 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
     from flwr.app import UserConfig
 
     from client_app.app import app as client
-    from server_app.grid import InlineGrid
+    from collapipe.flower.inline_grid import InlineGrid
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)

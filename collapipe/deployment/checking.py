@@ -83,7 +83,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     yield _link_port(settings.link_port)
     yield _resolved(settings.host)
     yield _superlink(folder)
-    known, signed = folder.nodes(), keys(folder)
+    known, signed = folder.nodes() or {}, keys(folder)
     for unit in settings.units:
         if unit not in signed:
             sign = (

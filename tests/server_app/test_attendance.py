@@ -11,12 +11,12 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from resumed import differing
 
 from client_app.app import app
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.grid import InlineGrid
 from server_app.roster import ABSENT, SILENT, Roster
 
 GONE = {1: Failure(ABSENT, "gone")}

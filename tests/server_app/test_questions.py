@@ -20,12 +20,12 @@ from sections import federation_settings
 from client_app.app import app
 from collapipe import cancellation
 from collapipe.errors import ConfigError, RoundFailedError, WireError
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.tasks.classification import Classification
 from collapipe.text.labels import MOST_LABELS
 from collapipe.wire import records
 from collapipe.wire.messages import KEPT, Failure, RowsReply, Setup
 from server_app import questions
-from server_app.grid import InlineGrid
 from server_app.labels import unfit_labels
 from server_app.places import Places
 from server_app.questions import FAILURE, Question, check_size

@@ -14,11 +14,11 @@ from sections import federation_settings
 
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app import units
-from server_app.grid import InlineGrid
 from server_app.roster import Roster
 
 

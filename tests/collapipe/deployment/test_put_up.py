@@ -23,7 +23,6 @@ from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
 from collapipe.deployment import overview, serving, submitting
 from collapipe.deployment.control import ask
-from collapipe.deployment.flower import Flower
 from collapipe.deployment.overview import UnitThere
 from collapipe.deployment.server_folder import (
     NODES,
@@ -43,6 +42,7 @@ from collapipe.errors import (
     RoundFailedError,
     StorageError,
 )
+from collapipe.flower.commands import Flower
 from collapipe.owner_file import read_owner
 from collapipe.runs.failure import write_failure
 from collapipe.wire.messages import Failure, RowsReply

@@ -16,13 +16,13 @@ from flwr.app import Context, Message, RecordDict
 from full_disk import full_disk
 from sections import federation_settings
 
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import Channel, ClusterState, Uplink, unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from optim.cost import sending_s
 from server_app import questions, units
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
-from server_app.grid import InlineGrid
 from server_app.records.summary import History
 from server_app.roster import ABSENT, SILENT, Roster
 from server_app.rounds.results import RunState

@@ -6,9 +6,9 @@ import pytest
 from flwr.app import RecordDict
 from sections import federation_settings
 
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire.messages import Failure
-from server_app.grid import InlineGrid
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Roster
 from server_app.units import Kept, Units
 
