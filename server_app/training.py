@@ -16,7 +16,7 @@ from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
 from collapipe.errors import BudgetSpentError, RoundFailedError
-from collapipe.flower.reply_limit import expected
+from collapipe.flower import reply_limit
 from collapipe.formatting import counted
 from collapipe.output import lasting_output
 from collapipe.runs.folder import RunFolder
@@ -111,7 +111,7 @@ def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
         return
     run = str(grid.run.run_id)
     server.note_run(run, folder.path)
-    expected.note = partial(server.expect_replies, run)
+    reply_limit.expected.note = partial(server.expect_replies, run)
     reserved = {name: place for place, name in enumerate(server.settings().units)}
     try:
         yield Places(signed=partial(signed_names, server), reserved=reserved)

@@ -458,7 +458,7 @@ def test_wrong_rows_are_told_without_values(
     assert "secret" not in hidden[0]
 
 
-LOGS = "collapipe.owner", "server_app.units"
+LOGS = "collapipe.owner", "server_app.exclusions"
 
 
 def test_a_label_that_the_run_does_not_list_costs_its_unit_the_run(

@@ -14,7 +14,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from collapipe.errors import WireError, one_line
-from collapipe.flower.reply_limit import expected
+from collapipe.flower import reply_limit
 
 UNUSABLE = 9
 """Error code that replaces an unusable reply; Flower does not use this code."""
@@ -58,8 +58,8 @@ def _check_parts(parts: dict[str, bytes]) -> None:
         if kind == Array.__qualname__:
             pieces = json.loads(get_object_body(part, Array))["arraychunk_ids"]
             made += sum(len(parts[children[piece]]) for piece in pieces)
-    if made > expected.most_bytes:
-        raise WireError(f"{made:,} bytes of arrays, at most {expected.most_bytes:,}")
+    if made > reply_limit.expected.most_bytes:
+        raise WireError(f"{made:,} bytes of arrays, at most {reply_limit.expected.most_bytes:,}")
 
 
 def _check_text(body: bytes) -> None:
