@@ -57,9 +57,12 @@ def ask(
     asked = {node: replace(question, size=sizes.get(node, question.size)) for node in contents}
     messages = [Message(content, node, question.kind) for node, content in contents.items()]
     expect(max(each.size.total_bytes for each in asked.values()))
-    replies = grid.send_and_receive(messages, timeout=timeout_s)
-    senders = ((reply.metadata.src_node_id, reply) for reply in replies)
-    answers = {node: answered(reply, asked[node]) for node, reply in senders if node in asked}
+    answers = dict[int, T | Failure]()
+    for reply in grid.send_and_receive(messages, timeout=timeout_s):
+        node = reply.metadata.src_node_id
+        if node in asked:
+            answer = answered(reply, asked[node])
+            answers[node] = answer
     silence = f"no answer to {question.kind} in {timeout_s:g} s"
     silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
     return {node: answers.get(node, silent) for node in contents}

@@ -18,8 +18,7 @@ from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.keys import openssh
-from collapipe.deployment.checking import check_unit
-from collapipe.deployment.unit_file import read_unit
+from collapipe.deployment.checking import check_unit, read_unit
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, RefusedUnitError, one_line
 from collapipe.flower.commands import Flower, free_port, last_line, wait_until_open
 from collapipe.owner import account_of

@@ -107,22 +107,22 @@ class _Nodes:
     def __init__(self, folder: ServerFolder) -> None:
         self._folder, self._file = folder, folder.flower_home / NODES
         self._known: dict[str, str] = {}
-        self._names: dict[str, str] = {}
+        self._units: Mapping[str, Bundle] = {}
 
     def settle(self, units: Mapping[str, Bundle]) -> None:
         """Register these units, unregister all others, and print the changes."""
         new, gone = units.keys() - self._known.keys(), self._known.keys() - units.keys()
         for key in new:
             self._known[key] = self._register(units[key])
-            self._names[key] = units[key].member.name
         for key in gone:
             ask(self._folder, "unregister-node", {"node_id": self._known.pop(key)})
         if new or gone or not self._file.exists():
             files.replace(self._file, json.dumps(self._known).encode())
-        for name in sorted(self._names[key] for key in new):
+        for name in sorted(units[key].member.name for key in new):
             print(f"unit {name} admitted", flush=True)
-        for name in sorted(self._names.pop(key) for key in gone):
+        for name in sorted(self._units[key].member.name for key in gone):
             print(f"unit {name} revoked", flush=True)
+        self._units = units
 
     def _register(self, unit: Bundle) -> str:
         key = b64encode(public_key(unit.certificate).public_bytes(Encoding.PEM, _PUBLIC)).decode()

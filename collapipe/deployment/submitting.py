@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from collapipe.deployment.bringing import bring
 from collapipe.deployment.overview import ONLINE, overview, run_states
+from collapipe.deployment.run_archive import bring
 from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import LinkError
 from collapipe.flower.commands import Flower, StatusOf, run_config, unknown

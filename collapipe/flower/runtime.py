@@ -40,7 +40,9 @@ def wait_briefly() -> None:
     wait, so the default arguments of its functions are replaced.
     """
     for pull in (pull_objects, pull_and_inflate_object_from_tree):
-        pull.__kwdefaults__["initial_backoff"] = _FIRST_S
+        defaults = pull.__kwdefaults__
+        assert defaults is not None  # a test fails if Flower changes this
+        defaults["initial_backoff"] = _FIRST_S
 
 
 def connect(

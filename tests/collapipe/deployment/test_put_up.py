@@ -19,6 +19,7 @@ from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
 from collapipe.deployment import overview, serving, submitting
+from collapipe.deployment.checking import read_unit
 from collapipe.deployment.control import ask
 from collapipe.deployment.overview import UnitThere
 from collapipe.deployment.server_folder import (
@@ -29,7 +30,6 @@ from collapipe.deployment.server_folder import (
     with_folder,
 )
 from collapipe.deployment.serving import _Nodes, admissible, keys, signed_names
-from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import (
     CollaPipeError,
     ConfigError,
