@@ -19,10 +19,11 @@ import torch
 from flwr.app import Context, Message
 
 from benchmarks.machine import machine
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles
-from server_app.grid import InlineGrid
+from server_app.kept_states import gather, restore
 from server_app.roster import Roster
 from server_app.units import Units
 from tests.sections import federation_settings
@@ -59,10 +60,10 @@ def measured(num_units: int, megabytes: int) -> tuple[float, float, float]:
         before, began = _peak_mb(), time.perf_counter()
         files.begin("000001")
         most = {"optimizer": megabytes * 10**6 + 2**16}
-        for unit, kept in units.kept(roster, lambda unit: most, lambda unit, kept: None):
+        for unit, kept in gather(units, roster, lambda unit: most, lambda unit, kept: None):
             files.add("000001", unit, kept)  # type: ignore[arg-type]
         gathered = time.perf_counter()
-        units.restore(KeptFiles(Path(folder) / "checkpoints" / ".000001.partial"))
+        restore(units, KeptFiles(Path(folder) / "checkpoints" / ".000001.partial"))
         return gathered - began, time.perf_counter() - gathered, _peak_mb() - before
 
 

@@ -32,9 +32,9 @@ from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import KEY
 from collapipe.credentials.keys import openssh
 from collapipe.credentials.member import Role
-from collapipe.deployment.flower import Flower, free_port
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.deployment.submitting import submit
+from collapipe.flower.commands import Flower, free_port
 
 HERE = Path(__file__).parent
 UNITS = ["a", "b", "c"]

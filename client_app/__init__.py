@@ -1,5 +1,5 @@
 """A control unit: a Flower ClientApp."""
 
-from collapipe.own_packages import find_own_packages_first
+from collapipe.own_packages import import_own_packages
 
-find_own_packages_first()  # before this package imports others
+import_own_packages()  # before this package imports others

@@ -11,26 +11,30 @@ _NAMES = {  # of distributions, if they differ from their modules'
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-_EXTRA = re.compile(r"(?P<name>[\w.-]+).*; extra == ['\"](?P<extra>\w+)['\"]")
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:.*; extra == ['\"](?P<extra>\w+)['\"])?")
 
 
 def missing(module: str) -> str:
     """Say that a library is not installed, and how to install it."""
     library = module.partition(".")[0]
-    return f"{library} is not installed; pip install 'collapipe{_extra(library)}'"
+    extra = _extra(library)
+    if extra is None:  # a user's plug-in may need it
+        return f"{library} is not installed; install the package that provides it"
+    return f"{library} is not installed; pip install 'collapipe{extra and f'[{extra}]'}'"
 
 
-def _extra(library: str) -> str:
-    """The smallest extra that has the library, in brackets; empty if none has it."""
+def _extra(library: str) -> str | None:
+    """Return the smallest extra with the library; empty if CollaPipe always requires it, None if it
+    never does."""
     wanted, extras = _normal(_NAMES.get(library, library)), dict[str, set[str]]()
     try:
         lines = requires("collapipe") or []
     except PackageNotFoundError:  # in a bundle
-        return ""
-    for found in filter(None, map(_EXTRA.match, lines)):
-        extras.setdefault(found["extra"], set()).add(_normal(found["name"]))
+        return None
+    for found in filter(None, map(_REQUIREMENT.match, lines)):
+        extras.setdefault(found["extra"] or "", set()).add(_normal(found["name"]))
     fitting = [extra for extra, names in extras.items() if wanted in names]
-    return f"[{min(fitting, key=lambda extra: len(extras[extra]))}]" if fitting else ""
+    return min(fitting, key=lambda extra: len(extras[extra]) if extra else 0, default=None)
 
 
 def _normal(name: str) -> str:

@@ -1,5 +1,5 @@
 """The edge server: a Flower ServerApp."""
 
-from collapipe.own_packages import find_own_packages_first
+from collapipe.own_packages import import_own_packages
 
-find_own_packages_first()  # before this package imports others
+import_own_packages()  # before this package imports others

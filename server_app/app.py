@@ -9,8 +9,8 @@ from flwr.serverapp import Grid, ServerApp
 from collapipe import config
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, printable
+from collapipe.flower.prompt_grid import make_prompt
 from collapipe.runs.failure import write_failure
-from server_app.grid import make_prompt
 from server_app.records.summary import budget_told
 from server_app.training import train
 

@@ -1,10 +1,13 @@
 """Map nodes to units of the run: by the node's name, or by its number if it has no name."""
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from collapipe.errors import WireError, unit_called
-from collapipe.wire.messages import Failure
+from collapipe.errors import WireError, one_line, unit_called
+from collapipe.wire.messages import Failure, RowsReply, StateReply
+
+Numbered = TypeVar("Numbered", RowsReply, StateReply)
 
 
 @dataclass
@@ -82,3 +85,22 @@ class Places:
         if name:
             self.of[name] = place
         return place
+
+    def claim_all(
+        self, answers: dict[int, Numbered | Failure], num_units: int, taken: set[int]
+    ) -> None:
+        """Set each answer's unit to the place of its node; replace the answer by a failure if the
+        node gets no place. Places in ``taken`` belong to other nodes. Nodes with certified places
+        go first."""
+        replies = {n: each for n, each in answers.items() if not isinstance(each, Failure)}
+        certified = self.certified()
+        for node in sorted(replies, key=lambda node: self.place(node, certified) is None):
+            reply = replies[node]
+            try:
+                self.check_signed(node, reply.name, certified)
+                unit = self.claim(reply.name, reply.unit, num_units, taken)
+            except WireError as error:
+                answers[node] = Failure("WireError", one_line(error))
+            else:
+                answers[node] = replace(reply, unit=unit)
+                taken.add(unit)

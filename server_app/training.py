@@ -16,13 +16,13 @@ from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
 from collapipe.errors import BudgetSpentError, RoundFailedError
+from collapipe.flower import reply_limit
 from collapipe.formatting import counted
 from collapipe.output import lasting_output
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
-from server_app import reply_limit
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
 from server_app.checkpoints.resumption import (
     check_fits,

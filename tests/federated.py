@@ -16,8 +16,8 @@ from torch import Tensor
 
 from collapipe import config
 from collapipe.config import Settings
+from collapipe.flower.inline_grid import InlineGrid
 from server_app import training
-from server_app.grid import InlineGrid
 from server_app.records import shard_picture
 
 TINY = (

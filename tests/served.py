@@ -9,7 +9,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from collapipe.deployment.server_folder import ServerFolder
-from server_app.superlink import NodesAlone
+from server_app.guard import NodesAlone
 
 
 @contextmanager

@@ -35,10 +35,10 @@ from collapipe.config import load_overrides
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.checking import findings
-from collapipe.deployment.flower import free_port
 from collapipe.deployment.overview import RunThere, UnitThere, overview
 from collapipe.deployment.server_folder import ADMITTED, SERVER_FOLDER, ServerFolder, create
-from server_app.grid import InlineGrid
+from collapipe.flower.commands import free_port
+from collapipe.flower.inline_grid import InlineGrid
 
 UNITS = ["berlin", "rome"]
 ROUNDS, LOST = 4, 2  # rome is killed when this round begins, and is there again in the last

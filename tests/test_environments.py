@@ -26,9 +26,9 @@ from test_deployment import Processes, written
 
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
-from collapipe.deployment.flower import free_port
 from collapipe.deployment.overview import overview
 from collapipe.deployment.server_folder import create
+from collapipe.flower.commands import free_port
 from collapipe.temporary import TemporaryFolder
 
 COLLAPIPE = (sys.executable, "-P", "-m", "collapipe")

@@ -11,13 +11,13 @@ from flwr.app import Message
 from torch import Tensor
 
 from collapipe.data.shards import batch_rows
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import SplitModel
 from collapipe.runs.model import initial_model, load_model
 from collapipe.runs.rows import load_shards
 from collapipe.seeds import derive
 from collapipe.wire.records import num_bytes
-from server_app.grid import InlineGrid
 
 EXACT = ("pipeline.dtype=float64", "model.dropout=0")
 

@@ -14,11 +14,11 @@ from scripted_units import UNTRAINED, scripted_units
 
 from client_app.app import app
 from collapipe.config import load_overrides
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.run_report.page import run_page
 from collapipe.runs.reading import read_run
 from collapipe.runs.rows import load_held_out
 from collapipe.wire import records
-from server_app.grid import InlineGrid
 
 OFTEN = ("federation.eval_every=1", "task.validation_rows=10", "task.test_rows=7")
 BERT = (

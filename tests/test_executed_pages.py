@@ -21,7 +21,7 @@ from reader_files import make_files
 from test_documented_commands import is_name
 
 from collapipe.cli.simulation import end_all
-from collapipe.deployment.flower import free_port
+from collapipe.flower.commands import free_port
 
 _BLOCK_S, _END_S = 900, 60
 _BERT = """model=huggingface model.family=bert 'model.config={hidden_size: 16, \

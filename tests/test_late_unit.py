@@ -9,7 +9,7 @@ import pytest
 from federated import settings_of, train
 from scripted_units import UNTRAINED, scripted_units
 
-from server_app.grid import InlineGrid
+from collapipe.flower.inline_grid import InlineGrid
 
 
 class Late(InlineGrid):

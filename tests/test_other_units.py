@@ -17,13 +17,14 @@ from test_owners import MODEL, written
 
 from collapipe.config import load_overrides
 from collapipe.errors import WireError
+from collapipe.flower import reply_limit
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.runs.model import read_tokenizer
 from collapipe.wire import records
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import RowsReply
-from server_app import reply_limit, training
+from server_app import training
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.grid import InlineGrid
 from server_app.places import Places
 
 
@@ -184,7 +185,7 @@ def test_who_claims_the_place_of_another_is_refused_and_both_are_named(
 ) -> None:
     """While it is there, and while it is missing."""
     federation = Federation(tmp_path)
-    with caplog.at_level(logging.WARNING, "server_app.units"):
+    with caplog.at_level(logging.WARNING, "server_app.exclusions"):
         run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1, "cyd": 1})
         assert "unit 1 is bob, and cyd claims the same number" in caplog.text
         caplog.clear()
@@ -208,7 +209,7 @@ def test_on_a_federations_server_nobody_has_another_name_than_its_certificate(
     monkeypatch.setattr(
         training, "signed_names", lambda of: {2: "ann", 3: "eve"} if of is server else {}
     )
-    with caplog.at_level(logging.WARNING, "server_app.units"):
+    with caplog.at_level(logging.WARNING, "server_app.exclusions"):
         run_dir = Federation(tmp_path).run(tmp_path / "run", {"ann": 0, "bob": 1})
     assert "a node reported the name 'bob', its certificate names eve" in caplog.text
     assert finished(run_dir) == [[0]] * 4 and noted == [run_dir]

@@ -25,11 +25,11 @@ from collapipe.config import load_overrides
 from collapipe.credentials.credentials import request
 from collapipe.credentials.keys import fingerprint
 from collapipe.errors import ConfigError, OwnerError, RoundFailedError
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.inventory.cluster import ANY_COST as COST
 from collapipe.inventory.file import read_inventory
 from collapipe.runs.rows import load_shard, load_test, make_tokenizer, tell_rows
 from collapipe.wire.messages import LinkAddress
-from server_app.grid import InlineGrid
 from server_app.units import Units
 
 MODEL = (
@@ -458,7 +458,7 @@ def test_wrong_rows_are_told_without_values(
     assert "secret" not in hidden[0]
 
 
-LOGS = "collapipe.owner", "server_app.units"
+LOGS = "collapipe.owner", "server_app.exclusions"
 
 
 def test_a_label_that_the_run_does_not_list_costs_its_unit_the_run(

@@ -24,7 +24,13 @@ def test_each_requirement_is_pinned_and_has_one_range() -> None:
 def test_a_missing_library_is_named_with_its_extra() -> None:
     assert missing("yaml.error") == "yaml is not installed; pip install 'collapipe[unit]'"
     assert missing("cvxpy") == "cvxpy is not installed; pip install 'collapipe[paper]'"
-    assert missing("unheard_of") == "unheard_of is not installed; pip install 'collapipe'"
+    assert missing("psutil") == "psutil is not installed; pip install 'collapipe'"
+
+
+def test_collapipe_is_no_way_to_a_library_that_it_does_not_require() -> None:
+    """A user's plug-in may import any."""
+    assert "collapipe" not in missing("unheard_of.part")
+    assert missing("unheard_of.part").startswith("unheard_of is not installed; ")
 
 
 def test_a_command_without_its_extra_says_which_one(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.extras import missing
 from collapipe.home import in_home
 from collapipe.output import complain, open_streams, write_rest
-from collapipe.own_packages import NAMES, find_own_packages_first
+from collapipe.own_packages import NAMES, import_own_packages
 
 _INTERRUPTED = 130
 # Problems of the machine, not bugs: a library without memory for its code is an ImportError.
@@ -57,7 +57,7 @@ def main() -> None:
 
 def _status() -> int:
     try:
-        find_own_packages_first()
+        import_own_packages()
         return app(with_home(sys.argv[1:]), standalone_mode=False) or 0
     except typer.Exit as error:
         return error.exit_code
@@ -111,10 +111,20 @@ def _leave_stuck_threads(status: int) -> None:
         os._exit(status)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     verbose: Annotated[
         bool, Option("-v", "--verbose", help="Show logs: pipelines' seconds, every round.")
+    ] = False,
+    version: Annotated[
+        bool,
+        Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Train Transformers together on clusters of edge devices."""

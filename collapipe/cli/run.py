@@ -18,7 +18,7 @@ from collapipe.config.overrides import expand, parse, setting
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
-from collapipe.own_packages import find_own_packages_first
+from collapipe.own_packages import import_own_packages
 
 _QUIET = {
     "GRPC_VERBOSITY": "NONE",  # important problems are raised as errors
@@ -36,7 +36,7 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
 
     Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
     """
-    find_own_packages_first()
+    import_own_packages()
     quieten()
     overrides = with_folder(config.own_overrides(overrides, config_file))
     settings: Settings | Outline = config.outline(overrides)
@@ -207,7 +207,7 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
     from flwr.app import UserConfig
 
     from client_app.app import app as client
-    from server_app.grid import InlineGrid
+    from collapipe.flower.inline_grid import InlineGrid
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)

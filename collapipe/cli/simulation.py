@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from collapipe.config.settings import PLUGIN_FOLDER
-from collapipe.deployment.flower import Flower, free_port, run_config, wait_until_open
 from collapipe.errors import ConfigError
+from collapipe.flower.commands import Flower, free_port, run_config, wait_until_open
 from collapipe.temporary import TemporaryFolder
 from collapipe.wire.kept_file import IN_ENVIRONMENT
 
@@ -98,7 +98,7 @@ def _super_link(flower: Flower) -> Iterator[None]:
         '[superlink]\ndefault = "local"\n\n'
         f'[superlink.local]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    command = [sys.executable, "-P", "-m", "server_app.superlink", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "collapipe.flower.superlink", str(os.getpid())]
     command += ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
     with (
         log.open("wb") as written,
@@ -121,7 +121,7 @@ def end_all(home: Path, root: int | None = None) -> None:
     family = ProcessFamily(home, root)
     try:
         family.signal(signal.SIGINT, "flwr-simulation")
-        family.signal(signal.SIGTERM, "server_app.superlink")
+        family.signal(signal.SIGTERM, "collapipe.flower.superlink")
     finally:
         family.signal(signal.SIGKILL)
 

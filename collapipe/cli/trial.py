@@ -13,9 +13,9 @@ from collapipe.cli.up import run_or_wait, start
 from collapipe.config.overrides import setting
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
-from collapipe.deployment.flower import free_port, last_line
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.errors import RoundFailedError
+from collapipe.flower.commands import free_port, last_line
 from collapipe.processes import ending
 from collapipe.temporary import TemporaryFolder
 

@@ -18,10 +18,9 @@ from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.keys import openssh
-from collapipe.deployment.checking import check_unit
-from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
-from collapipe.deployment.unit_file import read_unit
+from collapipe.deployment.checking import check_unit, read_unit
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, RefusedUnitError, one_line
+from collapipe.flower.commands import Flower, free_port, last_line, wait_until_open
 from collapipe.owner import account_of
 from collapipe.owner_account import KEPT
 from collapipe.owner_file import OwnerSection
@@ -137,7 +136,7 @@ def _supernode(
     files.write_new(key_file, openssh(own.key), files.PRIVATE)
     files.write_new(secret_file, secret, files.PRIVATE)
     node = f"partition-id={owner.number} owner={json.dumps(str(file))}"
-    command = [sys.executable, "-P", "-m", "client_app.supernode_process", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "collapipe.flower.supernode", str(os.getpid())]
     command += ["--superlink", str(owner.server), "--node-config", node]
     command += ["--root-certificates", str(own.folder / AUTHORITY)]
     command += ["--auth-supernode-private-key", str(key_file), "--isolation", "process"]
@@ -169,14 +168,15 @@ class _Answers:
     def _answer(self) -> None:
         try:
             # Imported here, because it takes seconds, during which the SuperNode starts.
+            from client_app.answering import Messages
             from client_app.app import app
             from client_app.kept_store import KeptStore
-            from client_app.supernode import Messages
+            from collapipe.flower.runtime import Tasks
             from collapipe.models.cost import get_ready
 
             get_ready()
             logging.getLogger("client_app").setLevel(logging.INFO)
             logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns when its SuperNode ends
-            Messages(*self._api, KeptStore(self._kept)).answer(app)
+            Messages(Tasks(*self._api), KeptStore(self._kept)).answer(app)
         except BaseException as error:  # Flower may raise SystemExit
             self._ended = error

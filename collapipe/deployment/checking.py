@@ -17,16 +17,15 @@ from cryptography import x509
 
 from collapipe import __version__
 from collapipe.credentials.bundle import AUTHORITY
-from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.credentials import Credentials, load
 from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.keys import fingerprint, public_key
-from collapipe.credentials.member import expires_soon
+from collapipe.credentials.member import Role, expires_soon
 from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import ADMITTED, ServerFolder
 from collapipe.deployment.serving import keys
-from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import CollaPipeError, ConfigError, LinkError
-from collapipe.owner_file import OwnerSection
+from collapipe.owner_file import OwnerSection, read_owner
 
 _TIMEOUT_S = 8.0
 _CLOCKS_DIFFER_S = 300.0  # with a larger difference Flower refuses a node's signature
@@ -61,6 +60,28 @@ class Finding:
         return f"{self.what}: {self.error}; {self.way_out}"
 
 
+def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:
+    """Return the contents of a deployed unit's file, and the unit's credentials.
+
+    Raises ``ConfigError`` if the file lacks a key, or the credentials do not fit it.
+    """
+    owner = read_owner(file)
+    for key in ("name", "number", "server", "credentials"):
+        if getattr(owner, key) is None:
+            raise ConfigError(f"{file}: {key} is missing; collapipe deploy init writes it")
+    try:
+        host_and_port(str(owner.server))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: server: {error}") from error
+    own = load(file.parent / str(owner.credentials))
+    if (own.member.name, own.member.role) != (owner.name, Role.UNIT):
+        raise ConfigError(
+            f"{own.folder}: has the certificate of {own.member}, the file is of unit {owner.name}; "
+            "sign its request with --role unit"
+        )
+    return owner, own
+
+
 def check_unit(file: Path) -> Iterator[Finding]:
     """Check an owner's file: its credentials, its rows and its server.
 
@@ -83,7 +104,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     yield _link_port(settings.link_port)
     yield _resolved(settings.host)
     yield _superlink(folder)
-    known, signed = folder.nodes(), keys(folder)
+    known, signed = folder.nodes() or {}, keys(folder)
     for unit in settings.units:
         if unit not in signed:
             sign = (

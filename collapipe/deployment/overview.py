@@ -44,7 +44,7 @@ def overview(folder: ServerFolder) -> tuple[list[UnitThere], list[RunThere]]:
     named = folder.settings().units
     listed = ask(folder, "list-nodes", {}).get("nodes_info", ())
     nodes = {each.get("node_id"): each for each in listed}
-    signed, known = keys(folder), folder.nodes()
+    signed, known = keys(folder), folder.nodes() or {}
     units = [
         _unit(name, nodes.get(known.get(signed.get(name, ""), ""), _NOBODY))
         for name in [*named, *sorted(signed.keys() - {*named})]

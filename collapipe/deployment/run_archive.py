@@ -1,17 +1,30 @@
 """Send a run's folder as a tar archive from the server to the machine that submitted the run."""
 
+import secrets
+import shutil
+import ssl
 import tarfile
+import tempfile
+import tomllib
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from stat import S_IMODE
-from typing import IO
+from typing import IO, cast
 
-from collapipe.errors import StorageError
+from collapipe.credentials.dialing import host_and_port
+from collapipe.deployment.server_folder import RUNS
+from collapipe.errors import CollaPipeError, LinkError, StorageError, one_line
 from collapipe.runs.folder import check_plain
 from collapipe.runs.lock import LOCK
 
 _PIECE = 2**20
 _MOST_BYTES, _MOST_MEMBERS = 2**36, 100_000  # of an archive to unpack
+_TIMEOUT_S = 60.0
+_FAILURES = CollaPipeError, OSError, HTTPException, tarfile.TarError, KeyError, ValueError
+_LONGEST = 300
 
 
 def pack(folder: Path) -> Iterator[bytes]:
@@ -70,3 +83,62 @@ def unpack(archive: IO[bytes], folder: Path) -> int:
             members.extract(member, folder, filter="data")
     check_plain(folder)
     return count
+
+
+def bring(home: Path, connection: str, run_id: str, run_dir: Path) -> None:
+    """Download the folder of a run that has ended, unless the server wrote to the same folder.
+
+    ``connection`` is the server's name in Flower's configuration in ``home``. A failure is printed
+    and not raised, because it does not affect the run's result.
+    """
+    try:
+        with closing(_dialled(home, connection)) as server:
+            count = _bring(server, run_id, run_dir)
+    except _FAILURES as error:
+        why = one_line(f"{type(error).__name__}: {error}")
+        print(f"folder       is where the server wrote it, not brought here: {why}", flush=True)
+        return
+    if count is not None:
+        print(f"brought      {count} files from the server's machine to {run_dir}", flush=True)
+
+
+def _dialled(home: Path, connection: str) -> HTTPSConnection:
+    told = tomllib.loads((home / "config.toml").read_text())["superlink"][connection]
+    host, port = host_and_port(told["address"])
+    context = ssl.create_default_context(cafile=told.get("root-certificates"))
+    return HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+
+
+def _bring(server: HTTPSConnection, run_id: str, run_dir: Path) -> int | None:
+    """Return the number of downloaded files; None if the server wrote to this folder."""
+    with _marked(run_dir) as mark:
+        server.request("GET", f"{RUNS}{run_id}?{mark}")
+        answer = server.getresponse()
+    if answer.status == HTTPStatus.NO_CONTENT:
+        return None
+    if answer.status != HTTPStatus.OK:
+        said = answer.read(_LONGEST).decode(errors="replace")
+        raise LinkError(f"the server answers {answer.status}: {said}")
+    with tempfile.TemporaryDirectory(prefix=f".{run_dir.name}.", dir=run_dir.parent) as partial:
+        count = unpack(cast(IO[bytes], answer), Path(partial))
+        for each in sorted(Path(partial).iterdir()):
+            _move(each, run_dir / each.name)
+    return count
+
+
+@contextmanager
+def _marked(run_dir: Path) -> Iterator[str]:
+    """Make a file by which the server recognises that it wrote to this folder; yield its name."""
+    mark = run_dir / f".{secrets.token_hex(16)}"
+    mark.touch()
+    try:
+        yield mark.name
+    finally:
+        mark.unlink()
+
+
+def _move(found: Path, target: Path) -> None:
+    """Move a file or folder, and replace an older one of a resumed run."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    found.rename(target)

@@ -129,10 +129,10 @@ class ServerFolder:
     def _note(self, number: str) -> Path:
         return self.flower_home / "runs" / f"{int(number)}"
 
-    def nodes(self) -> dict[str, str]:
-        """Return the contents of ``NODES``; empty while the server starts."""
+    def nodes(self) -> dict[str, str] | None:
+        """Return the contents of ``NODES``; None while the server starts."""
         file = self.flower_home / NODES
-        return dict(json.loads(file.read_text())) if file.exists() else {}
+        return dict(json.loads(file.read_text())) if file.exists() else None
 
     def settings(self) -> ServerSection:
         """Read ``server.yaml``. Raises ``ConfigError`` if it is missing or invalid."""

@@ -17,9 +17,9 @@ from collapipe.credentials.bundle import Bundle
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.control import ask
-from collapipe.deployment.flower import Flower, wait_until_open
 from collapipe.deployment.server_folder import NODES, SERVER_FOLDER, ServerFolder
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.flower.commands import Flower, wait_until_open
 
 _PUBLIC = PublicFormat.SubjectPublicKeyInfo
 _LOOK_S = 2.0  # between checks for newly signed or revoked certificates
@@ -37,7 +37,7 @@ def serve(folder: ServerFolder) -> None:
     (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which left nothing else
     folder.forget_questions()
     flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
-    command = [sys.executable, "-P", "-m", "server_app.superlink", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "server_app.guard", str(os.getpid())]
     command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder.trusted), "--ssl-certfile", str(folder.certificate)]
     command += ["--ssl-keyfile", str(folder.key), "--host", "0.0.0.0", "--port"]  # noqa: S104 - meant to
@@ -93,7 +93,7 @@ def keys(folder: ServerFolder) -> dict[str, str]:
 
 def signed_names(folder: ServerFolder) -> dict[int, str]:
     """Return Flower's node number → unit name, of the registered units."""
-    nodes = folder.nodes()
+    nodes = folder.nodes() or {}
     return {int(nodes[key]): name for name, key in keys(folder).items() if key in nodes}
 
 
@@ -107,22 +107,22 @@ class _Nodes:
     def __init__(self, folder: ServerFolder) -> None:
         self._folder, self._file = folder, folder.flower_home / NODES
         self._known: dict[str, str] = {}
-        self._names: dict[str, str] = {}
+        self._units: Mapping[str, Bundle] = {}
 
     def settle(self, units: Mapping[str, Bundle]) -> None:
         """Register these units, unregister all others, and print the changes."""
         new, gone = units.keys() - self._known.keys(), self._known.keys() - units.keys()
         for key in new:
             self._known[key] = self._register(units[key])
-            self._names[key] = units[key].member.name
         for key in gone:
             ask(self._folder, "unregister-node", {"node_id": self._known.pop(key)})
         if new or gone or not self._file.exists():
             files.replace(self._file, json.dumps(self._known).encode())
-        for name in sorted(self._names[key] for key in new):
+        for name in sorted(units[key].member.name for key in new):
             print(f"unit {name} admitted", flush=True)
-        for name in sorted(self._names.pop(key) for key in gone):
+        for name in sorted(self._units[key].member.name for key in gone):
             print(f"unit {name} revoked", flush=True)
+        self._units = units
 
     def _register(self, unit: Bundle) -> str:
         key = b64encode(public_key(unit.certificate).public_bytes(Encoding.PEM, _PUBLIC)).decode()

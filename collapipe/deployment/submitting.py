@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from collapipe.deployment.bringing import bring
-from collapipe.deployment.flower import Flower, StatusOf, run_config, unknown
 from collapipe.deployment.overview import ONLINE, overview, run_states
+from collapipe.deployment.run_archive import bring
 from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import LinkError
+from collapipe.flower.commands import Flower, StatusOf, run_config, unknown
 from collapipe.home import in_home
 from collapipe.processes import DIRECT
 from collapipe.temporary import TemporaryFolder

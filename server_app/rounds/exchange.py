@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Message
 
 from collapipe.config import Settings
+from collapipe.flower.reply_limit import expect
 from collapipe.plan import ClusterPlan
 from collapipe.report import PIPELINE, ClusterReport
 from collapipe.sections import CompressionSettings
@@ -14,7 +15,6 @@ from collapipe.tensors import chosen
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from server_app.decoding.heads import Heads
-from server_app.reply_limit import expect
 from server_app.roster import SILENT
 from server_app.rounds.aggregation import Aggregation
 from server_app.rounds.global_model import GlobalModel

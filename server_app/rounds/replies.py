@@ -24,10 +24,10 @@ from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
 from server_app import questions
+from server_app.asking import answered
 from server_app.questions import Question
 from server_app.roster import SILENT
 from server_app.rounds.kept import check_state
-from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST = 1e100  # bound of averaged figures, so that their sum is finite

@@ -23,6 +23,7 @@ from collapipe.wire.messages import Failure, Split, TrainReply
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
+from server_app.kept_states import gather, restore
 from server_app.places import Places
 from server_app.rounds.aggregation import Aggregated, OnAccount, Updates, aggregation_of
 from server_app.rounds.estimates import observed
@@ -230,7 +231,7 @@ class CollaPipeStrategy:
         training, known = state.training, self._units.nodes
         now = self._state.roster
         missing = {unit: why for unit, why in now.excluded.items() if unit not in known}
-        failures = self._units.restore(training.units)
+        failures = restore(self._units, training.units)
         # the units' states now have the devices' speeds as they were at the checkpoint
         real = [each.unit for each in now.clusters if each.real_devices]
         now = now.updated(self._scheduler.checked(self._units.states(real)))
@@ -312,7 +313,7 @@ class CollaPipeStrategy:
         def most(unit: int) -> dict[str, int]:
             return most_kept(clusters[unit], round_, model, settings)
 
-        for unit, kept in self._units.kept(roster, most, check):
+        for unit, kept in gather(self._units, roster, most, check):
             if isinstance(kept, Failure):
                 failures[unit] = kept
                 continue

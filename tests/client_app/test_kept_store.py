@@ -7,9 +7,9 @@ import torch
 from flwr.app import Context, Error, Message
 from resumed import World, differing, outcome, tensors
 
+from client_app.answering import go_back
 from client_app.app import app
 from client_app.kept_store import KeptStore
-from client_app.supernode import go_back
 from collapipe.secure_aggregation.unit import UnitWithKeys
 from collapipe.wire import records
 from collapipe.wire.kept_file import IN_NODE

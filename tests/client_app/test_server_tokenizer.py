@@ -7,10 +7,10 @@ from flwr.app import Context, Message, RecordDict
 
 import client_app.app as handlers
 from collapipe.errors import ConfigError
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, Setup
-from server_app.grid import InlineGrid
 
 
 @pytest.mark.parametrize("owned", [True, False])

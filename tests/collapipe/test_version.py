@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 
@@ -17,6 +18,10 @@ ROOT = Path(__file__).parents[2]
 def test_the_version_is_that_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert __version__ == project["version"]
+
+
+def test_the_command_prints_it(command: Callable[..., tuple[int, str, str]]) -> None:
+    assert command("--version") == command("version") == (0, f"{__version__}\n", "")
 
 
 def test_activations_are_kept_where_nothing_of_ours_is_installed(

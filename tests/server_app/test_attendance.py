@@ -16,7 +16,6 @@ from collapipe.wire import records
 from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.grid import InlineGrid
 from server_app.roster import ABSENT, SILENT, Roster
 
 GONE = {1: Failure(ABSENT, "gone")}

@@ -5,14 +5,12 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock, patch
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from hypothesis import given
 from hypothesis import strategies as st
 from sections import federation_settings
@@ -20,17 +18,18 @@ from sections import federation_settings
 from client_app.app import app
 from collapipe import cancellation
 from collapipe.errors import ConfigError, RoundFailedError, WireError
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.tasks.classification import Classification
 from collapipe.text.labels import MOST_LABELS
 from collapipe.wire import records
 from collapipe.wire.messages import KEPT, Failure, RowsReply, Setup
 from server_app import questions
-from server_app.grid import InlineGrid
+from server_app.asking import answered
 from server_app.labels import unfit_labels
 from server_app.places import Places
 from server_app.questions import FAILURE, Question, check_size
 from server_app.roster import Roster
-from server_app.units import Units, answered
+from server_app.units import Units
 
 WEIGHTS = {"blocks.0.weight": torch.zeros(9, 9), "blocks.0.bias": torch.zeros(9)}
 ARRAYS = {records.WEIGHTS: WEIGHTS, records.HEAD_STATE: WEIGHTS}
@@ -298,12 +297,11 @@ def test_a_certified_unit_has_the_place_of_its_name(order: tuple[int, ...]) -> N
     named = {11: "paris", 12: "rome", 13: "mallory"}
     reserved = {"berlin": 0, "paris": 1, "rome": 2}
     places = Places(signed=lambda: named, reserved=reserved)
-    units = Units(cast(Grid, SimpleNamespace()), federation_settings(num_units=4), places=places)
     numbers = {11: 2, 12: 2, 13: 1}
     answers: dict[int, RowsReply | Failure] = {
         node: RowsReply(numbers[node], 1, {}, {}, named[node]) for node in order
     }
-    units._place(answers, set())
+    places.claim_all(answers, 4, set())
     found = {named[node]: each for node, each in answers.items()}
     assert [cast(RowsReply, found[name]).unit for name in ("paris", "rome")] == [1, 2]
     assert "unit 1 is paris, and mallory claims the same number" in str(found["mallory"])

@@ -14,11 +14,12 @@ from sections import federation_settings
 
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app import units
-from server_app.grid import InlineGrid
+from server_app.kept_states import restore
 from server_app.roster import Roster
 
 
@@ -153,7 +154,7 @@ def test_a_unit_that_was_not_restored_forgets_later_even_where_it_had_kept_nothi
     grid = InlineGrid(client, 2, {"overrides": ""})  # type: ignore[arg-type]
     asked = units.Units(grid, federation_settings(num_units=2))
     asked.nodes = dict(enumerate(grid.get_node_ids()))
-    assert [*asked.restore({0: {"optimizer": {}}})] == [1]
+    assert [*restore(asked, {0: {"optimizer": {}}})] == [1]
     assert sorted(restored) == [(0, ["optimizer"]), (1, [])]
     roster = Roster((unknown_cluster(0), Failure("DeviceError", "busy")))
     asked.ask_again(1, roster)

@@ -248,7 +248,7 @@ def finished(trained: Path, tmp_path: Path) -> Path:
     "target",
     [
         "subprocess.Popen",
-        "collapipe.deployment.flower.subprocess.Popen",
+        "collapipe.flower.commands.subprocess.Popen",
         "collapipe.cli.simulation.run_simulation",
         "planted.Evil",
     ],

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.cli import simulation
-from collapipe.deployment import flower
 from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.flower import commands
 
 
 def through_flower(overrides: list[str]) -> list[str]:
     """Return what an app gets when ``flwr run --run-config`` was given these overrides."""
-    parsed = parse_config_args([flower.run_config(overrides)])
+    parsed = parse_config_args([commands.run_config(overrides)])
     assert list(parsed) == ["overrides"]
     return shlex.split(parsed["overrides"])
 
@@ -50,7 +50,7 @@ def test_any_text_comes_through_flowers_parser(overrides: list[str]) -> None:
 
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(CollaPipeError, match="not UTF-8"):
-        flower.run_config([os.fsdecode(b"path=/\xff")])
+        commands.run_config([os.fsdecode(b"path=/\xff")])
 
 
 def test_every_process_of_a_site_ends_with_it() -> None:
@@ -145,7 +145,7 @@ def test_a_folder_in_which_ray_would_hang_is_refused(
 
 
 def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flower.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(commands.shutil, "which", lambda *_, **__: None)
     with (
         simulation._site() as site,
         pytest.raises(CollaPipeError, match="was not found; pip install"),

@@ -13,7 +13,7 @@ from federated import TINY
 
 from collapipe.cli import trial
 from collapipe.config.overrides import setting
-from collapipe.deployment.unit_file import read_unit
+from collapipe.deployment.checking import read_unit
 from collapipe.errors import RoundFailedError
 
 

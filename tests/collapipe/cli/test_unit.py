@@ -7,14 +7,14 @@ from subprocess import Popen
 
 import pytest
 
-from client_app.supernode import Messages
+from client_app.answering import Messages
 from collapipe.cli import unit
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.checking import Finding
-from collapipe.deployment.flower import Flower
 from collapipe.deployment.server_folder import create
 from collapipe.errors import CollaPipeError, LinkError, RefusedUnitError
+from collapipe.flower.commands import Flower
 from collapipe.models import cost
 
 
@@ -64,7 +64,7 @@ def test_a_unit_that_cannot_answer_any_more_ends(
     def broken(*_: object) -> None:
         raise ImportError("no socksio")
 
-    monkeypatch.setattr("client_app.supernode.Messages.answer", broken)
+    monkeypatch.setattr("client_app.answering.Messages.answer", broken)
     answers = unit._Answers("127.0.0.1:1", b"secret", tmp_path)
     with Popen(["sleep", "60"]) as process:
         answers.start()

@@ -9,11 +9,10 @@ import pytest
 from served import serving
 
 from collapipe.deployment import run_archive
-from collapipe.deployment.bringing import bring
-from collapipe.deployment.flower import free_port
-from collapipe.deployment.run_archive import pack, unpack
+from collapipe.deployment.run_archive import bring, pack, unpack
 from collapipe.deployment.server_folder import CONNECTION, ServerFolder, create
 from collapipe.errors import ConfigError, StorageError
+from collapipe.flower.commands import free_port
 
 RUN = "18446744073709551615"
 

@@ -10,9 +10,9 @@ from served import serving
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment import checking
-from collapipe.deployment.flower import free_port
 from collapipe.deployment.server_folder import NODES, create
 from collapipe.deployment.serving import keys
+from collapipe.flower.commands import free_port
 
 
 @pytest.mark.parametrize(

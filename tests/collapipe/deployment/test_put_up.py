@@ -7,12 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import yaml
-from flwr.serverapp import Grid
-from sections import federation_settings
 
 from client_app import dry_run
 from collapipe.cli.run import start
@@ -22,8 +19,8 @@ from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
 from collapipe.deployment import overview, serving, submitting
+from collapipe.deployment.checking import read_unit
 from collapipe.deployment.control import ask
-from collapipe.deployment.flower import Flower
 from collapipe.deployment.overview import UnitThere
 from collapipe.deployment.server_folder import (
     NODES,
@@ -33,7 +30,6 @@ from collapipe.deployment.server_folder import (
     with_folder,
 )
 from collapipe.deployment.serving import _Nodes, admissible, keys, signed_names
-from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import (
     CollaPipeError,
     ConfigError,
@@ -43,11 +39,11 @@ from collapipe.errors import (
     RoundFailedError,
     StorageError,
 )
+from collapipe.flower.commands import Flower
 from collapipe.owner_file import read_owner
 from collapipe.runs.failure import write_failure
 from collapipe.wire.messages import Failure, RowsReply
 from server_app.places import Places
-from server_app.units import Units
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -336,12 +332,11 @@ def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
     nodes = {keys(folder)["a"]: "11", keys(folder)["b"]: "12"}
     (folder.flower_home / NODES).write_text(json.dumps(nodes))
     places = Places(signed=lambda: signed_names(folder))
-    units = Units(cast(Grid, None), federation_settings(num_units=4), places=places)
     told = {11: "a", 12: "a", 13: "whoever"}  # the last has no certificate, or no longer
     answers: dict[int, RowsReply | Failure] = {
         node: RowsReply(node - 11, 1, {}, {}, name) for node, name in told.items()
     }
-    units._place(answers, set())
+    places.claim_all(answers, 4, set())
     assert [isinstance(answers[node], RowsReply) for node in told] == [True, False, False]
     assert "reported the name 'a', its certificate names b" in str(answers[12])
     assert places.of == {"a": 0}

@@ -16,13 +16,14 @@ from flwr.app import Context, Message, RecordDict
 from full_disk import full_disk
 from sections import federation_settings
 
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import Channel, ClusterState, Uplink, unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from optim.cost import sending_s
-from server_app import questions, units
+from server_app import asking, kept_states, questions
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
-from server_app.grid import InlineGrid
+from server_app.kept_states import gather, restore
 from server_app.records.summary import History
 from server_app.roster import ABSENT, SILENT, Roster
 from server_app.rounds.results import RunState
@@ -110,18 +111,18 @@ def test_memory_has_the_states_of_a_few_units(
     without_3 = roster(UNITS).updated({3: Failure(ABSENT, "")})
     gc.disable()
     try:
-        for unit, kept in asked.kept(without_3, most, lambda unit, kept: None):
+        for unit, kept in gather(asked, without_3, most, lambda unit, kept: None):
             assert not isinstance(kept, Failure)
             files.add("000001", unit, kept)
             del kept
     finally:
         gc.enable()
-    assert sum(message() is not None for message in messages) <= units._AT_ONCE
+    assert sum(message() is not None for message in messages) <= asking._AT_ONCE
     there = KeptFiles(tmp_path / "checkpoints" / ".000001.partial")
     assert [*there] == [unit for unit in range(UNITS) if unit != 3]
-    assert alive.most <= units._AT_ONCE + 1 and alive.now == 0
-    assert asked.restore(Counted(there, alive)) == {}
-    assert alive.most <= units._AT_ONCE + 1 and alive.now == 0
+    assert alive.most <= asking._AT_ONCE + 1 and alive.now == 0
+    assert restore(asked, Counted(there, alive)) == {}
+    assert alive.most <= asking._AT_ONCE + 1 and alive.now == 0
     assert asked.bytes_down == (UNITS - 1) * 100
     for unit in range(UNITS):
         told = restored[unit].get("optimizer", {})
@@ -144,7 +145,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
         return answers
 
     asked.ask = ask  # type: ignore[method-assign, assignment]
-    found = dict(asked.kept(missed, most, lambda unit, kept: None))
+    found = dict(gather(asked, missed, most, lambda unit, kept: None))
     assert [unit for group in groups for unit in group] == [u for u in range(20) if u != 5] + [5]
     assert [unit for unit, each in found.items() if isinstance(each, Failure)] == [2, 5]
 
@@ -152,7 +153,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
 def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was not asked by then has missed nothing."""
     now, timeouts = [0.0], list[float]()
-    monkeypatch.setattr(units.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(kept_states.time, "monotonic", lambda: now[0])
     asked = known(None, 40, round_timeout_s=10)
 
     def ask(
@@ -165,11 +166,11 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
     asked.ask = ask  # type: ignore[method-assign, assignment]
     kinds = Counter(
         each.kind
-        for _, each in asked.kept(roster(40), most, lambda unit, kept: None)
+        for _, each in gather(asked, roster(40), most, lambda unit, kept: None)
         if isinstance(each, Failure)
     )
     assert (timeouts, now) == ([20.0, 10.0], [20.0])
-    assert kinds == {SILENT: 2 * units._AT_ONCE, "NotAsked": 40 - 2 * units._AT_ONCE}
+    assert kinds == {SILENT: 2 * asking._AT_ONCE, "NotAsked": 40 - 2 * asking._AT_ONCE}
 
 
 def test_seconds_of_states_are_those_of_each_unit_on_its_best_channel() -> None:

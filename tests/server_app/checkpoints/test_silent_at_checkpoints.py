@@ -6,9 +6,10 @@ import pytest
 from flwr.app import RecordDict
 from sections import federation_settings
 
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire.messages import Failure
-from server_app.grid import InlineGrid
+from server_app.kept_states import gather
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Roster
 from server_app.units import Kept, Units
 
@@ -45,7 +46,7 @@ class Asked(Units):
     def checkpoint(self) -> tuple[list[int], list[int]]:
         """The units that a checkpoint asks, and those that fail then."""
         self.asked = []
-        found = dict(self.kept(self.roster, lambda unit: {}, lambda unit, kept: None))
+        found = dict(gather(self, self.roster, lambda unit: {}, lambda unit, kept: None))
         return self.asked, [unit for unit, each in found.items() if isinstance(each, Failure)]
 
 

@@ -150,7 +150,7 @@ def test_a_unit_that_hangs_is_cancelled_at_its_next_action(
 def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
     tmp_path: Path, never: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server_app.grid._GRACE_S", 0.1)
+    monkeypatch.setattr("collapipe.flower.inline_grid._GRACE_S", 0.1)
 
     def wait() -> None:
         never.wait()

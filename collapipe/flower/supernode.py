@@ -1,7 +1,7 @@
-"""``python -m client_app.supernode_process PARENT OPTIONS…``: run Flower's SuperNode, which ends
-with the process PARENT and polls for messages every 0.5 s instead of Flower's 3 s.
+"""``python -m collapipe.flower.supernode PARENT OPTIONS…`` runs Flower's SuperNode.
 
-Flower has no option for this interval, so the name ``time`` in its loop is replaced.
+It ends with the process PARENT, and polls for messages every 0.5 s instead of Flower's 3 s. Flower
+has no option for this interval, so the name ``time`` in its loop is replaced.
 """
 
 import sys
@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from flwr.supernode import fleet_http_client, start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
+from collapipe.flower.runtime import wait_briefly
 from collapipe.processes import end_with_parent
-from collapipe.wire.flower_waits import wait_briefly
 
 _POLL_S = 0.5
 _BEAT_S = 20.0  # heartbeat timeout; with Flower's 5 s a unit on a busy machine counts as absent
@@ -22,13 +22,17 @@ def _sleep(seconds: float) -> None:
     time.sleep(min(seconds, _POLL_S))
 
 
+def patch() -> None:
+    """Replace Flower's intervals in this process."""
+    wait_briefly()
+    setattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT", _BEAT_S)  # noqa: B010 - a module
+    setattr(start_client_internal, "time", SimpleNamespace(sleep=_sleep))  # noqa: B010 - a module
+
+
 def main() -> None:
     """Run until the parent ends or a signal arrives."""
     end_with_parent(int(sys.argv.pop(1)))
-    wait_briefly()
-    assert hasattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT")  # fails if Flower has changed
-    setattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT", _BEAT_S)  # noqa: B010 - a module
-    setattr(start_client_internal, "time", SimpleNamespace(sleep=_sleep))  # noqa: B010 - a module
+    patch()
     flower_supernode()
 
 

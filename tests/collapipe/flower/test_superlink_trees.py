@@ -5,7 +5,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 
-from server_app import superlink
+from collapipe.flower import superlink
 
 
 def key(number: int) -> str:
@@ -20,14 +20,13 @@ def tree(number: int, *children: ObjectTree) -> ObjectTree:
 def store(monkeypatch: pytest.MonkeyPatch) -> InMemoryObjectStore:
     """As the SuperLink has it."""
     monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
-    monkeypatch.setattr(superlink, "own_folder", lambda: object())
     monkeypatch.setattr(superlink, "_start_own_superexec", lambda: None)
     monkeypatch.setattr(superlink, "flower_superlink", lambda: None)
     monkeypatch.setattr(superlink.sys, "argv", ["superlink", "1"])
     monkeypatch.setattr(superlink.uvicorn, "run", None)
     get_object_tree = InMemoryObjectStore.get_object_tree
     monkeypatch.setattr(InMemoryObjectStore, "get_object_tree", get_object_tree)
-    superlink.main()
+    superlink.run(lambda app: app)
     return InMemoryObjectStore()
 
 

@@ -20,9 +20,11 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from client_app.app import app
-from server_app import reply_limit
-from server_app.grid import InlineGrid, make_prompt
-from server_app.pulling import UNUSABLE, Replies
+from collapipe.flower import reply_limit
+from collapipe.flower.inline_grid import InlineGrid
+from collapipe.flower.prompt_grid import make_prompt
+from collapipe.flower.pulling import Replies
+from collapipe.flower.reply_parts import UNUSABLE
 
 MOST = 2**20
 

@@ -21,7 +21,7 @@ from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec
 from flwr.superlink.cli import flower_superlink
 
-from server_app import superexec, superlink
+from collapipe.flower import runtime, superexec, superlink
 
 SPEC = {
     "task_type": TaskType.SERVER_APP,
@@ -78,7 +78,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     slow.chmod(0o700)
     monkeypatch.setitem(TASK_TYPE_TO_COMMAND, TaskType.SERVER_APP, str(slow))
     found = Place(superexec.OwningExecutor())
-    monkeypatch.setattr(superexec.RuntimeHttpClient, "from_server_address", found.client)
+    monkeypatch.setattr(runtime.RuntimeHttpClient, "from_server_address", found.client)
     yield found
     found.executor.close()
 
@@ -116,7 +116,7 @@ def test_the_superlink_starts_this_superexec(monkeypatch: pytest.MonkeyPatch) ->
     given = {"runtime_address": "127.0.0.1:1", "parent_pid": 7, "runtime_certificates": None}
     given |= {"runtime_root_certificates_path": None, "runtime_dependency_install": False}
     own = flower._get_superexec_command(**given)
-    assert own[1:4] == ["-P", "-m", "server_app.superexec"] and own[4:] == command(**given)[1:]
+    assert own[1:4] == ["-P", "-m", superexec.__name__] and own[4:] == command(**given)[1:]
     monkeypatch.setattr(run_superexec, "get_executor", run_superexec.get_executor)
     monkeypatch.setattr(superexec, "flower_superexec", lambda: None)
     superexec.main()

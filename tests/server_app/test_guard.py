@@ -24,11 +24,12 @@ from collapipe import __version__
 from collapipe.credentials.keys import fingerprint, make_key
 from collapipe.deployment.server_folder import CONTROL as ON_MACHINE
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
+from collapipe.flower import requests
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
-from server_app import questions, refusals, superlink
+from server_app import guard, questions, refusals
+from server_app.guard import NodesAlone
 from server_app.records.run_log import write_metrics
-from server_app.superlink import NodesAlone
 
 PUSH, PART = "/v1/fleet/push-messages", "/v1/fleet/push-object"
 NODE, SERVER = 17, 1  # numbers of Flower's
@@ -50,8 +51,7 @@ def dialled_from(host: str, folder: Path, known: bool = True) -> TestClient:
         return PlainTextResponse(f"Flower got {len(await request.body())}")
 
     routes = [Route(path, answer, methods=["POST"]) for path in PATHS]
-    guard = NodesAlone(Starlette(routes=routes), server)
-    return TestClient(guard, client=(host, 4000))
+    return TestClient(NodesAlone(Starlette(routes=routes), server), client=(host, 4000))
 
 
 def signed(
@@ -226,7 +226,7 @@ def test_no_node_speaks_for_another(client: TestClient, body: bytes) -> None:
 def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(superlink, "_SMALL_BYTES", 1000)
+    monkeypatch.setattr(guard, "_SMALL_BYTES", 1000)
     folder = ServerFolder(tmp_path)
 
     def took(times: int) -> list[int]:
@@ -262,7 +262,7 @@ def test_a_part_has_a_short_head(
     part: bytes, status: int, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower splits the head at commas, into up to 27 times its bytes."""
-    monkeypatch.setattr(superlink, "_HEAD_BYTES", 1000)
+    monkeypatch.setattr(requests, "_HEAD_BYTES", 1000)
     body = PushObjectRequest(object_content=part).SerializeToString()
     answer = client.post(PART, content=body, headers=signed())
     assert answer.status_code == status

@@ -2,16 +2,14 @@
 
 import asyncio
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from collapipe.deployment.server_folder import ServerFolder
-from server_app import superlink
-from server_app.superlink import _all_addresses
+from collapipe.flower import superlink
+from collapipe.flower.superlink import _all_addresses
 
 
 @pytest.mark.skipif(not _all_addresses(), reason="this machine has no IPv6")
@@ -44,8 +42,7 @@ def test_a_connection_without_a_head_is_closed(
 ) -> None:
     monkeypatch.setattr(superlink, "_HEAD_S", 0.05)
     given = dict[str, Any]()
-    folder = ServerFolder(Path("any"))
-    superlink._run_guarded(lambda app, **options: given.update(options), folder, None)  # type: ignore[arg-type]
+    superlink._run_guarded(lambda app, **options: given.update(options), lambda app: app, None)  # type: ignore[arg-type]
 
     async def dial() -> bytes:
         config = uvicorn.Config("any:app", http=given["http"], lifespan="off")

@@ -8,8 +8,9 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from server_app.grid import InlineGrid, make_prompt
-from server_app.pulling import Replies
+from collapipe.flower.inline_grid import InlineGrid
+from collapipe.flower.prompt_grid import make_prompt
+from collapipe.flower.pulling import Replies
 
 
 class Slow(InlineGrid):

@@ -10,11 +10,14 @@ from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.supercore.task_identity import TaskIdentity
 
-from client_app import supernode
+from client_app import answering
+from client_app.answering import Messages
 from client_app.app import app
 from client_app.arrival import taken_s
 from client_app.kept_store import KeptStore
 from collapipe import __version__
+from collapipe.flower import runtime
+from collapipe.flower.runtime import Tasks
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -69,12 +72,12 @@ def test_each_message_is_ended_and_the_next_one_taken(
 ) -> None:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     node = SuperNode()
-    monkeypatch.setattr(supernode.Messages, "_client", lambda *_: node)
-    monkeypatch.setattr(supernode, "pull_task_input", node.pull)
-    monkeypatch.setattr(supernode, "push_message", node.push)
-    monkeypatch.setattr(supernode, "push_task_output", node.end)
+    monkeypatch.setattr(runtime, "connect", lambda *_: node)
+    monkeypatch.setattr(runtime, "pull_task_input", node.pull)
+    monkeypatch.setattr(runtime, "push_message", node.push)
+    monkeypatch.setattr(runtime, "push_task_output", node.end)
     with pytest.raises(Over):
-        supernode.Messages("127.0.0.1:0", b"secret", KeptStore(tmp_path)).answer(app)
+        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(tmp_path)).answer(app)
     assert node.ended == [SubStatus.FAILED, SubStatus.FAILED, SubStatus.COMPLETED]
 
 
@@ -121,13 +124,13 @@ def test_whatever_is_raised_the_unit_answers(
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     node = Unexpected()
-    monkeypatch.setattr(supernode.Messages, "_client", lambda *_: node)
-    monkeypatch.setattr(supernode, "pull_task_input", node.pull)
-    monkeypatch.setattr(supernode, "push_message", node.push)
-    monkeypatch.setattr(supernode, "push_task_output", node.end)
-    monkeypatch.setattr(supernode, "_PAUSE_S", 0)
+    monkeypatch.setattr(runtime, "connect", lambda *_: node)
+    monkeypatch.setattr(runtime, "pull_task_input", node.pull)
+    monkeypatch.setattr(runtime, "push_message", node.push)
+    monkeypatch.setattr(runtime, "push_task_output", node.end)
+    monkeypatch.setattr(answering, "_PAUSE_S", 0)
     with pytest.raises(Over):
-        supernode.Messages("127.0.0.1:0", b"secret", KeptStore(tmp_path)).answer(raising)  # type: ignore[arg-type]
+        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(tmp_path)).answer(raising)  # type: ignore[arg-type]
     (reply,) = node.replies
     assert reply.error.reason == f"{type(error).__name__}; see the unit's log"
     assert node.ended == [SubStatus.FAILED, SubStatus.COMPLETED]

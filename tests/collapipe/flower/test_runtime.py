@@ -11,7 +11,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 
-from collapipe.wire.flower_waits import wait_briefly
+from collapipe.flower.runtime import wait_briefly
 
 PULLS = pull_objects, pull_and_inflate_object_from_tree
 

@@ -3,20 +3,16 @@
 Flower's own grid has weaknesses that a node could use. It waits for minutes if a node announces a
 part and does not send it. A few bytes can expand to any size, because an array may name the same
 piece many times. A malformed part ends the run. The sender is taken from the reply itself.
-
-Flower's interface for pulling parts is not published; only this file uses it.
 """
 
-import json
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from flwr.app import Array, ConfigRecord, Error, Message
+from flwr.app import Error, Message
 from flwr.app.message import make_message
-from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.serde_utils import metadata_from_proto
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -26,25 +22,17 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from collapipe.errors import WireError, one_line
-from server_app import reply_limit
+from collapipe.flower import reply_limit
+from collapipe.flower.reply_parts import UNUSABLE, inflate
 
 if TYPE_CHECKING:
     from flwr.superlink.grid.http_grid import HttpGrid
 
 _GRIDS = "flwr.superlink.grid.http_grid"
-UNUSABLE = 9
-"""Error code that replaces an unusable reply; Flower does not use this code."""
 _MOST_LATE = 1000  # messages
 _AT_ONCE = 2  # parts that are pulled at the same time, as in Flower
-_SMALL_BYTES = 2**19  # total limit of parts that are neither texts nor pieces of arrays
-_ITEM, _VALUE, _TEXT = b"\x0a", b"\x0a\x04json\x12", b"*"
 
 
 @dataclass
@@ -106,7 +94,7 @@ class Replies:
             try:
                 if not self._is_whole(coming):
                     continue
-                reply = _made(key, coming)
+                reply = inflate(key, coming.parts, coming.metadata)
             except WireError as error:
                 reason = f"the reply cannot be used: {one_line(error)}"
                 reply = make_message(
@@ -161,64 +149,3 @@ def _ids(tree: ObjectTree) -> Iterable[str]:
     for child in tree.children:
         yield from _ids(child)
     yield tree.object_id
-
-
-def _check_parts(parts: dict[str, bytes]) -> None:
-    """Raise ``WireError`` if the parts would expand to more than the largest expected reply, or if
-    too many bytes would be parsed."""
-    small = made = 0
-    for part in parts.values():
-        kind, children, _ = get_object_head_values_from_object_content(part)
-        if kind == ConfigRecord.__qualname__:
-            _check_text(get_object_body(part, ConfigRecord))
-        elif kind != ArrayChunk.__qualname__:
-            small += len(part)
-        if small > _SMALL_BYTES:
-            raise WireError(f"more than {_SMALL_BYTES:,} bytes besides texts and arrays")
-        if kind == Array.__qualname__:
-            pieces = json.loads(get_object_body(part, Array))["arraychunk_ids"]
-            made += sum(len(parts[children[piece]]) for piece in pieces)
-    if made > reply_limit.expected.most_bytes:
-        raise WireError(f"{made:,} bytes of arrays, at most {reply_limit.expected.most_bytes:,}")
-
-
-def _check_text(body: bytes) -> None:
-    """Raise ``WireError`` unless a record is empty or has one text; many small values would expand
-    to much more memory. In protobuf the text ends its value and item, which end the record."""
-    at = 0
-    for tag in (_ITEM, _VALUE, _TEXT) if body else ():
-        if not body.startswith(tag, at):
-            raise WireError("a record that has more than one text")
-        size, at = _varint(body, at + len(tag))
-        if at + size != len(body):
-            raise WireError("a record that has more than one text")
-
-
-def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """Decode a protobuf varint at an offset. Returns the number and the offset after it."""
-    value = 0
-    for shift in range(0, 35, 7):
-        value |= (body[at] & 127) << shift
-        at += 1
-        if body[at - 1] < 128:
-            return value, at
-    raise WireError("a text of more than 32 bits")
-
-
-def _made(key: str, coming: _Coming) -> Message:
-    """Build the reply from its parts, with the sender in the SuperLink's metadata. Raises
-    ``WireError`` if it is malformed or too large."""
-    try:
-        _check_parts(coming.parts)
-        made = inflate_object_from_contents(key, coming.parts)
-    except WireError:
-        raise
-    except Exception as error:  # Flower's code raises many types for malformed parts
-        raise WireError(f"{type(error).__name__}: {one_line(error)}") from error
-    if not isinstance(made, Message):
-        raise WireError(f"a {type(made).__name__} in place of a message")
-    if made.has_error():
-        if made.error.code == UNUSABLE:
-            raise WireError("an error that units do not send")
-        return make_message(metadata_from_proto(coming.metadata), error=made.error)
-    return make_message(metadata_from_proto(coming.metadata), content=made.content)

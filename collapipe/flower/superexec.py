@@ -1,32 +1,30 @@
-"""``python -m server_app.superexec OPTIONS…``: Flower's SuperExec, which owns what it starts.
+"""``python -m collapipe.flower.superexec OPTIONS…`` runs Flower's SuperExec.
 
-Flower 1.41 and 1.42 start the process of a run and forget it. A process that has not reported
-within 30 s, as while it imports libraries on a busy machine, gets a second one beside it, then a
-third, and each slows down the others. They also outlive the SuperLink by their imports, and one
-that is killed is noticed after a minute. Here a process keeps its task as long as it lives, fails
-its task when it has died, and ends with the SuperExec.
+Flower's own starts the process of a run and forgets it. If the process does not report within 30 s,
+for example because it imports libraries on a busy machine, Flower starts a second one, then a
+third, and each slows down the others. They outlive the SuperLink while they import, and Flower
+notices only after a minute that one was killed. Here a process keeps its task as long as it lives,
+fails its task when it dies, and ends with the SuperExec.
 """
 
 import signal
 import subprocess
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import httpx
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
-from collapipe.wire.flower_waits import a_few_tries
+from collapipe.flower.runtime import beating, connect
 
 _ENDED = "the process of the task has ended"
 
@@ -52,35 +50,25 @@ class OwningExecutor(SubprocessExecutor):
         return LaunchResult.accepted()
 
     def _watch(self, process: subprocess.Popen[bytes], spec: ExecutionSpec) -> None:
-        """Report a task alive until its process ends, then that it has failed; the SuperLink
-        refuses both after the process itself has reported an end."""
-        client = RuntimeHttpClient.from_server_address(
-            server_address=spec.runtime_api_address,
-            insecure=spec.insecure,
-            root_certificates=validate_and_resolve_root_certificates(
-                spec.root_certificates_path, spec.insecure
-            ),
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-                RuntimeTokenHttpInterceptor(spec.token),
-            ],
-            retry_invoker=a_few_tries(),
+        """Send heartbeats of a task until its process ends, then report that the task has failed.
+        The SuperLink refuses both after the process itself has reported an end."""
+        certificates = validate_and_resolve_root_certificates(
+            spec.root_certificates_path, spec.insecure
         )
-
-        def beat() -> bool:
+        client = connect(
+            spec.runtime_api_address,
+            "SuperExec",
+            RuntimeTokenHttpInterceptor(spec.token),
+            insecure=spec.insecure,
+            root_certificates=certificates,
+        )
+        with closing(client):
+            with beating(client):
+                process.wait()
+            del self._running[process]
             with suppress(httpx.HTTPError):
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            return True
-
-        heart = HeartbeatSender(beat)
-        heart.start()
-        process.wait()
-        heart.stop()
-        del self._running[process]
-        failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=_ENDED)
-        with suppress(httpx.HTTPError):
-            client.PushTaskOutput(failed)
-        client.close()
+                failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=_ENDED)
+                client.PushTaskOutput(failed)
 
     def close(self) -> None:
         """Ask all processes to end: one that still imports ends at once, another by Flower's own
@@ -97,7 +85,6 @@ def _executor(*_: Any, **__: Any) -> OwningExecutor:
 
 def main() -> None:
     """Run a SuperExec until a signal, or until the SuperLink has ended."""
-    assert hasattr(run_superexec, "get_executor")  # or Flower has moved
     setattr(run_superexec, "get_executor", _executor)  # noqa: B010 - a module
     flower_superexec()
 

@@ -1,0 +1,121 @@
+"""Answer the messages of a SuperNode in a deployed federation.
+
+Flower would start a process for each message, and run code from the server in it. Here the owner's
+installation answers in one process, which caches expensive objects. The server only sends options
+and weights.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+import collapipe
+from client_app.arrival import message_taken, taken_s
+from client_app.figures import count_message, count_round
+from client_app.kept_store import KeptStore
+from collapipe.errors import one_line
+from collapipe.flower.runtime import Task, Tasks, error_reply, wait_briefly
+from collapipe.report import START
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+
+_log = logging.getLogger(__name__)
+_APP = "collapipe/collapipe"
+_CHANGING = records.STATE, records.RESTORE, records.TRAIN  # messages that change the unit's state
+_PAUSE_S = 0.3  # pause between polls for a message
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Answers the messages that a SuperNode has for this unit. ``kept`` stores the unit's state,
+    because a restart of the SuperNode loses its memory."""
+
+    tasks: Tasks
+    kept: KeptStore
+
+    def answer(self, app: ClientApp) -> None:
+        """Answer messages with ``app`` one after another, without end."""
+        wait_briefly()
+        while True:
+            try:
+                # If the SuperNode has ended, another process restarts it.
+                if token := self.tasks.next_token():
+                    with message_taken(), self.tasks.task(token) as task:
+                        self._answer_one(app, task)
+                    continue
+            except (Exception, SystemExit):  # otherwise the unit would stay online without answers
+                _log.exception("unexpected error; continues with the next message")
+            time.sleep(_PAUSE_S)
+
+    def _answer_one(self, app: ClientApp, task: Task) -> None:
+        """Answer one message, or report that there is no answer."""
+        try:
+            message, context, sender = task.pull()
+            if not context.state:  # after a restart
+                context.state.update(records.pack_kept(*self.kept.read(context.run_id)))
+            go_back(self.kept, message, context)
+            reply = _answered(app, message, context, sender)
+            _count(message, reply)
+            if message.metadata.message_type in _CHANGING and not _has_failed(reply):
+                after_round = message.metadata.message_type == records.TRAIN
+                kept = records.unpack_kept(context.state)
+                self.kept.write(context.run_id, *kept, after_round=after_round)
+            task.answer(reply, context)
+        except BaseException as error:
+            # For example, the SuperNode gives up the message if the machine sleeps a minute.
+            _log.warning("a message was not answered: %s", one_line(error))
+            task.fail()
+
+
+def _count(message: Message, reply: Message) -> None:
+    """Log a message and its reply, and count them in the unit's figures."""
+    kind, seconds = message.metadata.message_type, time.perf_counter() - taken_s()
+    answered = None if _has_failed(reply) else records.content_bytes(reply.content)
+    count_message(kind, seconds, records.content_bytes(message.content), answered)
+    more = ", failed" if answered is None else ""
+    if kind == records.TRAIN and answered is not None:
+        report = records.unpack(records.UnitReply, reply.content).report
+        assert report is not None  # every reply to a round has a report
+        count_round(report)
+        more = f", the first micro-batch after {report.seconds[START]:.2f} s"
+    _log.info("%s: %.1f s%s", kind, seconds, more)
+
+
+def go_back(kept: KeptStore, message: Message, context: Context) -> None:
+    """Undo a round whose answer did not reach the server, because the unit was killed or the answer
+    was lost. If the state before that round is not stored, all state is dropped."""
+    arrived, last = records.arrived_round(message.content), records.trained_round(context.state)
+    if arrived in (None, last):
+        return
+    before = records.pack_kept(*kept.go_back(context.run_id))
+    known = records.trained_round(before) == arrived
+    how = "restores its state of" if known else "drops its state, as it did not store that of"
+    _log.info("the server has no answer to round %d: the unit %s round %d", last, how, arrived)
+    # the server may have sent a new setup since, and have begun a masked sum of this round
+    later = {name: context.state[name] for name in records.OF_NO_ROUND if name in context.state}
+    context.state.clear()
+    if known:
+        context.state.update(before)
+    context.state.update(later)
+
+
+def _has_failed(reply: Message) -> bool:
+    return reply.has_error() or Failure.__name__ in reply.content
+
+
+def _answered(app: ClientApp, message: Message, context: Context, sender: str) -> Message:
+    """Return the reply of ``app``, or an error without the exception's text, because that may
+    contain the owner's data."""
+    own = f"{_APP} {collapipe.__version__}"
+    if sender != own:
+        reason = f"the unit has {own}, the run is of {sender}; install the same version"
+    else:
+        try:
+            return app(message, context)
+        except BaseException as error:  # also panics and sys.exit of libraries
+            _log.exception("the unit failed")
+            reason = f"{type(error).__name__}; see the unit's log"
+    return error_reply(message, reason)
