@@ -17,8 +17,6 @@ from client_app.control_unit import ControlUnit
 from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
 from client_app.unit_cache import cached_per_unit
-from collapipe import cancellation
-from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, WireError, one_line
 from collapipe.models.part import prefixed
@@ -34,6 +32,8 @@ from collapipe.owner import (
     trusted_link,
 )
 from collapipe.owner_account import OwnerAccount
+from collapipe.process import cancellation
+from collapipe.process.cancellation import cancellable
 from collapipe.runs.rows import tell_rows
 from collapipe.secure_aggregation.messages import (
     KeysReply,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from client_app.cluster_state import cluster_state
 from client_app.devices import Devices
-from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.inventory.cluster import DeviceCluster
@@ -18,7 +17,7 @@ from collapipe.models.sent_rows import RowsRead
 from collapipe.runs.rows import load_shard
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
-from collapipe.tensors import Tensors
+from collapipe.tensors import Batch, Tensors
 from collapipe.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)

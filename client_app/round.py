@@ -15,12 +15,12 @@ from client_app.memory import change_coder, stem_rows
 from client_app.rounding import ActivationMeter, measured
 from client_app.stem_rows import StemRows
 from client_app.trainers import RoundTrainer, Start, open_trainer
-from collapipe import cancellation
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
 from collapipe.models.stem import StemSpec
+from collapipe.process import cancellation
 from collapipe.report import START, ClusterReport
 from collapipe.secure_aggregation.messages import MaskRequest
 from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithShares

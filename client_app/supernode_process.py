@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from flwr.supernode import fleet_http_client, start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
-from collapipe.processes import end_with_parent
+from collapipe.process.children import end_with_parent
 from collapipe.wire.flower_waits import wait_briefly
 
 _POLL_S = 0.5

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field
+from pydantic import Field
 
 from collapipe.plan import Amount, RoundPlan
 from collapipe.rounding import RoundingErrors
@@ -20,11 +20,6 @@ _Times = tuple[float, float, float, float]
 Count = Annotated[int, Field(ge=0)]
 
 
-def _named(name: str, before: str) -> Any:
-    """Return a field that also accepts its name in older runs."""
-    return Field(validation_alias=AliasChoices(name, before))
-
-
 @dataclass(frozen=True, slots=True)
 class Score:
     """A metric's value, the signature to compute it again, and values of further metrics."""
@@ -32,9 +27,7 @@ class Score:
     name: str
     value: float
     signature: str = ""
-    extra_metrics: Annotated[Mapping[str, float], _named("extra_metrics", "beside")] = field(
-        default_factory=dict
-    )
+    extra_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +210,7 @@ class RoundReport:
     cost: RoundCost | None = None
     clock_s: Amount | None = None
     skipped: str | None = None
-    excluded: Annotated[dict[int, str], _named("excluded", "set_aside")] = field(
-        default_factory=dict
-    )
+    excluded: dict[int, str] = field(default_factory=dict)
     queues: tuple[float, ...] = ()
     estimates: Estimates = field(default_factory=Estimates)
     target_tokens: Count = 0

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from collapipe.cancellation import cancellable
+from collapipe.process.cancellation import cancellable
 from collapipe.wire import kept_file
 from server_app.pulling import Replies
 

@@ -62,7 +62,7 @@ from collapipe.deployment.server_folder import (
     own_folder,
 )
 from collapipe.errors import ConfigError, one_line
-from collapipe.processes import end_with_parent
+from collapipe.process.children import end_with_parent
 from server_app.refusals import Refusals
 from server_app.reply_limit import MOST_PARTS
 

@@ -13,11 +13,10 @@ from torch import Tensor
 from collapipe import __version__
 from collapipe.audit import inverters
 from collapipe.audit.inverters import Inverter, Public, best
-from collapipe.audit.material import Material
+from collapipe.audit.material import Encoder, Material, Texts, travelled
 from collapipe.audit.membership import membership_of
 from collapipe.audit.recovery import frequent, share_of
 from collapipe.audit.result import Attack, Audit, Condition, Recovery, State
-from collapipe.audit.texts import Encoder, Texts, travelled
 from collapipe.audit.update_attacks import NUM_SIZES, update_recoveries
 from collapipe.config import Settings
 from collapipe.models.sent_rows import RowsRead

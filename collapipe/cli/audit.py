@@ -7,7 +7,6 @@ from shlex import quote
 from rich.console import Console
 
 from collapipe.audit.attack import audit
-from collapipe.audit.drawing import draw
 from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, Audit, read_audit
 from collapipe.audit.sections import (
@@ -15,6 +14,7 @@ from collapipe.audit.sections import (
     UPDATE_COLUMNS,
     UPDATE_TITLE,
     baseline,
+    draw,
     headline,
     membership_text,
     tables,

@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset, concatenate_datasets
 
 from collapipe.data.folders import OUTSIDE, fault_of
 from collapipe.errors import DataError
-from collapipe.text.labels import fault_of_label
+from collapipe.text.vocabulary import fault_of_label
 
 _SHOWN = 12  # names in a message
 _EMPTY = "is empty; fill it in, or leave the row out"

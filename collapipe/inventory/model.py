@@ -11,9 +11,9 @@ import yaml
 
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.home import in_home
 from collapipe.inventory.schema import InventorySection, ModelSection, PipelineSection
 from collapipe.inventory.yaml_file import Document
+from collapipe.process.folders import in_home
 from collapipe.state import BlockCost
 from collapipe.validation import nearest
 from pipeline.schedule import splits_backward

@@ -8,7 +8,6 @@ from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport
 from collapipe.run_report.comparison import comparison_page
 from collapipe.run_report.costs import energy, phases, predicted, traffic
-from collapipe.run_report.devices import devices
 from collapipe.run_report.html import (
     GENERATOR,
     Markup,
@@ -21,7 +20,7 @@ from collapipe.run_report.html import (
 )
 from collapipe.run_report.learning import learning
 from collapipe.run_report.privacy import privacy
-from collapipe.run_report.round import gantt, step_chart
+from collapipe.run_report.round import devices, gantt, step_chart
 from collapipe.run_report.units import participation, queues, radio
 from collapipe.runs.reading import Run, latest_run, read_run
 

@@ -10,13 +10,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from collapipe import cancellation
-from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
+from collapipe.process import cancellation
 from collapipe.statistics import Statistics, exact_sum
 from collapipe.tasks.prediction import rows_at_once
 from collapipe.tasks.task import Score, Task
+from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
 
 APART = "rows apart"

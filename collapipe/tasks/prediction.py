@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.errors import ConfigError
 from collapipe.models.split import Head, SplitModel
 from collapipe.tasks.task import Examples, Task
+from collapipe.tensors import IGNORED, Batch, mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 _MOST_ROWS = 256  # of a batch: enough for fast matrix products

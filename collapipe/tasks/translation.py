@@ -9,10 +9,10 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU
 
-from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.statistics import Statistics
 from collapipe.tasks.task import Score, TextLength, VocabularySize
 from collapipe.tasks.text_task import TextTask
+from collapipe.tensors import IGNORED, Batch, mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 

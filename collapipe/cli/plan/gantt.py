@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from collapipe.drawing import own_look
 from collapipe.errors import ConfigError
 from collapipe.formatting import block_range, seconds
-from collapipe.planning import InventoryPlan, PlannedCluster
+from collapipe.inventory.planning import InventoryPlan, PlannedCluster
+from collapipe.process.drawing import own_look
 from optim.timeline import SegmentTimes, StageTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6

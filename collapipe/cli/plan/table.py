@@ -21,7 +21,7 @@ from collapipe.formatting import (
     watts,
 )
 from collapipe.inventory.model import Model
-from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
+from collapipe.inventory.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
 from optim.radio.channel import payload_links, power_limits

@@ -11,7 +11,7 @@ from collapipe.data.folders import Lines, parse_labelled, parse_tagged
 from collapipe.errors import ConfigError, DataError, is_printable
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.text_task import check_labels
-from collapipe.text.words import LONGEST_WORD, count_words
+from collapipe.text.tokenizer import LONGEST_WORD, count_words
 from collapipe.wire import records
 from collapipe.wire.messages import RowsReply
 
