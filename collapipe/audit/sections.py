@@ -8,12 +8,13 @@ from typing import get_args
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share, UpdateCondition
+from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share, State
 from collapipe.formatting import counted
 from collapipe.process.drawing import own_look
 from collapipe.state import Precision
 
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
+_PRECISIONS = get_args(Precision)
 _BASELINE: Attack = "most frequent"
 _SHOWN = [attack for attack in ATTACKS if attack != _BASELINE]
 COLUMNS = ("", *_SHOWN, "rare tokens")  # the last one of the best attack
@@ -38,13 +39,10 @@ TITLES = {
 
 UPDATE_TITLE = "By what a unit's update tells of a round's rows"
 UPDATE_COLUMNS = (
-    "",
-    "tokens",
-    "rare tokens",
-    "most frequent tokens",
-    "labels",
-    "labels, by what units tell",
+    *("", "tokens", "rare tokens", "most frequent tokens"),
+    *("labels", "labels, by what units tell"),
 )
+_UPDATE_SHARES = "tokens", "rare_tokens", "usual_tokens", "labels", "usual_labels"
 _COLOURS = {
     "most frequent": "#8c8c8c",
     "nearest": "#4c97cf",
@@ -53,7 +51,7 @@ _COLOURS = {
     "learned": "#c8641a",
 }
 _MARKS = {"most frequent": "", "nearest": "^", "softmax": "v", "linear": "o", "learned": "s"}
-_LINES = {"trained": "-", "frozen": "--"}
+_LINES: dict[State, str] = {"trained": "-", "frozen": "--"}
 _PANELS = {
     "blocks": "encoder blocks between text and server",
     "precision": "precision",
@@ -76,13 +74,12 @@ def headline(found: Audit) -> str:
 def baseline(found: Audit) -> str:
     """Return a sentence about the recovery without an attack."""
     shares = {
-        SENT[
-            each.condition.reads
-        ]: f"{percent(each.all_tokens)} % with {SENT[each.condition.reads]}"
+        SENT[each.condition.reads]: percent(each.all_tokens)
         for each in found.recoveries
         if each.attack == _BASELINE
     }
-    return f"Guessing the most frequent tokens finds {', '.join(shares.values())}."
+    told = (f"{share} % with {reads}" for reads, share in shares.items())
+    return f"Guessing the most frequent tokens finds {', '.join(told)}."
 
 
 def chosen(found: Audit, field: str) -> list[Recovery]:
@@ -99,6 +96,12 @@ def chosen(found: Audit, field: str) -> list[Recovery]:
     ]
 
 
+def recovered(found: Audit, field: str, attack: Attack, state: State) -> list[Recovery]:
+    """Return an attack's recoveries of ``chosen``, for weights of this ``state``."""
+    every = chosen(found, field)
+    return [each for each in every if (each.attack, each.condition.state) == (attack, state)]
+
+
 def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield title and rows of each table, with the columns ``COLUMNS``."""
     for field, name in _GROUPS.items():
@@ -109,8 +112,7 @@ def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _order(each: Condition) -> tuple[str, int, int, float, str]:
-    place = get_args(Precision).index(each.precision)
-    return each.state, each.blocks, place, each.noise, each.reads
+    return each.state, each.blocks, _PRECISIONS.index(each.precision), each.noise, each.reads
 
 
 def _cells(found: Audit, condition: Condition) -> list[str]:
@@ -141,28 +143,13 @@ def membership_text(found: Audit) -> str:
 
 def update_rows(found: Audit) -> list[list[str]]:
     """Return rows with the columns ``UPDATE_COLUMNS``; empty if no update was attacked."""
-    return [
-        [
-            _update_name(each.condition),
-            *map(
-                percent,
-                (
-                    each.tokens,
-                    each.rare_tokens,
-                    each.usual_tokens,
-                    each.labels,
-                    each.usual_labels,
-                ),
-            ),
-        ]
-        for each in found.updates
-    ]
-
-
-def _update_name(each: UpdateCondition) -> str:
-    steps = counted(each.steps, "step")
-    noise = f", noise {each.noise_multiplier:g}" if each.noise_multiplier else ""
-    return f"{each.state}, {steps} of {counted(each.rows, 'row')}, {each.precision}{noise}"
+    rows = []
+    for each in found.updates:
+        made, shares = each.condition, (getattr(each, name) for name in _UPDATE_SHARES)
+        noise = f", noise {made.noise_multiplier:g}" if made.noise_multiplier else ""
+        size = f"{counted(made.steps, 'step')} of {counted(made.rows, 'row')}"
+        rows.append([f"{made.state}, {size}, {made.precision}{noise}", *map(percent, shares)])
+    return rows
 
 
 def updates_text(found: Audit) -> str:
@@ -198,32 +185,25 @@ def draw(found: Audit, file: Path) -> None:
 
 
 def _panel(axes: Axes, found: Audit, field: str) -> None:
-    recoveries = chosen(found, field)
-    values = get_args(Precision)
     if field == "precision":
-        axes.set_xticks(range(len(values)), values, rotation=30)
-    for state, line in _LINES.items():
+        axes.set_xticks(range(len(_PRECISIONS)), _PRECISIONS, rotation=30)
+    for state in _LINES:
         for attack in ATTACKS:
-            each = [r for r in recoveries if (r.condition.state, r.attack) == (state, attack)]
-            each.sort(key=lambda recovery: _place(recovery, field))
-            if len(each) < 2 or (attack == "most frequent" and state == "trained"):
-                continue  # it is the same of all weights
-            name = attack if attack == "most frequent" else f"{attack}, {state}"
-            _curve(axes, [_place(r, field) for r in each], each, name, line)
+            each = recovered(found, field, attack, state)
+            if len(each) > 1 and (attack, state) != (_BASELINE, "trained"):  # equal for all weights
+                _draw_curve(axes, each, field)
 
 
-def _curve(
-    axes: Axes, places: Sequence[float], recoveries: Sequence[Recovery], name: str, line: str
-) -> None:
-    attack, shares = recoveries[0].attack, [each.all_tokens for each in recoveries]
-    below = [100 * (share.value - share.low) for share in shares]
-    above = [100 * (share.high - share.value) for share in shares]
+def _draw_curve(axes: Axes, recoveries: Sequence[Recovery], field: str) -> None:
+    attack, state = recoveries[0].attack, recoveries[0].condition.state
+    placed = {_place(each.condition, field): each.all_tokens for each in recoveries}
+    places, shares = zip(*sorted(placed.items()), strict=True)
     axes.errorbar(
         places,
         [100 * share.value for share in shares],
-        [below, above],
-        label=name,
-        linestyle=":" if attack == "most frequent" else line,
+        [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]],
+        label=attack if attack == _BASELINE else f"{attack}, {state}",
+        linestyle=":" if attack == _BASELINE else _LINES[state],
         marker=_MARKS[attack],
         color=_COLOURS[attack],
         markersize=4,
@@ -232,7 +212,6 @@ def _curve(
     )
 
 
-def _place(recovery: Recovery, field: str) -> float:
-    if field == "precision":
-        return get_args(Precision).index(recovery.condition.precision)
-    return float(getattr(recovery.condition, field))
+def _place(condition: Condition, field: str) -> float:
+    value = getattr(condition, field)
+    return _PRECISIONS.index(value) if field == "precision" else float(value)

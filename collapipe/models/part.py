@@ -159,17 +159,17 @@ class Part:
         """Load this part's state from ``state``, which may hold the states of other parts too."""
         self._optimizer.load_state(select(state, self.name))
 
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the part's gradient."""
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        return float(get_total_norm(gradients)) ** 2
+        return float(get_total_norm(self._gradients())) ** 2
 
     def step(self, rate: float, scale: float) -> None:
         """Step with learning rate ``rate`` and gradients times ``scale``; then drop gradients."""
-        if scale != 1.0:
-            for parameter in self.module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(scale)
+        for gradient in self._gradients() if scale != 1.0 else ():
+            gradient.mul_(scale)
         self._optimizer.step(rate)
 
     def forget_gradients(self) -> None:
@@ -178,8 +178,7 @@ class Part:
 
     def weights(self) -> Tensors:
         """Return the weights on the CPU, keyed by their names in the whole model."""
-        weights = self.module.state_dict()
-        return prefixed(self.name, {name: weight.cpu() for name, weight in weights.items()})
+        return prefixed(self.name, {k: v.cpu() for k, v in self.module.state_dict().items()})
 
     def optimizer_state(self) -> Tensors:
         """Return the optimiser state with keys such as ``blocks.3.norm.weight/exp_avg``."""
@@ -193,10 +192,8 @@ def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def select(tensors: Mapping[str, Tensor], name: str) -> Tensors:
     """Return the tensors of one part, keyed by their names within the part."""
-    prefix = f"{name}."
-    return {
-        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
-    }
+    own = f"{name}."
+    return {k.removeprefix(own): value for k, value in tensors.items() if k.startswith(own)}
 
 
 class HeadPart(Part):

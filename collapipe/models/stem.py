@@ -26,14 +26,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from collapipe import __version__
-from collapipe.models.split import (
-    EMBEDDING,
-    HEAD,
-    DerivedSpec,
-    MaskedEmbedding,
-    block_name,
-    through,
-)
+from collapipe.models import split
 from collapipe.process.folders import in_home
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.frozen_store import default_folder, digest
@@ -144,7 +137,7 @@ def _check(file: Path, activation: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StemSpec(DerivedSpec):
+class StemSpec(split.DerivedSpec):
     """Model that treats the embedding and first ``frozen_blocks`` blocks of ``base`` as embedding.
 
     Weights are drawn in the order of ``base``, so the same seed gives the same weights. The stem's
@@ -172,7 +165,7 @@ class StemSpec(DerivedSpec):
         return self.base.build_head(vocabulary)
 
 
-class Stem(MaskedEmbedding):
+class Stem(split.MaskedEmbedding):
     """Embedding and first blocks, applied row by row in evaluation mode and without gradients."""
 
     def __init__(
@@ -201,7 +194,7 @@ class Stem(MaskedEmbedding):
         if kept is not None:
             return kept.to(ids.device)
         hidden, mask = self.embedding(ids[None]), torch.ones_like(ids[None], dtype=torch.bool)
-        row = through(self.blocks, hidden, mask)[0]
+        row = split.through(self.blocks, hidden, mask)[0]
         if self._store:
             self._store.keep(ids, row)
         return row
@@ -223,9 +216,9 @@ def without_stem(weights: Mapping[str, Tensor], frozen_blocks: int) -> dict[str,
 
 def _name_in_base(name: str, frozen_blocks: int) -> str:
     part, _, rest = name.partition(".")
-    if part == EMBEDDING:
+    if part == split.EMBEDDING:
         return rest
-    if part == HEAD:
+    if part == split.HEAD:
         return name
     index, _, rest = rest.partition(".")
-    return f"{block_name(int(index) + frozen_blocks)}.{rest}"
+    return f"{split.block_name(int(index) + frozen_blocks)}.{rest}"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import cast
+from pathlib import Path
+from typing import TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,6 +25,7 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 from optim.timeline import SegmentTimes, stages_behind, timeline
 
+T = TypeVar("T")
 _STEM = Kind("frozen stem", "c3")
 _PIPELINE = Kind("pipeline, all local steps", "c0")
 _UPLOAD = Kind("upload, after the pipeline", "c1", 0.25, 0.5)
@@ -112,22 +114,31 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
 def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]:
     """Yield the planners' requests of a run's rounds, or only the request of round ``number``.
 
-    Yields nothing without a file. A small compressed file may unpack to a huge line or to endless
-    lines, so the length and the number of lines are bounded by the run's rounds. Raises
-    ``EOFError`` while the file is still being written and ``ConfigError`` if it is damaged.
+    Yields nothing without a file. Raises as ``read_packed``.
     """
     file = run.folder / REQUESTS
-    if not file.is_file():
-        return
+    if file.is_file():
+        yield from read_packed(run, file, _REQUEST, number, _LONGEST)
+
+
+def read_packed(
+    run: Run, file: Path, kind: TypeAdapter[T], number: int | None, longest: int
+) -> Iterator[T]:
+    """Yield the lines of a run's compressed file, or only the lines of round ``number``.
+
+    A small file may unpack to a huge line or to endless lines. So a line has less than ``longest``
+    bytes, and the number of lines is bounded by the run's rounds. Raises ``EOFError`` while the
+    file is still being written and ``ConfigError`` if it is damaged.
+    """
     beginning = b"" if number is None else b'{"round":%d,' % number
     try:
         with gzip.open(file) as lines:
             most = len(run.rounds) + 1  # one more, to see the file's end
-            for text in islice(iter(partial(lines.readline, _LONGEST), b""), most):
-                if len(text) == _LONGEST:
+            for text in islice(iter(partial(lines.readline, longest), b""), most):
+                if len(text) == longest:
                     raise OSError("a line without end")
                 if text.startswith(beginning):
-                    yield _REQUEST.validate_json(text)
+                    yield kind.validate_json(text)
     except (OSError, zlib.error, ValidationError) as error:
         why = printable(str(error).partition("\n")[0])
         where = f"{file}: " if number is None else f"{file}: round {number}: "

@@ -3,24 +3,23 @@
 Each device is a process with tracks for computing, waiting and sending, and for the plan.
 """
 
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from collapipe.errors import ConfigError, printable
+from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan
 from collapipe.process.drawing import own_look
 from collapipe.report import DeviceTrace, RoundReport, RoundTraces
-from collapipe.run_report.round import planned_stages
+from collapipe.run_report.round import planned_stages, read_packed
 from collapipe.runs.folder import TRACES
 from collapipe.runs.reading import Run, read_run
 from pipeline import schedule
@@ -62,7 +61,7 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
     Raises ``ConfigError`` if the run has no such round on real devices.
     """
     run = read_run(run_dir)
-    traces = _read(run_dir, number)
+    traces = _read(run, number)
     line = next((each for each in run.rounds if each.round == traces.round), None)
     if line is None:
         raise ConfigError(f"{run_dir}: metrics.jsonl has no round {traces.round}")
@@ -103,26 +102,16 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
                     yield _slice(process, PLANNED, str(place), at, planned.compute_s)
 
 
-def _read(run_dir: Path, number: int | None) -> RoundTraces:
+def _read(run: Run, number: int | None) -> RoundTraces:
     """Read the traces of a round. Raises ``ConfigError`` if they are missing or damaged."""
-    file, found = run_dir / TRACES, None
-    try:
-        with gzip.open(file) as lines:
-            while text := lines.readline(_LONGEST):
-                if len(text) == _LONGEST:
-                    raise OSError("a line without end")
-                each = _TRACES.validate_json(text)
-                if number in (None, each.round):
-                    found = each
-    except FileNotFoundError as error:
+    file, found = run.folder / TRACES, None
+    if not file.exists():
         raise ConfigError(
-            f"{run_dir}: has no {TRACES}; runs on real devices (cluster=devices) write one"
-        ) from error
-    except EOFError:  # the run is still writing
-        pass
-    except (OSError, zlib.error, ValidationError) as error:
-        why = printable(str(error).partition("\n")[0])
-        raise ConfigError(f"{file}: not what a run writes ({why})") from error
+            f"{run.folder}: has no {TRACES}; runs on real devices (cluster=devices) write one"
+        )
+    with suppress(EOFError):  # the run is still writing
+        for each in read_packed(run, file, _TRACES, number, _LONGEST):
+            found = each
     if found is None:
         raise ConfigError(f"{file}: has no round {number}; leave --round out for the last one")
     return found
@@ -164,15 +153,12 @@ def _flows(
         for (_, began, ended, _), action in zip(rows, actions, strict=False):
             if action.kind == schedule.WEIGHTS:  # no action depends on it
                 continue
-            forward = action.kind == schedule.FORWARD
-            came, left = (stage, stage + 1) if forward else (stage + 1, stage)
-            common = {"cat": "hop", "name": str(action), "pid": process, "tid": COMPUTE}
-            if 0 < came < stages:
-                key = f"{flow} {step} {action} {came}"
-                yield common | {"ph": "f", "bp": "e", "id": key, "ts": began * 1e6}
-            if 0 < left < stages:
-                key = f"{flow} {step} {action} {left}"
-                yield common | {"ph": "s", "id": key, "ts": ended * 1e6}
+            places = (stage, stage + 1) if action.kind == schedule.FORWARD else (stage + 1, stage)
+            ends = ({"ph": "f", "bp": "e", "ts": began * 1e6}, {"ph": "s", "ts": ended * 1e6})
+            for place, end in zip(places, ends, strict=True):
+                if 0 < place < stages:
+                    about = {"cat": "hop", "name": str(action), "pid": process, "tid": COMPUTE}
+                    yield {**about, **end, "id": f"{flow} {step} {action} {place}"}
 
 
 def _named(process: int, name: str) -> Iterator[Event]:

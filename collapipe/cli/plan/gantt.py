@@ -109,15 +109,8 @@ def _draw_segment(axes: Axes, segment: SegmentTimes, until_s: float) -> None:
     if segment.compute_s < _LABELLED_FROM * until_s:
         return
     for number, start in enumerate(segment.computes):
-        axes.text(
-            start + segment.compute_s / 2,
-            top + _BAR / 2,
-            str(number + 1),
-            color=_NUMBERS[number % 2],
-            fontsize=7,
-            ha="center",
-            va="center",
-        )
+        middle, colour = (start + segment.compute_s / 2, top + _BAR / 2), _NUMBERS[number % 2]
+        axes.text(*middle, str(number + 1), color=colour, fontsize=7, ha="center", va="center")
 
 
 def _blocks(segment: SegmentTimes | None) -> str:
