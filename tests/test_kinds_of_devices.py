@@ -27,8 +27,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.process.torch_device import CPU, present
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_test
-from collapipe.tasks.evaluation import Evaluator
-from collapipe.tasks.prediction import Predictor
+from collapipe.tasks.evaluation import Evaluator, Predictor
 from collapipe.tensors import Batch, Tensors
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead

@@ -11,9 +11,8 @@ from datasets import Dataset
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.data.columns import standard
 from collapipe.data.files import read_file
-from collapipe.data.sources import columns_of
+from collapipe.data.sources import columns_of, standard
 from collapipe.errors import DataError
 from collapipe.models.cut import CutSpec, uncut
 from collapipe.models.dropout import drawing_from

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from collapipe.data.columns import standard
 from collapipe.data.folders import Lines, parse_labelled, parse_tagged
+from collapipe.data.sources import standard
 from collapipe.errors import ConfigError, DataError, is_printable
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.text_task import check_labels
