@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from client_app.payloads import PRECISIONS
-from collapipe.rounding import RoundingErrors
+from collapipe.report import RoundingErrors
 from collapipe.sections import CompressionSettings
 from collapipe.state import Precision
 from collapipe.wire.compression import FLOAT32, change_of, squared_error

@@ -72,7 +72,6 @@ LAYERS = (
     "seeds",
     "tensors",
     "state",
-    "rounding",
     "plan",
     "report",
     "statistics",

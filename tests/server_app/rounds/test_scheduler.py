@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 from client_app.app import app as client_app
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.report import ClusterReport, RoundReport
-from collapipe.rounding import BENCHMARKED, RoundingErrors
+from collapipe.report import BENCHMARKED, ClusterReport, RoundingErrors, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
 from collapipe.wire.messages import Failure
