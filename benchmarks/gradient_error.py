@@ -27,12 +27,12 @@ from machine import machine
 from ordinary import Ordinary, use_threads
 from torch import Tensor
 
-from collapipe.batch import Batch
 from collapipe.config import load_overrides
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import HeadPart
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.tensors import Batch
 from collapipe.wire.compression import decode, encode, squared_error
 
 CHANCE = ("int8", "int6", "int4")

@@ -12,16 +12,16 @@ import torch
 from datasets import concatenate_datasets
 from torch.nn.utils import clip_grad_norm_
 
-from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.optimizer import Optimizer
+from collapipe.models.part import Optimizer
 from collapipe.models.split import SplitModel
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_shards
 from collapipe.seeds import derive
 from collapipe.tasks.task import Examples
+from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
 
 

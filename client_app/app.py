@@ -15,12 +15,13 @@ from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit, cached_per_unit, held_out_statistics
 from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
-from collapipe import cancellation, owner
-from collapipe.cancellation import cancellable
+from collapipe import owner
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, WireError, one_line
 from collapipe.models.part import prefixed
 from collapipe.owner_account import OwnerAccount
+from collapipe.process import cancellation
+from collapipe.process.cancellation import cancellable
 from collapipe.runs.rows import tell_rows
 from collapipe.secure_aggregation.messages import (
     KeysReply,

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from client_app.cluster_state import cluster_state
 from client_app.devices import Devices
-from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.inventory.cluster import DeviceCluster
@@ -22,7 +21,7 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tasks.evaluation import Evaluator
-from collapipe.tensors import Tensors
+from collapipe.tensors import Batch, Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Split
 

@@ -10,17 +10,16 @@ import torch
 
 import collapipe
 from client_app.cluster_state import block_cost
-from collapipe.allocator import return_large_blocks
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.slowness import Slowness, drifted
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
-from collapipe.models.optimizer import state_like
-from collapipe.models.part import Part
+from collapipe.models.part import Part, state_like
 from collapipe.models.split import ModelSpec, block_name, training_names
 from collapipe.plan import ClusterPlan, segment_plans
+from collapipe.process.allocator import return_large_blocks
 from collapipe.report import DeviceReport, DeviceTrace
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors

@@ -9,7 +9,6 @@ from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
 from client_app.round import RoundInputs, run_round
 from collapipe import config
-from collapipe.cancellation import cancellable
 from collapipe.config.overrides import setting
 from collapipe.errors import StageError
 from collapipe.inventory.cluster import ANY_COST
@@ -18,8 +17,9 @@ from collapipe.models.split import SplitModel
 from collapipe.owner import machine_options
 from collapipe.owner_file import OwnerSection
 from collapipe.plan import ClusterPlan, segment_plans
+from collapipe.process.cancellation import cancellable
+from collapipe.process.folders import TemporaryFolder
 from collapipe.report import ClusterReport
-from collapipe.temporary import TemporaryFolder
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import TrainRequest
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from client_app.payloads import ActivationMeter
-from collapipe import cancellation
-from collapipe.batch import Batch
 from collapipe.errors import BrokenLinkError, LinkError, RefusedLinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead, scattered
+from collapipe.process import cancellation
 from collapipe.sections import LinkSettings
-from collapipe.tensors import Tensors
+from collapipe.tensors import Batch, Tensors
 from collapipe.wire import frames
 from collapipe.wire.compression import FLOAT32, decode, encode
 from collapipe.wire.dialing import CHANNEL_OPTIONS, start_stream

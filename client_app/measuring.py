@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from client_app.survey import CONTROL_UNIT, SurveyedDevice, ask_all, fit_hop, time_hop
 from client_app.timing import Trial, chunk_seconds
-from collapipe.cancellation import cancellable
 from collapipe.devices.fitting import Fit, fit
 from collapipe.errors import CollaPipeError, LinkError, StageError
 from collapipe.formatting import counted
 from collapipe.inventory.schema import InventorySection
 from collapipe.models.part import prefixed
 from collapipe.models.split import ModelSpec, block_name
+from collapipe.process.cancellation import cancellable
 from collapipe.state import AffineLaw
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer

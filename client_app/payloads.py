@@ -8,7 +8,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from collapipe.rounding import BENCHMARKED, RoundingErrors
+from collapipe.report import BENCHMARKED, RoundingErrors
 from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import HeadPlace, Payload, Precision
 from collapipe.wire.compression import FLOAT32, change_of, squared_error

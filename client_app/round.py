@@ -13,13 +13,13 @@ from client_app.devices import DeviceFigures
 from client_app.memory import StemRows, change_coder, stem_rows
 from client_app.payloads import ActivationMeter, measured
 from client_app.trainers import RoundTrainer, Start, open_trainer
-from collapipe import cancellation
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
 from collapipe.models.stem import StemSpec
+from collapipe.process import cancellation
 from collapipe.report import START, ClusterReport
 from collapipe.secure_aggregation.messages import MaskRequest
 from collapipe.secure_aggregation.quantising import Quantiser

@@ -11,7 +11,7 @@ import collapipe
 from collapipe.errors import LinkError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.optimizer import state_like
+from collapipe.models.part import state_like
 from collapipe.models.split import ModelSpec, block_name
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings

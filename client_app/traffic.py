@@ -6,12 +6,12 @@ from statistics import fmean
 
 import torch
 
-from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.models.sent_rows import RowsRead
 from collapipe.seeds import derive
 from collapipe.tasks.task import Examples
+from collapipe.tensors import Batch
 from collapipe.wire import frames
 from collapipe.wire.compression import layout, sent_share
 from pipeline.micro_batch import split

@@ -15,17 +15,14 @@ from client_app.control_unit import ControlUnit
 from client_app.devices import DevicePipeline, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
 from client_app.payloads import ActivationMeter
-from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
-from collapipe.models.activation_store import ActivationStore, activation_folder
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.optimizer import Optimizer
-from collapipe.models.part import HeadPart, Part, select
+from collapipe.models.part import HeadPart, Optimizer, Part, select
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
-from collapipe.models.stem import StemSpec
+from collapipe.models.stem import ActivationStore, StemSpec, activation_folder
 from collapipe.sections import OptimizerSettings
-from collapipe.tensors import Tensors
+from collapipe.tensors import Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.feedback import ChangeCoder
 from collapipe.wire.messages import TrainRequest

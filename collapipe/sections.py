@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from collapipe.errors import ConfigError
 from collapipe.plan import UplinkPlan
-from collapipe.rounding import RoundingErrors
+from collapipe.report import RoundingErrors
 from collapipe.state import Precision
 
 _LEAST_ERROR = 1e-15  # a smaller ρ counts as 0
@@ -32,7 +32,9 @@ def _kind_of_device(name: str) -> str:
     return name
 
 
-TorchDevice = Annotated[str, AfterValidator(_kind_of_device)]  # see ``collapipe.torch_device``
+TorchDevice = Annotated[
+    str, AfterValidator(_kind_of_device)
+]  # see ``collapipe.process.torch_device``
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from urllib.parse import quote
 import grpc
 import torch
 
-from collapipe.allocator import return_large_blocks
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import require_loopback
 from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
 from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
-from collapipe.torch_device import CPU
+from collapipe.process.allocator import return_large_blocks
+from collapipe.process.torch_device import CPU
 from collapipe.wire.dialing import SERVER_OPTIONS, Dialer, open_stream, serve_stream
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP

@@ -10,11 +10,10 @@ import collapipe
 from collapipe.errors import ConfigError, WireError, one_line
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.optimizer import moments, state_like
-from collapipe.models.part import Part, select
+from collapipe.models.part import Part, moments, select, state_like
 from collapipe.models.split import ModelSpec, block_name, build_empty, not_training, training_names
+from collapipe.process.torch_device import CPU
 from collapipe.tensors import Tensors
-from collapipe.torch_device import CPU
 from collapipe.wire.compression import check_like
 from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.parts import NAME_BYTES, grouped, joined, most_bytes, separated

@@ -2,10 +2,9 @@
 
 from typing import Protocol
 
-from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, clip_scale
-from collapipe.tensors import Tensors
+from collapipe.tensors import Batch, Tensors
 from pipeline.head import PipelineHead
 from pipeline.micro_batch import split
 from pipeline.segment import Segment

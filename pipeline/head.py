@@ -6,11 +6,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
-from collapipe.tensors import Tensors
+from collapipe.tensors import Batch, Tensors
 
 Answer = tuple[float, Tensor]
 

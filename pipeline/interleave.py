@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from collapipe import cancellation
+from collapipe.process import cancellation
 from pipeline.schedule import FORWARD, Action
 from pipeline.stage import LastStage, Passed, Ports, Stage, run_stage
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch
+from collapipe.tensors import IGNORED, Batch
 
 
 def split(batch: Batch, num_micro_batches: int) -> list[Batch]:

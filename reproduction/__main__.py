@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from collapipe.errors import CollaPipeError, printable
-from collapipe.output import complain
+from collapipe.process.streams import complain
 from reproduction.command import reproduce
 
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from collapipe import __version__
-from collapipe.drawing import own_look
 from collapipe.errors import ConfigError
+from collapipe.process.drawing import own_look
 from collapipe.runs.evidence import Interval
 from reproduction import (
     fig04,

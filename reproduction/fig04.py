@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.state import DeviceProfile
 from optim.latency import pipeline_latency
 from optim.partition.baselines import even_blocks
 from optim.problem import Floats
 from reproduction import drawing
-from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, above
+from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, above, share_over_seeds
 from reproduction.paper_world import (
     BATCH_SIZE,
     TRANSFORMER_BLOCKS,

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from collapipe.runs.evidence import Interval, over_seeds
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
 from reproduction import drawing
-from reproduction.figure import Finding, Ours, PaperFigure, Row, above, near
+from reproduction.figure import Finding, Ours, PaperFigure, Row, above, near, share_over_seeds
 from reproduction.paper_world import BERT_BLOCKS, draw_cluster, settings, solve, stream
 
 CLUSTERS = 200  # drawn for each seed, of which the paper shows three

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.figure import Figure
 
-from collapipe.runs.evidence import over_seeds, share_over_seeds
+from collapipe.runs.evidence import over_seeds
 from optim.channel import links, power_limits, upload_time
 from optim.latency import batch_s
 from optim.problem import Floats
 from reproduction import drawing
-from reproduction.figure import Finding, Ours, PaperFigure, Row, near, reduction
+from reproduction.figure import Finding, Ours, PaperFigure, Row, near, reduction, share_over_seeds
 from reproduction.paper_world import (
     BERT_BLOCKS,
     TRANSFORMER_BLOCKS,

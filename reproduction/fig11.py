@@ -8,9 +8,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from collapipe.runs.evidence import over_seeds, share_over_seeds
+from collapipe.runs.evidence import over_seeds
 from reproduction import drawing
-from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
+from reproduction.figure import (
+    Cell,
+    Finding,
+    Ours,
+    PaperFigure,
+    Row,
+    near,
+    reduction,
+    share_over_seeds,
+)
 from reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 
 ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round

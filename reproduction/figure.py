@@ -65,6 +65,14 @@ def reduction(
     return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
 
 
+def share_over_seeds(percents: Iterable[float]) -> Interval:
+    """Return the interval of a mean percentage, clipped to 0 … 100 %."""
+    interval = over_seeds(percents)
+    if interval.low is None or interval.high is None:
+        return interval
+    return Interval(interval.mean, max(0.0, interval.low), min(100.0, interval.high))
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All data of a figure that is written; ``rows`` are a tidy table, one row per point."""

@@ -11,9 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from collapipe.runs.evidence import over_seeds, share_over_seeds
+from collapipe.runs.evidence import over_seeds
 from reproduction import drawing
-from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
+from reproduction.figure import (
+    Cell,
+    Finding,
+    Ours,
+    PaperFigure,
+    Row,
+    near,
+    reduction,
+    share_over_seeds,
+)
 from reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 
 ROUNDS, UNITS = 5, 3

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 
 from collapipe.config.overrides import setting
 from collapipe.errors import RoundFailedError
-from collapipe.processes import child_command
+from collapipe.process.children import child_command
+from collapipe.process.folders import TemporaryFolder
 from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.reading import read_run
-from collapipe.temporary import TemporaryFolder
 from reproduction import drawing
 from reproduction.figure import Finding, Ours, PaperFigure, Row, above, reduction
 

@@ -14,7 +14,7 @@ from collapipe.config import Settings
 from collapipe.config.composing import flattened
 from collapipe.config.overrides import setting
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.processes import child_command
+from collapipe.process.children import child_command
 from collapipe.runs.reading import Run, read_run
 
 AT_A_TIME = 2

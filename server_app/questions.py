@@ -43,7 +43,7 @@ from collapipe.secure_aggregation.messages import (
     UnmaskReply,
 )
 from collapipe.tensors import Tensors
-from collapipe.text.labels import MOST_LABELS
+from collapipe.text.vocabulary import MOST_LABELS
 from collapipe.wire import records
 from collapipe.wire.messages import (
     MOST_WORDS,

@@ -18,7 +18,7 @@ from collapipe.deployment.serving import signed_names
 from collapipe.errors import BudgetSpentError, RoundFailedError
 from collapipe.flower import reply_limit
 from collapipe.formatting import counted
-from collapipe.output import lasting_output
+from collapipe.process.streams import lasting_output
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words

@@ -12,20 +12,18 @@ from typing import Protocol
 import torch
 
 import collapipe
-from collapipe.batch import IGNORED, Batch
 from collapipe.credentials.authority import temporary_authority
 from collapipe.credentials.credentials import load
 from collapipe.errors import RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.optimizer import state_like
-from collapipe.models.part import HeadPart, Part, clip_scale
+from collapipe.models.part import HeadPart, Part, clip_scale, state_like
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings
 from collapipe.state import Precision
-from collapipe.tensors import Tensors
+from collapipe.tensors import IGNORED, Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.segments import DeviceAddress, RoundDescription

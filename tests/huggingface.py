@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from collapipe.batch import IGNORED, Batch
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import SplitModel
+from collapipe.tensors import IGNORED, Batch
 from collapipe.text.vocabulary import Vocabulary
 
 LABELS = 5

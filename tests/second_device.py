@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from collapipe.torch_device import CPU
+from collapipe.process.torch_device import CPU
 
 NAME = "second:0"
 ran: set[str] = set()  # names of the operations that the device has computed
@@ -166,7 +166,7 @@ def second_device() -> Iterator[torch.device]:
     operations that a device has without a kernel of its own, so that bits can be compared."""
     ran.clear()
     with (
-        patch("collapipe.torch_device.present", lambda: [NAME, "cpu"]),
+        patch("collapipe.process.torch_device.present", lambda: [NAME, "cpu"]),
         patch("torch.Generator", _Generator),
         sdpa_kernel(SDPBackend.MATH),
     ):

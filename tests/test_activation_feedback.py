@@ -19,9 +19,10 @@ from torch import Tensor
 from client_app import app, link
 from client_app.app import _keep, _kept
 from client_app.app import app as units
-from collapipe import cancellation, config
+from collapipe import config
 from collapipe.config import Settings
 from collapipe.errors import CancelledRoundError, ConfigError
+from collapipe.process import cancellation
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder

@@ -25,7 +25,7 @@ OWN = {
     # a device's daemon loads it
     "collapipe/credentials/": ("collapipe.credentials", "collapipe.errors"),
     "collapipe/inventory/model.py": ("collapipe", "pipeline.schedule"),  # what a schedule keeps
-    "collapipe/planning.py": ("collapipe", "optim"),  # asks the planner about an inventory
+    "collapipe/inventory/planning.py": ("collapipe", "optim"),  # asks the planner
     "collapipe/run_report/": (  # draws plans by the planner's timeline, runs by their schedules
         "collapipe",
         "optim",
@@ -41,15 +41,13 @@ OWN = {
     ),
     "pipeline/": (
         "pipeline",
-        "collapipe.batch",
-        "collapipe.cancellation",
         "collapipe.errors",
         "collapipe.models",
         "collapipe.plan",
+        "collapipe.process",
         "collapipe.report",
         "collapipe.state",
         "collapipe.tensors",
-        "collapipe.temporary",
         "collapipe.wire.compression",
         "collapipe.wire.dialing",
         "collapipe.wire.frames",
@@ -68,25 +66,16 @@ OWN = {
 # in this list.
 LAYERS = (
     "errors",
-    "extras",
-    "home",
-    "output",
+    "process",
     "validation",
     "own_packages",
-    "processes",
-    "temporary",
     "seeds",
-    "cancellation",
-    "batch",
     "tensors",
-    "torch_device",
     "state",
-    "rounding",
     "plan",
     "report",
     "statistics",
     "formatting",
-    "drawing",
     "sections",
     "privacy",
     "text",
@@ -100,7 +89,6 @@ LAYERS = (
     "tasks",
     "config",
     "inventory",
-    "planning",
     "runs",
     "audit",
     "owner_account",

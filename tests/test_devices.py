@@ -19,8 +19,7 @@ from client_app.app import _cached_unit
 from collapipe.cli.status import describe
 from collapipe.errors import ConfigError
 from collapipe.run_report.page import run_page
-from collapipe.run_report.trace import read_trace, write_trace
-from collapipe.run_report.trace_plot import draw
+from collapipe.run_report.trace import draw, read_trace, write_trace
 from collapipe.runs.reading import read_run
 from device_app import session
 from device_app.daemon import Daemon

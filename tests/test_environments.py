@@ -29,7 +29,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.overview import overview
 from collapipe.deployment.server_folder import create
 from collapipe.flower.commands import free_port
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.folders import TemporaryFolder
 
 COLLAPIPE = (sys.executable, "-P", "-m", "collapipe")
 RUN = (*TINY, "federation.rounds=1", "federation.num_units=1")

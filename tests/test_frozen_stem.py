@@ -18,9 +18,9 @@ from torch import Tensor
 from collapipe import config
 from collapipe.cli.export import export_run
 from collapipe.errors import ConfigError
-from collapipe.models.activation_store import ActivationStore
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.models.stem import ActivationStore
 from collapipe.runs.model import load_model
 
 STEM = ("adapter=lora", "adapter.last_blocks=2", "model.dropout=0.2", "adapter.dropout=0.1")

@@ -11,8 +11,8 @@ from full_disk import full_disk
 from resumed import World, differing, outcome, tensors
 
 from client_app.app import app
-from collapipe.cancellation import cancellable
 from collapipe.errors import CancelledRoundError, StorageError
+from collapipe.process.cancellation import cancellable
 from collapipe.tensors import Tensors
 from collapipe.wire import kept_file, records
 from collapipe.wire.kept_file import IN_ENVIRONMENT, IN_NODE, KeptFile

@@ -15,24 +15,20 @@ from sections import optimizer_settings
 from torch import Tensor, nn
 from torch.nn import functional
 
-from collapipe.batch import Batch
 from collapipe.config import load_overrides
-from collapipe.models.activation_store import ActivationStore
 from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey, drawing_from, dropout
 from collapipe.models.lora import LoraSpec
-from collapipe.models.optimizer import Optimizer
-from collapipe.models.part import HeadPart, Part
+from collapipe.models.part import HeadPart, Optimizer, Part
 from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel, build_empty
-from collapipe.models.stem import StemSpec
+from collapipe.models.stem import ActivationStore, StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.process.torch_device import CPU, present
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_test
-from collapipe.tasks.evaluation import Evaluator
-from collapipe.tasks.prediction import Predictor
-from collapipe.tensors import Tensors
-from collapipe.torch_device import CPU, present
+from collapipe.tasks.evaluation import Evaluator, Predictor
+from collapipe.tensors import Batch, Tensors
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline

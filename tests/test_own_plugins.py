@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from collapipe.batch import IGNORED, Batch
+from collapipe.tensors import IGNORED, Batch
 from collapipe.tasks.task import Score, Splits
 
 

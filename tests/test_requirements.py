@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from requirements_files import ROOT, installed, required
 
-from collapipe.extras import missing
+from collapipe.process.extras import missing
 
 
 def test_each_requirement_is_pinned_and_has_one_range() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from federated import TINY, weights
 
-from collapipe import temporary
 from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
 from collapipe.errors import ConfigError
+from collapipe.process import folders as temporary
 
 TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.decay=constant")
 TWO_NODES += ("federation.checkpoint_every=1", "compression=int4", "compression.gradient=int6")

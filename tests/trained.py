@@ -8,8 +8,7 @@ from datasets import Dataset
 from collapipe.statistics import Statistics
 from collapipe.tasks.task import Score, Task
 from collapipe.tasks.text_task import in_order
-from collapipe.text.tokenizer import Tokenizer
-from collapipe.text.words import count_words
+from collapipe.text.tokenizer import Tokenizer, count_words
 
 
 def trained(task: Task, rows: Dataset, labels: Sequence[str] | None = None) -> Tokenizer:

@@ -18,8 +18,8 @@ from torch import Tensor
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, work
 from benchmarks.devices.memory import peak_bytes, train
 from benchmarks.devices.sides import about, save
-from collapipe.allocator import return_large_blocks
 from collapipe.models.dropout import DropoutKey
+from collapipe.process.allocator import return_large_blocks
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.timer import PhaseTimer

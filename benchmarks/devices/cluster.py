@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan
+from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import Side, about, ratio, save, turns
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.optimizer import Optimizer
+from collapipe.models.part import Optimizer
 from collapipe.models.split import SplitModel, build_empty
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from collapipe.audit.texts import Encoder
+from collapipe.audit.material import Encoder
 
 Inverter = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Activations [n, d], their places in their texts [n] and tokens [c] → scores [n, c]."""

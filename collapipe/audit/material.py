@@ -1,26 +1,146 @@
-"""An audit's inputs: the run, its private rows, and the attacker's public rows."""
+"""An audit's inputs: a run, private and public rows, and activations as its server gets them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from datasets import Dataset
+from torch import Tensor
 
-from collapipe.audit.texts import Texts
 from collapipe.config import Settings
-from collapipe.data.columns import standard
 from collapipe.data.files import read_file
-from collapipe.data.sources import columns_of
-from collapipe.models.split import SplitModel
+from collapipe.data.sources import columns_of, standard
+from collapipe.errors import DataError
+from collapipe.models.cut import CutSpec, uncut
+from collapipe.models.dropout import drawing_from
+from collapipe.models.sent_rows import RowsRead
+from collapipe.models.split import ModelSpec, SplitModel, build_empty, masks_for
+from collapipe.models.stem import StemSpec, without_stem
 from collapipe.runs.model import load_model
 from collapipe.runs.rows import load_validation
 from collapipe.seeds import derive
 from collapipe.tasks.task import Examples
+from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.vocabulary import Vocabulary
+from collapipe.wire.compression import decode, encode
 
+_AT_ONCE = 32  # rows of a batch
 _MOST_PUBLIC = 1000  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Rows in batches of similar length, and their n tokens without padding.
+
+    Tokens have ``ids``, ``places`` in their rows, ``rows``, and ``real`` (False for BOS and EOS),
+    each [n]."""
+
+    batches: tuple[Batch, ...]
+    ids: Tensor
+    places: Tensor
+    rows: Tensor
+    real: Tensor
+
+    @classmethod
+    def of(cls, examples: Examples, vocabulary: Vocabulary, where: str) -> "Texts":
+        """Batch examples. Raises ``DataError``, which names ``where``, if no token is real."""
+        order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
+        starts = range(0, len(order), _AT_ONCE)
+        batches = tuple(examples.batch(order[start : start + _AT_ONCE]) for start in starts)
+        ids = torch.cat([each.inputs[each.mask] for each in batches])
+        within = [each.mask.nonzero() for each in batches]
+        rows = torch.cat([start + each[:, 0] for start, each in zip(starts, within, strict=True)])
+        special = torch.tensor([vocabulary.bos, vocabulary.eos, vocabulary.pad])
+        real = ~torch.isin(ids, special)
+        if not bool(real.any()):
+            raise DataError(f"{where}: have only special tokens; choose other rows")
+        return cls(batches, ids, torch.cat([each[:, 1] for each in within]), rows, real)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows.max()) + 1
+
+    def by_row(self, counted: Tensor) -> Tensor:
+        """Return, for each row [r], the number of its tokens that are ``counted`` [n]."""
+        return torch.bincount(self.rows[counted], minlength=self.num_rows)
+
+    def sent(self, read: RowsRead) -> Tensor:
+        """Return True for the tokens, [n], whose rows are sent to a head."""
+        each = [read.of(b.mask, b.targets)[:, : b.mask.shape[1]][b.mask] for b in self.batches]
+        return torch.cat(each)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Embedding and blocks of a run's model, for any cut between units and server.
+
+    The first ``num_frozen`` parts, including the embedding, are a frozen stem, which computes
+    without dropout.
+    """
+
+    model: SplitModel
+    num_frozen: int = 0
+
+    @classmethod
+    def of(cls, spec: ModelSpec, model: SplitModel, vocabulary: Vocabulary) -> "Encoder":
+        """Return the encoder of a model of ``spec``; weights are shared, not copied."""
+        weights, frozen = {k: v.detach() for k, v in model.state_dict().items()}, 0
+        if isinstance(spec, CutSpec):
+            spec, weights = spec.base, uncut(weights)
+        if isinstance(spec, StemSpec):
+            weights, frozen = without_stem(weights, spec.frozen_blocks), spec.frozen_blocks + 1
+            spec = spec.base
+        whole = spec
+        return cls(build_empty(lambda: SplitModel(whole, vocabulary), weights), frozen)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.model.blocks)
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """Map ids [c, s] without padding to embeddings [c, s, d]."""
+        self.model.eval()
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        hidden: Tensor = self.model.embedding(ids, *masks_for(self.model.embedding, mask))
+        return hidden.float()
+
+    @torch.no_grad()
+    def activations(self, texts: Texts, dropout: torch.Generator | None) -> Iterator[Tensor]:
+        """Yield all tokens' rows [n, d] after the embedding and after each block.
+
+        With ``dropout`` they are computed as in training, else without dropout.
+        """
+        hidden: list[Tensor] = []
+        for number, part in enumerate((self.model.embedding, *self.model.blocks)):
+            part.train(dropout is not None and number >= self.num_frozen)
+            with drawing_from(dropout or torch.Generator()):
+                if not hidden:
+                    hidden = [part(b.inputs, *masks_for(part, b.mask)) for b in texts.batches]
+                else:
+                    pairs = zip(hidden, texts.batches, strict=True)
+                    hidden = [part(each, b.mask) for each, b in pairs]
+            widths = [b.mask.shape[1] for b in texts.batches]  # T5's blocks append further rows
+            rows = [
+                each[:, :width][b.mask]
+                for each, width, b in zip(hidden, widths, texts.batches, strict=True)
+            ]
+            yield torch.cat(rows).float()
+        self.model.eval()
+
+
+def travelled(rows: Tensor, precision: str, noise: float, generator: torch.Generator) -> Tensor:
+    """Return activations [n, d] as they arrive: with noise, and rounded as on the decoder link.
+
+    The Gaussian noise has ``noise`` times each row's norm."""
+    if noise:
+        drawn = torch.randn(rows.shape, generator=generator)
+        rows = rows + noise * rows.norm(dim=1, keepdim=True) / rows.shape[1] ** 0.5 * drawn
+    return decode(encode(rows, precision, generator), rows.shape, precision, rows.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,20 @@
-"""Format an audit's figures as tables: one row per condition, one column per attack."""
+"""Show an audit: sentences, tables with a row per condition, and a picture."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
-from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share, UpdateCondition
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share, State
 from collapipe.formatting import counted
+from collapipe.process.drawing import own_look
 from collapipe.state import Precision
 
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
+_PRECISIONS = get_args(Precision)
 _BASELINE: Attack = "most frequent"
 _SHOWN = [attack for attack in ATTACKS if attack != _BASELINE]
 COLUMNS = ("", *_SHOWN, "rare tokens")  # the last one of the best attack
@@ -31,6 +37,27 @@ TITLES = {
     "reads": "By rows",
 }
 
+UPDATE_TITLE = "By what a unit's update tells of a round's rows"
+UPDATE_COLUMNS = (
+    *("", "tokens", "rare tokens", "most frequent tokens"),
+    *("labels", "labels, by what units tell"),
+)
+_UPDATE_SHARES = "tokens", "rare_tokens", "usual_tokens", "labels", "usual_labels"
+_COLOURS = {
+    "most frequent": "#8c8c8c",
+    "nearest": "#4c97cf",
+    "softmax": "#2a9d6f",
+    "linear": "#08306b",
+    "learned": "#c8641a",
+}
+_MARKS = {"most frequent": "", "nearest": "^", "softmax": "v", "linear": "o", "learned": "s"}
+_LINES: dict[State, str] = {"trained": "-", "frozen": "--"}
+_PANELS = {
+    "blocks": "encoder blocks between text and server",
+    "precision": "precision",
+    "noise": "noise, times a row's norm",
+}
+
 
 def headline(found: Audit) -> str:
     """Return a sentence about the data that units send."""
@@ -47,13 +74,12 @@ def headline(found: Audit) -> str:
 def baseline(found: Audit) -> str:
     """Return a sentence about the recovery without an attack."""
     shares = {
-        SENT[
-            each.condition.reads
-        ]: f"{percent(each.all_tokens)} % with {SENT[each.condition.reads]}"
+        SENT[each.condition.reads]: percent(each.all_tokens)
         for each in found.recoveries
         if each.attack == _BASELINE
     }
-    return f"Guessing the most frequent tokens finds {', '.join(shares.values())}."
+    told = (f"{share} % with {reads}" for reads, share in shares.items())
+    return f"Guessing the most frequent tokens finds {', '.join(told)}."
 
 
 def chosen(found: Audit, field: str) -> list[Recovery]:
@@ -70,6 +96,12 @@ def chosen(found: Audit, field: str) -> list[Recovery]:
     ]
 
 
+def recovered(found: Audit, field: str, attack: Attack, state: State) -> list[Recovery]:
+    """Return an attack's recoveries of ``chosen``, for weights of this ``state``."""
+    every = chosen(found, field)
+    return [each for each in every if (each.attack, each.condition.state) == (attack, state)]
+
+
 def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield title and rows of each table, with the columns ``COLUMNS``."""
     for field, name in _GROUPS.items():
@@ -80,8 +112,7 @@ def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _order(each: Condition) -> tuple[str, int, int, float, str]:
-    place = get_args(Precision).index(each.precision)
-    return each.state, each.blocks, place, each.noise, each.reads
+    return each.state, each.blocks, _PRECISIONS.index(each.precision), each.noise, each.reads
 
 
 def _cells(found: Audit, condition: Condition) -> list[str]:
@@ -110,41 +141,15 @@ def membership_text(found: Audit) -> str:
     )
 
 
-UPDATE_TITLE = "By what a unit's update tells of a round's rows"
-UPDATE_COLUMNS = (
-    "",
-    "tokens",
-    "rare tokens",
-    "most frequent tokens",
-    "labels",
-    "labels, by what units tell",
-)
-
-
 def update_rows(found: Audit) -> list[list[str]]:
     """Return rows with the columns ``UPDATE_COLUMNS``; empty if no update was attacked."""
-    return [
-        [
-            _update_name(each.condition),
-            *map(
-                percent,
-                (
-                    each.tokens,
-                    each.rare_tokens,
-                    each.usual_tokens,
-                    each.labels,
-                    each.usual_labels,
-                ),
-            ),
-        ]
-        for each in found.updates
-    ]
-
-
-def _update_name(each: UpdateCondition) -> str:
-    steps = counted(each.steps, "step")
-    noise = f", noise {each.noise_multiplier:g}" if each.noise_multiplier else ""
-    return f"{each.state}, {steps} of {counted(each.rows, 'row')}, {each.precision}{noise}"
+    rows = []
+    for each in found.updates:
+        made, shares = each.condition, (getattr(each, name) for name in _UPDATE_SHARES)
+        noise = f", noise {made.noise_multiplier:g}" if made.noise_multiplier else ""
+        size = f"{counted(made.steps, 'step')} of {counted(made.rows, 'row')}"
+        rows.append([f"{made.state}, {size}, {made.precision}{noise}", *map(percent, shares)])
+    return rows
 
 
 def updates_text(found: Audit) -> str:
@@ -156,3 +161,57 @@ def updates_text(found: Audit) -> str:
         )
     how = "words whose embeddings moved, and labels by how their bias moved, of rounds of one unit"
     return f"{how}. {found.hidden}".rstrip(". ")
+
+
+@own_look()
+def draw(found: Audit, file: Path) -> None:
+    """Write the picture as a PNG. Raises ``OSError`` if that fails."""
+    figure = Figure((9.5, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(_PANELS), sharey=True, width_ratios=(4, 3, 3))
+    for axes, (field, across) in zip(panels, _PANELS.items(), strict=True):
+        _panel(axes, found, field)
+        axes.set_xlabel(across)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    panels[0].set(ylabel="private tokens recovered, %", ylim=(-3, 103))
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(
+        f"What a server could read: {found.tokens:,} tokens of {found.rows} rows, all tokens' rows "
+        "sent, 95 % intervals",
+        fontsize=10,
+    )
+    figure.savefig(file, format="png", dpi=150)
+
+
+def _panel(axes: Axes, found: Audit, field: str) -> None:
+    if field == "precision":
+        axes.set_xticks(range(len(_PRECISIONS)), _PRECISIONS, rotation=30)
+    for state in _LINES:
+        for attack in ATTACKS:
+            each = recovered(found, field, attack, state)
+            if len(each) > 1 and (attack, state) != (_BASELINE, "trained"):  # equal for all weights
+                _draw_curve(axes, each, field)
+
+
+def _draw_curve(axes: Axes, recoveries: Sequence[Recovery], field: str) -> None:
+    attack, state = recoveries[0].attack, recoveries[0].condition.state
+    placed = {_place(each.condition, field): each.all_tokens for each in recoveries}
+    places, shares = zip(*sorted(placed.items()), strict=True)
+    axes.errorbar(
+        places,
+        [100 * share.value for share in shares],
+        [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]],
+        label=attack if attack == _BASELINE else f"{attack}, {state}",
+        linestyle=":" if attack == _BASELINE else _LINES[state],
+        marker=_MARKS[attack],
+        color=_COLOURS[attack],
+        markersize=4,
+        capsize=2,
+        linewidth=1.2,
+    )
+
+
+def _place(condition: Condition, field: str) -> float:
+    value = getattr(condition, field)
+    return _PRECISIONS.index(value) if field == "precision" else float(value)

@@ -16,10 +16,10 @@ from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
-from collapipe.extras import missing
-from collapipe.home import in_home
-from collapipe.output import complain, open_streams, write_rest
 from collapipe.own_packages import NAMES, import_own_packages
+from collapipe.process.extras import missing
+from collapipe.process.folders import in_home
+from collapipe.process.streams import complain, open_streams, write_rest
 
 _INTERRUPTED = 130
 # Problems of the machine, not bugs: a library without memory for its code is an ImportError.
@@ -338,7 +338,7 @@ def trace(
     if plot is None:
         write_trace(trace, file)
     else:
-        from collapipe.run_report.trace_plot import draw
+        from collapipe.run_report.trace import draw
 
         draw(trace.events, f"the last traced step of round {trace.round}", file)
     agree = f"clocks of devices agree within {1e3 * trace.error_s:.3g} ms"

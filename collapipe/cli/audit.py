@@ -6,21 +6,10 @@ from shlex import quote
 
 from rich.console import Console
 
+from collapipe.audit import sections
 from collapipe.audit.attack import audit
-from collapipe.audit.drawing import draw
 from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, Audit, read_audit
-from collapipe.audit.sections import (
-    COLUMNS,
-    UPDATE_COLUMNS,
-    UPDATE_TITLE,
-    baseline,
-    headline,
-    membership_text,
-    tables,
-    update_rows,
-    updates_text,
-)
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import print_lines, print_table
 from collapipe.runs.reading import read_run
@@ -57,7 +46,7 @@ def _write(run_dir: Path, found: Audit) -> None:
     file, picture = run_dir / JSON_FILE, run_dir / PICTURE
     try:
         file.write_text(found.json_text(), encoding="utf-8")
-        draw(found, picture)
+        sections.draw(found, picture)
     except OSError as error:
         raise ConfigError(f"{run_dir}: cannot be written ({error.strerror})") from error
     for written in (file, picture):
@@ -68,16 +57,16 @@ def show(found: Audit, console: Console) -> None:
     """Print a summary of the attack, the tables, and other messages that reveal rows."""
     console.print(
         f"{found.rows} validation rows with {found.tokens:,} tokens, {found.public_rows:,} public "
-        f"rows, seed {found.seed}. {headline(found)} {baseline(found)} Recovered tokens, % (95 % "
-        "interval):",
+        f"rows, seed {found.seed}. {sections.headline(found)} {sections.baseline(found)} Recovered "
+        "tokens, % (95 % interval):",
         soft_wrap=True,
     )
-    for title, rows in tables(found):
+    for title, rows in sections.tables(found):
         console.print(f"\n{title}", style="bold", soft_wrap=True)
-        print_table(console, COLUMNS, rows)
-    if rows := update_rows(found):
-        console.print(f"\n{UPDATE_TITLE}", style="bold", soft_wrap=True)
-        print_table(console, UPDATE_COLUMNS, rows)
+        print_table(console, sections.COLUMNS, rows)
+    if rows := sections.update_rows(found):
+        console.print(f"\n{sections.UPDATE_TITLE}", style="bold", soft_wrap=True)
+        print_table(console, sections.UPDATE_COLUMNS, rows)
     console.print()
-    told = ("targets", found.targets), ("updates", updates_text(found))
-    print_lines(console, [*told, ("membership", membership_text(found))])
+    told = ("targets", found.targets), ("updates", sections.updates_text(found))
+    print_lines(console, [*told, ("membership", sections.membership_text(found))])

@@ -6,7 +6,7 @@ It ends when the process PARENT ends.
 import sys
 
 from collapipe.cli.app import main
-from collapipe.processes import end_with_parent
+from collapipe.process.children import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv.pop(1)))

@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from collapipe.cli.log_limits import LogLimits
 from collapipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from collapipe.credentials.credentials import Credentials
 
+
+import time
+
+from collapipe.errors import one_line
+
+_WHILE_S, _MOST_LINES = 60.0, 200  # of a log
 _AT_ONCE = 3  # exit status after a second signal
 _UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -52,7 +57,7 @@ def device(
     asked = _asked_to_end()
     import torch  # takes seconds, in which a signal may come
 
-    from collapipe import torch_device as torch_devices
+    from collapipe.process import torch_device as torch_devices
     from device_app.daemon import Daemon, DeviceSettings
 
     torch.set_num_threads(threads)
@@ -166,3 +171,25 @@ class _JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         return json.dumps(line)
+
+
+class LogLimits(logging.Filter):
+    """Makes each record one printable line, and drops lines beyond ``_MOST_LINES`` in a minute.
+
+    The next line reports how many were dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began, self._lines = time.monotonic(), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        left_out, late = self._lines - _MOST_LINES, time.monotonic() - self._began > _WHILE_S
+        error = record.exc_info[1] if record.exc_info else None
+        said = record.getMessage() + (f": {error}" if error else "")
+        if late:
+            self._began, self._lines = time.monotonic(), 0
+            said = f"({left_out:,} lines were left out) {said}" if left_out > 0 else said
+        record.msg, record.args, record.exc_info = one_line(said), None, None
+        self._lines += 1
+        return self._lines <= _MOST_LINES

@@ -9,15 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from client_app.survey import (
-    ANSWER_S,
-    CONTROL_UNIT,
-    Hop,
-    SurveyedDevice,
-    ask_all,
-    hops,
-    own_credentials,
-)
+from client_app import survey
 from collapipe import __version__
 from collapipe.credentials.member import expires_soon
 from collapipe.errors import printable
@@ -37,11 +29,11 @@ def check(file: Path, as_json: bool) -> int:
     Raises ``ConfigError`` for an invalid file or credentials.
     """
     section = load(file).parse(InventorySection)
-    own = own_credentials(file, section)
-    dialer = Dialer(own, ANSWER_S)
-    clusters = ask_all(section, dialer)
+    own = survey.own_credentials(file, section)
+    dialer = Dialer(own, survey.ANSWER_S)
+    clusters = survey.ask_all(section, dialer)
     devices = [device for each in clusters for device in each]
-    found = [hop for each in clusters for hop in hops(each, dialer)]
+    found = [hop for each in clusters for hop in survey.hops(each, dialer)]
     if as_json:
         print(json.dumps(_answer(devices, found), indent=2, allow_nan=False))
     else:
@@ -52,7 +44,7 @@ def check(file: Path, as_json: bool) -> int:
             less = f"gives {amount(gives, 'B')}, the file's memory_bytes {amount(counted_on, 'B')}"
             print(f"warning: {each.name}: {less}; lower that, or raise --memory", file=sys.stderr)
     expiries = [(each.name, each.status.expires) for each in devices if each.status]
-    expiries += [(CONTROL_UNIT, own.expires)] if own else []
+    expiries += [(survey.CONTROL_UNIT, own.expires)] if own else []
     for name, expires in expiries:
         if expires is not None and expires_soon(expires):
             print(f"warning: {name}: certificate expires {expires:%F}; renew it", file=sys.stderr)
@@ -63,7 +55,7 @@ def check(file: Path, as_json: bool) -> int:
     return 1 if errors else 0
 
 
-def _show(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> None:
+def _show(devices: Sequence[survey.SurveyedDevice], found: Sequence[survey.Hop]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     print_table(console, _COLUMNS, [(each.name, *_told(each)) for each in devices])
     console.print()
@@ -75,7 +67,7 @@ def _show(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> None:
     print_lines(console, lines)
 
 
-def _told(device: SurveyedDevice) -> tuple[str, ...]:
+def _told(device: survey.SurveyedDevice) -> tuple[str, ...]:
     status = device.status
     if status is None:
         return ("fails", *"------")
@@ -97,17 +89,19 @@ def _doing(status: DeviceStatus) -> str:
     return f"unit {status.unit}: {block_range(status.span)}"
 
 
-def _times(hop: Hop) -> tuple[str, str]:
+def _times(hop: survey.Hop) -> tuple[str, str]:
     if hop.round_trip_s is None:
         return "fails" if hop.error else "-", "-"
     return seconds(hop.round_trip_s), amount(hop.rate_bps, "bit/s") if hop.rate_bps else "-"
 
 
-def _way(hop: Hop) -> str:
+def _way(hop: survey.Hop) -> str:
     return f"{hop.source} -> {hop.target}"
 
 
-def _answer(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> dict[str, Any]:
+def _answer(
+    devices: Sequence[survey.SurveyedDevice], found: Sequence[survey.Hop]
+) -> dict[str, Any]:
     """Return the JSON output, with fixed names because scripts read it."""
     told = [
         {

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from collapipe.config import Settings
-from collapipe.data.columns import standard
 from collapipe.data.files import read_file
-from collapipe.data.sources import columns_of
+from collapipe.data.sources import columns_of, standard
 from collapipe.errors import ConfigError
 from collapipe.models.split import SplitModel
+from collapipe.process.torch_device import torch_device
 from collapipe.runs.model import load_model
-from collapipe.tasks.evaluation import Evaluator
-from collapipe.tasks.prediction import Prediction, Predictor
+from collapipe.tasks.evaluation import Evaluator, Prediction, Predictor
 from collapipe.text.tokenizer import Tokenizer
-from collapipe.torch_device import torch_device
 from server_app.records.progress import shown
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # an untrusted run's labels may contain these

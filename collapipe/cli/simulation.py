@@ -27,7 +27,7 @@ import psutil
 from collapipe.config.settings import PLUGIN_FOLDER
 from collapipe.errors import ConfigError
 from collapipe.flower.commands import Flower, free_port, run_config, wait_until_open
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.folders import TemporaryFolder
 from collapipe.wire.kept_file import IN_ENVIRONMENT
 
 _HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"

@@ -10,15 +10,8 @@ from rich.console import Console
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
+from collapipe.runs import reading
 from collapipe.runs.lock import is_writing
-from collapipe.runs.reading import (
-    Run,
-    how_to_go_on,
-    latest_checkpoint,
-    latest_run,
-    modified_s,
-    read_run,
-)
 
 _RECENT = 10  # number of rounds from which the remaining time is estimated
 _FILES = ("config.yaml", "metrics.jsonl", "summary.json")
@@ -30,7 +23,7 @@ def show_status(folder: Path | None) -> None:
 
     Raises ``ConfigError`` if the folder is not a run's.
     """
-    lines = describe(read_run(folder or latest_run()), time.time())
+    lines = describe(reading.read_run(folder or reading.latest_run()), time.time())
     print_lines(Console(highlight=False, markup=False), lines)
 
 
@@ -54,13 +47,13 @@ def show_deployment(folder: Path) -> None:
     for each in runs:
         lines = [("run", f"{each.number}: {each.state}; its folder is not known here")]
         if each.folder is not None and (each.folder / "config.yaml").exists():
-            lines = describe(read_run(each.folder), now_s)
+            lines = describe(reading.read_run(each.folder), now_s)
         print_lines(console, lines)
     if not runs:
         print_lines(console, [("run", "none under way")])
 
 
-def describe(run: Run, now_s: float) -> list[Line]:
+def describe(run: reading.Run, now_s: float) -> list[Line]:
     """Return labels and texts; ``now_s`` is the current ``time.time()``."""
     last = run.rounds[-1] if run.rounds else None
     return [
@@ -77,26 +70,26 @@ def describe(run: Run, now_s: float) -> list[Line]:
 def _written_s(folder: Path) -> float:
     """Return the time at which the run last wrote a file, as ``time.time()``."""
     files = [folder / name for name in _FILES] + list((folder / "checkpoints").glob("[0-9]*"))
-    return max(map(modified_s, files))
+    return max(map(reading.modified_s, files))
 
 
-def _span_s(run: Run) -> float | None:
+def _span_s(run: reading.Run) -> float | None:
     """Return the mean measured time from one round's end to the next, over the latest rounds."""
     ends = [0.0, *(line.wall_s for line in run.rounds)][-_RECENT - 1 :]
     gaps = [after - before for before, after in pairwise(ends)]
     return math.fsum(gaps) / len(gaps) if gaps else None
 
 
-def _state(run: Run, now_s: float) -> str:
+def _state(run: reading.Run, now_s: float) -> str:
     written = f"last written {_ago(now_s - _written_s(run.folder))}"
     if run.summary:
         return f"{printable(run.summary.status)}{run.summary.cause}, {written}"
     if not is_writing(run.folder):
-        return f"killed, {written}; {how_to_go_on(run.folder)}"
+        return f"killed, {written}; {reading.how_to_go_on(run.folder)}"
     return f"{'running' if run.rounds else 'not started a round'}, {written}"
 
 
-def _progress(run: Run) -> str:
+def _progress(run: reading.Run) -> str:
     done = run.rounds[-1].round if run.rounds else 0
     text = f"{done} of {run.planned_rounds}"
     each = _span_s(run)
@@ -106,7 +99,7 @@ def _progress(run: Run) -> str:
     return f"{text}, about {_duration(left * each)} left at {seconds(each)} a round"
 
 
-def _results(run: Run) -> list[Line]:
+def _results(run: reading.Run) -> list[Line]:
     lines = []
     trained = [line for line in run.rounds if line.train_loss is not None]
     evaluated = [line for line in run.rounds if line.metric]
@@ -124,7 +117,7 @@ def _results(run: Run) -> list[Line]:
     return lines
 
 
-def _units(run: Run, last: RoundReport) -> list[Line]:
+def _units(run: reading.Run, last: RoundReport) -> list[Line]:
     """Return how many units trained or took part in the last round, and why others did not."""
     scheduled = counted(len(last.plan.clusters), "scheduled unit")
     told = f"{len(last.units)} of {scheduled} {'trained' if run.trained else 'took part'}"
@@ -138,7 +131,7 @@ def _units(run: Run, last: RoundReport) -> list[Line]:
     ]
 
 
-def _devices(run: Run, last: RoundReport) -> list[Line]:
+def _devices(run: reading.Run, last: RoundReport) -> list[Line]:
     """Return each real device's work in the last round, and its events."""
     lines = [
         (
@@ -156,8 +149,8 @@ def _devices(run: Run, last: RoundReport) -> list[Line]:
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:
-    round_ = latest_checkpoint(folder)
-    written_s = modified_s(folder / "checkpoints" / "latest")
+    round_ = reading.latest_checkpoint(folder)
+    written_s = reading.modified_s(folder / "checkpoints" / "latest")
     if round_ is None or not written_s:
         return []
     return [("checkpoint", f"of round {round_}, {_ago(now_s - written_s)}")]

@@ -16,8 +16,8 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.errors import RoundFailedError
 from collapipe.flower.commands import free_port, last_line
-from collapipe.processes import ending
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.children import ending
+from collapipe.process.folders import TemporaryFolder
 
 _NAMES = "berlin", "paris", "rome"  # the first units; the others are called unit-3, unit-4, …
 _HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # synthetic rows of a unit

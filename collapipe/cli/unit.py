@@ -24,8 +24,8 @@ from collapipe.flower.commands import Flower, free_port, last_line, wait_until_o
 from collapipe.owner import account_of
 from collapipe.owner_account import KEPT
 from collapipe.owner_file import OwnerSection
-from collapipe.processes import DIRECT, own_environment
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.children import DIRECT, own_environment
+from collapipe.process.folders import TemporaryFolder
 
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again

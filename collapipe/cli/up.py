@@ -14,8 +14,8 @@ from collapipe.cli.device import memory_bytes
 from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.processes import child_command, ending
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.children import child_command, ending
+from collapipe.process.folders import TemporaryFolder
 
 _READY = ": ready on "
 _END_S = 10.0

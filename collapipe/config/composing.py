@@ -19,7 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from collapipe.config.overrides import parse
 from collapipe.errors import ConfigError, one_line
-from collapipe.home import in_home
+from collapipe.process.folders import in_home
 from collapipe.validation import nearest
 
 CONF = Path(__file__).parents[2] / "conf"

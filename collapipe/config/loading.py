@@ -17,7 +17,7 @@ from collapipe.config.overrides import split
 from collapipe.config.settings import Settings, build, check_members
 from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError
-from collapipe.home import in_home
+from collapipe.process.folders import in_home
 from collapipe.sections import (
     Count,
     DataSettings,

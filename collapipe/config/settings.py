@@ -122,7 +122,7 @@ class Settings:
         return self._device("server.torch_device", self.server.torch_device)
 
     def _device(self, option: str, name: str) -> "torch.device":
-        from collapipe.torch_device import torch_device
+        from collapipe.process.torch_device import torch_device
 
         return torch_device(option, name, self.pipeline.dtype)
 

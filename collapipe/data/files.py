@@ -8,7 +8,6 @@ import logging
 import zlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
@@ -155,12 +154,11 @@ def _fault(name: str, cells: list[Any]) -> tuple[int, str] | None:
     cause = _held({name: cells})
     if isinstance(cause, Dataset):
         return None
-    fails = partial(_fails, name, cells)
+
+    def fails(count: int) -> bool:
+        return isinstance(_held({name: cells[:count]}), str)
+
     return bisect_left(range(1, len(cells)), x=True, key=fails), cause
-
-
-def _fails(name: str, cells: list[Any], count: int) -> bool:
-    return isinstance(_held({name: cells[:count]}), str)
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from collapipe.data.files import text_lines
 from collapipe.errors import DataError, NoRowsError
-from collapipe.text.labels import fault_of_label
+from collapipe.text.vocabulary import fault_of_label
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|[BI]-\S+")

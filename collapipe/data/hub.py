@@ -129,8 +129,7 @@ def _check_card(place: str, name: str) -> None:
     ``reference://`` fills in templates, which can run any code.
     """
     for file in (REPOCARD_FILENAME, REPOYAML_FILENAME):
-        path = _fetch(place, file)
-        if path is None:
+        if (path := _fetch(place, file)) is None:
             continue
         card = file == REPOCARD_FILENAME
         data = DatasetCard.load(path).data.to_dict() if card else safe_load(path.read_text("utf-8"))

@@ -35,16 +35,12 @@ def shard(partitioner: "Partitioner", unit: int) -> Dataset:
 
 def part(partitioner: "Partitioner", unit: int) -> Dataset:
     """Return a unit's part as ``shard`` does, but allow an empty part."""
-    # Hide the partitioners' progress bars and warnings of repeated draws; real faults are raised.
-    with _quiet, redirect_stderr(StringIO()):
-        return _part(partitioner, unit, len(partitioner.dataset))
-
-
-def _part(partitioner: "Partitioner", unit: int, num_rows: int) -> Dataset:
-    kind = type(partitioner).__name__
+    kind, num_rows = type(partitioner).__name__, len(partitioner.dataset)
     try:
-        count = partitioner.num_partitions
-        mine = partitioner.load_partition(unit) if unit < count else None
+        # Hide progress bars and warnings of repeated draws; real faults are raised.
+        with _quiet, redirect_stderr(StringIO()):
+            count = partitioner.num_partitions
+            mine = partitioner.load_partition(unit) if unit < count else None
     except Exception as error:  # each partitioner raises its own classes
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(

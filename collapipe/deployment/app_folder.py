@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from collapipe.own_packages import NAMES
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.folders import TemporaryFolder
 
 _ROOT = Path(__file__).parents[2]
 _FILES = "pyproject.toml", "LICENSE"

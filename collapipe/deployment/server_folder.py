@@ -19,9 +19,9 @@ from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError, is_printable
-from collapipe.home import in_home
 from collapipe.inventory.schema import Section, Text
 from collapipe.inventory.yaml_file import load
+from collapipe.process.folders import in_home
 
 CONNECTION = "collapipe"  # name of the SuperLink for Flower's commands
 NODES = "nodes.json"  # below FLWR_HOME: fingerprint of a unit's key → Flower's node number

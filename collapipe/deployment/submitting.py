@@ -10,9 +10,8 @@ from collapipe.deployment.run_archive import bring
 from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import LinkError
 from collapipe.flower.commands import Flower, StatusOf, run_config, unknown
-from collapipe.home import in_home
-from collapipe.processes import DIRECT
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.children import DIRECT
+from collapipe.process.folders import TemporaryFolder, in_home
 
 
 def submit(

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from collapipe.errors import CollaPipeError, LinkError
-from collapipe.output import lasting_output
-from collapipe.processes import own_environment
+from collapipe.process.children import own_environment
+from collapipe.process.streams import lasting_output
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

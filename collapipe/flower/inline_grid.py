@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from collapipe.cancellation import cancellable
+from collapipe.process.cancellation import cancellable
 from collapipe.wire import kept_file
 
 _log = logging.getLogger(__name__)

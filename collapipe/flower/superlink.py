@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from collapipe.flower.reply_limit import MOST_PARTS
-from collapipe.processes import end_with_parent
+from collapipe.process.children import end_with_parent
 
 Guard = Callable[[ASGIApp], ASGIApp]
 _SUPEREXEC = "collapipe.flower.superexec"

@@ -12,7 +12,7 @@ from flwr.supernode import fleet_http_client, start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from collapipe.flower.runtime import wait_briefly
-from collapipe.processes import end_with_parent
+from collapipe.process.children import end_with_parent
 
 _POLL_S = 0.5
 _BEAT_S = 20.0  # heartbeat timeout; with Flower's 5 s a unit on a busy machine counts as absent

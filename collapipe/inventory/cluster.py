@@ -1,14 +1,17 @@
-"""The clusters of a run, read from an inventory."""
+"""The clusters, channels and uplinks of a run, read from an inventory."""
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pydantic.dataclasses
 
 from collapipe.devices.hardware import transformer_block_cost
+from collapipe.devices.presets import Radio
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import DescribedCluster, Inventory, read_inventory
-from collapipe.state import AffineLaw, BlockCost, DeviceProfile
+from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile
 from collapipe.wire.segments import DeviceAddress
 
 # Used to check a file before the model is known.
@@ -29,28 +32,28 @@ class InventoryCluster:
     num_units: int  # N, that the file must have clusters for
 
     def __post_init__(self) -> None:
-        self._clusters(ANY_COST, self.num_units)
+        self._clusters(ANY_COST)
 
     @property
     def num_devices(self) -> int:
         """Largest number of devices of one of the N clusters."""
-        return max(len(each.devices) for each in self._clusters(ANY_COST, self.num_units))
+        return max(len(each.devices) for each in self._clusters(ANY_COST))
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        return self._clusters(cost, self.num_units)[unit % self.num_units].profiles
+        return self._clusters(cost)[unit % self.num_units].profiles
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
         """Return the law of the cluster's ``control_unit`` in the file; None if it has none."""
-        return self._clusters(cost, self.num_units)[unit % self.num_units].control_unit
+        return self._clusters(cost)[unit % self.num_units].control_unit
 
     def _inventory(self, cost: BlockCost) -> Inventory:
         return read_inventory(Path(self.file), cost)
 
-    def _clusters(self, cost: BlockCost, wanted: int) -> tuple[DescribedCluster, ...]:
-        """Return the file's first ``wanted`` clusters. Raises ``ConfigError`` if it has fewer."""
-        clusters = self._inventory(cost).clusters
+    def _clusters(self, cost: BlockCost) -> tuple[DescribedCluster, ...]:
+        """Return the file's first N clusters. Raises ``ConfigError`` if it has fewer."""
+        clusters, wanted = self._inventory(cost).clusters, self.num_units
         if len(clusters) < wanted:
             raise ConfigError(
                 f"cluster.file={self.file}: has {len(clusters)} of {wanted} clusters, one for each "
@@ -88,3 +91,41 @@ class DeviceCluster(InventoryCluster):
         """Folder of the control unit's credentials; None: no encryption, on loopback only."""
         given = self._inventory(ANY_COST).section.credentials
         return Path(self.file).parent / given if given else None
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
+class InventoryChannel(Radio):
+    """The file's channels, and for unit n the power, energy and gains of cluster n's uplink.
+
+    Bits are those that the unit really sends; seconds of the head and the downlink come from the
+    options. The file's own values serve ``collapipe plan`` only.
+    """
+
+    file: str  # YAML, see docs/reference/inventory.md
+
+    def __post_init__(self) -> None:
+        if not self._inventory.channels:
+            raise ConfigError(
+                f"channel=file: {self.file} has no channels; add channels, and an uplink to each "
+                "cluster, or take another channel"
+            )
+
+    @property
+    def num_channels(self) -> int:
+        """J, the number of channels."""
+        return len(self._inventory.channels)
+
+    @functools.cached_property
+    def _inventory(self) -> Inventory:
+        return read_inventory(Path(self.file), ANY_COST)
+
+    def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
+        """Return the J channels of a run."""
+        return self._inventory.channels
+
+    def _sender(
+        self, unit: int, rng: np.random.Generator
+    ) -> tuple[float, float, tuple[float, ...]]:
+        uplinks = self._inventory.uplinks
+        given = uplinks[unit % len(uplinks)]  # a file with one cluster serves any unit
+        return given.max_power_w, given.energy_j, given.gains

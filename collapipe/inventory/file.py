@@ -6,15 +6,8 @@ from pathlib import Path
 
 from collapipe.devices.hardware import PhysicalDevice, from_db
 from collapipe.errors import ConfigError
+from collapipe.inventory import schema
 from collapipe.inventory.model import Model, read_model
-from collapipe.inventory.schema import (
-    MOST_BLOCKS,
-    ClusterSection,
-    ControlUnitSection,
-    DeviceSection,
-    InventorySection,
-    UplinkSection,
-)
 from collapipe.inventory.yaml_file import Document, Loc, load
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, Payload, Uplink
 
@@ -41,18 +34,13 @@ class DescribedCluster:
     uplink: Uplink | None  # None: no joint round
     control_unit: AffineLaw | None  # law of a block on it; None: not in the file
 
-    @property
-    def chooses_head(self) -> bool:
-        """Whether a round chooses the place of its head."""
-        return self.uplink is not None and bool(self.uplink.payloads)
-
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """A validated inventory; ``document`` makes errors that name a line."""
 
     document: Document
-    section: InventorySection
+    section: schema.InventorySection
     model: Model
     clusters: tuple[DescribedCluster, ...]
     channels: tuple[Channel, ...]  # empty: no joint round
@@ -70,8 +58,10 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
     Raises ``ConfigError``: one line with file, line, key, value and how to correct it.
     """
     document = load(file)
-    section = document.parse(InventorySection)
-    model = read_model(document, section) if cost is None else Model(MOST_BLOCKS, asdict(cost))
+    section = document.parse(schema.InventorySection)
+    model = (
+        read_model(document, section) if cost is None else Model(schema.MOST_BLOCKS, asdict(cost))
+    )
     channels = (
         Channel(each.bandwidth_hz, each.interference_w, from_db(each.noise_dbm_per_hz) / 1e3)
         for each in section.channels
@@ -85,7 +75,7 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
 
 
 def _cluster(
-    document: Document, place: int, section: ClusterSection, model: Model, batch_size: int
+    document: Document, place: int, section: schema.ClusterSection, model: Model, batch_size: int
 ) -> DescribedCluster:
     devices, profiles, uplink = [], [], None
     for k, each in enumerate(section.devices):
@@ -107,7 +97,7 @@ def _cluster(
 
 
 def _control_unit(
-    document: Document, place: int, section: ControlUnitSection | None, model: Model
+    document: Document, place: int, section: schema.ControlUnitSection | None, model: Model
 ) -> AffineLaw | None:
     if section is None:
         return None
@@ -119,7 +109,7 @@ def _control_unit(
 
 
 def _uplink(
-    given: UplinkSection, model: Model, control_unit: AffineLaw | None, batch_size: int
+    given: schema.UplinkSection, model: Model, control_unit: AffineLaw | None, batch_size: int
 ) -> Uplink:
     """Return the uplink, with a choice of the head's place if the file has costs for both."""
     gains = tuple(map(from_db, given.gain_db))
@@ -137,7 +127,10 @@ def _uplink(
 
 
 def _check_figures(
-    document: Document, loc: Loc, section: DeviceSection | ControlUnitSection, model: Model
+    document: Document,
+    loc: Loc,
+    section: schema.DeviceSection | schema.ControlUnitSection,
+    model: Model,
 ) -> None:
     """Raise ``ConfigError`` for a key for which the model lacks figures; it names the figures."""
     given = [key for key in _FIGURES_FOR if key in section.model_fields_set]
@@ -152,7 +145,7 @@ def _check_figures(
         )
 
 
-def _notes(document: Document, section: InventorySection) -> Iterator[str]:
+def _notes(document: Document, section: schema.InventorySection) -> Iterator[str]:
     for n, cluster in enumerate(section.clusters):
         for k, device in enumerate(cluster.devices):
             for key, other, what in _ENERGY_PAIRS:
@@ -163,7 +156,7 @@ def _notes(document: Document, section: InventorySection) -> Iterator[str]:
     yield from _notes_of_heads(document, section)
 
 
-def _notes_of_heads(document: Document, section: InventorySection) -> Iterator[str]:
+def _notes_of_heads(document: Document, section: schema.InventorySection) -> Iterator[str]:
     """Yield notes on keys that are missing for a round to decide the place of heads."""
     places: list[Loc] = [("model", key) for key in _HEAD]
     given: list[Loc] = [loc for loc in places if getattr(section.model, str(loc[1])) is not None]

@@ -11,9 +11,9 @@ import yaml
 
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.home import in_home
 from collapipe.inventory.schema import InventorySection, ModelSection, PipelineSection
 from collapipe.inventory.yaml_file import Document
+from collapipe.process.folders import in_home
 from collapipe.state import BlockCost
 from collapipe.validation import nearest
 from pipeline.schedule import splits_backward
@@ -72,7 +72,9 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
         return Model(_described(document, section), given, *head)
     tokens = section.tokens or TOKENS
     if section.name in _KNOWN and inventory.pipeline is None:
-        num_blocks, cost = _by_size(document, section, _KNOWN[section.name], tokens, batch_size)
+        sizes = _sizes(document, section, _KNOWN[section.name])
+        cost = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], tokens, batch_size)
+        num_blocks = section.num_blocks or int(sizes["num_blocks"])
         return Model(num_blocks, {**asdict(cost), **given}, *head)
     how = inventory.pipeline or PipelineSection()
     spec, cost = _counted(document, section, how, tokens, batch_size)
@@ -121,14 +123,6 @@ def _described(document: Document, section: ModelSection) -> int:
             "is missing; give it, or name: a folder, a hub id or a file of conf/model/",
         )
     return section.num_blocks
-
-
-def _by_size(
-    document: Document, section: ModelSection, file: Path, tokens: int, batch_size: int
-) -> tuple[int, BlockCost]:
-    sizes = _sizes(document, section, file)
-    cost = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], tokens, batch_size)
-    return section.num_blocks or int(sizes["num_blocks"]), cost
 
 
 def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from collapipe.errors import ConfigError, is_printable
-from collapipe.home import in_home
 from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyError
+from collapipe.process.folders import in_home
 from collapipe.validation import dotted, nearest
 
 MOST_BLOCKS = 10_000

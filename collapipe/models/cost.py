@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_f
 
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import drawing_from
-from collapipe.models.optimizer import moments, state_like
+from collapipe.models.part import moments, state_like
 from collapipe.models.split import Head, ModelSpec
 from collapipe.models.stem import StemSpec
 from collapipe.models.weight_gradients import SplitBackward

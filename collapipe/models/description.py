@@ -96,8 +96,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     _check_sizes(values)
     for name, value in values.items():
-        if not all(
-            isinstance(each, _Scalar) for each in (value if type(value) is tuple else (value,))
-        ):
+        each = value if type(value) is tuple else (value,)
+        if not all(isinstance(one, _Scalar) for one in each):
             raise TypeError(f"{name} must be a number or a text")
     return dict(values)

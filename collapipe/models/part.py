@@ -2,23 +2,129 @@
 
 The optimiser state moves with its part when a block moves to another device. All parts together
 step exactly as one optimiser over the unsplit model would.
+
+The first ``torch.optim.Optimizer`` of a process imports torch's compiler: 800 modules, 76 MB, a
+second on a fast core and several on a Raspberry Pi. The functional optimisers, which it calls too,
+do not need these imports.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
-from collapipe.models.optimizer import Optimizer
 from collapipe.models.split import Head
+from collapipe.process.torch_device import CPU
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
-from collapipe.torch_device import CPU
+
+
+class Optimizer:
+    """AdamW, or SGD with momentum, of the trainable weights of ``module``.
+
+    Weights without a gradient do not change. State tensors are named after the weights, such as
+    ``norm.weight/exp_avg``.
+    """
+
+    def __init__(self, settings: OptimizerSettings, module: nn.Module) -> None:
+        self._settings = settings
+        self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._state: Tensors = {}
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Step with learning rate ``rate``, then drop the gradients."""
+        names = [name for name, weight in self._weights.items() if weight.grad is not None]
+        (self._adamw if self._settings.name == "adamw" else self._sgd)(names, rate)
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Drop the accumulated gradients."""
+        for weight in self._weights.values():
+            weight.grad = None
+
+    def state(self) -> Tensors:
+        """Return the state tensors on the CPU."""
+        return {name: each.cpu() for name, each in self._state.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Load copies of the tensors that ``state`` returned; unknown weights are ignored."""
+        for key, value in state.items():
+            weight = self._weights.get(key.rpartition("/")[0])
+            if weight is not None:
+                self._state[key] = value.to(weight.device, copy=True)
+
+    def _adamw(self, names: Sequence[str], rate: float) -> None:
+        own, state = self._settings, self._state
+        weights, gradients = self._of(names)
+        for name, weight in zip(names, weights, strict=True):
+            if f"{name}/step" not in state:
+                state[f"{name}/step"] = torch.zeros((), device=weight.device)
+                state[f"{name}/exp_avg"] = torch.zeros_like(weight)
+                state[f"{name}/exp_avg_sq"] = torch.zeros_like(weight)
+        adamw(
+            weights,
+            gradients,
+            [state[f"{name}/exp_avg"] for name in names],
+            [state[f"{name}/exp_avg_sq"] for name in names],
+            [],
+            [state[f"{name}/step"] for name in names],
+            fused=True,
+            amsgrad=False,
+            beta1=own.beta1,
+            beta2=own.beta2,
+            lr=rate,
+            weight_decay=own.weight_decay,
+            eps=own.eps,
+            maximize=False,
+        )
+
+    def _sgd(self, names: Sequence[str], rate: float) -> None:
+        own, keys = self._settings, [f"{name}/momentum_buffer" for name in names]
+        buffers = [self._state.get(key) for key in keys] if own.momentum else []
+        sgd(
+            *self._of(names),
+            buffers,
+            fused=True,
+            weight_decay=own.weight_decay,
+            momentum=own.momentum,
+            lr=rate,
+            dampening=0,
+            nesterov=False,
+            maximize=False,
+        )
+        found = zip(keys, buffers, strict=False)  # empty without momentum
+        self._state |= {key: each for key, each in found if each is not None}
+
+    def _of(self, names: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the named weights and their gradients."""
+        weights: list[Tensor] = [self._weights[name] for name in names]
+        return weights, [each.grad for each in weights if each.grad is not None]
+
+
+def moments(settings: OptimizerSettings) -> tuple[str, ...]:
+    """Return the names of the optimiser's state tensors that have the weight's shape."""
+    if settings.name == "sgd":
+        return ("momentum_buffer",) if settings.momentum else ()
+    return "exp_avg", "exp_avg_sq"
+
+
+def state_like(settings: OptimizerSettings, weights: Mapping[str, Tensor]) -> Tensors:
+    """Return meta tensors shaped like ``Optimizer.state()`` after every weight has stepped."""
+    like: Tensors = {}
+    for name, weight in weights.items():
+        empty = torch.empty_like(weight, device="meta")
+        like |= {f"{name}/{key}": empty for key in moments(settings)}
+        if settings.name == "adamw":
+            like[f"{name}/step"] = torch.empty((), device="meta")
+    return like
 
 
 def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float:
@@ -53,17 +159,17 @@ class Part:
         """Load this part's state from ``state``, which may hold the states of other parts too."""
         self._optimizer.load_state(select(state, self.name))
 
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the part's gradient."""
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        return float(get_total_norm(gradients)) ** 2
+        return float(get_total_norm(self._gradients())) ** 2
 
     def step(self, rate: float, scale: float) -> None:
         """Step with learning rate ``rate`` and gradients times ``scale``; then drop gradients."""
-        if scale != 1.0:
-            for parameter in self.module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(scale)
+        for gradient in self._gradients() if scale != 1.0 else ():
+            gradient.mul_(scale)
         self._optimizer.step(rate)
 
     def forget_gradients(self) -> None:
@@ -72,8 +178,7 @@ class Part:
 
     def weights(self) -> Tensors:
         """Return the weights on the CPU, keyed by their names in the whole model."""
-        weights = self.module.state_dict()
-        return prefixed(self.name, {name: weight.cpu() for name, weight in weights.items()})
+        return prefixed(self.name, {k: v.cpu() for k, v in self.module.state_dict().items()})
 
     def optimizer_state(self) -> Tensors:
         """Return the optimiser state with keys such as ``blocks.3.norm.weight/exp_avg``."""
@@ -87,10 +192,8 @@ def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def select(tensors: Mapping[str, Tensor], name: str) -> Tensors:
     """Return the tensors of one part, keyed by their names within the part."""
-    prefix = f"{name}."
-    return {
-        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
-    }
+    own = f"{name}."
+    return {k.removeprefix(own): value for k, value in tensors.items() if k.startswith(own)}
 
 
 class HeadPart(Part):

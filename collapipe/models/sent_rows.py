@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from collapipe.batch import IGNORED
 from collapipe.models.cut import CutSpec, extra_rows
 from collapipe.models.split import ModelSpec
+from collapipe.tensors import IGNORED
 
 Reads = Literal["first", "labelled", "real", "every"]
 """Rows of a sample that a head reads: the first row, rows of labelled tokens, rows of all tokens

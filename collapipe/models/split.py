@@ -8,9 +8,8 @@ from typing import Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from collapipe.batch import IGNORED, Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
-from collapipe.tensors import aligned
+from collapipe.tensors import IGNORED, Batch, aligned
 from collapipe.text.vocabulary import Vocabulary
 
 M = TypeVar("M", bound=nn.Module)

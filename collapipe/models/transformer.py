@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
 from collapipe.models.split import decode_greedily, shift_right
 from collapipe.sections import Count, Share
+from collapipe.tensors import IGNORED
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import check_fields
 

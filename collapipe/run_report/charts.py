@@ -21,8 +21,8 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from collapipe.drawing import own_look
 from collapipe.errors import printable
+from collapipe.process.drawing import own_look
 from collapipe.run_report.html import Markup, scrolling, tag
 
 _WIDTH, _WIDE, _HEIGHT, _INCH = 420.0, 860.0, 250.0, 72.0

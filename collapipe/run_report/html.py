@@ -34,13 +34,9 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 def join(*parts: object) -> Markup:
     """Join all parts that are not None."""
-    return Markup(
-        "".join(
-            part if isinstance(part, Markup) else html.escape(str(part))
-            for part in parts
-            if part is not None
-        )
-    )
+    there = (each for each in parts if each is not None)
+    shown = (each if isinstance(each, Markup) else html.escape(str(each)) for each in there)
+    return Markup("".join(shown))
 
 
 def table(

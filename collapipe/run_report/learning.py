@@ -15,7 +15,6 @@ Value = Callable[[RoundReport], float | None]
 TRAIN_LOSS: Value = attrgetter("train_loss")
 EVALUATION_LOSS: Value = attrgetter("evaluation_loss")
 EPSILON: Value = attrgetter("epsilon")
-ON_UNITS = "on units"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +42,27 @@ class Curve:
 
 def _points(run: Run, axis: str, value: Value) -> dict[int, Point]:
     """Return the value of each round that has one, with its place on the axis."""
-    places: Iterable[float] = run.clock.ends_s
-    if axis == "round":
-        places = [float(line.round) for line in run.rounds]
-    elif axis == "samples":
-        places = accumulate(float(line.samples) for line in run.rounds)
+    places: dict[str, Iterable[float]] = {
+        "round": (float(line.round) for line in run.rounds),
+        "samples": accumulate(float(line.samples) for line in run.rounds),
+        "seconds": run.clock.ends_s,
+    }
     return {
         line.round: (x, y)
-        for x, line in zip(places, run.rounds, strict=True)
+        for x, line in zip(places[axis], run.rounds, strict=True)
         if (y := value(line)) is not None
     }
 
 
-def metric(name: str) -> Value:
+def metric(name: str, on_units: bool = False) -> Value:
     """Return a function that gives a round's value of the metric ``name``, or None."""
-    return lambda line: line.metric.value if line.metric and line.metric.name == name else None
+
+    def value(line: RoundReport) -> float | None:
+        evaluated = line.on_units if on_units else line
+        found = evaluated.metric if evaluated else None
+        return found.value if found and found.name == name else None
+
+    return value
 
 
 def metric_names(runs: Iterable[Run]) -> list[str]:
@@ -82,24 +87,21 @@ def learning(run: Run) -> Markup:
     values = [("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS)]
     both = run.option("evaluation.where") == "both"
     if both:
-        values.append((ON_UNITS, lambda line: line.on_units.loss if line.on_units else None))
+        values.append(("on units", lambda line: line.on_units.loss if line.on_units else None))
     losses = [Curve(name, style, [run], value) for style, (name, value) in enumerate(values)]
     of_metrics = [
-        (name, name, [Curve(name, n, [run], metric(name)), *_on_units(run, n, name, both)])
+        (
+            name,
+            name,
+            [
+                Curve(f"{name} on units" if own else name, n + own, [run], metric(name, own))
+                for own in (False, True)[: 1 + both]
+            ],
+        )
         for n, name in enumerate(metric_names([run]))
     ]
     private = "Privacy of a unit, ε of all rounds so far", "ε", [Curve("ε", 0, [run], EPSILON)]
     return learned([("Loss", "loss", losses), *of_metrics, private])
-
-
-def _on_units(run: Run, style: int, name: str, both: bool) -> list[Curve]:
-    """Return the curve of a metric evaluated on units."""
-
-    def value(line: RoundReport) -> float | None:
-        found = line.on_units.metric if line.on_units else None
-        return found.value if found and found.name == name else None
-
-    return [Curve(f"{name} {ON_UNITS}", style + 1, [run], value)] if both else []
 
 
 def learned(drawn: Iterable[tuple[str, str, Sequence[Curve]]]) -> Markup:

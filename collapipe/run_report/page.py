@@ -6,22 +6,12 @@ from pathlib import Path
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport
+from collapipe.run_report import html
 from collapipe.run_report.comparison import comparison_page
 from collapipe.run_report.costs import energy, phases, predicted, traffic
-from collapipe.run_report.devices import devices
-from collapipe.run_report.html import (
-    GENERATOR,
-    Markup,
-    details,
-    join,
-    note,
-    table,
-    tag,
-    whole_page,
-)
 from collapipe.run_report.learning import learning
 from collapipe.run_report.privacy import privacy
-from collapipe.run_report.round import gantt, step_chart
+from collapipe.run_report.round import devices, gantt, step_chart
 from collapipe.run_report.units import participation, queues, radio
 from collapipe.runs.reading import Run, latest_run, read_run
 
@@ -69,7 +59,7 @@ def _write(file: Path, page: str) -> None:
             raise ConfigError(f"{file}: is no file; choose another --output")
         if file.exists():
             with file.open(encoding="utf-8", errors="replace") as old:
-                if GENERATOR not in old.read(_HEAD):
+                if html.GENERATOR not in old.read(_HEAD):
                     raise ConfigError(
                         f"{file}: exists and is not a report; choose another --output"
                     )
@@ -83,18 +73,20 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
     """Return the page of one run; ``shown`` is the round of the Gantt chart, None for no chart."""
     unknown = "The run has no choices.json, as older ones: groups are named by their classes."
     facts = [
-        tag("div", tag("dt", name), tag("dd", text)) for name, text in _facts(run).items() if text
+        html.tag("div", html.tag("dt", name), html.tag("dd", text))
+        for name, text in _facts(run).items()
+        if text
     ]
     opening = (
-        tag("p", _state(run), class_="state"),
-        tag("dl", *facts),
-        None if run.choices else note(unknown),
+        html.tag("p", _state(run), class_="state"),
+        html.tag("dl", *facts),
+        None if run.choices else html.note(unknown),
     )
-    a_round = note("No round was planned.")
+    a_round = html.note("No round was planned.")
     if shown:
-        a_round = join(gantt(run, shown), step_chart(run, shown))
-    text = tag("pre", run.config_text, tabindex="0", role="region", aria_label="config.yaml")
-    configuration = details("The configuration, config.yaml", text)
+        a_round = html.join(gantt(run, shown), step_chart(run, shown))
+    text = html.tag("pre", run.config_text, tabindex="0", role="region", aria_label="config.yaml")
+    configuration = html.details("The configuration, config.yaml", text)
     real, read = devices(run), privacy(run)
     sections = [
         ("learning", "Learning", learning(run)),
@@ -108,9 +100,9 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
         ("energy", "Energy", energy(run)),
         ("bytes", "Bytes", traffic(run)),
         *([("privacy", "What the server could read", read)] if read else []),
-        ("all", "All rounds, all options", join(_rounds(run), configuration)),
+        ("all", "All rounds, all options", html.join(_rounds(run), configuration)),
     ]
-    return whole_page(f"Run {run.folder.name}", join(*opening), sections)
+    return html.whole_page(f"Run {run.folder.name}", html.join(*opening), sections)
 
 
 def _state(run: Run) -> str:
@@ -157,7 +149,7 @@ def _chosen(run: Run, group: str) -> str:
     return ", ".join(known) or str(options.get("_target_") or "").rpartition(".")[2]
 
 
-def _rounds(run: Run) -> Markup:
+def _rounds(run: Run) -> html.Markup:
     ends = dict(zip((line.round for line in run.rounds), run.clock.ends_s, strict=True))
     cells: dict[str, Callable[[RoundReport], str]] = {
         "round": lambda line: str(line.round),
@@ -178,7 +170,9 @@ def _rounds(run: Run) -> Markup:
         "MB down": lambda line: f"{line.bytes_down / 1e6:,.2f}",
     }
     rows = [[cell(line) for cell in cells.values()] for line in run.rounds]
-    return details(f"Every round as a table ({len(rows)})", table([*cells], rows, "Every round"))
+    return html.details(
+        f"Every round as a table ({len(rows)})", html.table([*cells], rows, "Every round")
+    )
 
 
 def _told(value: float | None, form: str, unit: str = "") -> str:

@@ -2,23 +2,9 @@
 
 from string import ascii_letters
 
-from collapipe.audit.result import Attack, Audit, Condition, Recovery, read_audit
-from collapipe.audit.sections import (
-    ATTACKS,
-    COLUMNS,
-    SENT,
-    UPDATE_COLUMNS,
-    UPDATE_TITLE,
-    baseline,
-    chosen,
-    headline,
-    membership_text,
-    percent,
-    tables,
-    update_rows,
-    updates_text,
-)
-from collapipe.run_report.charts import Kind, Point, Series, colour_of, lines, rows, stacked
+from collapipe.audit import sections
+from collapipe.audit.result import Audit, Condition, read_audit
+from collapipe.run_report.charts import Kind, Series, colour_of, lines, rows, stacked
 from collapipe.run_report.html import Markup, charts, join, note, table, tag
 from collapipe.runs.reading import Run
 
@@ -31,7 +17,9 @@ def privacy(run: Run) -> Markup | None:
     found = read_audit(run.folder)
     if found is None:
         return None
-    updates = update_rows(found)
+    tables = [(sections.COLUMNS, cells, title) for title, cells in sections.tables(found)]
+    if updates := sections.update_rows(found):
+        tables.append((sections.UPDATE_COLUMNS, updates, sections.UPDATE_TITLE))
     told = (
         f"{found.rows} validation rows with {found.tokens:,} tokens, attacked with "
         f"{found.public_rows:,} public rows by CollaPipe {found.version}. Tables have percent of "
@@ -39,43 +27,30 @@ def privacy(run: Run) -> Markup | None:
         "ones with dropout."
     )
     return join(
-        tag("p", f"{headline(found)} {baseline(found)}"),
+        tag("p", f"{sections.headline(found)} {sections.baseline(found)}"),
         charts(
             _curves(found, "blocks", "encoder blocks"),
             _curves(found, "precision", "bits of a number"),
             _curves(found, "noise", "noise"),
         ),
         _bars(found),
-        *(table(["weights", *COLUMNS[1:]], cells, title) for title, cells in tables(found)),
-        *([table(["weights", *UPDATE_COLUMNS[1:]], updates, UPDATE_TITLE)] if updates else []),
-        tag("p", f"{found.targets} Updates: {updates_text(found)}."),
-        tag("p", f"Membership: {membership_text(found)}."),
+        *(table(["weights", *columns[1:]], cells, title) for columns, cells, title in tables),
+        tag("p", f"{found.targets} Updates: {sections.updates_text(found)}."),
+        tag("p", f"Membership: {sections.membership_text(found)}."),
         note(told),
     )
 
 
-def _trained(found: Audit, field: str, attack: Attack) -> list[Recovery]:
-    """Return an attack's recovery from the trained model's activations, by ``field``."""
-    every = chosen(found, field)
-    return [r for r in every if (r.attack, r.condition.state) == (attack, "trained")]
-
-
 def _curves(found: Audit, field: str, across: str) -> Markup:
     series = []
-    for style, attack in enumerate(ATTACKS):
-        each = _trained(found, field, attack)
+    for style, attack in enumerate(sections.ATTACKS):
+        each = sections.recovered(found, field, attack, "trained")
         if len(each) > 1:
-            series.append(_series(attack, style, field, each))
+            shares = {_place(r.condition, field): r.all_tokens for r in each}
+            points = [(x, 100 * share.value) for x, share in sorted(shares.items())]
+            band = [(x, 100 * share.low, 100 * share.high) for x, share in sorted(shares.items())]
+            series.append(Series(attack, style, points, band=band))
     return lines(f"Tokens recovered by {across}", across, "%", series, zero=True)
-
-
-def _series(name: str, style: int, field: str, recoveries: list[Recovery]) -> Series:
-    points, band = list[Point](), []
-    for each in sorted(recoveries, key=lambda r: _place(r.condition, field)):
-        x, share = _place(each.condition, field), each.all_tokens
-        points.append((x, 100 * share.value))
-        band.append((x, 100 * share.low, 100 * share.high))
-    return Series(name, style, points, band=band)
 
 
 def _place(condition: Condition, field: str) -> float:
@@ -87,12 +62,12 @@ def _bars(found: Audit) -> Markup | None:
     """Return bars by rows that are sent; None if all tokens' rows are sent."""
     bars = [
         stacked(
-            f"{SENT[each.condition.reads]}, {attack}",
+            f"{sections.SENT[each.condition.reads]}, {attack}",
             [(Kind("", colour_of(style)), 100 * each.all_tokens.value)],
-            percent(each.all_tokens),
+            sections.percent(each.all_tokens),
         )
-        for style, attack in enumerate(ATTACKS)
-        for each in _trained(found, "reads", attack)
+        for style, attack in enumerate(sections.ATTACKS)
+        for each in sections.recovered(found, "reads", attack, "trained")
     ]
     more = found.sent.reads in ("first", "labelled")
     return rows("Tokens recovered by rows sent", "%", bars, wide=True) if more else None

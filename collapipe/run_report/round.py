@@ -1,4 +1,4 @@
-"""Gantt charts of a round as planned and modelled: of its units, and of a local step's devices."""
+"""Show a round: Gantt charts of its units and of a local step, and what real devices measured."""
 
 import gzip
 import zlib
@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import cast
+from pathlib import Path
+from typing import TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from collapipe.errors import ConfigError, printable
-from collapipe.formatting import seconds, three_digits
+from collapipe.formatting import amount, seconds, three_digits
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterCost, RoundReport
-from collapipe.run_report.charts import QUIET, Kind, Row, rows, stacked
-from collapipe.run_report.html import Markup, join, note, table
+from collapipe.run_report.charts import QUIET, Kind, Row, Series, lines, rows, stacked
+from collapipe.run_report.html import Markup, charts, join, note, table
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from collapipe.state import ClusterState
@@ -24,6 +25,7 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 from optim.timeline import SegmentTimes, stages_behind, timeline
 
+T = TypeVar("T")
 _STEM = Kind("frozen stem", "c3")
 _PIPELINE = Kind("pipeline, all local steps", "c0")
 _UPLOAD = Kind("upload, after the pipeline", "c1", 0.25, 0.5)
@@ -32,6 +34,8 @@ _REQUEST = TypeAdapter(RoundRequest)
 _LONGEST = 2**26  # of a line, in bytes; a thousand units of a dozen devices need a tenth
 _ODD = Kind("odd micro-batch", "c0", 0, 0.75)
 _EVEN = Kind("even micro-batch", "c0", 0, 0.75, 0.5)
+_COMPUTES = Kind("computes", "c0")
+_WAITS = Kind("waits for its neighbours", "c1", 0.25, 0.5)
 _SENT = Kind("hop to the next device", QUIET, 0.8, 0.2)
 
 
@@ -110,22 +114,31 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
 def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]:
     """Yield the planners' requests of a run's rounds, or only the request of round ``number``.
 
-    Yields nothing without a file. A small compressed file may unpack to a huge line or to endless
-    lines, so the length and the number of lines are bounded by the run's rounds. Raises
-    ``EOFError`` while the file is still being written and ``ConfigError`` if it is damaged.
+    Yields nothing without a file. Raises as ``read_packed``.
     """
     file = run.folder / REQUESTS
-    if not file.is_file():
-        return
+    if file.is_file():
+        yield from read_packed(run, file, _REQUEST, number, _LONGEST)
+
+
+def read_packed(
+    run: Run, file: Path, kind: TypeAdapter[T], number: int | None, longest: int
+) -> Iterator[T]:
+    """Yield the lines of a run's compressed file, or only the lines of round ``number``.
+
+    A small file may unpack to a huge line or to endless lines. So a line has less than ``longest``
+    bytes, and the number of lines is bounded by the run's rounds. Raises ``EOFError`` while the
+    file is still being written and ``ConfigError`` if it is damaged.
+    """
     beginning = b"" if number is None else b'{"round":%d,' % number
     try:
         with gzip.open(file) as lines:
             most = len(run.rounds) + 1  # one more, to see the file's end
-            for text in islice(iter(partial(lines.readline, _LONGEST), b""), most):
-                if len(text) == _LONGEST:
+            for text in islice(iter(partial(lines.readline, longest), b""), most):
+                if len(text) == longest:
                     raise OSError("a line without end")
                 if text.startswith(beginning):
-                    yield _REQUEST.validate_json(text)
+                    yield kind.validate_json(text)
     except (OSError, zlib.error, ValidationError) as error:
         why = printable(str(error).partition("\n")[0])
         where = f"{file}: " if number is None else f"{file}: round {number}: "
@@ -184,3 +197,74 @@ def _planned(
     blocks = tuple(segment.span.blocks for segment in cluster.segments)
     partition = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=not blocks)
     return problem, partition, state
+
+
+def devices(run: Run) -> Markup | None:
+    """Show the devices of the last round with real ones; None if devices were simulated."""
+    measured = [line for line in run.rounds if line.devices]
+    if not measured:
+        return None
+    last = measured[-1]
+    titles = (
+        *("device", "blocks", "chunk planned", "chunk measured"),
+        *("computes", "waits", "sends", "sent", "peak memory"),
+    )
+    told = table(titles, [*_cells(run, last)], f"Devices in round {last.round}")
+    bars = [
+        stacked(
+            f"{run.called(unit)}, {each.name}",
+            [(_COMPUTES, each.compute_s), (_WAITS, each.wait_s)],
+            seconds(each.span_s),
+        )
+        for unit, reports in last.devices.items()
+        for each in reports
+    ]
+    across = "seconds of the round in which a step was under way, measured"
+    chart = rows(f"Who waits for whom in round {last.round}", across, bars, wide=True)
+    return join(_pipelines(run), chart, told, *_events(run))
+
+
+def _pipelines(run: Run) -> Markup:
+    """Show measured and planned seconds of each unit's batches."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for line in run.rounds:
+        for unit, measured_s in line.pipeline_s.items():
+            who = run.called(unit)
+            found.setdefault(f"{who}, measured", []).append((line.round, measured_s))
+            if cost := line.costs.get(unit):
+                found.setdefault(f"{who}, planned", []).append((line.round, cost.pipeline_s))
+    series = [Series(name, style, points) for style, (name, points) in enumerate(found.items())]
+    return charts(lines("Pipelines of real devices", "round", "s", series, zero=True))
+
+
+def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
+    for cluster in line.plan.clusters:
+        planned = _planned_s(run, line, cluster)
+        for each in line.devices.get(cluster.unit, ()):
+            chunk_s, span_s = planned.get(each.name), each.span_s or 1.0
+            yield [
+                f"{run.called(cluster.unit)}, {each.name}",
+                each.blocks,
+                "–" if chunk_s is None else seconds(chunk_s),
+                seconds(each.chunk_s),
+                f"{each.compute_s / span_s:.0%}",
+                f"{each.wait_s / span_s:.0%}",
+                f"{each.send_s / span_s:.0%}",
+                amount(each.sent_bytes, "B"),
+                amount(each.peak_bytes, "B"),
+            ]
+
+
+def _planned_s(run: Run, line: RoundReport, cluster: ClusterPlan) -> dict[str, float]:
+    """Return the planned seconds of a micro-batch on each device."""
+    try:
+        return {name: times.compute_s for name, times in planned_stages(run, line, cluster)}
+    except (ConfigError, EOFError):  # the page then has only the measured seconds
+        return {}
+
+
+def _events(run: Run) -> Iterator[Markup]:
+    for line in run.rounds:
+        for unit, events in line.events.items():
+            for event in events:
+                yield note(f"Round {line.round}, {run.called(unit)}: {printable(event)}")

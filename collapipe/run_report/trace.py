@@ -3,21 +3,23 @@
 Each device is a process with tracks for computing, waiting and sending, and for the plan.
 """
 
-import gzip
 import json
 import math
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from pydantic import TypeAdapter
 
-from collapipe.errors import ConfigError, printable
+from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan
+from collapipe.process.drawing import own_look
 from collapipe.report import DeviceTrace, RoundReport, RoundTraces
-from collapipe.run_report.round import planned_stages
+from collapipe.run_report.round import planned_stages, read_packed
 from collapipe.runs.folder import TRACES
 from collapipe.runs.reading import Run, read_run
 from pipeline import schedule
@@ -32,6 +34,14 @@ _NAMES = {
     SEND: "send activations",
     SEND_BACK: "send gradients",
     PLANNED: "plan: forward and backward",
+}
+_WIDTH_IN, _ROW_IN, _MARGIN_IN = 9.0, 0.7, 1.3
+_LANES = {  # top and height in a row, colour, label
+    COMPUTE: (-0.4, 0.34, "#3b6ea5", "computes"),
+    WAIT: (-0.4, 0.34, "#dddddd", "waits for its input"),
+    SEND: (-0.04, 0.1, "#222222", "sends activations"),
+    SEND_BACK: (0.08, 0.1, "#909090", "sends gradients"),
+    PLANNED: (0.22, 0.18, "#c98b3a", "the plan"),
 }
 Event = dict[str, Any]
 
@@ -51,7 +61,7 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
     Raises ``ConfigError`` if the run has no such round on real devices.
     """
     run = read_run(run_dir)
-    traces = _read(run_dir, number)
+    traces = _read(run, number)
     line = next((each for each in run.rounds if each.round == traces.round), None)
     if line is None:
         raise ConfigError(f"{run_dir}: metrics.jsonl has no round {traces.round}")
@@ -92,26 +102,16 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
                     yield _slice(process, PLANNED, str(place), at, planned.compute_s)
 
 
-def _read(run_dir: Path, number: int | None) -> RoundTraces:
+def _read(run: Run, number: int | None) -> RoundTraces:
     """Read the traces of a round. Raises ``ConfigError`` if they are missing or damaged."""
-    file, found = run_dir / TRACES, None
-    try:
-        with gzip.open(file) as lines:
-            while text := lines.readline(_LONGEST):
-                if len(text) == _LONGEST:
-                    raise OSError("a line without end")
-                each = _TRACES.validate_json(text)
-                if number in (None, each.round):
-                    found = each
-    except FileNotFoundError as error:
+    file, found = run.folder / TRACES, None
+    if not file.exists():
         raise ConfigError(
-            f"{run_dir}: has no {TRACES}; runs on real devices (cluster=devices) write one"
-        ) from error
-    except EOFError:  # the run is still writing
-        pass
-    except (OSError, zlib.error, ValidationError) as error:
-        why = printable(str(error).partition("\n")[0])
-        raise ConfigError(f"{file}: not what a run writes ({why})") from error
+            f"{run.folder}: has no {TRACES}; runs on real devices (cluster=devices) write one"
+        )
+    with suppress(EOFError):  # the run is still writing
+        for each in read_packed(run, file, _TRACES, number, _LONGEST):
+            found = each
     if found is None:
         raise ConfigError(f"{file}: has no round {number}; leave --round out for the last one")
     return found
@@ -153,15 +153,12 @@ def _flows(
         for (_, began, ended, _), action in zip(rows, actions, strict=False):
             if action.kind == schedule.WEIGHTS:  # no action depends on it
                 continue
-            forward = action.kind == schedule.FORWARD
-            came, left = (stage, stage + 1) if forward else (stage + 1, stage)
-            common = {"cat": "hop", "name": str(action), "pid": process, "tid": COMPUTE}
-            if 0 < came < stages:
-                key = f"{flow} {step} {action} {came}"
-                yield common | {"ph": "f", "bp": "e", "id": key, "ts": began * 1e6}
-            if 0 < left < stages:
-                key = f"{flow} {step} {action} {left}"
-                yield common | {"ph": "s", "id": key, "ts": ended * 1e6}
+            places = (stage, stage + 1) if action.kind == schedule.FORWARD else (stage + 1, stage)
+            ends = ({"ph": "f", "bp": "e", "ts": began * 1e6}, {"ph": "s", "ts": ended * 1e6})
+            for place, end in zip(places, ends, strict=True):
+                if 0 < place < stages:
+                    about = {"cat": "hop", "name": str(action), "pid": process, "tid": COMPUTE}
+                    yield {**about, **end, "id": f"{flow} {step} {action} {place}"}
 
 
 def _named(process: int, name: str) -> Iterator[Event]:
@@ -174,3 +171,48 @@ def _named(process: int, name: str) -> Iterator[Event]:
 def _slice(process: int, track: int, name: str, begin_s: float, length_s: float) -> Event:
     at = {"ts": begin_s * 1e6, "dur": max(0.0, length_s) * 1e6}
     return {"ph": "X", "name": name, "pid": process, "tid": track, **at}
+
+
+@own_look()
+def draw(events: Iterable[Event], title: str, file: Path) -> None:
+    """Draw the last step of ``events``, with the planned step aligned to it.
+
+    Raises ``ConfigError`` if the file cannot be written, or does not end in .svg or .png.
+    """
+    events = list(events)
+    names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    figure = Figure((_WIDTH_IN, _ROW_IN * len(names) + _MARGIN_IN), layout="constrained")
+    axes = figure.subplots()
+    for each, begin in _last_step([each for each in events if each["ph"] == "X"]):
+        top, height, color, _ = _LANES[each["tid"]]
+        lane = list(names).index(each["pid"]) + top, height
+        bar = (each["ts"] - begin) / 1e6, each["dur"] / 1e6
+        axes.broken_barh([bar], lane, facecolors=color, edgecolors="white", linewidth=0.4)
+    axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names.values()])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("time from the beginning of the step [s]")
+    axes.set_title(title, loc="left", fontsize=10, parse_math=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    patches = [Patch(facecolor=color, label=label) for _, _, color, label in _LANES.values()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=5, frameon=False)
+    try:
+        figure.savefig(file, dpi=160)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot {file}: {error}; name a .svg or .png file") from error
+
+
+def _last_step(slices: Sequence[Event]) -> Iterator[tuple[Event, float]]:
+    """Return the slices of the last step and of the plan, each with its start time."""
+    begins: dict[int, float] = {}
+    for each in slices:
+        if each["tid"] == WAIT:  # the first thing in a step
+            step = each["args"]["step"]
+            begins[step] = min(each["ts"], begins.get(step, math.inf))
+    last = max(begins, default=0)
+    for each in slices:
+        if each["tid"] == PLANNED:
+            yield each, begins[0]
+        elif each["args"]["step"] == last:
+            yield each, begins[last]

@@ -97,12 +97,6 @@ def radio(run: Run) -> Markup:
     if not sent:
         return note("The strategy plans no channels and powers.")
     channels = sorted({uplink.channel for _, _, uplink in sent})
-    share = 1 / len(channels)  # the place in the cell also shows the channel
-    kinds = {
-        channel: Kind(f"channel {channel}", colour_of(n), n * share, share)
-        for n, channel in enumerate(channels)
-    }
-    found = [(unit, number, kinds[uplink.channel]) for number, unit, uplink in sent]
     powers: dict[float, list[float]] = {}
     own: list[list[UplinkPlan]] = [[] for _ in range(run.num_units)]
     for number, unit, uplink in sent:
@@ -119,10 +113,10 @@ def radio(run: Run) -> Markup:
         ]
         for unit, each in enumerate(own)
     ]
-    few = len(channels) <= COLOURS
-    columns += [kind.name for kind in kinds.values()]
+    columns += [f"channel {channel}" for channel in channels]
+    title, few = "Who sent on which channel", len(channels) <= COLOURS
     return join(
-        _by_round(run, "Who sent on which channel", found, {}) if few else None,
+        _chosen(run, "channel", title, channels, "channel {}") if few else None,
         charts(lines("Transmit power", "round", "watts", [spread([*powers.items()])], zero=True)),
         table(columns, rows, "Channels and powers of each unit"),
         note("As planned, with modelled channels. The last columns count uploads."),
@@ -130,18 +124,20 @@ def radio(run: Run) -> Markup:
     )
 
 
-def _chosen(run: Run, what: str, title: str, among: Sequence[str]) -> Markup | None:
-    """Show the scheduler's choices for units, if it chose any."""
+def _chosen(
+    run: Run, what: str, title: str, among: Sequence[object], form: str = "{}"
+) -> Markup | None:
+    """Show the scheduler's choices for units, if it chose any; a box's place also shows them."""
     found = [
-        (cluster.unit, line.round, str(choice))
+        (cluster.unit, line.round, choice)
         for line in run.rounds
         for cluster in line.plan.clusters
-        if cluster.uplink and (choice := getattr(cluster.uplink, what))
+        if cluster.uplink and (choice := getattr(cluster.uplink, what)) is not None
     ]
-    names = [name for name in among if name in {each[2] for each in found}]
-    share = 1 / max(len(names), 1)
-    kinds = {name: Kind(name, colour_of(n), n * share, share) for n, name in enumerate(names)}
-    boxes = [(unit, number, kinds[name]) for unit, number, name in found]
+    made = [choice for choice in among if choice in {each[2] for each in found}]
+    share = 1 / max(len(made), 1)
+    kinds = {c: Kind(form.format(c), colour_of(n), n * share, share) for n, c in enumerate(made)}
+    boxes = [(unit, number, kinds[choice]) for unit, number, choice in found]
     return _by_round(run, title, boxes, {}) if boxes else None
 
 

@@ -40,11 +40,3 @@ def over_seeds(values: Iterable[float]) -> Interval:
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half)
-
-
-def share_over_seeds(percents: Iterable[float]) -> Interval:
-    """Return the interval of a mean percentage, clipped to 0 … 100 %."""
-    interval = over_seeds(percents)
-    if interval.low is None or interval.high is None:
-        return interval
-    return Interval(interval.mean, max(0.0, interval.low), min(100.0, interval.high))

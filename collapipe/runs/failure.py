@@ -23,19 +23,20 @@ def take_failure(run_dir: Path, how: str) -> CollaPipeError:
     If the server's app was killed, the error names ``how``, the command that resumes the run.
     """
     file = run_dir / _FILE
-    if not file.exists() and (run_dir / _BEGUN).exists() and not (run_dir / _ENDED).exists():
-        return RoundFailedError(
-            f"{run_dir}: the server's app was killed, or its machine had no memory left; "
-            f"{how_to_go_on(run_dir, how)}"
-        )
-    if not file.exists() and not (run_dir / _BEGUN).exists():
-        return RoundFailedError(
+    if file.exists():
+        told = json.loads(file.read_text(encoding="utf-8"))
+        file.unlink()
+        kind = ConfigError if told["exit_status"] == ConfigError.exit_status else RoundFailedError
+        return kind(told["error"])
+    why = "the run failed; its last lines above say why"
+    if not (run_dir / _BEGUN).exists():
+        why = (
             "the run failed before it began: the last lines above say why, or else the server's app"
             " was killed; start it again"
         )
-    if not file.exists():
-        return RoundFailedError("the run failed; its last lines above say why")
-    told = json.loads(file.read_text(encoding="utf-8"))
-    file.unlink()
-    kind = ConfigError if told["exit_status"] == ConfigError.exit_status else RoundFailedError
-    return kind(told["error"])
+    elif not (run_dir / _ENDED).exists():
+        why = (
+            f"{run_dir}: the server's app was killed, or its machine had no memory left; "
+            f"{how_to_go_on(run_dir, how)}"
+        )
+    return RoundFailedError(why)

@@ -21,8 +21,7 @@ from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError, NoRowsError
 from collapipe.seeds import derive
 from collapipe.tasks.text_task import check_labels, in_order
-from collapipe.text.tokenizer import Tokenizer
-from collapipe.text.words import count_words
+from collapipe.text.tokenizer import Tokenizer, count_words
 from collapipe.wire.messages import RowsReply, Split
 
 if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it

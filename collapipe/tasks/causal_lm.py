@@ -11,13 +11,13 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Lines
 from collapipe.errors import NonFiniteLossError
 from collapipe.statistics import Statistics
 from collapipe.tasks.synthetic import sentences
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import FolderTask
+from collapipe.tensors import IGNORED, Batch, mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 _AT_ONCE = 10_000  # texts

@@ -11,13 +11,13 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
 
-from collapipe.batch import IGNORED
 from collapipe.data.folders import OUTSIDE, fault_of, parse_tagged
 from collapipe.errors import ConfigError
 from collapipe.statistics import Statistics
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import LabelledTask, LabelledTexts, count_labels, encode_labels
+from collapipe.tensors import IGNORED
 from collapipe.text.tokenizer import Tokenizer
 
 

@@ -12,12 +12,12 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from pydantic import Field
 
-from collapipe.batch import Batch
 from collapipe.data.folders import Splits
 from collapipe.report import Score as Score  # for users' tasks
 from collapipe.statistics import Statistics
-from collapipe.text.labels import MOST_LABELS
+from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.vocabulary import MOST_LABELS
 
 VocabularySize = Annotated[int, Field(ge=259)]  # 256 bytes and three special tokens
 # At least one token and two special ones; attention over longer texts fits no device.

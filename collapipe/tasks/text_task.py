@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from datasets import Dataset
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Parse, Splits, read_lines, read_splits
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.task import MAX_LABELS, Examples, LabelCount, TextLength, VocabularySize
-from collapipe.text.labels import MOST_LABELS, fault_of_label
+from collapipe.tensors import IGNORED, Batch, mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.vocabulary import MOST_LABELS, fault_of_label
 
 _log = logging.getLogger(__name__)
 _SHOWN = 6  # names in a message

@@ -1,10 +1,11 @@
-"""Convert a run's texts and labels to numbers, and check untrusted tokenisers."""
+"""Convert a run's texts and labels to numbers, count words, and check untrusted tokenisers."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
@@ -15,7 +16,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.text.words import byte_level
+
+_MOST_TOKENS = 2**22
+_BLANK = "Ġ"  # a blank in byte-level tokenisers
+_MOST_BYTES, _SECONDS = 2**27, 60
+_PROBE = Path(__file__).with_name("probe.py")
+LETTERS = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one for each byte
+LONGEST_WORD = 2**16  # letters; no tokeniser learns anything from a longer one
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +32,6 @@ class SpecialTokens:
     pad: str = "<pad>"
     bos: str = "<s>"
     eos: str = "</s>"
-
-
-_MOST_TOKENS = 2**22
-_BLANK = "Ġ"  # a blank in byte-level tokenisers
-_MOST_BYTES, _SECONDS = 2**27, 60
-_PROBE = Path(__file__).with_name("probe.py")
 
 
 @contextmanager
@@ -170,3 +171,22 @@ def check_tokenizer(json_text: str, *how: str) -> None:
     if tried.returncode:
         said = tried.stderr.decode(errors="replace").strip() or f"status {tried.returncode}"
         raise ConfigError(f"not a tokeniser that works ({one_line(said.splitlines()[-1])})")
+
+
+def byte_level() -> pre_tokenizers.ByteLevel:
+    """Return a splitter of texts into words, with the blank before a word; letters are bytes."""
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def count_words(rows: Iterable[Iterable[str]], min_rows: int = 1) -> dict[str, int]:
+    """Count the words in the texts of ``rows``.
+
+    Words in fewer than ``min_rows`` rows or with more than ``LONGEST_WORD`` letters are left out.
+    """
+    cutter, counts, holding = byte_level(), Counter[str](), Counter[str]()
+    for texts in rows:
+        words = [word for text in texts for word, _ in cutter.pre_tokenize_str(text)]
+        words = [word for word in words if len(word) <= LONGEST_WORD]
+        counts.update(words)
+        holding.update(set(words))
+    return {word: count for word, count in counts.items() if holding[word] >= min_rows}

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from collapipe.errors import ConfigError, DataError, WireError, one_line
-from collapipe.home import in_home
+from collapipe.process.folders import in_home
 from collapipe.tensors import Tensors
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

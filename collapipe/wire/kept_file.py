@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collapipe import cancellation
 from collapipe.credentials import files
 from collapipe.errors import StorageError
-from collapipe.temporary import TemporaryFolder
+from collapipe.process import cancellation
+from collapipe.process.folders import TemporaryFolder
 from collapipe.tensors import Tensors
 from collapipe.wire.parts import mapped_part, pieces
 

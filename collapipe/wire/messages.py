@@ -14,8 +14,8 @@ from collapipe.sections import Positive
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
-from collapipe.text.labels import MOST_LABELS, fault_of_label
-from collapipe.text.words import LETTERS, LONGEST_WORD
+from collapipe.text.tokenizer import LETTERS, LONGEST_WORD
+from collapipe.text.vocabulary import MOST_LABELS, fault_of_label
 
 
 def _printable(name: str) -> str:

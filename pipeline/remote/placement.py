@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import Tensor
 
-from collapipe import cancellation
 from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
+from collapipe.process import cancellation
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import without_addresses
 from collapipe.wire.frames import Frame, FrameKind

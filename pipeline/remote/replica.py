@@ -9,7 +9,7 @@ from torch import Tensor
 
 from collapipe.errors import StorageError, WireError
 from collapipe.models.part import prefixed, select
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.folders import TemporaryFolder
 from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.parts import joined, mapped_part, most_bytes, read_part
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collapipe.batch import IGNORED
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import HEAD
+from collapipe.tensors import IGNORED
 from collapipe.wire.compression import FLOAT32, decode, encode, layout
 from collapipe.wire.feedback import ChangeCoder
 

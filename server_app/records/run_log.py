@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import ConfigError, StorageError, one_line
-from collapipe.extras import missing
+from collapipe.process.extras import missing
 from collapipe.report import RoundReport, RoundTraces
 from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
 from optim.planner import RoundRequest

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import PercentFormatter
 
-from collapipe.drawing import own_look
+from collapipe.process.drawing import own_look
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 7.0, 0.22, 0.8
 _MOST_UNITS, _MOST_LABELS, _MOST_LETTERS = 100, 15, 24

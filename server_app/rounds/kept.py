@@ -7,7 +7,7 @@ from collapipe.config import Settings
 from collapipe.devices.slowness import Slowness
 from collapipe.errors import WireError
 from collapipe.models.cut import extra_rows
-from collapipe.models.optimizer import state_like
+from collapipe.models.part import state_like
 from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite, chosen, not_finite

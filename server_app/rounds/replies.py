@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import WireError, is_printable
-from collapipe.models.optimizer import state_like
+from collapipe.models.part import state_like
 from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
 from collapipe.report import TRACED_STEPS, ClusterReport

@@ -13,8 +13,7 @@ from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_cal
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
-from collapipe.report import ClusterReport, RoundCost, RoundReport
-from collapipe.rounding import BENCHMARKED, RoundingErrors
+from collapipe.report import BENCHMARKED, ClusterReport, RoundCost, RoundingErrors, RoundReport
 from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster

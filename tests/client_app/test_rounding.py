@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from client_app.payloads import GRADIENT_GAIN, ActivationMeter, measured
-from collapipe.rounding import RoundingErrors
+from collapipe.report import RoundingErrors
 from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import Precision
 from collapipe.tensors import Tensors

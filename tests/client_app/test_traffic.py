@@ -13,10 +13,10 @@ from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
 from client_app.traffic import LinkFormat, LinkTraffic, sampled_steps
-from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
+from collapipe.tensors import IGNORED, Batch, mask_of, padded
 from collapipe.wire import compression, frames
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind

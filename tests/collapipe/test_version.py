@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from collapipe import __version__
-from collapipe.models.activation_store import activation_folder
+from collapipe.models.stem import activation_folder
 
 ROOT = Path(__file__).parents[2]
 

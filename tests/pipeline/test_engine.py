@@ -13,16 +13,15 @@ from sections import optimizer_settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from collapipe.batch import IGNORED, Batch
-from collapipe.cancellation import Cancellation, cancellable
 from collapipe.errors import CancelledRoundError, ConfigError, NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.process.cancellation import Cancellation, cancellable
 from collapipe.sections import OptimizerSettings
-from collapipe.tensors import Tensors
+from collapipe.tensors import IGNORED, Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead

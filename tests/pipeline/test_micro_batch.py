@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch
+from collapipe.tensors import IGNORED, Batch
 from pipeline.micro_batch import split
 
 Sample = tuple[tuple[int, ...], tuple[int, ...]]  # real tokens of source and target

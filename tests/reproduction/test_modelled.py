@@ -17,7 +17,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from scipy import stats
 
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from collapipe.runs.evidence import Interval, over_seeds
 from optim.latency import pipeline_latency
 from reproduction import (
     command,
@@ -31,7 +31,7 @@ from reproduction import (
     spreads,
 )
 from reproduction.drawing import MARKS
-from reproduction.figure import above, near
+from reproduction.figure import above, near, share_over_seeds
 
 FIGURES = (
     *("fig04", "fig05", "fig08", "spreads"),

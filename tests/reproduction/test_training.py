@@ -18,10 +18,9 @@ from sections import optimizer_settings
 
 from collapipe import __version__, config
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.models.optimizer import Optimizer
-from collapipe.models.part import clip_scale
+from collapipe.models.part import Optimizer, clip_scale
 from collapipe.plan import RoundPlan
-from collapipe.processes import child_command
+from collapipe.process.children import child_command
 from collapipe.report import ClusterCost, RoundCost, RoundReport, Score
 from collapipe.runs.evidence import Interval
 from collapipe.runs.reading import Run, Summary

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from sections import federation_settings
 
 from client_app.app import app
-from collapipe import cancellation
 from collapipe.errors import ConfigError, RoundFailedError, WireError
 from collapipe.flower.inline_grid import InlineGrid
+from collapipe.process import cancellation
 from collapipe.tasks.classification import Classification
-from collapipe.text.labels import MOST_LABELS
+from collapipe.text.vocabulary import MOST_LABELS
 from collapipe.wire import records
 from collapipe.wire.messages import KEPT, Failure, RowsReply, Setup
 from server_app import questions

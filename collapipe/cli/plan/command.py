@@ -8,8 +8,8 @@ from typing import Any
 from collapipe import __version__
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import read_inventory
+from collapipe.inventory.planning import InventoryPlan, PlannedCluster, plan_inventory
 from collapipe.plan import Certificate
-from collapipe.planning import InventoryPlan, PlannedCluster, plan_inventory
 from collapipe.validation import nearest
 from optim.problem import Partition
 from optim.solvers import CLUSTER_SOLVERS

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from collapipe.drawing import own_look
 from collapipe.errors import ConfigError
 from collapipe.formatting import block_range, seconds
-from collapipe.planning import InventoryPlan, PlannedCluster
+from collapipe.inventory.planning import InventoryPlan, PlannedCluster
+from collapipe.process.drawing import own_look
 from optim.timeline import SegmentTimes, StageTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
@@ -109,15 +109,8 @@ def _draw_segment(axes: Axes, segment: SegmentTimes, until_s: float) -> None:
     if segment.compute_s < _LABELLED_FROM * until_s:
         return
     for number, start in enumerate(segment.computes):
-        axes.text(
-            start + segment.compute_s / 2,
-            top + _BAR / 2,
-            str(number + 1),
-            color=_NUMBERS[number % 2],
-            fontsize=7,
-            ha="center",
-            va="center",
-        )
+        middle, colour = (start + segment.compute_s / 2, top + _BAR / 2), _NUMBERS[number % 2]
+        axes.text(*middle, str(number + 1), color=colour, fontsize=7, ha="center", va="center")
 
 
 def _blocks(segment: SegmentTimes | None) -> str:

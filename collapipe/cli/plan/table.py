@@ -21,7 +21,7 @@ from collapipe.formatting import (
     watts,
 )
 from collapipe.inventory.model import Model
-from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
+from collapipe.inventory.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
 from optim.channel import payload_links, power_limits
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
@@ -61,13 +61,11 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
     samples = math.ceil(problem.batch_size / planned.partition.num_micro_batches)
     rows = []
     for k, device in enumerate(planned.cluster.devices):
-        segment = held.get(k)
-        blocks = segment.span.blocks if segment else 0
-        memory = _memory(device, blocks, model, samples)
-        shares = (
-            _shares(segment, planned.partition.latency_s) if segment else ("not used", *"-----")
-        )
-        rows.append((device.name, block_range(segment.span) if segment else "-", memory, *shares))
+        span, blocks, shares = "-", 0, ("not used", *"-----")
+        if segment := held.get(k):
+            span, blocks = block_range(segment.span), segment.span.blocks
+            shares = _shares(segment, planned.partition.latency_s)
+        rows.append((device.name, span, _memory(device, blocks, model, samples), *shares))
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
     print_lines(console, _summary(planned, segments, with_idling))
     console.print()
@@ -98,7 +96,11 @@ def _shares(segment: SegmentTimes, latency_s: float) -> tuple[str, ...]:
     fill, drain = segment.first_s, latency_s - segment.last_s
     gaps = latency_s - fill - drain - segment.busy_s
     shares = (f"{max(part, 0.0) / latency_s:.0%}" for part in (segment.busy_s, fill, gaps, drain))
-    return (seconds(segment.compute_s), seconds(segment.hop_s) if segment.hop_s else "-", *shares)
+    return (
+        seconds(segment.compute_s),
+        seconds(segment.hop_s) if segment.hop_s else "-",
+        *shares,
+    )
 
 
 def _summary(
@@ -268,7 +270,11 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
     sending: tuple[str, ...] = ("idle", *"----")
     if allocation:
         times = (planned.partition.latency_s, allocation.upload_s, planned.total_s)
-        sending = (f"{allocation.channel}", watts(allocation.power_w), *map(seconds, times))
+        sending = (
+            f"{allocation.channel}",
+            watts(allocation.power_w),
+            *map(seconds, times),
+        )
     queue = f"{joint.problem.queues[unit]:.3g} -> {joint.queues[unit]:.3g}"
     return (planned.cluster.name, *sending, f"{joint.gammas[unit]:.3g}", queue)
 
@@ -282,15 +288,14 @@ def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
         np.where(offered, joules, np.inf).min(axis=(0, 2))
         for joules in (pairs.energy_j / pairs.budgets, pairs.energies(pairs.max_power_w))
     )
-    return [
-        f"{planned.cluster.name}: "
-        + (
-            "the channels serve others better in this round"
-            if possible[unit]
-            else f"at any power its upload costs more than {needed[unit]:.3g} J on every channel, "
-            f"it has {joint.problem.uplinks[unit].energy_j:.3g} J; "
-            f"{round_up(at_full_power[unit])} J pay for full power"
-        )
-        for unit, planned in enumerate(plan.clusters)
-        if not planned.allocation
-    ]
+    lines = []
+    for unit in (n for n, planned in enumerate(plan.clusters) if not planned.allocation):
+        why = "the channels serve others better in this round"
+        if not possible[unit]:
+            why = (
+                f"at any power its upload costs more than {needed[unit]:.3g} J on every channel, "
+                f"it has {problem.uplinks[unit].energy_j:.3g} J; "
+                f"{round_up(at_full_power[unit])} J pay for full power"
+            )
+        lines.append(f"{plan.clusters[unit].cluster.name}: {why}")
+    return lines

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import ForeignDropout
 from collapipe.models.huggingface.layers import apply_layer, check_length
 from collapipe.models.split import decode_greedily, shift_right
+from collapipe.tensors import IGNORED
 
 
 class Encoded(nn.Module):

@@ -18,14 +18,7 @@ from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, few_of, one_line
-from collapipe.models.huggingface.configuration import (
-    SUPPORTED,
-    change,
-    fit,
-    hub_silence,
-    portable_fields,
-    read,
-)
+from collapipe.models.huggingface import configuration
 from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
@@ -78,7 +71,8 @@ class HuggingFaceSpec:
         if not 1 <= self.names.num_blocks <= layers:
             raise ConfigError(
                 f"model.num_blocks={self.num_blocks}: {self._called} has {layers} layers "
-                f"of which 1 to {layers} can be blocks; lower model.num_blocks; {SUPPORTED}"
+                f"of which 1 to {layers} can be blocks; lower model.num_blocks; "
+                f"{configuration.SUPPORTED}"
             )
         if self.head is None:
             object.__setattr__(self, "head", family.heads[0])
@@ -86,7 +80,7 @@ class HuggingFaceSpec:
             tasks = " or ".join(TASKS[head] for head in family.heads)
             raise ConfigError(
                 f"model.head={self.head}: a {config.model_type} has {' or '.join(family.heads)}; "
-                f"set {tasks}; {SUPPORTED}"
+                f"set {tasks}; {configuration.SUPPORTED}"
             )
         if self.pretrained and (self.name is None or self.config):
             raise ConfigError("model.pretrained=true: needs model.name, and no model.config")
@@ -145,14 +139,10 @@ class HuggingFaceSpec:
         A machine without the folder or the hub can build the same parts from them.
         """
         family, config = self.own_config.model_type, self.own_config.to_dict()
-        default = portable_fields(family)
+        default = configuration.portable_fields(family)
         changed = {name: config[name] for name in default if config.get(name) != default[name]}
-        return {
-            "family": family,
-            "num_blocks": self.num_blocks,
-            "head": self.head,
-            "config": changed,
-        }
+        sizes = {"num_blocks": self.num_blocks, "head": self.head}
+        return {"family": family, **sizes, "config": changed}
 
     @classmethod
     def from_portable(cls, values: Mapping[str, Any]) -> "HuggingFaceSpec":
@@ -162,8 +152,8 @@ class HuggingFaceSpec:
         """
         family, config = str(values["family"]), values["config"]
         if family not in FAMILIES or values.keys() != {"family", "num_blocks", "head", "config"}:
-            raise ConfigError(f"model.family={family[:40]}: unknown; {SUPPORTED}")
-        known = portable_fields(family)
+            raise ConfigError(f"model.family={family[:40]}: unknown; {configuration.SUPPORTED}")
+        known = configuration.portable_fields(family)
         for name, value in config.items():
             if name not in known or not isinstance(value, str | int | float | list | dict | None):
                 raise ConfigError(
@@ -174,7 +164,7 @@ class HuggingFaceSpec:
     @functools.cached_property
     def own_config(self) -> Any:
         """The configuration of ``name`` with the changes of ``config``; do not modify it."""
-        return change(read(self.name, self.family), self.config or {})
+        return configuration.change(configuration.read(self.name, self.family), self.config or {})
 
     @property
     def _family(self) -> Family:
@@ -204,7 +194,7 @@ class HuggingFaceSpec:
                 )
             config.num_labels = vocabulary.num_labels
         if not self.pretrained:
-            fit(config, vocabulary)
+            configuration.fit(config, vocabulary)
         elif vocabulary.size > config.vocab_size:
             raise ConfigError(
                 f"model.name={self.name}: knows {config.vocab_size} tokens, the run's tokeniser "
@@ -236,11 +226,8 @@ class HuggingFaceSpec:
         fill(part, model)
         if self.pretrained and torch.get_default_device().type != "meta":
             weights = _pretrained(self, vocabulary if name == HEAD else None)
-            wanted = {
-                ours: weights[self.names.to_original(f"{name}.{ours}")]
-                for ours in part.state_dict()
-            }
-            part.load_state_dict(wanted)
+            original = {key: self.names.to_original(f"{name}.{key}") for key in part.state_dict()}
+            part.load_state_dict({ours: weights[theirs] for ours, theirs in original.items()})
         return part
 
 
@@ -270,7 +257,7 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
         )
     config.transformers_weights = None  # a field of config.json that may name a pickle
     config.tie_word_embeddings = spec.own_config.tie_word_embeddings  # T5 1.1 needs it here
-    cached = {"local_files_only": bool(hub_silence(str(spec.name)))}
+    cached = {"local_files_only": bool(configuration.hub_silence(str(spec.name)))}
     if find_adapter_config_file(spec.name, **cached):  # transformers would load its base model
         raise ConfigError(
             f"model.name={spec.name}: holds an adapter; merge it into its model with peft, save "
@@ -300,11 +287,8 @@ def _check_complete(spec: HuggingFaceSpec, missing: set[str], misfits: set[str])
 
     Weights of a head that predicts labels are exempt: they may start fresh.
     """
-
-    def begins_fresh(name: str) -> bool:
-        return spec.head in ("tokens", "pooled") and spec.names.part(name) == HEAD
-
-    if lacking := sorted(name for name in missing | misfits if not begins_fresh(name)):
+    exempt = HEAD if spec.head in ("tokens", "pooled") else None
+    if lacking := sorted(n for n in missing | misfits if spec.names.part(n) != exempt):
         raise ConfigError(
             f"model.name={spec.name}: {len(lacking)} tensors of the model are not in its weights, "
             f"or have another shape there ({one_line(few_of(lacking))}); save the whole model, or "

@@ -16,10 +16,10 @@ from collapipe.audit.attack import audit
 from collapipe.audit.inverters import Public
 from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, read_audit
-from collapipe.audit.sections import percent
+from collapipe.audit.sections import percent, recovered
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
-from collapipe.run_report.privacy import _place, _trained
+from collapipe.run_report.privacy import _place
 from collapipe.runs.model import load_model
 
 Command = Callable[..., tuple[int, str, str]]
@@ -91,7 +91,7 @@ def test_it_is_written_printed_shown_and_the_same_again(
     page = Page((run / "report.html").read_text())
     assert ["trained, int8" in row[0] for row in page.cells if row].count(True) == 1
     assert charts_of_recovery(page) == {"encoder blocks", "bits of a number", "noise"}
-    bits = _trained(found, "precision", "linear")
+    bits = recovered(found, "precision", "linear", "trained")
     assert sorted(_place(each.condition, "precision") for each in bits) == [4, 6, 8, 16, 32]
 
 

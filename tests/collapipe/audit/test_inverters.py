@@ -15,7 +15,7 @@ from collapipe.audit.inverters import (
     softmax,
     table_of,
 )
-from collapipe.audit.texts import Encoder, travelled
+from collapipe.audit.material import Encoder, travelled
 from collapipe.models.split import SplitModel
 from collapipe.models.transformer import TransformerSpec
 from collapipe.text.vocabulary import Vocabulary

@@ -14,8 +14,7 @@ from collapipe.audit import update_attacks
 from collapipe.audit.attack import _hidden
 from collapipe.audit.material import Material
 from collapipe.audit.result import UpdateRecovery
-from collapipe.audit.update_attacks import update_recoveries
-from collapipe.audit.updates import Attacked, update_of
+from collapipe.audit.update_attacks import Attacked, update_of, update_recoveries
 from collapipe.config import load_overrides
 
 LABELLED = (

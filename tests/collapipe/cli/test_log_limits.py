@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from collapipe.cli import log_limits
-from collapipe.cli.log_limits import LogLimits
+from collapipe.cli import device as log_limits
+from collapipe.cli.device import LogLimits
 
 
 def record(said: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
@@ -25,7 +25,7 @@ def test_a_record_is_one_short_printable_line(said: str) -> None:
 def test_a_flood_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, now = LogLimits(), log_limits.time.monotonic()
     assert sum(limits.filter(record("bad frame")) for _ in range(10_000)) == 200
-    monkeypatch.setattr("collapipe.cli.log_limits.time.monotonic", lambda: now + 61)
+    monkeypatch.setattr("collapipe.cli.device.time.monotonic", lambda: now + 61)
     later = record("served")
     assert limits.filter(later)
     assert later.getMessage() == "(9,800 lines were left out) served"

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from trained import of_texts
 
-from collapipe.batch import Batch
 from collapipe.cli import predict
 from collapipe.cli.predict import as_texts, lines_of
 from collapipe.errors import ConfigError
-from collapipe.tasks import prediction
-from collapipe.tasks.prediction import Predictor
+from collapipe.tasks import evaluation as prediction
+from collapipe.tasks.evaluation import Predictor
+from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
 
 

@@ -16,9 +16,8 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from collapipe.data import hub as hub_module
-from collapipe.data.columns import standard
 from collapipe.data.folders import Splits
-from collapipe.data.sources import read
+from collapipe.data.sources import read, standard
 from collapipe.errors import ConfigError, DataError
 from collapipe.sections import DataSettings
 

@@ -13,7 +13,7 @@ from collapipe.cli.app import app
 from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import InventoryCluster
 from collapipe.inventory.file import read_inventory
-from collapipe.planning import plan_inventory
+from collapipe.inventory.planning import plan_inventory
 from collapipe.state import AffineLaw, BlockCost
 
 COST = BlockCost(9e8, 18e8, 1.5e6, 1.5e6, 1.2e8)

@@ -9,8 +9,8 @@ import pytest
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
+from collapipe.inventory.cluster import InventoryChannel
 from collapipe.inventory.file import read_inventory
-from collapipe.inventory.radio import InventoryChannel
 
 JOINT = Path("docs/examples/joint-round.yaml")
 FILE = "cluster=file", f"cluster.file={JOINT}", "channel=file", "federation.num_units=3"

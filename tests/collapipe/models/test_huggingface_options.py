@@ -22,13 +22,13 @@ from huggingface import (
     without_dropout,
 )
 
-from collapipe.batch import IGNORED
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.families import FAMILIES
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import Head, ModelSpec, SplitModel
+from collapipe.tensors import IGNORED
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from sections import optimizer_settings
 from torch import nn
 
-from collapipe.models.optimizer import Optimizer, moments, state_like
+from collapipe.models.part import Optimizer, moments, state_like
 from collapipe.sections import OptimizerSettings
 
 ADAMW = optimizer_settings(

@@ -11,7 +11,6 @@ from sections import optimizer_settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from collapipe.batch import IGNORED
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import (
@@ -23,6 +22,7 @@ from collapipe.models.part import (
 )
 from collapipe.models.transformer import Decoder, TransformerSpec
 from collapipe.sections import OptimizerSettings
+from collapipe.tensors import IGNORED
 from collapipe.text.vocabulary import Vocabulary
 
 SETTINGS = [

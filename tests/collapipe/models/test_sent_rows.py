@@ -8,13 +8,13 @@ from huggingface import CASES, ONE_OF_EACH, VOCABULARY, batch_for, spec_of
 from sections import optimizer_settings
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch
 from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import HEAD, ModelSpec
 from collapipe.models.transformer import TransformerSpec
+from collapipe.tensors import IGNORED, Batch
 
 OWN = TransformerSpec(4, 2, dim=16, num_heads=2, feed_forward_dim=24, dropout=0.1)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.models.transformer import TransformerSpec
+from collapipe.tensors import Batch
 from collapipe.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(size=11, pad=0, bos=1, eos=2)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from collapipe.batch import IGNORED, Batch
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout, DropoutKey, drawing_from
 from collapipe.models.split import SplitModel
@@ -26,6 +25,7 @@ from collapipe.models.transformer import (
     TransformerSpec,
     positions,
 )
+from collapipe.tensors import IGNORED, Batch
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import typed
 

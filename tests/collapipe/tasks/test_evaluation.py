@@ -21,8 +21,8 @@ from collapipe.statistics import Statistics
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.evaluation import Evaluator
 from collapipe.tasks.ner import NamedEntities
-from collapipe.tasks.parallel_corpus import ParallelCorpus
 from collapipe.tasks.task import Task
+from collapipe.tasks.translation import ParallelCorpus
 
 LABELS = ["a", "b", "c", "d"]
 TAGS = ["B-X", "B-Y", "I-X", "I-Y", "O"]

@@ -19,11 +19,11 @@ from seqeval.scheme import IOB2
 from tokenizers import models, normalizers, pre_tokenizers
 from trained import of_texts, scored, trained
 
-from collapipe.batch import IGNORED
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.ner import NamedEntities, TaggedSentences
 from collapipe.tasks.task import Task
+from collapipe.tensors import IGNORED
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 from collapipe.validation import typed
 

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trained import scored, trained
 
-from collapipe.batch import IGNORED
 from collapipe.data import hub
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks.parallel_corpus import ParallelCorpus
 from collapipe.tasks.task import Task
-from collapipe.tasks.translation import SequencePairs
+from collapipe.tasks.translation import ParallelCorpus, SequencePairs
+from collapipe.tensors import IGNORED
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.validation import typed
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from collapipe.data.columns import standard
 from collapipe.data.folders import Lines, parse_labelled, parse_tagged
+from collapipe.data.sources import standard
 from collapipe.errors import ConfigError, DataError, is_printable
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.text_task import check_labels
-from collapipe.text.words import LONGEST_WORD, count_words
+from collapipe.text.tokenizer import LONGEST_WORD, count_words
 from collapipe.wire import records
 from collapipe.wire.messages import RowsReply
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from collapipe.data.folders import read_lines
-from collapipe.text.tokenizer import SpecialTokens, Tokenizer
-from collapipe.text.words import count_words
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer, count_words
 
 LETTERS = st.sampled_from("ab 　鸡母蛋é\n7,.'s</>")
 TEXTS = st.lists(st.text(LETTERS, max_size=30), max_size=12)

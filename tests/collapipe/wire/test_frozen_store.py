@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from collapipe.errors import ConfigError, DataError, WireError
-from collapipe.home import in_home
+from collapipe.process.folders import in_home
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 
 BUFFER = torch.arange(12.0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from device_cluster import Work, daemons, device_name, even_plan, plan_of
 
-from collapipe import cancellation
 from collapipe.errors import CancelledRoundError, StageError
+from collapipe.process import cancellation
 from collapipe.wire.frames import FrameKind
 from device_app.daemon import Daemon
 from device_app.held_segment import HeldSegment

@@ -5,9 +5,9 @@ import torch
 from device_cluster import VOCABULARY, Work, daemons, device_name, plan_of
 from sections import optimizer_settings
 
-from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.transformer import TransformerSpec
+from collapipe.tensors import Batch
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.timer import PhaseTimer

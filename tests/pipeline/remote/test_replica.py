@@ -13,8 +13,7 @@ from device_cluster import ADAMW, Work, daemons, device_name, plan_of
 from safetensors.torch import save
 
 from collapipe.errors import StageError, StorageError, WireError
-from collapipe.models.optimizer import state_like
-from collapipe.models.part import Part
+from collapipe.models.part import Part, state_like
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import joined

@@ -16,11 +16,10 @@ from decoder_session import decoder_session
 from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
-from collapipe.batch import Batch
 from collapipe.errors import LinkError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
-from collapipe.tensors import Tensors
+from collapipe.tensors import Batch, Tensors
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.frames import Frame
 from server_app.decoding import link as link_server

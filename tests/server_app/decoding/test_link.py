@@ -21,12 +21,12 @@ from decoder_session import decoder_session
 from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
-from collapipe.batch import Batch
 from collapipe.deployment.server_folder import create
 from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.transformer import TransformerSpec
+from collapipe.tensors import Batch
 from collapipe.wire import frames
 from collapipe.wire.compression import decode
 from collapipe.wire.dialing import CHANNEL_OPTIONS, accept_stream

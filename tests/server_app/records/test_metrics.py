@@ -33,15 +33,14 @@ def test_what_is_written_is_read_again(line: RoundReport) -> None:
 
 
 def test_lines_of_older_runs_are_read() -> None:
-    """They have other names, and fewer figures."""
+    """They have fewer figures."""
     tree = next(line.json_tree() for line in LINES if line.metric)
     for name in ("excluded", "target_tokens", "cost", "clock_s", "skipped", "estimates"):
         del tree[name]
     del tree["metric"]["extra_metrics"]
-    tree["set_aside"], tree["metric"]["beside"] = {"7": "gone"}, {"F1": 0.5}
     line = ADAPTER.validate_python(tree)
     assert line.metric is not None
-    assert (line.excluded, line.metric.extra_metrics) == ({7: "gone"}, {"F1": 0.5})
+    assert (line.excluded, line.metric.extra_metrics) == ({}, {})
     assert csv_row(line)["delay_s"] == ""
 
 

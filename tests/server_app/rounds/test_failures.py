@@ -17,7 +17,6 @@ from client_app import link
 from client_app.app import app as client_app
 from client_app.control_unit import ControlUnit
 from client_app.round import RoundInputs, RoundResult, run_round
-from collapipe import cancellation
 from collapipe.errors import (
     CancelledRoundError,
     NonFiniteLossError,
@@ -26,6 +25,7 @@ from collapipe.errors import (
 )
 from collapipe.models.transformer import EncoderBlock
 from collapipe.plan import ClusterPlan
+from collapipe.process import cancellation
 from collapipe.report import ClusterReport, DeviceReport, DeviceTrace
 from collapipe.runs.model import initial_model, load_model
 from collapipe.state import (

@@ -9,8 +9,7 @@ from federated import settings_of
 
 from collapipe.errors import ConfigError
 from collapipe.plan import RoundPlan
-from collapipe.report import ClusterReport
-from collapipe.rounding import RoundingErrors
+from collapipe.report import ClusterReport, RoundingErrors
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Estimates, Payload, Uplink
 from optim.planner import RoundRequest
 from server_app.rounds.estimates import RoundObservation

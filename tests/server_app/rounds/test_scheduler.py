@@ -16,8 +16,7 @@ from scripted_units import UNTRAINED, scripted_units
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.report import ClusterReport, RoundReport
-from collapipe.rounding import BENCHMARKED, RoundingErrors
+from collapipe.report import BENCHMARKED, ClusterReport, RoundingErrors, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
 from collapipe.wire.messages import Failure

@@ -17,8 +17,8 @@ from collapipe.statistics import Statistics
 from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.ner import NamedEntities
-from collapipe.tasks.parallel_corpus import ParallelCorpus
 from collapipe.tasks.task import Task
+from collapipe.tasks.translation import ParallelCorpus
 from collapipe.wire import records
 from collapipe.wire.messages import EvaluateReply
 from server_app.rounds.units_evaluation import possible

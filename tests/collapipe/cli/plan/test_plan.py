@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from collapipe import planning
+from collapipe.inventory import planning
 from optim.problem import ClusterProblem, ClusterSolution
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from collapipe.temporary import TemporaryFolder
+from collapipe.process.folders import TemporaryFolder
 
-MAKE = "import time; from collapipe.temporary import TemporaryFolder\n"
+MAKE = "import time; from collapipe.process.folders import TemporaryFolder\n"
 MAKE += "made = TemporaryFolder('trial'); print(made.path, flush=True); time.sleep(60)"
 
 

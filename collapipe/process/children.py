@@ -28,13 +28,9 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
         direct = ",".join(filter(None, [direct, *_LOOPBACK]))
     own = {"no_proxy": direct, "NO_PROXY": direct, "RAY_ADDRESS": "local", "MPLBACKEND": "agg"}
     if find_spec("socksio") is None:  # else httpx fails for any SOCKS proxy
-        proxies = {name: value for name, value in environ.items() if _ends_in_proxy(name)}
-        own |= {name: "" for name, value in proxies.items() if value.lower().startswith("socks")}
+        proxies = ((k, v) for k, v in environ.items() if k.lower().endswith("_proxy"))
+        own |= {name: "" for name, value in proxies if value.lower().startswith("socks")}
     return {**environ, **own}
-
-
-def _ends_in_proxy(name: str) -> bool:
-    return name.lower().endswith("_proxy")
 
 
 def child_command(*arguments: str) -> Sequence[str]:

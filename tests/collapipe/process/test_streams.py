@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from collapipe import output
-from collapipe.output import lasting_output, write_rest
+from collapipe.process import streams as output
+from collapipe.process.streams import lasting_output, write_rest
 
 Command = Callable[..., tuple[int, str, str]]
 OPENED = """
 import sys
-from collapipe.output import open_streams
+from collapipe.process.streams import open_streams
 open_streams()
 with open("file", "w") as file:
     print("not into the file")

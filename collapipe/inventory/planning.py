@@ -85,11 +85,11 @@ class PlannedCluster:
     @property
     def behind(self) -> tuple[StageTimes, ...]:
         """The busy times of the stages after the encoder, for a cluster in a round."""
-        if self.uplink == "after":
-            waits = StageTimes("uplink", self.activation_s, (self.partition.latency_s,))
-            rest = stages_behind(self.problem, self.partition, 0.0)
-            return (waits, *rest) if self.activation_s else rest
-        return stages_behind(self.problem, self.partition, self.activation_s)
+        sent_s, partition = self.activation_s, self.partition
+        if self.uplink != "after" or not sent_s:
+            return stages_behind(self.problem, partition, sent_s)
+        waits = StageTimes("uplink", sent_s, (partition.latency_s,))
+        return waits, *stages_behind(self.problem, partition, 0.0)
 
     @property
     def total_s(self) -> float:
@@ -135,7 +135,8 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
 
     Raises ``ConfigError`` if no plan exists.
     """
-    if solver in _PLACE_NOTHING and any(each.chooses_head for each in inventory.clusters):
+    chooses = any(each.uplink is not None and each.uplink.payloads for each in inventory.clusters)
+    if chooses and solver in _PLACE_NOTHING:
         raise ConfigError(
             f"{inventory.document.file}: --solver {solver} does not decide where heads train; "
             "leave out control_unit, or take --solver exact"

@@ -9,12 +9,12 @@ import httpx
 import psutil
 import pytest
 
-from collapipe.processes import DIRECT, child_command, own_environment
+from collapipe.process.children import DIRECT, child_command, own_environment
 
 PARENT = """
 import os, subprocess, sys
 from pathlib import Path
-child = "import os, sys, time; from collapipe.processes import end_with_parent; "
+child = "import os, sys, time; from collapipe.process.children import end_with_parent; "
 child += "end_with_parent(os.getppid()); print(os.getpid(), flush=True); time.sleep(60)"
 subprocess.run([sys.executable, "-c", child], start_new_session=True)
 """

@@ -12,8 +12,8 @@ from second_device import ran, second_device
 
 from collapipe import config
 from collapipe.errors import ConfigError
+from collapipe.process.torch_device import present, torch_device
 from collapipe.runs.folder import RunFolder
-from collapipe.torch_device import present, torch_device
 
 Command = Callable[..., tuple[int, str, str]]
 GPUS, MAC, PLAIN = ["cuda:0", "cuda:1", "cpu"], ["mps", "cpu"], ["cpu"]
@@ -21,7 +21,7 @@ GPUS, MAC, PLAIN = ["cuda:0", "cuda:1", "cpu"], ["mps", "cpu"], ["cpu"]
 
 def named(name: str, there: list[str], dtype: str = "float32") -> str:
     """The device that a name means where these are."""
-    with patch("collapipe.torch_device.present", lambda: there):
+    with patch("collapipe.process.torch_device.present", lambda: there):
         return str(torch_device("server.torch_device", name, dtype))
 
 
@@ -79,9 +79,9 @@ def test_other_names_are_refused(option: str, name: str) -> None:
 def test_options_are_of_units_and_of_the_server() -> None:
     """Each checked where it is used: a server need not have its units' devices."""
     settings = config.load_overrides(["runtime.torch_device=cuda:1", "pipeline.dtype=float64"])
-    with patch("collapipe.torch_device.present", lambda: GPUS):
+    with patch("collapipe.process.torch_device.present", lambda: GPUS):
         assert (str(settings.unit_device), str(settings.server_device)) == ("cuda:1", "cpu")
-    with patch("collapipe.torch_device.present", lambda: PLAIN):
+    with patch("collapipe.process.torch_device.present", lambda: PLAIN):
         assert str(settings.server_device) == "cpu"
         with pytest.raises(ConfigError, match=r"^runtime\.torch_device=cuda:1"):
             _ = settings.unit_device
@@ -109,7 +109,7 @@ def test_a_run_without_its_device_starts_nothing(
     options: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with patch("collapipe.torch_device.present", lambda: PLAIN):
+    with patch("collapipe.process.torch_device.present", lambda: PLAIN):
         status, _, error = command("run", f"{option}=cuda", *options)
     assert (status, f"{option}=cuda" in error) == (2, True)
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []

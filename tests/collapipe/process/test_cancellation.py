@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from collapipe import cancellation
-from collapipe.cancellation import cancellable, check
 from collapipe.errors import CancelledRoundError
+from collapipe.process import cancellation
+from collapipe.process.cancellation import cancellable, check
 
 
 class Clock:

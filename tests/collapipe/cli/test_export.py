@@ -15,11 +15,10 @@ from tokenizers import models, pre_tokenizers
 from trained import trained
 
 from collapipe import config
-from collapipe.cli.export import export_run
+from collapipe.cli.export import export, export_run, export_tokenizer
 from collapipe.cli.predict import predict_texts
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.huggingface.export import export, export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import ModelSpec, SplitModel
 from collapipe.runs.folder import RunFolder

@@ -9,10 +9,10 @@ from collapipe.cli import app, up
 from collapipe.config.composing import composed, run_dir, sweep_dir
 from collapipe.config.loading import _composed
 from collapipe.errors import ConfigError
-from collapipe.home import in_home
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_file import read_owner
+from collapipe.process.folders import in_home
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 
 _OPTIONS = [

@@ -1,4 +1,4 @@
-"""Temporary folders that are removed even if their process was killed."""
+"""The user's home, and temporary folders that are removed even if their process was killed."""
 
 import fcntl
 import os
@@ -9,7 +9,24 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from collapipe.errors import ConfigError
+
 _NAME = re.compile(r"collapipe-[a-z]+-[a-z0-9_]{8}\.tmp")
+
+
+def in_home(path: str) -> str:
+    """Return the path with a leading ``~/`` replaced by the user's home folder.
+
+    Raises ``ConfigError`` if the home folder is needed but unknown.
+    """
+    if not path.startswith("~/"):
+        return path
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{path}: this user has no home folder; write the whole path, or set HOME"
+        ) from error
 
 
 class TemporaryFolder:

@@ -1,0 +1,1 @@
+"""This process and its machine: child processes, folders, libraries, torch devices."""
