@@ -11,6 +11,7 @@ from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from resumed import differing
 from scripted_units import UNTRAINED, scripted_units
 
+from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.kept_file import flat
