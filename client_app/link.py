@@ -12,7 +12,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from client_app.rounding import ActivationMeter
+from client_app.rounding_meter import ActivationMeter
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.errors import BrokenLinkError, LinkError, RefusedLinkError, WireError
@@ -21,8 +21,8 @@ from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.sections import LinkSettings
 from collapipe.tensors import Tensors
 from collapipe.wire import frames
+from collapipe.wire.channels import CHANNEL_OPTIONS, start_stream
 from collapipe.wire.compression import FLOAT32, decode, encode
-from collapipe.wire.dialing import CHANNEL_OPTIONS, start_stream
 from collapipe.wire.feedback import ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, credentials

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from collapipe.rounding import BENCHMARKED
+from collapipe.rounding_errors import BENCHMARKED
 from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import HeadPlace, Payload, Precision
 

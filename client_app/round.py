@@ -12,7 +12,7 @@ from client_app.control_unit import ControlUnit
 from client_app.devices import DeviceFigures
 from client_app.masked_update import masked_update
 from client_app.memory import change_coder, stem_rows
-from client_app.rounding import ActivationMeter, measured
+from client_app.rounding_meter import ActivationMeter, measured
 from client_app.stem_rows import StemRows
 from client_app.trainers import RoundTrainer, Start, open_trainer
 from collapipe import cancellation

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from client_app.control_unit import ControlUnit
 from client_app.devices import DevicePipeline, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
-from client_app.rounding import ActivationMeter
+from client_app.rounding_meter import ActivationMeter
 from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.activation_store import ActivationStore, activation_folder
@@ -38,7 +38,7 @@ from collapipe.wire.messages import TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
-from pipeline.timer import PhaseTimer
+from pipeline.phase_timer import PhaseTimer
 
 
 class UnsplitTrainer:

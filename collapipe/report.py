@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field
 
 from collapipe.plan import Amount, RoundPlan
-from collapipe.rounding import RoundingErrors
+from collapipe.rounding_errors import RoundingErrors
 from collapipe.state import Estimates
 
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from collapipe.errors import ConfigError
 from collapipe.plan import UplinkPlan
-from collapipe.rounding import RoundingErrors
+from collapipe.rounding_errors import RoundingErrors
 from collapipe.state import Precision
 
 _LEAST_ERROR = 1e-15  # a smaller ρ counts as 0

@@ -12,7 +12,7 @@ from test_fewer_bits import rounds, states
 from client_app import payloads
 from client_app import round as unit_round
 from collapipe.errors import ConfigError
-from collapipe.rounding import RoundingErrors
+from collapipe.rounding_errors import RoundingErrors
 from collapipe.tensors import Tensors
 
 SLOW = ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=4")

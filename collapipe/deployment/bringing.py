@@ -13,7 +13,7 @@ from pathlib import Path
 from tarfile import TarError
 from typing import IO, cast
 
-from collapipe.credentials.dialing import host_and_port
+from collapipe.credentials.verified_channel import host_and_port
 from collapipe.deployment.run_archive import unpack
 from collapipe.deployment.server_folder import RUNS
 from collapipe.errors import CollaPipeError, LinkError, one_line

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from collapipe.credentials.credentials import Credentials, load
-from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import Role
+from collapipe.credentials.verified_channel import host_and_port
 from collapipe.errors import ConfigError
 from collapipe.owner_file import OwnerSection, read_owner
 

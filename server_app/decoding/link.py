@@ -25,7 +25,7 @@ import torch
 
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
-from collapipe.wire.dialing import SERVER_OPTIONS, accept_stream
+from collapipe.wire.channels import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import (
     METHOD,

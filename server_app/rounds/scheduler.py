@@ -14,7 +14,7 @@ from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
 from collapipe.report import ClusterReport, RoundCost, RoundReport
-from collapipe.rounding import BENCHMARKED, RoundingErrors
+from collapipe.rounding_errors import BENCHMARKED, RoundingErrors
 from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
 from collapipe.state import (

@@ -7,7 +7,7 @@ import pytest
 
 from client_app.payloads import HeadChoice, payloads
 from collapipe.errors import ConfigError
-from collapipe.rounding import BENCHMARKED
+from collapipe.rounding_errors import BENCHMARKED
 from collapipe.sections import CompressionSettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
 

@@ -10,7 +10,7 @@ from federated import settings_of
 from collapipe.errors import ConfigError
 from collapipe.plan import RoundPlan
 from collapipe.report import ClusterReport
-from collapipe.rounding import RoundingErrors
+from collapipe.rounding_errors import RoundingErrors
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Estimates, Payload, Uplink
 from optim.planner import RoundRequest
 from server_app.rounds.estimates import RoundObservation

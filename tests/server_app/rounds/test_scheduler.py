@@ -17,7 +17,7 @@ from client_app.app import app as client_app
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.report import ClusterReport, RoundReport
-from collapipe.rounding import BENCHMARKED, RoundingErrors
+from collapipe.rounding_errors import BENCHMARKED, RoundingErrors
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
 from collapipe.wire.messages import Failure

@@ -1,0 +1,1 @@
+"""The control unit's end of the device protocol."""
