@@ -6,13 +6,19 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from device_cluster import Work, daemons, plan_of
 from federated import run
 
 from collapipe import __version__
+from collapipe.errors import ConfigError, LinkError
 from collapipe.inventory.file import read_inventory
+from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit import placement
+from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon
 
 Command = Callable[..., tuple[int, str, str]]
@@ -157,3 +163,44 @@ def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) ->
         options = ("--model", "transformer", "--repeats", 1, "--write")
         assert command("device", "measure", file, *options)[0] == 0
         assert "chunk: {u: " in file.read_text()
+
+
+def test_a_hop_that_cannot_be_dialled_leaves_the_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three boxes, of which the first cannot dial the second."""
+    monkeypatch.setattr(placement, "SILENT_S", 0.0)  # for another cause to show
+    dial = Daemon._dial
+
+    def unable(self: Daemon, neighbour: DeviceAddress, session: str) -> FrameStream:
+        if neighbour.name == "device-1":
+            raise LinkError("device-1: timed out")
+        return dial(self, neighbour, session)
+
+    monkeypatch.setattr(Daemon, "_dial", unable)
+    with daemons(3) as there:
+        file = inventory(tmp_path, there)
+        status, out, err = command("device", "check", file, "--json")
+        told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+        assert (status, told) == (1, [True, False, True, True])
+        assert err.startswith("error: device-0 -> device-1: ") and "timed out" in err
+        status, _, err = command("device", "measure", file, "--repeats", 1)
+        assert status == 1 and len(re.findall("^error: device-0: ", err, re.MULTILINE)) == 1
+
+
+def test_a_box_that_is_lost_in_a_trial_leaves_the_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = Daemon._hold
+
+    def unable(self: Daemon, *what: Any) -> HeldSegment:
+        if self is there[1]:
+            raise ConfigError("no memory")
+        return hold(self, *what)
+
+    with daemons(3) as there:
+        monkeypatch.setattr(Daemon, "_hold", unable)
+        status, out, err = command("device", "check", inventory(tmp_path, there), "--json")
+    told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+    assert (status, told) == (1, [True, False, False, True])
+    assert err.count("no memory") == 2
