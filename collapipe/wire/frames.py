@@ -75,6 +75,13 @@ class Frame:
     tensors: tuple[Tensor, ...] = ()
     epoch: int = 0
 
+    def only(self, count: int) -> tuple[Tensor, ...]:
+        """Return the tensors. Raises ``WireError`` if their number is not ``count``."""
+        if len(self.tensors) != count:
+            found = f"{len(self.tensors)} tensors, expected {count}"
+            raise WireError(f"{self.kind.name} with {found}")
+        return self.tensors
+
 
 def encode(frame: Frame) -> bytes:
     """Return the frame's bytes.

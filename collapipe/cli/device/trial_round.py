@@ -94,16 +94,14 @@ class LostDeviceError(LinkError):
         self.device = device
 
 
-def chunk_seconds(
-    device: DeviceAddress, dialer: Dialer, trial: Trial, weights: Tensors, blocks: int
-) -> list[float]:
+def chunk_seconds(device: DeviceAddress, dialer: Dialer, trial: Trial, blocks: int) -> list[float]:
     """Time a micro-batch, forward and backward, through the first ``blocks`` blocks.
 
-    Returns the median seconds over the trial's repeats for each of its sample counts. ``weights``
-    are the blocks' weights. Raises ``LinkError`` if the device is lost or fails.
+    Returns the median seconds over the trial's repeats for each of its sample counts. Raises
+    ``LinkError`` if the device is lost or fails.
     """
     m, dim = trial.repeats + _WARM_UPS, trial.spec.dim
-    with _opened([device], dialer, trial.spec, weights, blocks, m) as segments:
+    with _opened([device], dialer, trial.spec, blocks, m) as segments:
         return [
             median(_chunks(segments, torch.randn(size, trial.tokens, dim), m, step)[_WARM_UPS:])
             for step, size in enumerate(trial.samples)
@@ -119,12 +117,9 @@ def hop_trips(
     Raises ``LostDeviceError``, and ``UnreachedError`` if a device cannot dial the next one.
     """
     spec = TransformerSpec(len(devices), 1, _DIM, 1, 1, 0.0)
-    weights: Tensors = {}
-    for index in range(len(devices)):
-        weights |= prefixed(block_name(index), spec.build_block(index).state_dict())
     found: list[list[Trip]] = [[] for _ in range(len(devices) + 1)]
     steps = iter(range(2**32))
-    with _opened(devices, dialer, spec, weights, blocks=1, num_micro_batches=1) as segments:
+    with _opened(devices, dialer, spec, blocks=1, num_micro_batches=1) as segments:
         if segments.unreached is not None:
             raise segments.unreached
         for hidden in map(_hidden, sizes):
@@ -146,11 +141,10 @@ def _opened(
     devices: Sequence[DeviceAddress],
     dialer: Dialer,
     spec: ModelSpec,
-    weights: Tensors,
     blocks: int,
     num_micro_batches: int,
 ) -> Iterator[RemoteSegments]:
-    """Load ``blocks`` blocks to each device, for steps that do not change them."""
+    """Load ``blocks`` new blocks to each device, for steps that do not change them."""
     spans = (Span(k * blocks, blocks) for k in range(len(devices)))
     held = (SegmentPlan(each.name, span) for each, span in zip(devices, spans, strict=False))
     common = RoundDescription(
@@ -165,7 +159,10 @@ def _opened(
         replicate_every=0,
     )
     known = {each.name: each for each in devices}
-    forms = block_forms(spec, range(len(devices) * blocks), _NO_STEP, torch.float32)
+    indices, weights = range(len(devices) * blocks), Tensors()
+    for index in indices:
+        weights |= prefixed(block_name(index), spec.build_block(index).state_dict())
+    forms = block_forms(spec, indices, _NO_STEP, torch.float32)
     with RemoteSegments(
         ClusterPlan(0, tuple(held), num_micro_batches, _SCHEDULE),
         Cluster(known, dialer, _give_up, lambda plan: _HUNG_S),

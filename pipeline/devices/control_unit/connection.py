@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 import grpc
 
@@ -58,10 +57,11 @@ def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
 
 
 class DeviceConnection:
-    """A device's control stream during a round. ``arrived`` is set when the device sends a frame.
+    """A device's streams during a round. ``arrived`` is set when the device sends a frame.
 
-    Parts from the device may have at most ``part_bytes``. Raises ``StageError`` if the device does
-    not answer or refuses the connection.
+    ``control`` is for sending; this class receives its frames. Parts from the device may have at
+    most ``part_bytes``. Raises ``StageError`` if the device does not answer or refuses the
+    connection.
     """
 
     def __init__(
@@ -82,11 +82,7 @@ class DeviceConnection:
         try:
             for _ in range(2):  # a second channel, so that commands do not wait for tensors
                 self._channels.append(dialer.channel(device.name, device.address))
-        except LinkError as error:
-            self.close()
-            raise StageError(device.name, str(error)) from error
-        try:
-            self._control = open_stream(
+            self.control = open_stream(
                 self._channels[0], CONTROL, device.name, part_bytes, threading.Event()
             )
         except LinkError as error:
@@ -98,22 +94,6 @@ class DeviceConnection:
         """End all streams."""
         for channel in self._channels:
             channel.close()
-
-    def send(self, frame: Frame) -> None:
-        """Send a command."""
-        self._control.send(frame)
-
-    def drop_parts(self) -> None:
-        """Cancel parts that are not being sent yet."""
-        self._control.drop_parts()
-
-    def excuse(self) -> None:
-        """Reset the device's silence timer. Call this after the process was paused."""
-        self._control.heard = time.monotonic()
-
-    def send_later(self, make: Callable[[], Frame]) -> None:
-        """Queue a part; ``make`` is called when the part is sent."""
-        self._control.send_later(make)
 
     def answer(self, like: Frame) -> Frame | None:
         """Return the answer of the kind, round, epoch and step of ``like``, or None if it has not
@@ -139,7 +119,7 @@ class DeviceConnection:
             raise self.broken
         if self.broken is not None:
             raise StageError(self.name, str(self.broken))
-        silent_s = time.monotonic() - self._control.heard
+        silent_s = time.monotonic() - self.control.heard
         if silent_s > SILENT_S:
             raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")
         if self.busy_s > hung_s:
@@ -148,33 +128,32 @@ class DeviceConnection:
     def _listen(self) -> None:
         try:
             while True:
-                self._hear(self._control.receive())
+                self._hear(self.control.receive())
                 self._arrived.set()
         except OSError as error:
             self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
-            self._arrived.set()
+        except CollaPipeError as error:
+            self.broken = error
         except Exception as error:  # invalid frames make the device count as lost
-            ours = isinstance(error, CollaPipeError)
-            self.broken = cast(CollaPipeError, error) if ours else WireError(one_line(error))
-            self._arrived.set()
+            self.broken = WireError(one_line(error))
+        self._arrived.set()
 
     def _hear(self, frame: Frame) -> None:
-        if frame.kind == FrameKind.CLOCK and (
-            [each.numel() for each in frame.tensors] != [1] or not math.isfinite(frame.tensors[0])
-        ):
-            raise WireError(f"{self.name} sent {len(frame.tensors)} tensors as the time")
-        if self._answers.qsize() > _MOST_ANSWERS:
-            raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} unrequested answers")
-        if frame.kind == FrameKind.ALIVE and len(frame.tensors) == 1:
-            self.busy_s = float(frame.tensors[0])
-        elif frame.kind == FrameKind.PART and len(frame.tensors) == 2:
+        if frame.kind == FrameKind.ALIVE:
+            self.busy_s = float(frame.only(1)[0])
+        elif frame.kind == FrameKind.PART:
             self._on_part(self.name, frame)
-        elif frame.kind == FrameKind.FAILED and len(frame.tensors) == 1:
+        elif frame.kind == FrameKind.FAILED:
+            trouble = unpacked(Trouble, frame.only(1)[0])
             if frame.epoch >= max(self.troubles, default=0):
-                self.troubles = {frame.epoch: unpacked(Trouble, frame.tensors[0])}
-        elif frame.kind in _ANSWERS:
-            if sum(each.nbytes for each in frame.tensors) > _FEW_BYTES:
-                raise WireError(f"{self.name} sent an answer {frame.kind.name} that is too large")
-            self._answers.put(frame)
-        else:
+                self.troubles = {frame.epoch: trouble}
+        elif frame.kind not in _ANSWERS:
             raise WireError(f"{self.name} sent {frame.kind.name}")
+        elif frame.kind == FrameKind.CLOCK and not math.isfinite(frame.only(1)[0]):
+            raise WireError(f"{self.name} sent a time that is not finite")
+        elif sum(each.nbytes for each in frame.tensors) > _FEW_BYTES:
+            raise WireError(f"{self.name} sent an answer {frame.kind.name} that is too large")
+        elif self._answers.qsize() >= _MOST_ANSWERS:
+            raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} unrequested answers")
+        else:
+            self._answers.put(frame)

@@ -85,7 +85,7 @@ class Placement:
         """Return a placement of another plan with the same connections, in the next epoch."""
         self.hang_up()
         for connection in self.connections.values():
-            connection.drop_parts()
+            connection.control.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
         shared = self.connections, self.arrived, self.clocks
         return Placement(plan, cluster, common, self.replica, *shared)
@@ -109,7 +109,7 @@ class Placement:
         sessions = [secrets.token_hex(16) for _ in segments]
         for stage, connection in enumerate(self.members):
             description = packed(self._description(stage, sessions))
-            connection.send(self.frame(FrameKind.LOAD, 0, description))
+            connection.control.send(self.frame(FrameKind.LOAD, 0, description))
         answers = self.all_answer(FrameKind.WANTED)
         self.tell(FrameKind.OPEN)
         for connection, answer in zip(self.members, answers, strict=True):
@@ -138,7 +138,7 @@ class Placement:
     def tell(self, kind: FrameKind, step: int = 0, *tensors: Tensor) -> None:
         """Send a command to each device."""
         for connection in self.members:
-            connection.send(self.frame(kind, step, *tensors))
+            connection.control.send(self.frame(kind, step, *tensors))
 
     def all_answer(self, kind: FrameKind, step: int = 0) -> list[Frame]:
         """Wait for each device's answer to a command. Returns them in order."""
@@ -157,7 +157,7 @@ class Placement:
         cancellation.check()
         if time.monotonic() - self._looked_s > _STOPPED_S:
             for connection in self.members:
-                connection.excuse()
+                connection.control.heard = time.monotonic()
         self._looked_s = time.monotonic()
         for connection in self.members:
             connection.check(self.hung_s)
@@ -245,7 +245,7 @@ class Placement:
             return self.frame(FrameKind.PART, 0, header, self.replica.packed(name, groups[number]))
 
         for number in range(len(groups)):
-            connection.send_later(partial(part, number))
+            connection.control.send_later(partial(part, number))
 
     def _connect(self, sessions: Sequence[str]) -> None:
         """Open the control unit's streams to the first segment's input and the last segment's
@@ -264,7 +264,7 @@ class Placement:
         clocks = []
         for _ in range(_CLOCK_TRIPS):
             asked = time.monotonic()
-            connection.send(self.frame(FrameKind.CLOCK))
+            connection.control.send(self.frame(FrameKind.CLOCK))
             (frame,) = self._answers(FrameKind.CLOCK, 0, [connection])
             came = time.monotonic()
             offset_s = (asked + came) / 2 - float(frame.tensors[0])

@@ -77,8 +77,9 @@ class Replica:
         was not commanded, the part is too large or repeated, or its names, shapes, dtypes or
         values are wrong.
         """
-        header, data, step = unpacked(PartHeader, frame.tensors[0]), frame.tensors[1], frame.step
-        name, epoch = header.block, frame.epoch
+        described, data = frame.only(2)
+        header = unpacked(PartHeader, described)
+        name, epoch, step = header.block, frame.epoch, frame.step
         current, holders = self._expected
         if epoch != current:
             return

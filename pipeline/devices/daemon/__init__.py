@@ -1,1 +1,1 @@
-"""Serves a segment of the encoder on an edge device. Depends on torch and gRPC, not on Flower."""
+"""The device's end. It depends on torch and gRPC, not on Flower."""

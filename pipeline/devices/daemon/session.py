@@ -130,7 +130,7 @@ class Session:
         earlier = self._let_go()
         self.control.drop_parts()  # these belong to the plan before
         self.control.accepts = lambda came: came.kind != FrameKind.PART or came.epoch >= frame.epoch
-        description = unpacked(SegmentDescription, _only(frame, 1)[0])
+        description = unpacked(SegmentDescription, frame.only(1)[0])
         with self._busy(after_s=_IMPORTS_S):
             self.held = self.hold(description, earlier)
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
@@ -143,7 +143,7 @@ class Session:
         self._answer(frame, FrameKind.WANTED, packed(self.held.wanted))
 
     def _part(self, frame: Frame) -> None:
-        header, data = _only(frame, 2)
+        header, data = frame.only(2)
         held = self._held(frame)
         with self._busy():
             held.add(unpacked(PartHeader, header), as_bytes(data))
@@ -348,14 +348,8 @@ def _peak_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def _only(frame: Frame, count: int) -> tuple[Tensor, ...]:
-    if len(frame.tensors) != count:
-        raise WireError(f"{frame.kind.name} with {len(frame.tensors)} tensors, expected {count}")
-    return frame.tensors
-
-
 def _numbers(frame: Frame, count: int) -> list[float]:
-    (tensor,) = _only(frame, 1)
+    (tensor,) = frame.only(1)
     if tensor.shape != (count,) or not bool(torch.isfinite(tensor).all()):
         raise WireError(f"{frame.kind.name} of {list(tensor.shape)}, expected {count} numbers")
     numbers: list[float] = tensor.tolist()

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from device_cluster import INSECURE, SMALL, Work, daemons, neighbours
+from device_cluster import INSECURE, SMALL, daemons, neighbours
 
 from collapipe.cli.device.trial_round import Trial, chunk_seconds, hop_trips
 from collapipe.credentials.credentials import load
@@ -19,7 +19,7 @@ TRIAL = Trial(SMALL, BlockCost(0.0, 0.0, 0.0, 0.0, 0.0), tokens=6, batch_size=16
 
 def test_a_device_times_its_chunks() -> None:
     with daemons(1) as there:
-        seconds = chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, Work().start, 2)
+        seconds = chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, 2)
     assert len(seconds) == 2
     assert min(seconds) > 0
 
@@ -29,7 +29,7 @@ def test_a_device_that_refuses_ends_the_timing_with_its_words() -> None:
         daemons(1, memory_bytes=1e4) as there,
         pytest.raises(LinkError, match=r"device-0.*--memory"),
     ):
-        chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, Work().start, 2)
+        chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, 2)
 
 
 @pytest.mark.parametrize("secured", [False, True])
