@@ -16,24 +16,25 @@ from collapipe.devices.slowness import Slowness, drifted
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
-from collapipe.models.part import Part, state_like
-from collapipe.models.split import ModelSpec, block_name, training_names
+from collapipe.models.part import Part
+from collapipe.models.split import ModelSpec
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.allocator import return_large_blocks
 from collapipe.report import DeviceReport, DeviceTrace
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
-from collapipe.wire.dialing import Dialer, without_addresses
+from collapipe.wire.channels import Dialer, without_addresses
 from collapipe.wire.messages import TrainRequest
-from collapipe.wire.segments import RoundDescription
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
+from pipeline.devices.block_form import block_forms
+from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.replica import Replica, starting_with
+from pipeline.devices.control_unit.segments import RemoteSegments
+from pipeline.devices.messages import RoundDescription
 from pipeline.engine import Pipeline
 from pipeline.head import PipelineHead
-from pipeline.remote.cluster import Cluster
-from pipeline.remote.replica import Replica, starting_with
-from pipeline.remote.segments import RemoteSegments
-from pipeline.timer import PhaseTimer
+from pipeline.phase_timer import PhaseTimer
 
 _log = logging.getLogger(__name__)
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after which a device hangs
@@ -144,9 +145,9 @@ class DevicePipeline:
         self._devices = {each.name: each for each in profiles}
         self._all, self._spec = devices, spec
         self._timer = PhaseTimer()
-        blocks = [block_name(index) for index in range(spec.num_blocks)]
-        known = starting_with(start.weights, start.state)
-        replica = Replica(blocks, known, partial(state_like, settings.optimizer), _trained(spec))
+        dtype = getattr(torch, settings.pipeline.dtype)
+        forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
+        replica = Replica(forms, starting_with(start.weights, start.state))
         samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
         how = self._without, self._hung_s, devices.relay, needed
@@ -219,13 +220,3 @@ class DevicePipeline:
         held = {each.device: each.span.blocks for each in plan.segments}
         planned = (self._devices[name].time.compute(n, samples) for name, n in held.items())
         return max(_HUNG_S, _HUNG_CHUNKS * max(planned, default=0.0))
-
-
-def _trained(spec: ModelSpec) -> frozenset[str]:
-    """Return the names of the blocks' trainable weights."""
-    names = set[str]()
-    for index in range(spec.num_blocks):
-        with torch.device("meta"):
-            block = spec.build_block(index)
-        names |= {f"{block_name(index)}.{name}" for name in training_names(block)}
-    return frozenset(names)

@@ -20,8 +20,8 @@ from collapipe.process import cancellation
 from collapipe.sections import LinkSettings
 from collapipe.tensors import Batch, Tensors
 from collapipe.wire import frames
+from collapipe.wire.channels import CHANNEL_OPTIONS, start_stream
 from collapipe.wire.compression import FLOAT32, decode, encode
-from collapipe.wire.dialing import CHANNEL_OPTIONS, start_stream
 from collapipe.wire.feedback import ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, credentials

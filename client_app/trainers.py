@@ -29,7 +29,7 @@ from collapipe.wire.messages import TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
-from pipeline.timer import PhaseTimer
+from pipeline.phase_timer import PhaseTimer
 
 
 class UnsplitTrainer:

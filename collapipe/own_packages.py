@@ -10,7 +10,7 @@ from pathlib import Path
 
 from collapipe.errors import ConfigError
 
-NAMES = ("optim", "pipeline", "client_app", "device_app", "server_app")
+NAMES = ("optim", "pipeline", "client_app", "server_app")
 _ROOT = Path(__file__).resolve().parents[1]
 
 

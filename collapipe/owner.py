@@ -19,8 +19,8 @@ from collapipe.config.saved import value_at
 from collapipe.config.trust import targets
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY, KEY
-from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.keys import fingerprint, read_key
+from collapipe.credentials.verified_channel import host_and_port
 from collapipe.data.hub import is_hub_id
 from collapipe.errors import (
     BudgetSpentError,

@@ -7,9 +7,9 @@ from collapipe.models.part import Part, clip_scale
 from collapipe.tensors import Batch, Tensors
 from pipeline.head import PipelineHead
 from pipeline.micro_batch import split
+from pipeline.phase_timer import PhaseTimer
 from pipeline.segment import Segment
 from pipeline.stage import EmbeddingStage, FirstStage, HeadStage, LastStage
-from pipeline.timer import PhaseTimer
 
 
 class Segments(Protocol):

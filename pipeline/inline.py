@@ -14,10 +14,10 @@ from pipeline.engine import Pipeline
 from pipeline.head import PipelineHead
 from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
+from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import FORWARD, WEIGHTS, Action
 from pipeline.segment import Segment
 from pipeline.stage import LastStage, Passed, SegmentStage, Stage
-from pipeline.timer import PhaseTimer
 
 _Box = dict[Action, Passed]
 

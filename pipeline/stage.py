@@ -8,9 +8,9 @@ from torch import Tensor
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import masks_for
 from pipeline.head import PipelineHead
+from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Action
 from pipeline.segment import Segment
-from pipeline.timer import PhaseTimer
 
 Passed = tuple[Tensor, ...]
 """Tensors between stages: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s, d],)

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +16,7 @@ from collapipe.credentials.credentials import load
 from collapipe.errors import RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part, clip_scale, state_like
+from collapipe.models.part import HeadPart, Part, clip_scale
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
@@ -25,17 +24,18 @@ from collapipe.sections import OptimizerSettings
 from collapipe.state import Precision
 from collapipe.tensors import IGNORED, Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.dialing import Dialer
-from collapipe.wire.segments import DeviceAddress, RoundDescription
-from device_app.daemon import Daemon, DeviceSettings
+from collapipe.wire.channels import DeviceAddress, Dialer
+from pipeline.devices.block_form import block_forms
+from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.replica import Replica, starting_with
+from pipeline.devices.control_unit.segments import RemoteSegments
+from pipeline.devices.daemon.server import Daemon, DeviceSettings
+from pipeline.devices.messages import RoundDescription
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
 from pipeline.micro_batch import split as micro_batches_of
-from pipeline.remote.cluster import Cluster
-from pipeline.remote.replica import Replica, starting_with
-from pipeline.remote.segments import RemoteSegments
-from pipeline.timer import PhaseTimer
+from pipeline.phase_timer import PhaseTimer
 from tests.sections import optimizer_settings
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
@@ -234,10 +234,9 @@ class Work:
             optimizer=self.optimizer,
             replicate_every=every,
         )
-        blocks = [block_name(index) for index in range(self.spec.num_blocks)]
-        replica = Replica(
-            blocks, starting_with(self.start, self.state), partial(state_like, self.optimizer)
-        )
+        blocks = range(self.spec.num_blocks)
+        forms = block_forms(self.spec, blocks, self.optimizer, torch.float32)
+        replica = Replica(forms, starting_with(self.start, self.state))
         cluster = Cluster(roster, dialer, without, lambda _: self.hung_s, self.relay)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 

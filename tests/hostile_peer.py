@@ -16,18 +16,10 @@ import pytest
 import torch
 
 from collapipe.errors import LinkError, WireError
-from collapipe.wire.dialing import CHANNEL_OPTIONS
+from collapipe.wire.channels import CHANNEL_OPTIONS
 from collapipe.wire.frames import Frame, FrameKind, encode
-from collapipe.wire.segments import (
-    CONTROL,
-    HOP,
-    SESSION,
-    SIDE,
-    as_bytes,
-    as_tensor,
-    secret_for,
-)
 from collapipe.wire.streams import FrameStream
+from pipeline.devices.messages import CONTROL, HOP, SESSION, SIDE, as_bytes, as_tensor, secret_for
 from tests.device_cluster import Work, daemons, device_name, plan_of
 
 PATIENCE_S = 60.0  # after which a daemon is called hung, on a busy machine too
@@ -70,7 +62,7 @@ class RawStream:
 
 def as_message(kind: int, data: bytes) -> bytes:
     """A frame's bytes as one piece, on the lane of its kind."""
-    return bytes([3 if kind in (FrameKind.PART, FrameKind.MOMENTS) else 1]) + data
+    return bytes([3 if kind == FrameKind.PART else 1]) + data
 
 
 @dataclass

@@ -9,8 +9,8 @@ import pytest
 
 from collapipe.wire.frames import Frame
 from collapipe.wire.streams import FrameStream
-from device_app.daemon import Daemon
-from device_app.session import Session
+from pipeline.devices.daemon.server import Daemon
+from pipeline.devices.daemon.session import Session
 
 
 class Fault:

@@ -21,10 +21,10 @@ from collapipe.errors import ConfigError
 from collapipe.run_report.page import run_page
 from collapipe.run_report.trace import draw, read_trace, write_trace
 from collapipe.runs.reading import read_run
-from device_app import session
-from device_app.daemon import Daemon
-from pipeline.remote.replica import Replica
-from pipeline.remote.segments import RemoteSegments
+from pipeline.devices.control_unit.replica import Replica
+from pipeline.devices.control_unit.segments import RemoteSegments
+from pipeline.devices.daemon import session
+from pipeline.devices.daemon.server import Daemon
 
 # Laws far from what is measured would change the plans: each run's are its own.
 STEADY = "pipeline.profile=false", "strategy=all", "federation.num_units=1"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = "collapipe", "optim", "pipeline", "client_app", "device_app", "server_app"
+ROOMS = "collapipe", "optim", "pipeline", "client_app", "server_app"
 _EXAMPLE = re.compile(r"jetson|pi-5|berlin|\b\d[\d.]*\b|\b[A-Z]\b|FILE|LINE|…")
 _LONG = 10  # letters: a shorter piece of a message is no proof
 

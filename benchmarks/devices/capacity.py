@@ -22,7 +22,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.process.allocator import return_large_blocks
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
-from pipeline.timer import PhaseTimer
+from pipeline.phase_timer import PhaseTimer
 from tests.device_cluster import device_name, even_plan, plan_of
 from tests.network import Place, memory_limit
 

@@ -16,10 +16,10 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Vocabulary
+from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
-from pipeline.remote.segments import RemoteSegments
-from pipeline.timer import PhaseTimer
+from pipeline.phase_timer import PhaseTimer
 from tests.boxes import Boxes, boxes
 from tests.device_cluster import Work
 from tests.network import Place
@@ -59,7 +59,7 @@ class Ours:
     @property
     def timer(self) -> PhaseTimer:
         """What the control unit itself spends."""
-        return self.pipeline.timer
+        return self.pipeline.phase_timer
 
     def cut(self, num_micro_batches: int) -> None:
         """Go on with batches in so many micro-batches."""

@@ -18,10 +18,10 @@ import grpc
 
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
-from collapipe.wire.dialing import CHANNEL_OPTIONS, serve_stream
+from collapipe.wire.channels import CHANNEL_OPTIONS, serve_stream
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.segments import HOP
 from collapipe.wire.streams import FrameStream
+from pipeline.devices.messages import HOP
 
 LENGTH = 8  # bytes that say how many follow
 MOST = 2**30

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.devices.cluster import add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
-from pipeline.remote.segments import RemoteSegments
+from pipeline.devices.control_unit.segments import RemoteSegments
 from tests.device_cluster import device_name, even_plan, plan_of
 from tests.network import network
 

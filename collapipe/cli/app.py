@@ -13,7 +13,8 @@ import typer
 from typer import Argument, Option
 
 from collapipe import __version__
-from collapipe.cli import credentials, deploy, device
+from collapipe.cli import credentials, deploy
+from collapipe.cli.device import command as device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.own_packages import NAMES, import_own_packages

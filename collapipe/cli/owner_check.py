@@ -5,7 +5,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from client_app.survey import ANSWER_S, ask_all, own_credentials
+from collapipe.cli.device.survey import ANSWER_S, ask_all, own_credentials
 from collapipe.data.files import read_file
 from collapipe.deployment.checking import Finding
 from collapipe.errors import CollaPipeError, ConfigError, one_line
@@ -13,7 +13,7 @@ from collapipe.formatting import amount, counted
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_file import OwnerSection
-from collapipe.wire.dialing import Dialer
+from collapipe.wire.channels import Dialer
 
 _FILES = "train_file", "validation_file", "test_file"
 _COLUMN = "_column"

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from collapipe.cli.device import memory_bytes
+from collapipe.cli.device.command import memory_bytes
 from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError

@@ -14,7 +14,6 @@ from collapipe.models.lora import LoraSpec
 from collapipe.models.split import DerivedSpec, ModelSpec
 from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
-from collapipe.wire.segments import MOST_BLOCKS
 
 Description = dict[str, Any]
 _KIND, _HUGGING_FACE = "kind", "huggingface"
@@ -22,6 +21,7 @@ _OWN: dict[str, type[Any]] = {"transformer": TransformerSpec}
 _DERIVED: dict[str, type[DerivedSpec]] = {"lora": LoraSpec, "stem": StemSpec, "cut": CutSpec}
 _LOCAL = {"base", "store"}  # base has its own description; store is not described
 _Scalar = (str, int, float, bool, type(None))
+MOST_BLOCKS = 512  # four times those of the deepest known model
 _MOST_SIZE = 2**24
 
 

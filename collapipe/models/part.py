@@ -119,8 +119,8 @@ def moments(settings: OptimizerSettings) -> tuple[str, ...]:
 def state_like(settings: OptimizerSettings, weights: Mapping[str, Tensor]) -> Tensors:
     """Return meta tensors shaped like ``Optimizer.state()`` after every weight has stepped."""
     like: Tensors = {}
-    for name, weight in weights.items():
-        empty = torch.empty_like(weight, device="meta")
+    for name, weight in weights.items():  # torch.empty_like would import sympy for meta tensors
+        empty = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
         like |= {f"{name}/{key}": empty for key in moments(settings)}
         if settings.name == "adamw":
             like[f"{name}/step"] = torch.empty((), device="meta")

@@ -36,31 +36,36 @@ Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
 
 class FrameKind(IntEnum):
-    """The content of a frame."""
+    """The content of a frame, and its tensors."""
 
+    # A step: between neighbours in a pipeline, and between a control unit and a decoder
     BEGIN = 1  # a step begins: [micro-batches]; for a decoder also target tokens of the batch
     ACTIVATION = 2  # a segment's encoded output, and its mask; for a decoder also targets
     GRADIENT = 3  # the gradient of an activation; from a decoder after the micro-batch's loss
     NORMS = 4  # squared gradient norms of the sender's parts; from a device also its measurements
+    CREDIT = 12  # the receiver has taken a tensor
+    RESUME = 15  # where a broken link continues: the last finished step, and the head's norm
+    # From a control unit to a device
     LOAD = 6  # a segment's description, as JSON
-    PART = 7  # a block's name, and tensors as safetensors; micro-batch: number of parts to follow
-    READY = 8  # the request is done; after LOAD also the parts of the segment that are wanted
     OPEN = 9  # dial the next device
     STEP = 10  # learning rate and the gradients' factor
     STATE = 11  # send the parts' state
-    CREDIT = 12  # the receiver has taken a tensor
+    # From a device to a control unit
+    WANTED = 17  # the answer to LOAD: blocks of the segment that the device lacks, as JSON
+    READY = 8  # the segment is complete, and its streams are open
     FAILED = 13  # why the sender cannot continue, as JSON
     ALIVE = 14  # seconds that the current work has taken
-    RESUME = 15  # where a broken link continues: the last finished step, and the head's norm
-    CLOCK = 16  # the sender's clock, in seconds
-    MOMENTS = 17  # as PART, with optimiser state; a step can begin before it arrives
+    # In both directions
+    PART = 7  # tensors of a block as safetensors, after their header as JSON
+    CLOCK = 16  # ask for the time; in the answer the sender's clock, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message: its kind, its place in the schedule, and up to ``MAX_TENSORS`` tensors.
+    """A message: its kind, its place in the training, and up to ``MAX_TENSORS`` tensors.
 
-    ``epoch`` counts the plans of a round: a cluster that lost a device begins a new one.
+    ``epoch`` counts the plans of a round: a cluster that lost a device begins a new one. ``step``
+    and ``micro_batch`` are 0 if the message belongs to none.
     """
 
     kind: FrameKind
@@ -69,6 +74,13 @@ class Frame:
     micro_batch: int
     tensors: tuple[Tensor, ...] = ()
     epoch: int = 0
+
+    def only(self, count: int) -> tuple[Tensor, ...]:
+        """Return the tensors. Raises ``WireError`` if their number is not ``count``."""
+        if len(self.tensors) != count:
+            found = f"{len(self.tensors)} tensors, expected {count}"
+            raise WireError(f"{self.kind.name} with {found}")
+        return self.tensors
 
 
 def encode(frame: Frame) -> bytes:

@@ -26,7 +26,6 @@ _MORE, _LAST = 0, 1  # first byte of a piece
 _PART = 2  # added to the first byte: a piece of a part; other frames may come between its pieces
 ACCEPTED = b"\4"  # instead of a piece: the other end has accepted the stream
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
-_SLOW = FrameKind.PART, FrameKind.MOMENTS
 _ENDS = {
     grpc.StatusCode.UNIMPLEMENTED: RefusedLinkError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: BusyLinkError,
@@ -77,7 +76,7 @@ class FrameStream:
         with self._changed:
             if self._closed:
                 return
-            if frame.kind in _SLOW:
+            if frame.kind == FrameKind.PART:
                 self._unmade += 1
                 self._parts.append(lambda: frame)
             else:
@@ -300,7 +299,7 @@ def _all(came: Frame) -> bool:
 
 def _pieces(frame: Frame) -> Iterator[bytes]:
     """Yield a frame's bytes in pieces. Each piece is copied once, when it is yielded."""
-    lane = _PART if frame.kind in _SLOW else 0
+    lane = _PART if frame.kind == FrameKind.PART else 0
     piece, room = list[memoryview](), PIECE_BYTES
     for buffer in frames.buffers(frame):
         start = 0

@@ -25,7 +25,7 @@ import torch
 
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
-from collapipe.wire.dialing import SERVER_OPTIONS, accept_stream
+from collapipe.wire.channels import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, VALID, read_credentials, self_signed
 from collapipe.wire.messages import LinkAddress
@@ -244,18 +244,18 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
     if frame.round != session.round:
         raise WireError(f"frame of round {frame.round} in round {session.round}")
     if frame.kind == FrameKind.BEGIN:
-        begin = _only(frame, 1)[0]
+        begin = frame.only(1)[0]
         if begin.shape != (2,) or begin.dtype != torch.int64:
             raise WireError("a step begins with two whole numbers")
         session.begin(frame.step, int(begin[0]), int(begin[1]))
         return None
     if frame.kind == FrameKind.ACTIVATION:
-        *sent, mask, targets = _only(frame, session.activation_tensors + 2)
+        *sent, mask, targets = frame.only(session.activation_tensors + 2)
         loss, gradient = session.answer(frame.micro_batch, sent, mask, targets)
         tensors = torch.tensor(loss, dtype=torch.float64), *gradient
         return replace(frame, kind=FrameKind.GRADIENT, tensors=tensors)
     if frame.kind == FrameKind.NORMS:
-        norms = _only(frame, 1)[0]
+        norms = frame.only(1)[0]
         if norms.dtype != torch.float64 or norms.shape != (session.settings.model.num_blocks + 1,):
             raise WireError(f"norms {norms.dtype} {list(norms.shape)}; a float64 for each part")
         own = torch.tensor(session.finish_step(norms.tolist()), dtype=torch.float64)
@@ -263,9 +263,3 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
     if frame.kind == FrameKind.RESUME:
         return replace(frame, tensors=(torch.tensor(session.last_step, dtype=torch.float64),))
     raise WireError(f"a unit does not send {frame.kind.name}")
-
-
-def _only(frame: Frame, count: int) -> tuple[torch.Tensor, ...]:
-    if len(frame.tensors) != count:
-        raise WireError(f"{frame.kind.name} with {len(frame.tensors)} tensors, expected {count}")
-    return frame.tensors

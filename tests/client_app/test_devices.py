@@ -10,7 +10,7 @@ from collapipe.devices.slowness import Slowness
 from collapipe.errors import RoundFailedError
 from collapipe.report import DeviceReport
 from collapipe.state import AffineLaw
-from collapipe.wire.segments import DeviceAddress
+from collapipe.wire.channels import DeviceAddress
 
 LAW = AffineLaw(0.0, 1.0, 0.0, 0.0)  # a second a block
 

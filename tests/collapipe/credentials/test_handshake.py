@@ -14,11 +14,11 @@ import grpc
 import pytest
 from made_cluster import Cluster
 
-from collapipe.credentials import dialing
+from collapipe.credentials import verified_channel
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.dialing import dial
 from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Member, Role, dns_name
+from collapipe.credentials.verified_channel import dial
 from collapipe.errors import LinkError, WireError
 
 PATIENCE_S = 60.0
@@ -222,7 +222,7 @@ def test_a_channel_trusts_one_certificate_alone(
         cluster.member(),
         cluster.member(),
     )
-    monkeypatch.setattr(dialing, "_shown", lambda *_: first.certificate)
+    monkeypatch.setattr(verified_channel, "_shown", lambda *_: first.certificate)
     with serving(thief) as server:
         assert refusal(dial(unit, server.address, "jetson")) == UNAVAILABLE
     with serving(first) as server, dial(unit, server.address, "jetson") as channel:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from collapipe.wire.dialing import without_addresses
-from collapipe.wire.segments import DeviceAddress
+from collapipe.wire.channels import DeviceAddress, without_addresses
 
 DEVICES = [
     DeviceAddress("jetson", "jetson.home:7700"),

@@ -28,8 +28,8 @@ from collapipe.models.sent_rows import RowsRead
 from collapipe.models.transformer import TransformerSpec
 from collapipe.tensors import Batch
 from collapipe.wire import frames
+from collapipe.wire.channels import CHANNEL_OPTIONS, accept_stream
 from collapipe.wire.compression import decode
-from collapipe.wire.dialing import CHANNEL_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import (
     METHOD,

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import grpc
 
-from collapipe.wire.dialing import CHANNEL_OPTIONS
+from collapipe.wire.channels import CHANNEL_OPTIONS
 from collapipe.wire.link import SERVER_NAME, self_signed
 
 DELAY_S = 0.3  # for each packet of the handshake

@@ -1,0 +1,1 @@
+"""``collapipe device``: the daemon, and the commands that check and measure devices."""

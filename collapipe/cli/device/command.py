@@ -1,0 +1,195 @@
+"""``collapipe device``: serve this machine's share of a model to a control unit."""
+
+import itertools
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from collapipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collapipe.credentials.credentials import Credentials
+
+
+import time
+
+from collapipe.errors import one_line
+
+_WHILE_S, _MOST_LINES = 60.0, 200  # of a log
+_AT_ONCE = 3  # exit status after a second signal
+_UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+app = typer.Typer(invoke_without_command=True, help="Serve a segment; ask devices.")
+Inventory = Annotated[Path, Argument(help="YAML file with an address of each device.")]
+
+
+@app.callback()
+def device(
+    context: typer.Context,
+    listen: Annotated[str, Option(help="HOST:PORT; port 0: any free one.")] = "127.0.0.1:0",
+    credentials: Annotated[Path | None, Option(help="This device's folder.")] = None,
+    name: Annotated[str | None, Option(help="Default: the machine's.")] = None,
+    memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
+    threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
+    torch_device: Annotated[
+        str, Option(help="auto, cpu, cuda, cuda:1 or mps, as runtime.torch_device of a run.")
+    ] = "cpu",
+    insecure: Annotated[
+        bool, Option("--insecure", help="Without encryption, on loopback only.")
+    ] = False,
+    log_format: Annotated[str, Option(help="plain or json.")] = "plain",
+) -> None:
+    """Serve segments of a model to control units, one unit at a time, until SIGTERM."""
+    if context.invoked_subcommand is not None:
+        return
+    _log_as(log_format)
+    given_bytes = memory_bytes(memory)
+    own = None if insecure else _credentials(credentials, name)
+    asked = _asked_to_end()
+    import torch  # takes seconds, in which a signal may come
+
+    from collapipe.process import torch_device as torch_devices
+    from pipeline.devices.daemon.server import Daemon, DeviceSettings
+
+    torch.set_num_threads(threads)
+    shown = own.member.name if own else name or socket.gethostname()
+    where = torch_devices.torch_device("--torch-device", torch_device)
+    with Daemon(DeviceSettings(shown, listen, given_bytes, where), own) as daemon:
+        print(f"{shown}: ready on {daemon.address}", flush=True)
+        asked.get()
+        daemon.leave()
+    os._exit(0)  # a normal exit would end threads inside gRPC and torch, which aborts
+
+
+@app.command()
+def check(
+    inventory: Inventory,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Query every device of an inventory, and time the hops; status 1 if any fails."""
+    from collapipe.cli.device.check import check as ask
+
+    raise typer.Exit(ask(inventory, as_json))
+
+
+@app.command()
+def measure(
+    inventory: Inventory,
+    model: Annotated[
+        str | None, Option(help="As model.name; default: the inventory's model.")
+    ] = None,
+    write: Annotated[bool, Option("--write", help="Put the laws into the inventory.")] = False,
+    repeats: Annotated[int, Option(min=1, max=100, help="Micro-batches of each size.")] = 5,
+) -> None:
+    """Time micro-batches of the model on every device, and hops; collapipe plan uses the laws."""
+    from collapipe.cli.device.measure import measure_devices
+
+    raise typer.Exit(measure_devices(inventory, model, repeats, write))
+
+
+def memory_bytes(text: str | None) -> float:
+    """Convert a text such as ``1.5GB`` to bytes; None is half of the machine's memory.
+
+    Raises ``ConfigError`` for any other text.
+    """
+    if text is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+    for unit, scale in reversed(_UNITS.items()):
+        number = text.removesuffix(unit)
+        if unit in text[-2:] and number.replace(".", "", 1).isdigit() and float(number) > 0:
+            return float(number) * scale
+    raise ConfigError(f"--memory {text}: expected a number with MB or GB, such as 1.5GB")
+
+
+def _credentials(folder: Path | None, name: str | None) -> "Credentials":
+    """Load the device's credentials. Raises ``ConfigError`` if they are missing or do not fit."""
+    if folder is None:
+        raise ConfigError(
+            "--credentials DIR is missing: `collapipe credentials` makes some; on this machine "
+            "alone --insecure does without"
+        )
+    from collapipe.credentials.credentials import load
+
+    found = load(folder)
+    if name not in (None, found.member.name):
+        raise ConfigError(
+            f"--name {name}: the certificate in {folder} is of {found.member.name}; leave --name "
+            "out"
+        )
+    return found
+
+
+def _asked_to_end() -> queue.SimpleQueue[int]:
+    """Return a queue that gets the first SIGTERM, SIGHUP or Ctrl-C.
+
+    A second signal ends the process at once.
+    """
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal handler may use it
+    earlier = itertools.count()
+
+    def ask(number: int, frame: object) -> None:
+        if next(earlier):
+            os._exit(_AT_ONCE)
+        asked.put(number)
+
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores it
+            signal.signal(each, ask)
+    return asked
+
+
+def _log_as(form: str) -> None:
+    """Set the form of log lines, and silence libraries; call it before importing libraries.
+
+    Raises ``ConfigError`` for an unknown form.
+    """
+    forms = {"plain": logging.Formatter("%(message)s"), "json": _JsonLines()}
+    if form not in forms:
+        raise ConfigError(f"--log-format {form}: must be plain or json")
+    handler = logging.StreamHandler()
+    handler.setFormatter(forms[form])
+    handler.addFilter(LogLimits())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for library, silence in (("GRPC", "NONE"), ("TRANSFORMERS", "critical")):
+        os.environ.setdefault(f"{library}_VERBOSITY", silence)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "message": record.getMessage(),
+        }
+        return json.dumps(line)
+
+
+class LogLimits(logging.Filter):
+    """Makes each record one printable line, and drops lines beyond ``_MOST_LINES`` in a minute.
+
+    The next line reports how many were dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began, self._lines = time.monotonic(), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        left_out, late = self._lines - _MOST_LINES, time.monotonic() - self._began > _WHILE_S
+        error = record.exc_info[1] if record.exc_info else None
+        said = record.getMessage() + (f": {error}" if error else "")
+        if late:
+            self._began, self._lines = time.monotonic(), 0
+            said = f"({left_out:,} lines were left out) {said}" if left_out > 0 else said
+        record.msg, record.args, record.exc_info = one_line(said), None, None
+        self._lines += 1
+        return self._lines <= _MOST_LINES

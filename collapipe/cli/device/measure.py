@@ -1,0 +1,209 @@
+"""``collapipe device measure``: measure the laws of an inventory's devices, and write them."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+from rich.console import Console
+
+from collapipe.cli.device.survey import (
+    ANSWER_S,
+    Hop,
+    SurveyedDevice,
+    ask_all,
+    own_credentials,
+    time_hops,
+)
+from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
+from collapipe.devices.fitting import Fit, fit
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, StageError, printable
+from collapipe.formatting import amount, counted, print_lines, print_table, seconds
+from collapipe.inventory.model import TOKENS, read_spec
+from collapipe.inventory.rewriting import write_laws
+from collapipe.inventory.schema import InventorySection, ModelSection
+from collapipe.inventory.yaml_file import Document, load
+from collapipe.models.cost import measure_cost
+from collapipe.models.split import ModelSpec
+from collapipe.process.cancellation import cancellable
+from collapipe.state import AffineLaw
+from collapipe.wire.channels import Dialer
+
+_BITS = 8  # per byte
+_COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDevice:
+    """A device's law with the relative errors of both fits, or the ``fault`` that prevented it."""
+
+    device: SurveyedDevice
+    law: AffineLaw | None = None
+    compute_error: float = 0.0
+    hop_error: float = 0.0
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """Measures devices by a ``trial``."""
+
+    dialer: Dialer
+    trial: Trial
+
+    def laws(self, section: InventorySection) -> list[MeasuredDevice]:
+        """Measure the law of each device. Returns them in the file's order.
+
+        Devices at the same host compute one after another. Hops are timed afterwards, cluster by
+        cluster.
+        """
+        clusters = ask_all(section, self.dialer)
+        chunks = iter(self._chunks([device for devices in clusters for device in devices]))
+        sample = int(self.trial.cost.activation_bits / _BITS)
+        sizes = [1, *(sample * each for each in self.trial.samples)]
+        found = list[MeasuredDevice]()
+        for devices in clusters:
+            _report(f"{devices[0].cluster}: hops")
+            ways = time_hops(devices, self.dialer, sizes, self.trial.repeats)[1:]
+            found += map(self._measured, devices, ways, chunks)
+        return found
+
+    def _chunks(self, devices: Sequence[SurveyedDevice]) -> list[Fit | CollaPipeError]:
+        """Return each device's fit, or the error that prevented it."""
+        hosts: defaultdict[str, list[int]] = defaultdict(list)
+        for place, device in enumerate(devices):
+            hosts[device.address.address.rpartition(":")[0]].append(place)
+        found: dict[int, Fit | CollaPipeError] = {}
+
+        def work(places: Sequence[int]) -> None:
+            for place in places:
+                try:
+                    found[place] = self._chunk(devices[place])
+                except CollaPipeError as error:
+                    found[place] = error
+
+        with cancellable() as scope, ThreadPoolExecutor(len(hosts)) as pool:
+            try:
+                for done in [
+                    pool.submit(copy_context().run, work, each) for each in hosts.values()
+                ]:
+                    done.result()
+            except KeyboardInterrupt:
+                scope.cancel()
+                raise
+        return [found[place] for place in range(len(devices))]
+
+    def _chunk(self, device: SurveyedDevice) -> Fit:
+        """Measure u and v. Raises ``CollaPipeError`` if the device cannot be measured."""
+        _check_free(device)
+        samples = self.trial.samples
+        points, taken = list[tuple[float, float]](), list[float]()
+        for blocks in (1, 2) if self._holds_two(device) else (1,):
+            _report(f"{device.name}: {counted(blocks, 'block')}")
+            points += [(blocks * size, blocks) for size in samples]
+            taken += chunk_seconds(device.address, self.dialer, self.trial, blocks)
+        found = fit(points, taken)
+        if not found.each:
+            raise StageError(
+                device.name,
+                f"{samples[1]} samples took no longer than {samples[0]}; raise --repeats, or "
+                "batch_size",
+            )
+        return found
+
+    def _holds_two(self, device: SurveyedDevice) -> bool:
+        assert device.status is not None
+        room = int(device.status.memory_bytes // self.trial.cost.block_bytes)
+        return min(self.trial.spec.num_blocks, device.device.max_blocks or 2, room) >= 2
+
+    def _measured(
+        self, device: SurveyedDevice, way: Hop, chunk: Fit | CollaPipeError
+    ) -> MeasuredDevice:
+        """Return the law of a device, whose hop to the next one is ``way``."""
+        if isinstance(chunk, CollaPipeError):
+            return MeasuredDevice(device, fault=str(chunk))
+        if not way.trips:
+            cause = way.error or f"{way.target} cannot be used or is busy"
+            return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
+        hop, cost = fit_hop(way.trips), self.trial.cost
+        both_ways = (cost.activation_bits + cost.gradient_bits) / 2 / _BITS
+        law = AffineLaw(chunk.each, chunk.fixed, hop.each * both_ways, hop.fixed)
+        return MeasuredDevice(device, law, chunk.error, hop.error)
+
+
+def measure_devices(file: Path, model: str | None, repeats: int, write: bool) -> int:
+    """Measure and print each device's law, and with ``write`` put the laws into the file.
+
+    Returns 1 if a device could not be measured, else 0. Raises ``ConfigError`` for an invalid file,
+    model or credentials.
+    """
+    document = load(file)
+    section = document.parse(InventorySection)
+    tokens = section.model.tokens or TOKENS
+    spec = _spec(document, section.model, model)
+    cost = measure_cost(spec, tokens, section.batch_size)
+    trial = Trial(spec, cost, tokens, section.batch_size, repeats)
+    dialer = Dialer(own_credentials(file, section), ANSWER_S)
+    found = Measuring(dialer, trial).laws(section)
+    _show(found, trial)
+    laws = {(each.device.cluster, each.device.name): each.law for each in found}
+    known = {key: law for key, law in laws.items() if law is not None}
+    if write and known:
+        write_laws(file, known)
+        print(
+            f"written     {counted(len(known), 'law')} to {file}; collapipe plan {quote(str(file))}"
+        )
+    for fault in (each.fault for each in found if each.fault):
+        print(f"error: {printable(fault)}; its law stays as it is", file=sys.stderr)
+    return 0 if len(known) == len(found) else 1
+
+
+def _spec(document: Document, section: ModelSection, name: str | None) -> ModelSpec:
+    """Return the model with this name, or without a name the file's model."""
+    if name is None:
+        return read_spec(document, section)
+    try:
+        named = ModelSection.model_construct(name=name, num_blocks=section.num_blocks)
+        return read_spec(document, named)
+    except ConfigError as error:
+        raise ConfigError(f"--model {name}: {error}") from error
+
+
+def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
+    console = Console(highlight=False, markup=False, emoji=False)
+    print_table(console, _COLUMNS, [(each.device.name, *_law(each)) for each in found])
+    least, most = trial.samples
+    lines = [
+        ("u, v", f"a block's seconds of a sample and of a micro-batch, of {least} and {most}"),
+        ("w, l", "a hop's, there and back; the last device's leads to the control unit"),
+        ("off", "how far the law is from what was measured: root mean square"),
+        ("sample", f"{trial.tokens} tokens, {amount(trial.cost.activation_bits / 8, 'B')}"),
+        ("as it is", "control_unit, uplinks, channels and limits, which are not measured"),
+    ]
+    print_lines(console, lines)
+
+
+def _law(each: MeasuredDevice) -> tuple[str, ...]:
+    law = each.law
+    if law is None:
+        return ("fails", *"-----")
+    return (
+        *(seconds(law.u), seconds(law.v), f"{each.compute_error:.1%}"),
+        *(seconds(law.w), seconds(law.ell), f"{each.hop_error:.1%}"),
+    )
+
+
+def _report(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def _check_free(device: SurveyedDevice) -> None:
+    """Raise ``CollaPipeError`` if the device cannot be reached or is busy."""
+    if device.error or device.status is None:
+        raise LinkError(str(device.error))
+    if device.status.busy:
+        raise StageError(device.name, "is busy with a control unit; measure later")

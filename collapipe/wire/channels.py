@@ -1,0 +1,174 @@
+"""Open a stream of frames to another machine, or serve one to a caller."""
+
+import re
+import socket
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import grpc
+from pydantic import Field
+
+from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.verified_channel import cause, dial, host_and_port, require_loopback
+from collapipe.errors import LinkError, WireError
+from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
+
+CONNECT_S = 5.0  # for a handshake, on a busy machine too
+_MESSAGE_BYTES = PIECE_BYTES + 1024
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),  # a unit dials its server directly, even if HTTP uses a proxy
+    ("grpc.keepalive_time_ms", 2000),  # a dead peer is noticed in seconds
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),  # a busy machine sends delayed pings in a burst
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # also the limit for connecting
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+SERVER_OPTIONS = (
+    *CHANNEL_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
+)
+Text = Annotated[str, Field(max_length=256)]  # a name, an address, a secret
+_ADDRESSES = re.compile(
+    r"""
+    (?:ipv[46]:)?  # as gRPC has it
+    (?:
+        (?:\[[0-9a-f:.]+\]|%5B[0-9a-f:.]+%5D)(?::\d{1,5})?  # [2001:db8::7]:7700
+        |(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}  # 2001:db8::7
+        |\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?  # 10.0.0.5:7700
+        |[\w.-]+:\d{1,5}\b  # jetson.home:7700
+    )
+    """,
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAddress:
+    """A device's name, and the HOST:PORT on which it listens."""
+
+    name: Text
+    address: Text
+
+
+def without_addresses(text: str, devices: Collection[DeviceAddress]) -> str:
+    """Replace every address in the text, and the hosts of these devices, by "…".
+
+    Device names are kept: they are all that readers without access to devices may see.
+    """
+    text, names = _ADDRESSES.sub("…", text), {each.name for each in devices}
+    for host in {each.address.rpartition(":")[0].strip("[]") for each in devices} - names:
+        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "…", text)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """Opens channels with ``credentials``. None: without encryption, on loopback only.
+
+    A handshake may take ``timeout_s`` seconds.
+    """
+
+    credentials: Credentials | None
+    timeout_s: float = CONNECT_S
+
+    def channel(self, device: str, address: str) -> grpc.Channel:
+        """Open a channel to ``device``.
+
+        Raises ``LinkError`` if another device is at ``address``. Raises ``ConfigError`` if the
+        channel would be unencrypted and ``address`` is not on this machine.
+        """
+        if self.credentials is not None:
+            return dial(self.credentials, address, device, CHANNEL_OPTIONS, self.timeout_s)
+        require_loopback(address)
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    def fault(self, device: str, address: str) -> str | None:
+        """Return why the device does not answer in time; None if it answers."""
+        try:
+            socket.create_connection(host_and_port(address), self.timeout_s).close()
+            with self.channel(device, address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=self.timeout_s)
+        except LinkError as error:
+            return str(error)
+        except grpc.FutureTimeoutError:
+            return f"device {device} at {address}: timed out{self.hint}"
+        except OSError as error:
+            return f"device {device} at {address}: {cause(error)}"
+        return None
+
+    @property
+    def hint(self) -> str:
+        """A hint for the error message if a reachable device does not answer."""
+        return "" if self.credentials else "; without credentials only --insecure devices answer"
+
+
+def open_stream(
+    channel: grpc.Channel,
+    method: str,
+    peer: str,
+    max_bytes: int,
+    arrived: threading.Event,
+    metadata: Sequence[tuple[str, str]] = (),
+) -> FrameStream:
+    """Open a stream and wait until the peer accepts it with ``serve_stream``.
+
+    Raises ``LinkError`` if the peer does not.
+    """
+    stream = FrameStream(peer, max_bytes, arrived)
+    start_stream(stream, channel, method, metadata)
+    try:
+        # gRPC's initial metadata would say so too, but may never arrive if the call ends
+        stream.wait_until_accepted(CONNECT_S)
+    except WireError as error:
+        stream.close()
+        raise LinkError(str(error)) from error
+    except LinkError:
+        stream.close()
+        raise
+    return stream
+
+
+def start_stream(
+    stream: FrameStream,
+    channel: grpc.Channel,
+    method: str,
+    metadata: Sequence[tuple[str, str]],
+) -> grpc.Call:
+    """Open a stream; it ends if the peer does not accept it."""
+    call = channel.stream_stream(method)(stream.outgoing(), metadata=tuple(metadata))
+    stream.on_close(call.cancel)
+
+    def take_in() -> None:
+        stream.feed(call)
+        stream.close()  # ends gRPC's thread that waits for messages to send
+
+    threading.Thread(target=take_in, daemon=True, name=f"from {stream.peer}").start()
+    return call
+
+
+def accept_stream(
+    stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
+) -> None:
+    """Receive the caller's messages in a thread; the handler must yield ``stream.outgoing()``."""
+    threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
+    if not context.add_callback(stream.close):  # the call has ended
+        stream.close()
+
+
+def serve_stream(
+    stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
+) -> Iterator[bytes]:
+    """Receive the caller's messages, and yield the replies; the first one accepts the stream."""
+    accept_stream(stream, messages, context)
+    yield ACCEPTED
+    yield from stream.outgoing()

@@ -1,0 +1,74 @@
+"""The tensors of a block, by which each end checks the parts that the other end sends."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import WireError
+from collapipe.models.part import state_like
+from collapipe.models.split import ModelSpec, block_name, training_names
+from collapipe.sections import OptimizerSettings
+from collapipe.tensors import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BlockForm:
+    """Names, shapes and dtypes of a block's weights and optimiser state.
+
+    ``tensors`` are meta tensors by their names in the whole model. A part may hold any of them, and
+    all parts together hold the ``trained`` weights and no state without the rest of its kind.
+    """
+
+    tensors: Tensors
+    trained: frozenset[str]
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest tensor."""
+        return max(each.nbytes for each in self.tensors.values())
+
+    @property
+    def train_bytes(self) -> int:
+        """Bytes of the weights, gradients and optimiser state."""
+        gradients = sum(self.tensors[name].nbytes for name in self.trained)
+        return gradients + sum(each.nbytes for each in self.tensors.values())
+
+    def check(self, tensors: Tensors) -> None:
+        """Raise ``WireError`` for a tensor that the block does not have."""
+        for key, tensor in tensors.items():
+            like = self.tensors.get(key)
+            if like is None or (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+                shape = f"{tensor.dtype} {list(tensor.shape)}"
+                raise WireError(f"{key[:80]!r} as {shape}, which the block does not have")
+
+    def check_complete(self, names: Collection[str], whole: bool) -> None:
+        """Raise ``WireError`` if a trainable weight is missing, or state of a weight that has
+        some; with ``whole`` also if a frozen weight is missing."""
+        stepped = {each.partition("/")[0] for each in names if "/" in each}
+        for key in self.tensors:
+            weight, of_state, _ = key.partition("/")
+            required = weight in stepped if of_state else whole or key in self.trained
+            if required and key not in names:
+                raise WireError(f"lacks {key[:80]!r}")
+
+
+def block_forms(
+    spec: ModelSpec, indices: Iterable[int], optimizer: OptimizerSettings, dtype: torch.dtype
+) -> dict[str, BlockForm]:
+    """Return the forms of blocks by name. Floating-point weights have the ``dtype``."""
+
+    def cast(weight: Tensor) -> Tensor:
+        return weight.to(dtype) if weight.is_floating_point() else weight
+
+    forms = {}
+    for index in indices:
+        name = block_name(index)
+        with torch.device("meta"):
+            block = spec.build_block(index)
+        weights = {f"{name}.{key}": cast(each) for key, each in block.state_dict().items()}
+        trained = frozenset(f"{name}.{each}" for each in training_names(block))
+        state = state_like(optimizer, {key: weights[key] for key in weights if key in trained})
+        forms[name] = BlockForm(weights | state, trained)
+    return forms

@@ -1,0 +1,33 @@
+"""The devices of a cluster, and how to plan again without lost devices."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from collapipe.plan import ClusterPlan
+from collapipe.wire.channels import DeviceAddress, Dialer
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The devices of a cluster, and how to reach them.
+
+    Attributes
+    ----------
+    replan
+        Makes a plan without the given lost devices (name → cause). Raises an error if there is no
+        such plan.
+    hung_s
+        Seconds after which a device of a plan counts as hung in one action.
+    relay
+        Whether tensors between devices go through the control unit, so that devices do not dial
+        each other.
+    needed_bytes
+        Planned bytes for a number of blocks; a device refuses more than it offers.
+    """
+
+    devices: Mapping[str, DeviceAddress]
+    dialer: Dialer
+    replan: Callable[[Mapping[str, str]], ClusterPlan]
+    hung_s: Callable[[ClusterPlan], float]
+    relay: bool = False
+    needed_bytes: Callable[[int], float] = lambda blocks: 0.0

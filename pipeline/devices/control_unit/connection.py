@@ -1,0 +1,159 @@
+"""The control unit's connection to a device: commands, answers and signs of life."""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import grpc
+
+from collapipe.errors import (
+    CollaPipeError,
+    LinkError,
+    StageError,
+    StorageError,
+    WireError,
+    one_line,
+)
+from collapipe.wire.channels import DeviceAddress, Dialer, open_stream
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream, reason
+from pipeline.devices.messages import (
+    CONTROL,
+    HOP,
+    SESSION,
+    SIDE,
+    STATUS,
+    DeviceStatus,
+    Trouble,
+    from_json,
+    secret_for,
+    unpacked,
+)
+
+_FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activation was sent
+SILENT_S = 5.0  # a device is lost after this time without a sign of life
+_MOST_ANSWERS = 64  # limit of answers that were not requested
+_ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
+OnPart = Callable[[str, Frame], None]
+"""Called with the device's name and its PART."""
+
+
+def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
+    """Ask for the status of ``device``. Raises ``LinkError`` if it cannot be reached, does not
+    answer within the dialer's timeout, or sends an invalid answer."""
+    with dialer.channel(device.name, device.address) as channel:
+        try:
+            answer = channel.unary_unary(STATUS)(b"", timeout=dialer.timeout_s)
+            return from_json(DeviceStatus, answer)
+        except grpc.RpcError as error:
+            why = f"{reason(error)}{dialer.hint}"
+            raise LinkError(f"{device.name} at {device.address}: {why}") from error
+        except WireError as error:
+            why = f"{error}; check that its version is the same"
+            raise LinkError(f"{device.name} at {device.address}: {why}") from error
+
+
+class DeviceConnection:
+    """A device's streams during a round. ``arrived`` is set when the device sends a frame.
+
+    ``control`` is for sending; this class receives its frames. Parts from the device may have at
+    most ``part_bytes``. Raises ``StageError`` if the device does not answer or refuses the
+    connection.
+    """
+
+    def __init__(
+        self,
+        device: DeviceAddress,
+        dialer: Dialer,
+        arrived: threading.Event,
+        on_part: OnPart,
+        part_bytes: int,
+    ) -> None:
+        self.name, self._arrived = device.name, arrived
+        self._on_part = on_part
+        self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
+        self.broken: CollaPipeError | None = None
+        self.busy_s = 0.0
+        self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._channels = list[grpc.Channel]()
+        try:
+            for _ in range(2):  # a second channel, so that commands do not wait for tensors
+                self._channels.append(dialer.channel(device.name, device.address))
+            self.control = open_stream(
+                self._channels[0], CONTROL, device.name, part_bytes, threading.Event()
+            )
+        except LinkError as error:
+            self.close()
+            raise StageError(device.name, str(error)) from error
+        threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
+
+    def close(self) -> None:
+        """End all streams."""
+        for channel in self._channels:
+            channel.close()
+
+    def answer(self, like: Frame) -> Frame | None:
+        """Return the answer of the kind, round, epoch and step of ``like``, or None if it has not
+        arrived. Other answers are dropped."""
+        while not self._answers.empty():
+            frame = self._answers.get()
+            if replace(frame, tensors=()) == like:
+                return frame
+        return None
+
+    def hop(self, session: str, side: str) -> FrameStream:
+        """Open a stream to the device as its neighbour on that ``side``."""
+        said = (SESSION, secret_for(session, side)), (SIDE, side)
+        try:
+            return open_stream(self._channels[1], HOP, self.name, _FEW_BYTES, self._arrived, said)
+        except LinkError as error:
+            raise StageError(self.name, str(error)) from error
+
+    def check(self, hung_s: float) -> None:
+        """Raise ``StageError`` if the device is lost or its current action exceeds ``hung_s``.
+        Raises ``StorageError`` if this machine cannot store the device's blocks."""
+        if isinstance(self.broken, StorageError):  # of this machine
+            raise self.broken
+        if self.broken is not None:
+            raise StageError(self.name, str(self.broken))
+        silent_s = time.monotonic() - self.control.heard
+        if silent_s > SILENT_S:
+            raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")
+        if self.busy_s > hung_s:
+            raise StageError(self.name, f"hangs in one action for {self.busy_s:.0f} s")
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(self.control.receive())
+                self._arrived.set()
+        except OSError as error:
+            self.broken = StorageError(f"cannot write copies of blocks: {error}; free disk space")
+        except CollaPipeError as error:
+            self.broken = error
+        except Exception as error:  # invalid frames make the device count as lost
+            self.broken = WireError(one_line(error))
+        self._arrived.set()
+
+    def _hear(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.ALIVE:
+            self.busy_s = float(frame.only(1)[0])
+        elif frame.kind == FrameKind.PART:
+            self._on_part(self.name, frame)
+        elif frame.kind == FrameKind.FAILED:
+            trouble = unpacked(Trouble, frame.only(1)[0])
+            if frame.epoch >= max(self.troubles, default=0):
+                self.troubles = {frame.epoch: trouble}
+        elif frame.kind not in _ANSWERS:
+            raise WireError(f"{self.name} sent {frame.kind.name}")
+        elif frame.kind == FrameKind.CLOCK and not math.isfinite(frame.only(1)[0]):
+            raise WireError(f"{self.name} sent a time that is not finite")
+        elif sum(each.nbytes for each in frame.tensors) > _FEW_BYTES:
+            raise WireError(f"{self.name} sent an answer {frame.kind.name} that is too large")
+        elif self._answers.qsize() >= _MOST_ANSWERS:
+            raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} unrequested answers")
+        else:
+            self._answers.put(frame)

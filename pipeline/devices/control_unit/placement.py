@@ -1,0 +1,305 @@
+"""Place a plan's segments on devices: load, connect, command and monitor them."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from torch import Tensor
+
+from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
+from collapipe.models.split import block_name
+from collapipe.plan import ClusterPlan
+from collapipe.process import cancellation
+from collapipe.wire.channels import without_addresses
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit.action_times import Clock
+from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
+from pipeline.devices.control_unit.replica import Replica
+from pipeline.devices.hops import HopError, UndialledError, relay
+from pipeline.devices.messages import (
+    BEFORE,
+    BEHIND,
+    PartHeader,
+    RoundDescription,
+    SegmentDescription,
+    Trouble,
+    Wanted,
+    packed,
+    secret_for,
+    unpacked,
+)
+
+_CLOCK_TRIPS = 3
+_BUSY_S = 0.2  # pause between attempts to dial a busy device
+_LOOK_S = 0.1  # pause between checks of cancellation and signs of life
+_STOPPED_S = 1.0  # if checks are further apart, this process was paused
+
+
+class UnreachedError(StageError):
+    """The neighbour ``source`` cannot dial a device, although both are alive."""
+
+    def __init__(self, device: str, cause: str, source: str) -> None:
+        super().__init__(device, cause)
+        self.source = source
+
+
+@dataclass
+class Placement:
+    """The devices that hold a plan's segments, in their order.
+
+    ``common`` is the part of the round's description that all segments share. ``connections``
+    includes devices that the plan does not use. ``arrived`` is set when a device sends a frame.
+
+    Methods that wait raise ``StageError`` if a device of the plan is lost, ``NonFiniteLossError``
+    if a device has values that are not finite, and ``CancelledRoundError``.
+    """
+
+    plan: ClusterPlan
+    cluster: Cluster
+    common: RoundDescription
+    replica: Replica
+    connections: dict[str, DeviceConnection] = field(default_factory=dict)
+    arrived: threading.Event = field(default_factory=threading.Event)
+    clocks: dict[str, Clock] = field(default_factory=dict)
+    hops: list[FrameStream] = field(default_factory=list)
+    """Streams to the first segment's input and the last one's output, then relayed streams."""
+
+    def __post_init__(self) -> None:
+        self.hung_s = self.cluster.hung_s(self.plan)
+        self._looked_s = time.monotonic()
+
+    @property
+    def names(self) -> list[str]:
+        return [segment.device for segment in self.plan.segments]
+
+    @property
+    def members(self) -> list[DeviceConnection]:
+        return [self.connections[name] for name in self.names]
+
+    def followed_by(self, plan: ClusterPlan, cluster: Cluster) -> "Placement":
+        """Return a placement of another plan with the same connections, in the next epoch."""
+        self.hang_up()
+        for connection in self.connections.values():
+            connection.control.drop_parts()
+        common = replace(self.common, epoch=self.common.epoch + 1)
+        shared = self.connections, self.arrived, self.clocks
+        return Placement(plan, cluster, common, self.replica, *shared)
+
+    def gather(self) -> None:
+        """Load each device's segment, and connect the devices in their order.
+
+        A device may still be busy for another caller, such as a cancelled round; the wait for it
+        is limited to the time of one action.
+        """
+        until = time.monotonic() + self.hung_s
+        epoch, segments = self.common.epoch, self.plan.segments
+        held = {block_name(k): each.device for each in segments for k in each.span.indices()}
+        self.replica.expect(epoch, held)
+        for name in self.names:
+            if name not in self.connections:
+                self.connections[name] = self._dialled(name, until)
+        for each in self.members:
+            if each.name not in self.clocks:
+                self.clocks[each.name] = self._clock(each)
+        sessions = [secrets.token_hex(16) for _ in segments]
+        for stage, connection in enumerate(self.members):
+            description = packed(self._description(stage, sessions))
+            connection.control.send(self.frame(FrameKind.LOAD, 0, description))
+        answers = self.all_answer(FrameKind.WANTED)
+        self.tell(FrameKind.OPEN)
+        for connection, answer in zip(self.members, answers, strict=True):
+            wanted = _wanted(connection, answer)
+            for name in held:
+                if name in wanted.blocks and held[name] == connection.name:
+                    whole = name in wanted.frozen or name not in self.common.frozen
+                    self._send(connection, name, self.replica.parts(name, whole))
+        self._connect(sessions)
+        self.all_answer(FrameKind.READY)
+
+    def hang_up(self) -> None:
+        """End the streams between stages."""
+        while self.hops:
+            self.hops.pop().close()
+
+    def drop(self, device: str) -> None:
+        """End all streams of a device."""
+        if connection := self.connections.pop(device, None):
+            connection.close()
+
+    def frame(self, kind: FrameKind, step: int = 0, *tensors: Tensor) -> Frame:
+        """Make a frame of this round and epoch."""
+        return Frame(kind, self.common.round, step, 0, tensors, self.common.epoch)
+
+    def tell(self, kind: FrameKind, step: int = 0, *tensors: Tensor) -> None:
+        """Send a command to each device."""
+        for connection in self.members:
+            connection.control.send(self.frame(kind, step, *tensors))
+
+    def all_answer(self, kind: FrameKind, step: int = 0) -> list[Frame]:
+        """Wait for each device's answer to a command. Returns them in order."""
+        return self._answers(kind, step, self.members)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Block until the condition is true."""
+        while not condition():
+            self.idle()
+        self._look_for_trouble()  # a device may have reported it before the condition was true
+
+    def idle(self) -> None:
+        """Wait a short time for a frame, then check cancellation and the devices."""
+        self.arrived.wait(_LOOK_S)
+        self.arrived.clear()
+        cancellation.check()
+        if time.monotonic() - self._looked_s > _STOPPED_S:
+            for connection in self.members:
+                connection.control.heard = time.monotonic()
+        self._looked_s = time.monotonic()
+        for connection in self.members:
+            connection.check(self.hung_s)
+        self._look_for_trouble()
+
+    def _look_for_trouble(self) -> None:
+        for connection in self.members:
+            if trouble := connection.troubles.get(self.common.epoch):
+                if trouble.kind == NonFiniteLossError.__name__:  # not the device's fault
+                    devices = self.cluster.devices.values()
+                    raise NonFiniteLossError(without_addresses(trouble.message, devices))
+                raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
+
+    def blamed(self, error: StageError | HopError) -> StageError:
+        """Choose the device to drop: an unreachable one, else the neighbour named in the error.
+
+        If no neighbour is named, this is the device that reported the error.
+        """
+        suspect = self._suspect(error)
+        deadline = time.monotonic() + SILENT_S
+        while time.monotonic() < deadline and suspect is not None:
+            for name in self.names:
+                try:
+                    if connection := self.connections.get(name):
+                        connection.check(self.hung_s)
+                except StageError as gone:
+                    return gone
+            self.arrived.wait(_LOOK_S)
+            self.arrived.clear()
+        if suspect is None:
+            assert isinstance(error, StageError)
+            return error
+        if isinstance(error, StageError):
+            trouble = self.trouble(error.device)
+            if trouble is not None and trouble.kind == UndialledError.__name__:
+                return UnreachedError(suspect, trouble.message, error.device)
+        return StageError(suspect, str(error))
+
+    def trouble(self, device: str) -> Trouble | None:
+        """The error that the device has reported under this plan, or None."""
+        connection = self.connections.get(device)
+        return connection.troubles.get(self.common.epoch) if connection else None
+
+    def _dialled(self, name: str, until: float) -> DeviceConnection:
+        """Dial a device; retry while it is busy, until the time ``until`` of
+        ``time.monotonic``."""
+        if name not in self.cluster.devices:
+            raise StageError(name, "the cluster's file has no such device")
+        device, dialer = self.cluster.devices[name], self.cluster.dialer
+        replica = self.replica
+        while True:
+            try:
+                part_bytes = replica.most_bytes()
+                return DeviceConnection(device, dialer, self.arrived, replica.put, part_bytes)
+            except StageError as refused:
+                busy = isinstance(refused.__cause__, BusyLinkError)
+                if not busy or time.monotonic() > until:
+                    raise
+            time.sleep(_BUSY_S)
+            cancellation.check()
+
+    def _description(self, stage: int, sessions: Sequence[str]) -> SegmentDescription:
+        segment, last = self.plan.segments[stage], stage == len(sessions) - 1
+        held = set(map(block_name, segment.span.indices()))
+        dials = not last and not self.cluster.relay
+        return SegmentDescription(
+            **self.common.for_blocks(held),
+            session=sessions[stage],
+            memory_bytes=self.cluster.needed_bytes(segment.span.blocks),
+            span=segment.span,
+            stage=stage,
+            num_segments=len(sessions),
+            num_micro_batches=self.plan.num_micro_batches,
+            schedule=self.plan.schedule,
+            base=-1 if self.replica.step is None else self.replica.step,
+            next=self.cluster.devices[self.names[stage + 1]] if dials else None,
+            next_session=secret_for(sessions[stage + 1], BEFORE) if dials else None,
+        )
+
+    def _send(self, connection: DeviceConnection, name: str, groups: list[Sequence[str]]) -> None:
+        """Queue groups of a block's tensors; each is read from the replica when it is sent."""
+
+        def part(number: int) -> Frame:
+            header = packed(PartHeader(name, len(groups) - 1 - number))
+            return self.frame(FrameKind.PART, 0, header, self.replica.packed(name, groups[number]))
+
+        for number in range(len(groups)):
+            connection.control.send_later(partial(part, number))
+
+    def _connect(self, sessions: Sequence[str]) -> None:
+        """Open the control unit's streams to the first segment's input and the last segment's
+        output, and streams between the segments if hops are relayed."""
+        members = self.members
+        self.hops.append(members[0].hop(sessions[0], BEFORE))
+        self.hops.append(members[-1].hop(sessions[-1], BEHIND))
+        between = range(len(members) - 1) if self.cluster.relay else ()
+        for stage in between:
+            self.hops.append(members[stage].hop(sessions[stage], BEHIND))
+            self.hops.append(members[stage + 1].hop(sessions[stage + 1], BEFORE))
+            relay(*self.hops[-2:])
+
+    def _clock(self, connection: DeviceConnection) -> Clock:
+        """Measure the device's clock by a few round trips; the quickest has the least error."""
+        clocks = []
+        for _ in range(_CLOCK_TRIPS):
+            asked = time.monotonic()
+            connection.control.send(self.frame(FrameKind.CLOCK))
+            (frame,) = self._answers(FrameKind.CLOCK, 0, [connection])
+            came = time.monotonic()
+            offset_s = (asked + came) / 2 - float(frame.tensors[0])
+            clocks.append(Clock(offset_s, (came - asked) / 2))
+        return min(clocks, key=lambda each: each.error_s)
+
+    def _answers(
+        self, kind: FrameKind, step: int, members: Sequence[DeviceConnection]
+    ) -> list[Frame]:
+        frames: dict[str, Frame] = {}
+
+        def complete() -> bool:
+            for each in members:
+                if each.name not in frames and (frame := each.answer(self.frame(kind, step))):
+                    frames[each.name] = frame
+            return len(frames) == len(members)
+
+        self.wait(complete)
+        return [frames[each.name] for each in members]
+
+    def _suspect(self, error: StageError | HopError) -> str | None:
+        """The neighbour that an error names; None if the device itself failed."""
+        names = self.names
+        if isinstance(error, HopError):
+            return names[-1] if error.side == BEFORE else names[0]
+        trouble = self.trouble(error.device)
+        if trouble is None or trouble.side is None or error.device not in names:
+            return None
+        place = names.index(error.device) + (1 if trouble.side == BEHIND else -1)
+        return names[place] if 0 <= place < len(names) else None
+
+
+def _wanted(connection: DeviceConnection, answer: Frame) -> Wanted:
+    """Return the blocks that the device lacks. Raises ``StageError`` for an invalid answer."""
+    try:
+        return unpacked(Wanted, *answer.tensors[:1])
+    except (WireError, TypeError) as error:
+        raise StageError(connection.name, f"answered {answer.kind.name} with {error}") from error

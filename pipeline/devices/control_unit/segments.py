@@ -1,0 +1,286 @@
+"""The encoder's segments on devices, with recovery from lost devices."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+import torch
+
+from collapipe.errors import StageError, WireError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.split import block_name
+from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
+from collapipe.tensors import Tensors
+from collapipe.wire.frames import Frame, FrameKind
+from pipeline import schedule
+from pipeline.devices.control_unit.action_times import Measurements
+from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.journal import (
+    RecordedHead,
+    Recording,
+    RecordingPorts,
+    StepRecord,
+)
+from pipeline.devices.control_unit.placement import Placement, UnreachedError
+from pipeline.devices.control_unit.replica import Replica
+from pipeline.devices.hops import Fence, HopError, StreamPorts
+from pipeline.devices.messages import RoundDescription
+from pipeline.hop_codec import HopCodec
+from pipeline.interleave import StageRun, head_runs, interleave
+from pipeline.phase_timer import PhaseTimer
+from pipeline.stage import FirstStage, LastStage, Stage
+
+_AHEAD = 16  # steps that may run before the copies of an earlier one are complete
+_log = logging.getLogger(__name__)
+
+
+class RemoteSegments:
+    """A plan's segments on its devices, while the context is open.
+
+    ``common`` is the part of the round's description that all segments share.
+
+    If a device is lost, the cluster is planned again, the blocks are restored from the ``replica``,
+    and the steps since then are repeated. The result is the same as without the loss. If a device
+    cannot dial the next one although both are alive, hops go through the control unit. Raises
+    ``StageError`` if no plan is left.
+    """
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        cluster: Cluster,
+        common: RoundDescription,
+        dim: int,
+        replica: Replica,
+        timer: PhaseTimer,
+    ) -> None:
+        self._placed = Placement(plan, cluster, common, replica)
+        self._cluster, self._common, self._dim = cluster, common, dim
+        self._replica, self._timer = replica, timer
+        self._measured = Measurements()
+        self._lost: dict[str, str] = {}  # device → cause
+        self._journal: list[StepRecord] = []  # steps since the last complete replica
+        self._record: StepRecord | None = None  # the current step
+        self._norms: list[float] = []
+        self.events: list[str] = []
+        self.unreached: UnreachedError | None = None  # why hops go through the control unit
+
+    def __enter__(self) -> "RemoteSegments":
+        try:
+            self._replica.open()
+            self._recovering(self._gather)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._placed.hang_up()
+        for connection in self._placed.connections.values():
+            connection.close()
+        self._replica.close()
+
+    def run(
+        self, embedding: FirstStage, head: LastStage, key: DropoutKey, num_micro_batches: int
+    ) -> None:
+        record = self._record = StepRecord(key.step, num_micro_batches)
+        asked = RecordedHead(head, record)
+
+        def work() -> None:
+            self._keep_up()
+            embedding.forget()
+            self._pass(record, embedding, asked)
+
+        with self._timer.phase(PIPELINE):
+            self._recovering(work)
+
+    @property
+    def arrived(self) -> threading.Event:
+        """An event that wakes the control loop, to check whether an action is ready."""
+        return self._placed.arrived
+
+    @property
+    def lost(self) -> Collection[str]:
+        """Devices that were lost or failed."""
+        return self._lost.keys()
+
+    @property
+    def relays(self) -> bool:
+        """Whether hops go through the control unit."""
+        return self._cluster.relay
+
+    @property
+    def plan(self) -> ClusterPlan:
+        """The current plan, which changes after a loss."""
+        return self._placed.plan
+
+    @property
+    def action_times(self) -> list[torch.Tensor]:
+        """Each segment's table of times in the last step, see ``Measurements``."""
+        return self._measured.last_step
+
+    def measured(self) -> list[DeviceReport]:
+        """Each device's measurements since it received its blocks, in the plan's order."""
+        return self._measured.reports(self.plan)
+
+    def traces(self) -> list[DeviceTrace]:
+        """The times of the devices' actions by the control unit's clock."""
+        return self._measured.traces(self.plan, self._placed.clocks)
+
+    def squared_norms(self) -> list[float]:
+        return self._norms
+
+    def step(self, rate: float, scale: float) -> None:
+        """Command the optimiser's step and return at once. A loss of a device is detected by the
+        next call that waits."""
+        assert self._record is not None
+        record, self._record = replace(self._record, rate=rate, scale=scale), None
+        self._trim()
+        self._journal.append(record)
+        self._tell_step(record)
+
+    def weights(self) -> Tensors:
+        return {key: each for key, each in self._state() if "/" not in key}
+
+    def optimizer_state(self) -> Tensors:
+        return {key: each for key, each in self._state() if "/" in key}
+
+    def forget(self) -> None:
+        """Do nothing: devices release their segments when their streams end."""
+
+    def collect(self) -> None:
+        """Wait until the replica has all blocks after the last step."""
+        if not self._trim():
+            return
+        last, every = self._journal[-1].step, self._common.replicate_every
+        if not every or (last + 1) % every:
+            self._placed.tell(FrameKind.STATE, last)
+        self._placed.wait(lambda: self._replica.step == last)
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the blocks' weights and optimiser state after the last step, one block at a
+        time."""
+        self._recovering(self.collect)
+        for index in range(sum(each.span.blocks for each in self.plan.segments)):
+            yield from self._replica.tensors(block_name(index)).items()
+
+    def _recovering(self, work: Callable[[], None]) -> None:
+        """Do ``work``, and repeat it without each device that is lost meanwhile."""
+        while True:
+            try:
+                return work()
+            except (StageError, HopError) as error:
+                lost = self._placed.blamed(error)
+            self._recover(lost)
+
+    def _recover(self, lost: StageError) -> None:
+        """Recover from the loss of a device, and of others that are lost meanwhile."""
+        began, before = time.monotonic(), len(self._lost)
+        while True:
+            try:
+                self._without(lost)
+            except (StageError, HopError) as error:
+                lost = self._placed.blamed(error)
+            else:
+                if len(self._lost) == before:
+                    return
+                left = " and ".join(self._placed.names)
+                gone = "; ".join(f"{name} ({cause})" for name, cause in self._lost.items())
+                seconds = time.monotonic() - began
+                self.events.append(f"lost {gone}; continued with {left} after {seconds:.2f} s")
+                return
+
+    def _without(self, lost: StageError) -> None:
+        """Change the plan or the hops, and repeat the steps since the last complete replica."""
+        plan = self._relayed(lost) if isinstance(lost, UnreachedError) else self._replanned(lost)
+        self._placed = self._placed.followed_by(plan, self._cluster)
+        self._gather()
+        for record in list(self._journal):
+            embedding, head = Recording(record.activations, {}), Recording({}, record.gradients)
+            self._pass(record, embedding, head)
+            self._tell_step(record)
+
+    def _relayed(self, unreached: UnreachedError) -> ClusterPlan:
+        """Keep the plan, and send hops through the control unit from now on."""
+        self._cluster, self.unreached = replace(self._cluster, relay=True), unreached
+        ends, cause = f"{unreached.source} cannot dial {unreached.device}", unreached.cause
+        _log.info("unit %d: %s: %s", self._common.unit, ends, cause)
+        self.events.append(
+            f"{ends} ({cause}); from now on hops go through the control unit, as with "
+            "pipeline.relay=true: set it, or correct the address"
+        )
+        return self.plan
+
+    def _replanned(self, lost: StageError) -> ClusterPlan:
+        """Close the device's streams, and plan without it."""
+        told = self._placed.trouble(lost.device)  # more specific than the end of a stream
+        cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
+        self._lost[lost.device] = cause
+        _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
+        self._placed.drop(lost.device)
+        return self._cluster.replan(dict(self._lost))
+
+    def _gather(self) -> None:
+        """Load the segments from the last complete replica, unless the devices have them."""
+        if not self._placed.hops:
+            self._measured.clear()
+            self._placed.gather()
+            self._trim()  # removes the steps that the devices' blocks include
+
+    def _trim(self) -> int:
+        """Forget steps up to the last complete replica. Returns the number of remaining steps."""
+        base = self._replica.step
+        self._journal = [each for each in self._journal if base is None or each.step > base]
+        return len(self._journal)
+
+    def _keep_up(self) -> None:
+        """Wait if the copies of the blocks are too many steps old, because memory holds all steps
+        since then. Raises ``StageError`` if a device sends no copies."""
+        done, began = self._replica.step, time.monotonic()
+        while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
+            if self._replica.step != done:
+                done, began = self._replica.step, time.monotonic()
+            if time.monotonic() - began > self._placed.hung_s:
+                raise StageError(self._replica.waits_for(), "has not sent its blocks")
+            self._placed.idle()
+
+    def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
+        """Run forward and backward of a batch through all segments, and collect their norms."""
+        placed, segments, m = self._placed, self.plan.segments, record.num_micro_batches
+        first, last = placed.hops[:2]
+        fence = self._fence(record.step)
+        placed.tell(FrameKind.BEGIN, record.step, torch.tensor([m]))
+        lists = schedule.build(self.plan.schedule, len(segments), m)
+        front = RecordingPorts(StreamPorts(None, first, fence, placed.wait), record, placed.hops)
+        back = StreamPorts(last, None, fence, placed.wait)
+        before = StageRun(schedule.passed_on(lists[0]), embedding, front)
+        interleave([before, *head_runs(lists[-1], head, back)], placed.idle)
+        answers = placed.all_answer(FrameKind.NORMS, record.step)
+        self._norms.clear()
+        for segment, actions, frame in zip(segments, lists, answers, strict=False):
+            self._take_norms(segment, len(actions), frame)
+
+    def _fence(self, step: int) -> Fence:
+        common = self._placed.common
+        codec = HopCodec(common.wire_dtype, getattr(torch, common.dtype))
+        return Fence(common.round, common.epoch, step, self._dim, codec)
+
+    def _take_norms(self, segment: SegmentPlan, num_actions: int, frame: Frame) -> None:
+        """Check and store a segment's squared norms and the device's measurements."""
+        try:
+            norms, *measured = frame.tensors
+            fits = norms.dtype == torch.float64 and norms.shape == (segment.span.blocks,)
+            if not fits or bool((norms < 0).any()):  # squared norms are not negative
+                raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
+            self._measured.add(segment.device, num_actions, *measured)
+        except (WireError, TypeError, ValueError) as error:
+            raise StageError(segment.device, f"sent {error}") from error
+        self._norms += norms.tolist()
+
+    def _tell_step(self, record: StepRecord) -> None:
+        numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
+        self._replica.told = record.step
+        self._placed.tell(FrameKind.STEP, record.step, numbers)

@@ -1,0 +1,186 @@
+"""A segment on a device, built from a description and the parts that follow it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from collapipe import __version__
+from collapipe.errors import ConfigError, WireError
+from collapipe.models.description import from_description
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import Part, prefixed, select
+from collapipe.models.split import block_name, build_empty
+from collapipe.process.torch_device import CPU
+from collapipe.tensors import Tensors
+from collapipe.wire.frozen_store import FrozenStore, digest
+from collapipe.wire.parts import grouped, joined, most_bytes, separated
+from pipeline import schedule
+from pipeline.devices.block_form import block_forms
+from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
+from pipeline.schedule import Action
+from pipeline.segment import Segment
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+class HeldSegment:
+    """Blocks of a model, which are added one by one.
+
+    Blocks are reused if the ``earlier`` segment has them in the same state, and frozen weights if
+    they are in the ``store``; the others must be sent in parts of at most ``part_bytes``.
+
+    Raises ``WireError`` if the description or a part is invalid, and ``ConfigError`` if the segment
+    needs more than ``memory_bytes``, before memory is allocated.
+    """
+
+    def __init__(
+        self,
+        description: SegmentDescription,
+        memory_bytes: float,
+        store: FrozenStore,
+        device: torch.device = CPU,
+        earlier: "HeldSegment | None" = None,
+    ) -> None:
+        self._device, self._store = device, store
+        if description.version != __version__:
+            raise WireError(
+                f"the control unit has CollaPipe {description.version[:40]}, this device "
+                f"{__version__}; install the same version on both"
+            )
+        self.description = description
+        self.spec = from_description(description.model)
+        span = description.span
+        if span.stop > self.spec.num_blocks or description.stage >= description.num_segments:
+            raise WireError(f"blocks {span.first} … {span.stop - 1} of {self.spec.num_blocks}")
+        if description.dtype not in _DTYPES:
+            raise WireError(f"dtype {description.dtype[:40]!r}; it is one of {', '.join(_DTYPES)}")
+        self.dtype = _DTYPES[description.dtype]
+        self._forms = block_forms(self.spec, span.indices(), description.optimizer, self.dtype)
+        self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
+        least = float(sum(each.train_bytes for each in self._forms.values()))
+        if (needed := max(description.memory_bytes, least)) > memory_bytes:
+            raise ConfigError(
+                f"{span.blocks} blocks need {needed:,.0f} bytes, this device offers "
+                f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
+            )
+        self._parts = earlier._kept_for(description) if earlier else {}
+        self.done: int | None = description.base  # the last finished step; None during a step
+        blocks = tuple(name for name in self._forms if name not in self._parts)
+        known = {name: each for name, each in description.frozen.items() if name in blocks}
+        absent = store.lacks(known.values())
+        self.wanted = Wanted(blocks, tuple(name for name, each in known.items() if each in absent))
+        self._coming: dict[str, Tensors] = {}  # received tensors of incomplete blocks
+
+    @property
+    def complete(self) -> bool:
+        """Whether all blocks have been built."""
+        return len(self._parts) == len(self._forms)
+
+    @property
+    def actions(self) -> Callable[[int], tuple[Action, ...]]:
+        """A function from the number of micro-batches to the segment's actions."""
+        d = self.description
+        return lambda m: schedule.build(d.schedule, d.num_segments, m)[d.stage]
+
+    def add(self, header: PartHeader, data: bytes) -> None:
+        """Add tensors of a wanted block, in the safetensors format; build the block after its last
+        part. Raises ``WireError`` if they are invalid."""
+        name, form = header.block, self._forms.get(header.block)
+        if form is None or name in self._parts:
+            raise WireError(f"received part {name[:40]!r}, which was not requested")
+        tensors = self._coming.pop(name, {}) | separated(data)
+        form.check(tensors)
+        if header.left:
+            self._coming[name] = tensors
+            return
+        whole = self._with_frozen(name, tensors)
+        form.check(whole)
+        form.check_complete(whole, whole=True)
+        weights = {key: each for key, each in select(whole, name).items() if "/" not in key}
+        index = self.description.span.first + list(self._forms).index(name)
+        module = build_empty(lambda: self.spec.build_block(index), weights)
+        self._parts[name] = Part(name, module, self.description.optimizer, whole, self._device)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The blocks built so far, in their order."""
+        return [self._parts[name] for name in self._forms if name in self._parts]
+
+    def segment(self) -> Segment:
+        """Make a segment of the blocks."""
+        d = self.description
+        return Segment(self.parts, d.recompute, schedule.splits_backward(d.schedule))
+
+    def key(self, step: int) -> DropoutKey:
+        """Return the key of the step's dropout."""
+        return DropoutKey(self.description.seed, self.description.unit, step)
+
+    def squared_norms(self) -> list[float]:
+        return [part.squared_norm() for part in self.parts]
+
+    def step(self, number: int, rate: float, scale: float) -> None:
+        self._require_complete()
+        self.done = None
+        for part in self.parts:
+            part.step(rate, scale)
+        self.done = number
+
+    def forget(self) -> None:
+        for part in self.parts:
+            part.forget_gradients()
+
+    def packed_parts(self) -> list[tuple[PartHeader, Callable[[], Tensor]]]:
+        """Return the parts that the control unit keeps: trainable weights and optimiser state, a
+        few tensors each. Call the functions, which pack them, before the next step."""
+        self._require_complete()
+        found = list[tuple[PartHeader, Callable[[], Tensor]]]()
+        for part in self.parts:
+            groups = grouped(self._trained(part))
+            for left, names in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
+                found.append((PartHeader(part.name, left), partial(self._packed, part, names)))
+        return found
+
+    def _packed(self, part: Part, names: Sequence[str]) -> Tensor:
+        tensors = self._trained(part)
+        return joined({name: tensors[name] for name in names})
+
+    def _trained(self, part: Part) -> Tensors:
+        trained = self._forms[part.name].trained
+        weights = {key: each for key, each in part.weights().items() if key in trained}
+        return weights | part.optimizer_state()
+
+    def _kept_for(self, later: SegmentDescription) -> dict[str, Part]:
+        """Return the blocks that the description ``later`` can reuse."""
+        wanted = (_identity(each) for each in (self.description, later))
+        if self.done != later.base or len(set(wanted)) > 1:
+            return {}
+        self.forget()
+        held = set(map(block_name, later.span.indices()))
+        return {name: part for name, part in self._parts.items() if name in held}
+
+    def _require_complete(self) -> None:
+        if not self.complete:
+            raise WireError("blocks are missing")
+
+    def _with_frozen(self, name: str, tensors: Tensors) -> Tensors:
+        """Add a block's frozen weights from the store, or verify the received ones and store
+        them."""
+        known = self.description.frozen.get(name)
+        if known is None:
+            return tensors
+        if name not in self.wanted.frozen:
+            return prefixed(name, self._store.load(known)) | tensors
+        trained = self._forms[name].trained
+        fixed = {k: each for k, each in tensors.items() if k not in trained and "/" not in k}
+        if digest(frozen := select(fixed, name)) != known:
+            raise WireError(f"{name}: its frozen weights differ from the announced ones")
+        self._store.add(frozen)
+        return tensors
+
+
+def _identity(description: SegmentDescription) -> bytes:
+    """Return the properties in which two segments must agree to share blocks."""
+    d = description
+    return as_json([d.version, d.unit, d.round, d.seed, d.model, d.dtype, d.optimizer])

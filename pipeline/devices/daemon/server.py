@@ -1,0 +1,210 @@
+"""The daemon: it listens on a port and serves one control unit, and its segment's neighbours."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import grpc
+import torch
+
+from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.doorkeeper import Doorkeeper
+from collapipe.credentials.member import Role
+from collapipe.credentials.verified_channel import require_loopback
+from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
+from collapipe.process.allocator import return_large_blocks
+from collapipe.process.torch_device import CPU
+from collapipe.wire.channels import SERVER_OPTIONS, DeviceAddress, Dialer, open_stream, serve_stream
+from collapipe.wire.frozen_store import FrozenStore, default_folder
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.daemon.session import Session
+from pipeline.devices.daemon.status import device_status
+from pipeline.devices.messages import (
+    BEFORE,
+    BEHIND,
+    CONTROL,
+    HOP,
+    MOST_JSON_BYTES,
+    SERVICE,
+    SESSION,
+    SIDE,
+    STATUS,
+    SegmentDescription,
+    as_json,
+)
+
+_STREAMS = 16  # at the same time: control unit, neighbours, an ending epoch's, unknown callers
+_MOST_FRAME_BYTES = 2**32
+_SHARE = 8  # an activation needs less than this fraction of the memory, as every block keeps more
+_GOODBYE_S = 2.0
+_MAY_CALL = {
+    **dict.fromkeys((CONTROL, STATUS), (Role.CONTROL_UNIT,)),
+    HOP: (Role.CONTROL_UNIT, Role.DEVICE),
+}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSettings:
+    """The owner's settings of a device."""
+
+    name: str
+    listen: str
+    memory_bytes: float
+    torch_device: torch.device = CPU
+
+
+class Daemon:
+    """Serves while the context is open; ``address`` has the port on which it listens.
+
+    Raises ``ConfigError`` if it cannot listen on the address.
+    """
+
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        credentials: Credentials | None,
+    ) -> None:
+        self._settings, self._dialer = settings, Dialer(credentials)
+        kept = default_folder() / "devices" / quote(settings.name, safe="")
+        self._frozen = FrozenStore(kept, settings.memory_bytes)
+        self._session: Session | None = None
+        self._most = int(min(settings.memory_bytes / _SHARE, _MOST_FRAME_BYTES))
+        self._work: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._threads = futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve")
+        self._server = grpc.server(
+            self._threads,
+            maximum_concurrent_rpcs=_STREAMS,
+            options=SERVER_OPTIONS,
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, self._methods(credentials)),)
+        )
+        wanted = settings.listen
+        self.address = f"{wanted.rpartition(':')[0]}:{self._port(wanted, credentials)}"
+
+    def __enter__(self) -> "Daemon":
+        return_large_blocks()
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ask_to_leave()
+        self._server.stop(_GOODBYE_S).wait()
+        self._threads.shutdown(wait=False)
+
+    def leave(self) -> None:
+        """Finish the current action, however long it takes, and report to the control unit."""
+        self._ask_to_leave()
+        if self._work is not None:
+            self._work.join()
+
+    def _ask_to_leave(self) -> None:
+        self._leaving.set()
+        session = self._session
+        if session is not None:
+            session.arrived.set()
+
+    def _methods(self, credentials: Credentials | None) -> dict[str, grpc.RpcMethodHandler]:
+        """Return the handlers by their names in the service; with ``credentials`` they check the
+        caller's certificate."""
+        handlers = {
+            CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
+            HOP: grpc.stream_stream_rpc_method_handler(self._hop),
+            STATUS: grpc.unary_unary_rpc_method_handler(self._status),
+        }
+        if credentials is not None:
+            for path, handler in handlers.items():
+                handlers[path] = Doorkeeper(credentials, _MAY_CALL[path]).guard(handler)
+        return {path.rpartition("/")[2]: handler for path, handler in handlers.items()}
+
+    def _port(self, wanted: str, credentials: Credentials | None) -> int:
+        """Listen on the ``wanted`` address, and return the port."""
+        try:
+            if credentials is None:
+                require_loopback(wanted)
+                return int(self._server.add_insecure_port(wanted))
+            return int(self._server.add_secure_port(wanted, credentials.server()))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--listen {wanted}: cannot listen there: another program has the port, or the "
+                "address is not this machine's; choose another"
+            ) from error
+
+    def _control(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        arrived = threading.Event()  # LOAD raises the frame limit to the size of parts
+        stream = FrameStream(f"control unit {context.peer()}", 2 * MOST_JSON_BYTES, arrived)
+        session = Session(stream, self._hold, self._dial, arrived, self._leaving)
+        with self._occupied(session, context):
+            self._work = work = threading.Thread(target=session.run, daemon=True)
+            work.start()
+            try:
+                yield from serve_stream(stream, messages, context)
+            finally:  # also if gRPC cancels the call
+                work.join()
+
+    def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = dict(context.invocation_metadata())
+        session, side = self._session, asked.get(SIDE, "")
+        if session is None or side not in (BEFORE, BEHIND):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
+            return
+        stream = FrameStream(f"the stage {side} ({context.peer()})", self._most, session.arrived)
+        try:
+            session.attach(side, asked.get(SESSION, ""), stream)
+        except RefusedLinkError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except BusyLinkError as error:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        yield from serve_stream(stream, messages, context)
+
+    def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        own, credentials = self._settings, self._dialer.credentials
+        expires = credentials.expires if credentials else None
+        return as_json(device_status(own.name, own.memory_bytes, expires, self._session))
+
+    @contextmanager
+    def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
+        """Reserve the daemon for this session; abort the call if another session is open."""
+        with self._lock:
+            taken = self._session
+            if taken is None:
+                self._session = session
+        if taken is not None:
+            held = taken.held  # read once, as the session's thread may change it
+            unit = f" unit {held.description.unit}" if held else " another control unit"
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._settings.name} works for{unit}; wait, or take another device",
+            )
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._session = None
+
+    def _hold(self, description: SegmentDescription, earlier: HeldSegment | None) -> HeldSegment:
+        own = self._settings
+        return HeldSegment(description, own.memory_bytes, self._frozen, own.torch_device, earlier)
+
+    def _dial(self, neighbour: DeviceAddress, session: str) -> FrameStream:
+        """Open the stream to the next stage."""
+        running = self._session
+        assert running is not None
+        channel = self._dialer.channel(neighbour.name, neighbour.address)
+        said = (SESSION, session), (SIDE, BEFORE)
+        peer = f"{neighbour.name} ({neighbour.address})"
+        try:
+            stream = open_stream(channel, HOP, peer, self._most, running.arrived, said)
+        except BaseException:
+            channel.close()
+            raise
+        stream.on_close(channel.close)
+        return stream

@@ -1,0 +1,356 @@
+"""A control unit's session on this device: it loads segments one after another and runs steps."""
+
+import logging
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireError, one_line
+from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.hops import Fence, HopError, StreamPorts, UndialledError
+from pipeline.devices.messages import (
+    BEFORE,
+    BEHIND,
+    PartHeader,
+    SegmentDescription,
+    Trouble,
+    as_bytes,
+    packed,
+    secret_for,
+    unpacked,
+)
+from pipeline.hop_codec import HopCodec
+from pipeline.phase_timer import PhaseTimer
+from pipeline.schedule import BACKWARD, FORWARD, Action
+from pipeline.stage import Passed, SegmentStage, run_stage
+
+ALIVE_S = 1.0  # interval of signs of life
+_IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy device
+_MOST_UNSENT = 64  # unsent answers beyond which further commands must wait
+_log = logging.getLogger(__name__)
+Dial = Callable[[DeviceAddress, str], FrameStream]
+
+
+class Interrupted(Exception):  # noqa: N818 - nothing is wrong
+    """The current step is aborted, by the control unit or because the daemon ends."""
+
+
+@dataclass
+class Session:
+    """Executes the frames of ``control`` in the order in which they arrive.
+
+    Any control frame aborts the running step. ``neighbours`` are the streams from ``before`` and
+    ``behind``. ``arrived`` is set by every stream of the session, and whenever ``leaving`` is set.
+    ``held`` and ``neighbours`` change together, under a lock.
+    """
+
+    control: FrameStream
+    hold: Callable[[SegmentDescription, HeldSegment | None], HeldSegment]
+    dial: Dial
+    arrived: threading.Event
+    leaving: threading.Event
+    held: HeldSegment | None = None
+    neighbours: dict[str, FrameStream] = field(default_factory=dict)
+    _busy_since: float | None = None
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> None:
+        """Run until the control unit ends the stream or is lost, or the daemon leaves."""
+        done = threading.Event()
+        threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
+        try:
+            while True:
+                self._wait(self._may_obey, interruptible=False)
+                self._obey(self.control.receive(0))
+        except (LinkError, WireError) as error:
+            _log.info("%s", error)
+        except Interrupted:
+            self._tell(LinkError("this device is leaving"), None)
+        finally:
+            done.set()
+            self._let_go()  # at once, because the next session needs the memory
+            self.control.close()
+
+    def attach(self, side: str, secret: str, stream: FrameStream) -> None:
+        """Attach the stream of a neighbour that dialled this device. Raises ``RefusedLinkError`` if
+        the secret for this side is wrong, and ``BusyLinkError`` for a second stream."""
+        with self._changing:  # the session's thread may replace the segment at the same time
+            held = self.held
+            if held is None or secret_for(held.description.session, side) != secret:
+                raise RefusedLinkError("no segment here has such a session")
+            if self.neighbours.setdefault(side, stream) is not stream:
+                raise BusyLinkError(f"there is a stream from {side} already")
+
+    def _let_go(self) -> HeldSegment | None:
+        """Release the current segment, end its streams, and return it."""
+        with self._changing:
+            earlier, self.held = self.held, None
+            streams, self.neighbours = self.neighbours, {}
+        for stream in streams.values():
+            stream.close()
+        return earlier
+
+    def _may_obey(self) -> bool:
+        return self.control.waiting() and self.control.backlog()[0] < _MOST_UNSENT
+
+    def _obey(self, frame: Frame) -> None:
+        commands = {
+            FrameKind.LOAD: self._load,
+            FrameKind.PART: self._part,
+            FrameKind.OPEN: self._open,
+            FrameKind.BEGIN: self._begin,
+            FrameKind.STEP: self._step,
+            FrameKind.STATE: self._send_state,
+            FrameKind.CLOCK: self._tell_time,
+        }
+        try:
+            if frame.kind not in commands:
+                raise WireError(f"a control unit does not send {frame.kind.name}")
+            commands[frame.kind](frame)
+        except Interrupted:
+            self._give_up()
+            if self.leaving.is_set():
+                raise
+        except Exception as error:  # reported; the daemon continues
+            self._give_up()
+            self._tell(error, frame)
+
+    def _load(self, frame: Frame) -> None:
+        earlier = self._let_go()
+        self.control.drop_parts()  # these belong to the plan before
+        self.control.accepts = lambda came: came.kind != FrameKind.PART or came.epoch >= frame.epoch
+        description = unpacked(SegmentDescription, frame.only(1)[0])
+        with self._busy(after_s=_IMPORTS_S):
+            self.held = self.hold(description, earlier)
+        self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
+        span = description.span
+        _log.info(
+            "unit %d, round %d: blocks %d … %d, stage %d of %d",
+            *(description.unit, description.round, span.first, span.stop - 1),
+            *(description.stage + 1, description.num_segments),
+        )
+        self._answer(frame, FrameKind.WANTED, packed(self.held.wanted))
+
+    def _part(self, frame: Frame) -> None:
+        header, data = frame.only(2)
+        held = self._held(frame)
+        with self._busy():
+            held.add(unpacked(PartHeader, header), as_bytes(data))
+        if held.complete:
+            self._answer(frame, FrameKind.READY)
+
+    def _open(self, frame: Frame) -> None:
+        held = self._held(frame)
+        description = held.description
+        if description.next is not None and description.next_session is not None:
+            try:
+                stream = self.dial(description.next, description.next_session)
+            except LinkError as error:
+                raise UndialledError(BEHIND, str(error)) from error
+            try:
+                self.attach(BEHIND, secret_for(description.session, BEHIND), stream)
+            except LinkError:
+                stream.close()
+                raise
+        if held.complete:  # else ``_part`` answers after the last part
+            self._answer(frame, FrameKind.READY)
+
+    def _begin(self, frame: Frame) -> None:
+        """Run forward and backward of a batch; then send the norms and the times of each action."""
+        held = self._held(frame)
+        d, (number,) = held.description, _numbers(frame, 1)
+        m = int(number)
+        if not held.complete or not 1 <= m <= d.num_micro_batches:
+            raise WireError(
+                f"a step of {m} micro-batches begins with {held.description.span.blocks} blocks; "
+                f"expected 1 … {d.num_micro_batches}, after all blocks have arrived"
+            )
+        codec = HopCodec(d.wire_dtype, held.dtype)
+        fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
+        if not {BEFORE, BEHIND} <= self.neighbours.keys():
+            raise LinkError("a neighbour has not dialled yet")
+        for side, stream in self.neighbours.items():
+            if stream.backlog()[1]:
+                raise HopError(side, "has not read the tensors of the last step")
+        around = self.neighbours[BEFORE], self.neighbours[BEHIND]
+        ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
+        stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
+        for _ in run_stage(held.actions(m), stage, ports):
+            self._check()
+        self._wait_for(ports.all_sent)
+        with self._busy():
+            norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
+        self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
+
+    def _usage(self) -> Tensor:
+        """Return float64 [2]: bytes sent to the neighbours, and the peak resident memory in
+        bytes."""
+        sent = sum(stream.bytes_out for stream in self.neighbours.values())
+        return torch.tensor([sent, _peak_bytes()], dtype=torch.float64)
+
+    def _step(self, frame: Frame) -> None:
+        held = self._held(frame)
+        rate, scale = _numbers(frame, 2)
+        self._wait(self._may_change, interruptible=False)
+        with self._busy():
+            held.step(frame.step, rate, scale)
+        every = held.description.replicate_every
+        if every and (frame.step + 1) % every == 0:
+            self._send_parts(frame)
+
+    def _may_change(self) -> bool:
+        """Whether the step may change the blocks: pending copies are made. Also true if the control
+        unit has left or sent another command, so that it does not matter."""
+        others = FrameKind.BEGIN, FrameKind.STATE
+        return self.control.all_made() or self.control.brings_but(*others)
+
+    def _send_state(self, frame: Frame) -> None:
+        self._wait(self.control.all_made, interruptible=False)  # one copy of the blocks at a time
+        self._send_parts(frame)
+
+    def _tell_time(self, frame: Frame) -> None:
+        now = torch.tensor(time.monotonic(), dtype=torch.float64)
+        self._answer(frame, FrameKind.CLOCK, now)
+
+    def _send_parts(self, frame: Frame) -> None:
+        for header, pack in self._held(frame).packed_parts():
+            self.control.send_later(partial(self._part_of, frame, header, pack))
+
+    def _part_of(self, frame: Frame, header: PartHeader, pack: Callable[[], Tensor]) -> Frame:
+        return replace(frame, kind=FrameKind.PART, tensors=(packed(header), pack()))
+
+    def _held(self, frame: Frame) -> HeldSegment:
+        if self.held is None:
+            raise WireError(f"{frame.kind.name} without a segment")
+        d = self.held.description
+        if (frame.round, frame.epoch) != (d.round, d.epoch):
+            raise WireError(f"{frame.kind.name} of round {frame.round}, epoch {frame.epoch}")
+        return self.held
+
+    def _answer(self, frame: Frame, kind: FrameKind, *tensors: Tensor) -> None:
+        self.control.send(replace(frame, kind=kind, tensors=tensors))
+
+    def _tell(self, error: Exception, frame: Frame | None) -> None:
+        side = error.side if isinstance(error, HopError) else None
+        trouble = Trouble(type(error).__name__, one_line(error), side)
+        _log.warning("%s: %s", trouble.kind, trouble.message)
+        own = self.held.description if self.held is not None else None
+        place = (own.round, 0, own.epoch) if own is not None else (0, 0, 0)
+        round_, step, epoch = (frame.round, frame.step, frame.epoch) if frame else place
+        self.control.send(Frame(FrameKind.FAILED, round_, step, 0, (packed(trouble),), epoch))
+
+    @contextmanager
+    def _busy(self, after_s: float = 0.0) -> Iterator[None]:
+        """Mark the device as busy; signs of life report its busy seconds minus ``after_s``."""
+        self._busy_since = time.monotonic() + after_s
+        try:
+            yield
+        finally:
+            self._busy_since = None
+
+    def _give_up(self) -> None:
+        self._busy_since = None
+        if self.held is not None:
+            self.held.forget()
+
+    def _check(self) -> None:
+        """Raise ``Interrupted`` if the daemon leaves or a control frame waits."""
+        if self.leaving.is_set() or self.control.waiting():
+            raise Interrupted
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        self._wait(condition, interruptible=True)
+
+    def _wait(self, condition: Callable[[], bool], interruptible: bool) -> None:
+        while not condition():
+            self.arrived.clear()
+            if self.leaving.is_set():
+                raise Interrupted
+            if interruptible:
+                self._check()
+            if not condition():
+                self.arrived.wait(ALIVE_S)
+
+    def _signs_of_life(self, done: threading.Event) -> None:
+        while not done.wait(ALIVE_S):
+            since = self._busy_since
+            busy_s = 0.0 if since is None else max(0.0, time.monotonic() - since)
+            alive = torch.tensor(busy_s, dtype=torch.float64)
+            if self.control.backlog()[0] < 2 * _MOST_UNSENT:
+                self.control.send(Frame(FrameKind.ALIVE, 0, 0, 0, (alive,)))
+
+
+class _TimedPorts:
+    """Ports that record when each action requested its input, began, ended and had sent its
+    output."""
+
+    def __init__(
+        self, ports: StreamPorts, streams: Sequence[FrameStream], session: Session
+    ) -> None:
+        self._ports, self._streams, self._session = ports, streams, session
+        self._rows = list[tuple[Action, float, float, float]]()
+        self._sending = 0
+        self._sent: dict[tuple[FrameKind | None, int], float] = {}
+        for stream in streams:
+            stream.on_sent = self._has_left
+
+    def holds(self, action: Action) -> bool:
+        return self._ports.holds(action)
+
+    def receive(self, action: Action) -> Passed:
+        asked = time.monotonic()
+        received = self._ports.receive(action)
+        began = self._session._busy_since = time.monotonic()
+        self._rows.append((action, asked, began, began))
+        return received
+
+    def send(self, action: Action, made: Passed) -> None:
+        made = tuple(each.cpu() for each in made)  # waits until a GPU has computed it
+        _, asked, began, _ = self._rows[-1]
+        self._rows[-1] = action, asked, began, time.monotonic()
+        self._session._busy_since = None
+        self._sending += bool(made)
+        self._ports.send(action, made)
+
+    def all_sent(self) -> bool:
+        """Whether all outputs have been sent, or a stream has ended."""
+        return len(self._sent) == self._sending or any(each.over for each in self._streams)
+
+    def table(self) -> Tensor:
+        """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
+        kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
+        rows = [
+            (*times, self._sent.get((kinds.get(action.kind), action.micro_batch), times[-1]))
+            for action, *times in self._rows
+        ]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _has_left(self, frame: Frame) -> None:
+        self._sent[frame.kind, frame.micro_batch] = time.monotonic()
+        self._session.arrived.set()
+
+
+def _peak_bytes() -> int:
+    """Return the peak memory of this process in bytes; it may be the parent's peak if that was
+    larger."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _numbers(frame: Frame, count: int) -> list[float]:
+    (tensor,) = frame.only(1)
+    if tensor.shape != (count,) or not bool(torch.isfinite(tensor).all()):
+        raise WireError(f"{frame.kind.name} of {list(tensor.shape)}, expected {count} numbers")
+    numbers: list[float] = tensor.tolist()
+    return numbers

@@ -1,0 +1,200 @@
+"""Messages between a control unit and a device, apart from tensors: plain, validated values.
+
+``FrameKind`` says which frame carries which message.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar
+
+import torch
+from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+from torch import Tensor
+
+from collapipe.errors import WireError, one_line
+from collapipe.models.description import MOST_BLOCKS
+from collapipe.plan import Span
+from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
+from collapipe.state import Precision
+from collapipe.wire.channels import DeviceAddress, Text
+
+T = TypeVar("T")
+SERVICE = "collapipe.Device"
+CONTROL = f"/{SERVICE}/Control"  # a control unit's stream: segments, one after another
+HOP = f"/{SERVICE}/Pass"  # a neighbour's stream: activations and gradients
+STATUS = f"/{SERVICE}/Status"  # a request: nothing → DeviceStatus
+SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
+BEFORE, BEHIND = "before", "behind"  # values of SIDE: the caller's place in the pipeline
+
+MOST_JSON_BYTES = 2**18  # of a message
+_MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDescription:
+    """The fields that all segments of a round have in common, for any plan.
+
+    ``epoch`` counts the round's plans. ``model`` is made by ``models.description``. ``frozen`` has
+    the digests of blocks' frozen weights, which are sent only if the device lacks them. With
+    ``replicate_every`` r, the device sends its parts after each r-th step; 0: only on request.
+    """
+
+    version: Text
+    unit: CountFrom0
+    round: Annotated[int, Field(ge=0, lt=2**32)]  # range as in a frame's header
+    epoch: Annotated[int, Field(ge=0, lt=2**16)] = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    model: Mapping[str, Any]
+    recompute: bool
+    dtype: Text
+    wire_dtype: Precision = "float32"
+    optimizer: OptimizerSettings
+    replicate_every: CountFrom0
+    frozen: Mapping[Text, Text] = field(default_factory=dict)
+
+    def for_blocks(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the fields for a segment of these blocks, with only their ``frozen`` digests."""
+        common = {each.name: getattr(self, each.name) for each in fields(self)}
+        return common | {"frozen": {k: v for k, v in self.frozen.items() if k in names}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentDescription(RoundDescription):
+    """A device's segment, without its weights.
+
+    ``session`` is the secret for this segment's streams. ``next_session`` is the next segment's
+    secret for the stream from this one (``secret_for``). ``memory_bytes`` is the planned memory.
+    Without ``next`` the control unit dials. Weights are as of step ``base`` (-1: the round's
+    start); a device reuses the blocks that it already has.
+
+    Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
+    build.
+    """
+
+    session: Text
+    span: Span
+    stage: Stages
+    num_segments: Stages
+    num_micro_batches: Annotated[int, Field(ge=1, le=4096)]
+    schedule: Text
+    memory_bytes: NotNegative
+    next_session: Text | None
+    next: DeviceAddress | None
+    base: Annotated[int, Field(ge=-1, lt=2**32)]
+
+    def __post_init__(self) -> None:
+        actions = self.num_segments * self.num_micro_batches
+        if self.span.stop > MOST_BLOCKS or actions > _MOST_ACTIONS:
+            raise WireError(
+                f"blocks up to {self.span.stop:,}, {actions:,} segments times micro-batches; at "
+                f"most {MOST_BLOCKS:,} and {_MOST_ACTIONS:,}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks."""
+
+    blocks: tuple[str, ...]
+    frozen: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartHeader:
+    """The ``block`` of a part's tensors, and the number of its parts that follow."""
+
+    block: Text
+    left: CountFrom0
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a device cannot continue: an error's class name and one-line message.
+
+    ``side`` is the side of the neighbour that may have caused it.
+    """
+
+    kind: str
+    message: str
+    side: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """A device's current status.
+
+    ``flops_per_s`` is the measured speed of matrix products; None while the device is busy for a
+    control unit. ``unit`` and ``span`` say whose blocks it trains; None if it has no segment.
+    """
+
+    name: str
+    version: str
+    torch_version: str
+    torch_device: str
+    threads: int
+    memory_bytes: Finite  # that the device offers
+    free_bytes: Finite  # free memory of the machine
+    flops_per_s: Finite | None
+    expires: AwareDatetime | None  # of its certificate; None without one
+    busy: bool
+    unit: int | None
+    span: Span | None
+
+
+def secret_for(session: str, side: str) -> str:
+    """Return the secret that opens a segment's stream from one ``side`` only."""
+    return hashlib.sha256(f"{side} {session}".encode()).hexdigest()
+
+
+def packed(message: object) -> Tensor:
+    """Return a message as JSON in a tensor of bytes."""
+    return as_tensor(as_json(message))
+
+
+def unpacked(kind: type[T], data: Tensor) -> T:
+    """Return the message that ``packed`` encoded. Raises ``WireError`` if it is invalid."""
+    return from_json(kind, as_bytes(data))
+
+
+def as_json(message: object) -> bytes:
+    """Return a message as JSON."""
+    text: bytes = TypeAdapter(type(message)).dump_json(message)
+    return text
+
+
+def from_json(kind: type[T], data: bytes) -> T:
+    """Return the message that ``as_json`` encoded. Raises ``WireError`` if it is invalid."""
+    if len(data) > MOST_JSON_BYTES:
+        raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
+    try:
+        return TypeAdapter(kind).validate_json(data, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part)[:40] for part in fault["loc"])
+        raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
+    except Exception as error:  # raised by the message's __post_init__
+        raise WireError(f"{kind.__name__}: {one_line(error)}") from error
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Return bytes as a uint8 tensor [n]."""
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )
+
+
+def as_bytes(data: Tensor) -> bytes:
+    """Return the bytes of a uint8 tensor [n]. Raises ``WireError`` for any other tensor."""
+    return as_view(data).tobytes()
+
+
+def as_view(data: Tensor) -> memoryview:
+    """Return a view of a uint8 tensor's bytes, as ``as_bytes`` does but without a copy."""
+    if data.dtype != torch.uint8 or data.dim() != 1:
+        raise WireError(f"{data.dtype} {list(data.shape)} instead of bytes")
+    return data.numpy().data

@@ -1,0 +1,206 @@
+"""``collapipe device check`` and ``measure`` as somebody with two boxes meets them."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_cluster import Work, daemons, plan_of
+from federated import run
+
+from collapipe import __version__
+from collapipe.errors import ConfigError, LinkError
+from collapipe.inventory.file import read_inventory
+from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit import placement
+from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.daemon.server import Daemon
+
+Command = Callable[..., tuple[int, str, str]]
+SIZES = """\
+batch_size: 32 # of a box
+model: {name: transformer, num_blocks: 4, tokens: 12}
+"""
+DEVICE = """\
+      - name: {name} # a box
+        address: {address}
+        flops_per_s: 1.0e10 # assumed
+        d2d_rate_bps: 8.0e9
+        memory_bytes: 1.0e9
+"""
+
+
+def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> Path:
+    """A file with these daemons."""
+    file = folder / "boxes.yaml"
+    devices = (
+        DEVICE.format(name=f"device-{k}", address=each.address) for k, each in enumerate(there)
+    )
+    head = f"credentials: {credentials}\n" if credentials else ""
+    file.write_text(f"{head}{SIZES}clusters:\n  - name: desk\n    devices:\n{''.join(devices)}")
+    return file
+
+
+def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path: Path) -> None:
+    with daemons(2, folder=tmp_path / "own") as there:
+        file = inventory(tmp_path, there, "own/control-unit")
+        status, out, _ = command("device", "check", file)
+        assert status == 0
+        assert all(name in out for name in ("device-0 -> device-1", "device-1 -> control unit"))
+        before = file.read_text()
+        status, out, _ = command("device", "measure", file, "--repeats", 1, "--write")
+        assert status == 0
+        assert len(re.findall(r"^device-\d +\S+ [mu]?s .*%$", out, re.MULTILINE)) == 2
+        assert re.findall("#.*", file.read_text()) == re.findall("#.*", before)
+        profiles = read_inventory(file).clusters[0].profiles
+        assert all(each.time.u > 0 and each.time.w + each.time.ell > 0 for each in profiles)
+        status, out, _ = command("plan", file, "--json")
+        assert status == 0
+        (planned,) = json.loads(out)["clusters"]
+        assert sum(each["blocks"] for each in planned["segments"]) == 4
+        options = ["cluster=devices", f"cluster.file={file}", "federation.num_units=1"]
+        assert run(tmp_path / "run", *options)
+
+
+def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None:
+    with daemons(2) as there:
+        status, out, _ = command("device", "check", inventory(tmp_path, there), "--json")
+    told = json.loads(out)
+    assert (status, told["version"]) == (0, __version__)
+    for number, device in enumerate(told["devices"]):
+        own = device["status"]
+        assert (device["cluster"], device["name"]) == ("desk", f"device-{number}")
+        assert (device["error"], own["busy"], own["expires"]) == (None, False, None)
+        assert own["memory_bytes"] == 1e9 and own["flops_per_s"] > 0
+    ways = [(hop["source"], hop["target"]) for hop in told["hops"]]
+    names = ["control unit", "device-0", "device-1", "control unit"]
+    assert ways == list(pairwise(names))
+    assert all(hop["round_trip_s"] > 0 and hop["error"] is None for hop in told["hops"])
+
+
+def test_each_box_that_fails_has_a_line(command: Command, tmp_path: Path) -> None:
+    with daemons(2, folder=tmp_path / "own") as there:
+        file = inventory(tmp_path, there, "own/control-unit")
+        text = file.read_text().replace(there[0].address, "127.0.0.1:1")
+        text += DEVICE.format(name="device-9", address=there[1].address)
+        text += "      - {name: shelf, flops_per_s: 1.0e9, d2d_rate_bps: 1.0e9}\n"
+        file.write_text(text)
+        status, out, err = command("device", "check", file, "--json")
+        assert status == 1
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        faulty = ("device-0", "device-9", "shelf")
+        assert len(errors) == 3
+        assert all(name in line for name, line in zip(faulty, errors, strict=True))
+        told = json.loads(out)
+        assert [each["error"] is None for each in told["devices"]] == [False, True, False, False]
+        assert told["hops"][0]["round_trip_s"] is None
+        assert all(each["round_trip_s"] is None and not each["error"] for each in told["hops"])
+        before = file.read_text()
+        status, out, err = command("device", "measure", file, "--repeats", 1)
+        assert (status, file.read_text()) == (1, before)
+        assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 4
+
+
+def test_another_version_fails_and_a_certificate_that_ends_soon_is_told(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with daemons(1, folder=tmp_path / "own") as there:
+        file = inventory(tmp_path, there, "own/control-unit")
+        monkeypatch.setattr("collapipe.credentials.member._SOON", timedelta(days=40))
+        status, _, err = command("device", "check", file)
+        assert status == 0
+        assert [line.split(": ")[:2] for line in err.splitlines()] == [
+            ["warning", "device-0"],
+            ["warning", "control unit"],
+        ]
+        monkeypatch.setattr("collapipe.cli.device.survey.__version__", "9.9.9")
+        status, _, err = command("device", "check", file)
+        assert status == 1 and "9.9.9" in err and __version__ in err
+
+
+def test_a_box_with_less_memory_than_the_file_says_is_told(
+    command: Command, tmp_path: Path
+) -> None:
+    with daemons(1) as there:
+        file = inventory(tmp_path, there)
+        file.write_text(file.read_text().replace("memory_bytes: 1.0e9", "memory_bytes: 2.0e9"))
+        status, _, err = command("device", "check", file)
+    assert status == 0
+    assert err.startswith("warning: device-0: ") and "1 GB" in err and "2 GB" in err
+
+
+def test_a_box_at_work_does_not_fail_and_is_not_measured(command: Command, tmp_path: Path) -> None:
+    with daemons(1) as there:
+        file = inventory(tmp_path, there)
+        with Work().segments(plan_of(["device-0"], (4,)), there):
+            status, out, _ = command("device", "check", file, "--json")
+            told = json.loads(out)
+            own = told["devices"][0]["status"]
+            assert (status, own["busy"], own["span"]) == (0, True, {"first": 0, "blocks": 4})
+            assert [hop["round_trip_s"] for hop in told["hops"]] == [None, None]
+            status, _, err = command("device", "measure", file, "--write")
+            assert status == 1 and "device-0" in err
+        assert "chunk" not in file.read_text()
+
+
+def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) -> None:
+    """Its hop is measured as well, and the model may be named by the command."""
+    with daemons(1) as there:
+        file = inventory(tmp_path, there)
+        text = file.read_text().replace("name: transformer", "block_bytes: 4.0e7")
+        file.write_text(
+            text.replace(", tokens: 12", "").replace("1.0e9", "1.0e9\n        max_blocks: 1")
+        )
+        status, _, err = command("device", "measure", file)
+        assert status == 2 and "model" in err
+        status, _, err = command("device", "measure", file, "--model", "transformr")
+        assert status == 2 and "transformer" in err
+        options = ("--model", "transformer", "--repeats", 1, "--write")
+        assert command("device", "measure", file, *options)[0] == 0
+        assert "chunk: {u: " in file.read_text()
+
+
+def test_a_hop_that_cannot_be_dialled_leaves_the_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three boxes, of which the first cannot dial the second."""
+    monkeypatch.setattr(placement, "SILENT_S", 0.0)  # for another cause to show
+    dial = Daemon._dial
+
+    def unable(self: Daemon, neighbour: DeviceAddress, session: str) -> FrameStream:
+        if neighbour.name == "device-1":
+            raise LinkError("device-1: timed out")
+        return dial(self, neighbour, session)
+
+    monkeypatch.setattr(Daemon, "_dial", unable)
+    with daemons(3) as there:
+        file = inventory(tmp_path, there)
+        status, out, err = command("device", "check", file, "--json")
+        told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+        assert (status, told) == (1, [True, False, True, True])
+        assert err.startswith("error: device-0 -> device-1: ") and "timed out" in err
+        status, _, err = command("device", "measure", file, "--repeats", 1)
+        assert status == 1 and len(re.findall("^error: device-0: ", err, re.MULTILINE)) == 1
+
+
+def test_a_box_that_is_lost_in_a_trial_leaves_the_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = Daemon._hold
+
+    def unable(self: Daemon, *what: Any) -> HeldSegment:
+        if self is there[1]:
+            raise ConfigError("no memory")
+        return hold(self, *what)
+
+    with daemons(3) as there:
+        monkeypatch.setattr(Daemon, "_hold", unable)
+        status, out, err = command("device", "check", inventory(tmp_path, there), "--json")
+    told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+    assert (status, told) == (1, [True, False, False, True])
+    assert err.count("no memory") == 2

@@ -1,0 +1,32 @@
+"""No peer writes lines into a daemon's log, or fills its disk."""
+
+import logging
+
+import pytest
+
+from collapipe.cli.device import command
+from collapipe.cli.device.command import LogLimits
+
+
+def record(said: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
+    """As a logger makes it."""
+    raised = (type(error), error, None) if error else None
+    return logging.LogRecord("a", logging.INFO, "a.py", 1, said, arguments, raised)
+
+
+@pytest.mark.parametrize("said", ["a\nready on 1.2.3.4", "\x1b[2J\r", "x" * 10**6, "\u2028\x00"])
+def test_a_record_is_one_short_printable_line(said: str) -> None:
+    for each in (record("%s", said), record("%s", "peer", error=ValueError(said))):
+        assert LogLimits().filter(each)
+        line = logging.Formatter("%(message)s").format(each)
+        assert line.isprintable() and len(line) < 500
+
+
+def test_a_flood_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, now = LogLimits(), command.time.monotonic()
+    assert sum(limits.filter(record("bad frame")) for _ in range(10_000)) == 200
+    monkeypatch.setattr("collapipe.cli.device.command.time.monotonic", lambda: now + 61)
+    later = record("served")
+    assert limits.filter(later)
+    assert later.getMessage() == "(9,800 lines were left out) served"
+    assert limits.filter(record("served"))

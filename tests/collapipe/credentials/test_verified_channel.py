@@ -1,0 +1,64 @@
+"""Addresses, and which of them are this box alone."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from collapipe.credentials.authority import temporary_authority
+from collapipe.credentials.credentials import load
+from collapipe.credentials.verified_channel import dial, host_and_port, require_loopback
+from collapipe.errors import ConfigError, LinkError
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:50", "127.9.9.9:0", "[::1]:65535", "localhost:7000"]
+)
+def test_loopback_may_go_without_certificates(address: str) -> None:
+    require_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0:50",
+        "[::]:50",
+        "192.168.1.2:50",
+        "128.0.0.1:50",
+        "[::ffff:192.168.1.2]:50",
+        "127.0.0.1.example.org:50",
+        "localhost.example.org:50",
+        "127.1:50",
+        "jetson:50",
+        "127.0.0.1",
+        "127.0.0.1:",
+        "127.0.0.1:70000",
+        "me@127.0.0.1:50",
+        "127.0.0.1:50/x",
+        "127.0.0.1:50\n",
+        "dns:127.0.0.1:50",
+        "unix:/tmp/socket",
+        "::1:50",
+        "",
+    ],
+)
+def test_all_else_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        require_loopback(address)
+    assert repr(address)[1:-1] in str(error.value)
+
+
+def test_an_address_has_two_parts() -> None:
+    assert host_and_port("jetson.local:7000") == ("jetson.local", 7000)
+    assert host_and_port("[fd00::2]:7000") == ("fd00::2", 7000)
+
+
+def test_who_is_stopped_or_not_there_is_told_in_words(tmp_path: Path) -> None:
+    """The system accepts for a process that is stopped, and no byte comes."""
+    own = load(temporary_authority(tmp_path / "own", ["jetson"])["control-unit"])
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+        with pytest.raises(LinkError, match=r"jetson at .*timed out$"):
+            dial(own, address, "jetson", timeout_s=0.2)
+    with pytest.raises(LinkError, match=r": Connection refused; .*collapipe device"):
+        dial(own, address, "jetson", timeout_s=0.2)

@@ -1,0 +1,55 @@
+"""What a device says of its step is checked, summed up and brought into one clock."""
+
+import pytest
+import torch
+from device_cluster import plan_of
+from torch import Tensor
+
+from collapipe.errors import WireError
+from pipeline.devices.control_unit.action_times import Clock, Measurements
+
+TABLE = torch.tensor([[0.0, 1.0, 2.0, 2.25], [2.0, 2.5, 5.5, 6.0]], dtype=torch.float64)
+USAGE = torch.tensor([100.0, 2000.0], dtype=torch.float64)
+PLAN = plan_of(["here"], (3,))
+
+
+def test_actions_are_summed_up() -> None:
+    """A forward of one second, a backward of three; what they make leaves later."""
+    measured = Measurements()
+    for later_s in (0.0, 10.0):
+        measured.add("here", 2, TABLE + later_s, USAGE)
+    (report,) = measured.reports(PLAN)
+    assert (report.name, report.blocks, report.chunk_s) == ("here", 3, 4.0)
+    assert (report.compute_s, report.wait_s, report.span_s) == (8.0, 3.0, 12.0)
+    assert report.send_s == 1.5
+    assert (report.sent_bytes, report.peak_bytes) == (100.0, 2000.0)
+
+
+def test_a_trace_is_by_the_control_units_clock() -> None:
+    measured = Measurements()
+    measured.add("here", 2, TABLE, USAGE)
+    measured.add("here", 2, TABLE + 1.0, USAGE)
+    (trace,) = measured.traces(PLAN, {"here": Clock(7.0, 0.25)})
+    assert trace.error_s == 0.25
+    first, second = (torch.tensor(step) for step in trace.steps)
+    assert torch.allclose(second - first, torch.ones(2, 4))
+    assert torch.allclose(first[:, 2] - first[:, 1], torch.tensor([1.0, 3.0]))
+
+
+@pytest.mark.parametrize(
+    ("table", "usage"),
+    [
+        (TABLE[:1], USAGE),
+        (TABLE.float(), USAGE),
+        (TABLE * torch.inf, USAGE),
+        (TABLE, USAGE[:1]),
+        (TABLE, USAGE * torch.nan),
+        (TABLE, USAGE.long()),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(table: Tensor, usage: Tensor) -> None:
+    measured = Measurements()
+    with pytest.raises(WireError):
+        measured.add("here", 2, table, usage)
+    assert measured.reports(PLAN) == []

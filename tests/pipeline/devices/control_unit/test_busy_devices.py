@@ -1,0 +1,104 @@
+"""A device that works for another caller is waited for, with a bound, before it is given up."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from device_cluster import Work, daemons, device_name, even_plan, plan_of
+
+from collapipe.errors import CancelledRoundError, StageError
+from collapipe.process import cancellation
+from collapipe.wire.frames import FrameKind
+from pipeline.devices.control_unit import placement
+from pipeline.devices.control_unit.connection import DeviceConnection
+from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.daemon.server import Daemon
+
+NAMES = [device_name(k) for k in range(2)]
+PLAN = plan_of(NAMES, (2, 2))
+
+
+@contextmanager
+def left_in_an_action(
+    there: list[Daemon], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], None]]:
+    """Daemons in the middle of a step whose control unit has left, as after a cancelled round.
+    Yields what lets the step go on."""
+    began, go_on, key = threading.Semaphore(0), threading.Event(), HeldSegment.key
+
+    def slow(self: HeldSegment, step: int) -> object:
+        began.release()
+        assert go_on.wait(60)
+        return key(self, step)
+
+    monkeypatch.setattr(HeldSegment, "key", slow)
+    with Work().segments(even_plan(NAMES[: len(there)], 4, PLAN), there) as segments:
+        segments._placed.tell(FrameKind.BEGIN, 0, torch.tensor([3]))
+        for _ in there:
+            assert began.acquire(timeout=60)
+    try:
+        yield go_on.set
+    finally:
+        go_on.set()
+
+
+def when_refused(monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> list[str]:
+    """``call`` whenever a device refuses a control unit; the devices' names."""
+    names = list[str]()
+
+    class Refused(DeviceConnection):
+        def __init__(self, *arguments: Any) -> None:
+            try:
+                super().__init__(*arguments)
+            except StageError as error:
+                names.append(error.device)
+                call()
+                raise
+
+    monkeypatch.setattr(placement, "DeviceConnection", Refused)
+    return names
+
+
+def test_devices_that_end_an_action_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemons(2) as there, left_in_an_action(there, monkeypatch) as let_go_on:
+        refused = when_refused(monkeypatch, let_go_on)
+        with Work().segments(PLAN, there) as segments:
+            assert not segments.lost
+    assert NAMES[0] in refused
+
+
+class Impatient(Work):
+    """No action may take any time under the first plan."""
+
+    bounds = iter([0.0])
+
+    @property  # type: ignore[override]
+    def hung_s(self) -> float:
+        return next(self.bounds, 60.0)
+
+    @hung_s.setter
+    def hung_s(self, value: float) -> None:
+        """What a work begins with does not count."""
+
+
+def test_a_device_that_stays_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        daemons(2) as there,
+        left_in_an_action(there[1:], monkeypatch),
+        Impatient().segments(PLAN, there) as segments,
+    ):
+        assert set(segments.lost) == {NAMES[1]}
+
+
+def test_a_cancelled_round_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        daemons(2) as there,
+        left_in_an_action(there, monkeypatch),
+        cancellation.cancellable() as scope,
+    ):
+        when_refused(monkeypatch, scope.cancel)
+        with pytest.raises(CancelledRoundError):
+            Work().remote(PLAN, there)

@@ -1,0 +1,140 @@
+"""Whatever device is lost, and when: the round ends with the bits of a round without the loss."""
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+from device_cluster import Result, Work, daemons, device_name, plan_of
+from planted_faults import Fault, planted
+
+from collapipe.errors import LinkError, RoundFailedError
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.daemon.server import Daemon
+
+NAMES = [device_name(k) for k in range(3)]
+PLAN = plan_of(NAMES, (1, 2, 1))
+
+
+def points(count: int, seed: int) -> list[tuple[int, int, bool, bool]]:
+    """Device, frame, sent or taken, before or after."""
+    drawn = random.Random(seed)
+    return [
+        (drawn.randrange(3), drawn.randrange(1, 17), drawn.random() < 0.5, drawn.random() < 0.5)
+        for _ in range(count)
+    ]
+
+
+def chosen_of(count: int, seed: int) -> list[Any]:
+    """These points as parameters, of which a half is for the thorough run."""
+    drawn = points(count, seed)
+    late = (pytest.param(each, marks=pytest.mark.thorough) for each in drawn[count // 2 :])
+    return [*drawn[: count // 2], *late]
+
+
+SENT = {"READY": 2, "ACTIVATION": 6, "GRADIENT": 6, "NORMS": 2, "PART": 2, "CREDIT": 6, "CLOCK": 3}
+TAKEN = {"LOAD": 1, "PART": 1, "OPEN": 1, "CLOCK": 3, "BEGIN": 2, "STEP": 2}
+TAKEN |= {"ACTIVATION": 6, "GRADIENT": 6}  # so many of a kind by each device at least
+
+
+def points_of_kinds(count: int, seed: int) -> list[tuple[int, str, int, bool, bool]]:
+    """Device, kind, which of its kind, sent or taken, before or after: each kind in its turn."""
+    drawn, found = random.Random(seed), list[tuple[int, str, int, bool, bool]]()
+    while len(found) < count:
+        for before in (True, False):
+            for sending, kinds in ((True, SENT), (False, TAKEN)):
+                for kind, most in kinds.items():
+                    number = drawn.randrange(1, most + 1)
+                    found.append((drawn.randrange(3), kind, number, sending, before))
+    return found[:count]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Result:
+    """The round without a loss."""
+    return Work().inline(PLAN)
+
+
+@pytest.mark.parametrize("point", chosen_of(12, 0), ids=str)
+def test_a_fault_changes_nothing(point: tuple[int, int, bool, bool], expected: Result) -> None:
+    """At a frame of a device."""
+    device, *when = point
+    with daemons(3) as there:
+        fault = Fault(there[device], *when)
+        with planted([fault]):
+            found = Work().remote(PLAN, there, lost=[NAMES[device]])
+        assert found.equals(expected)
+        assert fault.seen >= fault.number
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", points_of_kinds(50, 1), ids=str)
+def test_a_fault_at_any_kind_changes_nothing(
+    point: tuple[int, str, int, bool, bool], expected: Result
+) -> None:
+    device, kind, *when = point
+    with daemons(3) as there:
+        fault = Fault(there[device], *when, kind=kind)  # type: ignore[arg-type]
+        with planted([fault]):
+            found = Work().remote(PLAN, there, lost=[NAMES[device]])
+        assert found.equals(expected)
+        assert fault.seen >= fault.number
+
+
+@pytest.mark.parametrize(("may_take_s", "lost"), [(60.0, 0), (0.0, 1)])
+def test_who_imports_libraries_for_long_does_not_hang(
+    may_take_s: float, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment's kind of model may need some, which take a small device long; not for ever."""
+    real = Daemon._hold
+
+    def slow(self: Daemon, *arguments: Any) -> HeldSegment:
+        if self is there[1]:
+            time.sleep(4.5)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Daemon, "_hold", slow)
+    monkeypatch.setattr("pipeline.devices.daemon.session._IMPORTS_S", may_take_s)
+    work = Work(hung_s=1.5)
+    with daemons(3) as there, work.segments(PLAN, there) as segments:
+        assert len(segments.lost) == lost
+
+
+def test_a_fault_changes_nothing_where_hops_are_relayed(expected: Result) -> None:
+    work = Work(relay=True)
+    with daemons(3) as there, planted([Fault(there[1], 9, True, True)]):
+        assert work.remote(PLAN, there, lost=[NAMES[1]]).equals(expected)
+
+
+def test_all_but_one_may_go(expected: Result) -> None:
+    """The second during the recovery from the first."""
+    with daemons(3) as there:
+        faults = [Fault(there[1], 9, True, True), Fault(there[0], 14, True, True)]
+        with planted(faults):
+            assert Work().remote(PLAN, there, lost=NAMES[:2]).equals(expected)
+
+
+def test_when_all_are_gone_the_unit_says_so() -> None:
+    with daemons(2) as there:
+        faults = [Fault(each, 9, True, True) for each in there]
+        with planted(faults), pytest.raises(RoundFailedError, match="no device is left"):
+            Work().remote(plan_of(NAMES[:2], (2, 2)), there)
+
+
+def test_who_cannot_dial_a_lost_neighbour_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The neighbour's end is seen later than the call that has failed."""
+    dial, work, ending = Daemon._dial, Work(), list[threading.Timer]()
+
+    def dialling(self: Daemon, *where: Any) -> FrameStream:
+        if self is there[0] and not ending:
+            ending.append(threading.Timer(0.3, there[1]._server.stop, (None,)))
+            ending[0].start()
+            raise LinkError("no answer")
+        return dial(self, *where)
+
+    monkeypatch.setattr(Daemon, "_dial", dialling)
+    with daemons(3) as there, work.segments(PLAN, there) as segments:
+        assert set(segments.lost) == {NAMES[1]}
+        assert [each.device for each in segments.plan.segments] == [NAMES[0], NAMES[2]]

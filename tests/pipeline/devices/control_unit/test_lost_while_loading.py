@@ -1,0 +1,50 @@
+"""A device is lost while blocks are sent."""
+
+import threading
+from collections.abc import Collection
+
+import pytest
+import torch
+from device_cluster import Result, Work, daemons, device_name, plan_of
+
+from pipeline.devices.control_unit.replica import Replica
+from pipeline.devices.daemon.server import Daemon
+
+NAMES = [device_name(k) for k in range(3)]
+PLAN = plan_of(NAMES, (1, 2, 1))
+
+
+@pytest.fixture(scope="module")
+def work() -> Work:
+    """A round that begins with moments."""
+    return Work().after(Work().inline(PLAN))
+
+
+@pytest.fixture(scope="module")
+def expected(work: Work) -> Result:
+    """The round in one thread."""
+    return work.inline(PLAN)
+
+
+@pytest.mark.parametrize(("block", "lost"), [(0, 0), (1, 2), (2, 1), (3, 0)])
+def test_a_device_may_be_lost_while_parts_are_sent(
+    work: Work, expected: Result, block: int, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a certain block is sent, to that device or to another."""
+    packed, gone = Replica.packed, list[threading.Thread]()
+
+    def losing(replica: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
+        if name == f"blocks.{block}" and not gone:
+            gone.append(threading.Thread(target=ended, args=(there[lost],)))
+            gone[0].start()
+        return packed(replica, name, keys)
+
+    monkeypatch.setattr(Replica, "packed", losing)
+    with daemons(3) as there:
+        assert work.remote(PLAN, there).equals(expected)
+        assert gone
+
+
+def ended(daemon: Daemon) -> None:
+    """At once, without a word."""
+    daemon._server.stop(None).wait()

@@ -1,0 +1,72 @@
+"""Daemons in network namespaces, behind links of 100 Mbit/s, with credentials."""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+from device_cluster import Work, device_name, plan_of
+
+from collapipe.models.part import HeadPart
+from pipeline.head import LocalHead
+from tests.boxes import Boxes, boxes
+from tests.network import Network, UnavailableError, network
+
+COUNT, RATE_BPS = 3, 100e6
+PLAN = plan_of([device_name(k) for k in range(COUNT)], (1, 2, 1))
+NOTICED_S = 6.0  # no sign of life for 5 s, which is looked at ten times a second
+BUSY_S = 4.0  # what a busy machine may add
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, Boxes]]:
+    """A network and its daemons."""
+    try:
+        with (
+            network(COUNT, RATE_BPS) as made,
+            boxes(tmp_path_factory.mktemp("boxes"), made.places) as started,
+        ):
+            yield made, started
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_a_round_over_the_network_equals_inline(there: tuple[Network, Boxes]) -> None:
+    _, started = there
+    found = Work().remote(PLAN, started.daemons, dialer=started.dialer)
+    assert found.equals(Work().inline(PLAN))
+
+
+def test_a_link_is_cut_in_the_middle_of_a_step(
+    there: tuple[Network, Boxes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The device behind it lives, and nobody is told; the round goes on without it."""
+    made, started = there
+    cut_s = list[float]()
+
+    class Cutting(LocalHead):
+        """Cuts the second device off when the second micro-batch of the second step is there."""
+
+        def submit(self, micro_batch: int, hidden: object) -> None:
+            super().submit(micro_batch, hidden)
+            if (self._key.step, micro_batch) == (1, 1) and not cut_s:
+                cut_s.append(time.time())
+                made.cut(1)
+
+    def head_of(part: HeadPart) -> LocalHead:
+        return Cutting(part)
+
+    try:
+        with caplog.at_level(logging.INFO, "pipeline.devices.control_unit"):
+            found = Work().remote(
+                PLAN,
+                started.daemons,
+                dialer=started.dialer,
+                head_of=head_of,
+                lost=[device_name(1)],
+            )
+    finally:
+        made.mend(1)
+    assert found.equals(Work().inline(PLAN))
+    noticed = next(each for each in caplog.records if device_name(1) in each.getMessage())
+    assert noticed.created - cut_s[0] < NOTICED_S + BUSY_S

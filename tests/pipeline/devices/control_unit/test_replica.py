@@ -1,0 +1,251 @@
+"""What a control unit takes from its devices, and what it does not."""
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from device_cluster import ADAMW, Work, daemons, device_name, plan_of
+from safetensors.torch import save
+
+from collapipe.errors import StageError, StorageError, WireError
+from collapipe.models.part import Part, state_like
+from collapipe.tensors import Tensors
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.block_form import BlockForm
+from pipeline.devices.control_unit import segments
+from pipeline.devices.control_unit.replica import Replica
+from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.daemon.session import Session
+from pipeline.devices.messages import PartHeader, as_tensor, packed
+
+WEIGHT = torch.ones(2, 3)
+HOLDERS = {"blocks.0": "pi", "blocks.1": "nano"}
+
+
+def form(weights: Tensors) -> BlockForm:
+    """Of weights that all train."""
+    return BlockForm(weights | state_like(ADAMW, weights), frozenset(weights))
+
+
+def put(
+    replica: Replica, sender: str, epoch: int, block: str, step: int, left: int, data: bytes
+) -> None:
+    """A part of a block that the device ``sender`` sends."""
+    tensors = packed(PartHeader(block, left)), as_tensor(data)
+    replica.put(sender, Frame(FrameKind.PART, 3, step, 0, tensors, epoch))
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    """Of two blocks with a weight each, after devices were told to do steps 0 to 4."""
+
+    def start(name: str) -> Tensors:
+        return {f"{name}.weight": WEIGHT}
+
+    replica = Replica({name: form(start(name)) for name in HOLDERS}, start)
+    replica.told = 4
+    replica.expect(2, HOLDERS)
+    replica.open()
+    yield replica
+    replica.close()
+
+
+def test_nothing_lies_about_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What raises between making a replica and opening it leaves no folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    replica = Replica({}, lambda name: {})
+    assert not [*tmp_path.iterdir()]
+    replica.close()
+    replica.open()
+    assert len([*tmp_path.iterdir()]) == 1
+    replica.close()
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(StorageError, match="TMPDIR"):
+        replica.open()
+
+
+def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
+    for block in (0, 1):
+        assert replica.step is None
+        tensors = {f"blocks.{block}.weight": WEIGHT * 2}
+        put(replica, HOLDERS[f"blocks.{block}"], 2, f"blocks.{block}", 3, 0, save(tensors))
+    assert replica.step == 3
+    put(replica, "pi", 2, "blocks.0", 3, 0, save({"blocks.0.weight": WEIGHT * 9}))
+    assert torch.equal(replica.tensors("blocks.0")["blocks.0.weight"], WEIGHT * 2)
+    assert torch.equal(replica.tensors("blocks.1")["blocks.1.weight"], WEIGHT * 2)
+
+
+def test_a_block_comes_in_parts(replica: Replica) -> None:
+    """It counts with the last one, which must leave nothing out; none may come twice."""
+    first = {"blocks.0.weight": WEIGHT * 2}
+    last = {f"blocks.0.weight/{key}": WEIGHT * 3 for key in ("exp_avg", "exp_avg_sq")}
+    last["blocks.0.weight/step"] = torch.tensor(1.0)
+    put(replica, "pi", 2, "blocks.0", 3, 1, save(first))
+    put(replica, "nano", 2, "blocks.1", 3, 0, save({"blocks.1.weight": WEIGHT}))
+    assert replica.step is None
+    for left in (0, 1):
+        with pytest.raises(WireError):
+            put(replica, "pi", 2, "blocks.0", 3, left, save(first))
+    with pytest.raises(WireError):
+        put(replica, "pi", 2, "blocks.0", 4, 0, save(last))
+    half = {key: each for key, each in last.items() if not key.endswith("avg_sq")}
+    with pytest.raises(WireError):  # the next device could not load it, and would be blamed
+        put(replica, "pi", 2, "blocks.0", 3, 0, save(half))
+    put(replica, "pi", 2, "blocks.0", 3, 0, save(last))
+    assert replica.step == 3
+    assert replica.tensors("blocks.0").keys() == first.keys() | last.keys()
+
+
+def test_parts_of_nothing_are_not_kept(replica: Replica) -> None:
+    """Nor what is said beside tensors: any number of such parts would fill the disk."""
+    for left in range(1, 50):
+        put(replica, "pi", 2, "blocks.0", 3, left, save({}))
+    with pytest.raises(WireError):
+        put(
+            replica, "pi", 2, "blocks.0", 3, 1, save({"blocks.0.weight": WEIGHT}, {"x": "y" * 2000})
+        )
+    assert replica._temporary is not None and not [*replica._temporary.path.iterdir()]
+
+
+def test_another_plan_begins_with_complete_steps(replica: Replica) -> None:
+    """Half of a step of the plan before does not count."""
+    put(replica, "pi", 2, "blocks.0", 3, 0, save({"blocks.0.weight": WEIGHT * 2}))
+    replica.expect(3, HOLDERS)
+    put(replica, "nano", 3, "blocks.1", 3, 0, save({"blocks.1.weight": WEIGHT * 3}))
+    assert replica.step is None
+    put(replica, "pi", 3, "blocks.0", 3, 0, save({"blocks.0.weight": WEIGHT * 4}))
+    assert replica.step == 3
+    assert torch.equal(replica.tensors("blocks.0")["blocks.0.weight"], WEIGHT * 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "tensors"),
+    [
+        ("blocks.2", 3, {"blocks.2.weight": WEIGHT}),
+        ("../blocks.0", 3, {"blocks.0.weight": WEIGHT}),
+        ("blocks.0", 5, {"blocks.0.weight": WEIGHT}),
+        ("blocks.0", 3, {"blocks.1.weight": WEIGHT}),
+        ("blocks.0", 3, {"blocks.0.weight": WEIGHT[:1]}),
+        ("blocks.0", 3, {"blocks.0.weight": WEIGHT.long()}),
+        ("blocks.0", 3, {"blocks.0.weight": WEIGHT * torch.nan}),
+        ("blocks.0", 3, {"blocks.0.weight/exp_avg": WEIGHT * torch.inf}),
+        ("blocks.0", 3, {"blocks.0.weight/exp_avg": torch.ones(10**4)}),
+        ("blocks.0", 3, {"blocks.0.weight": WEIGHT, "blocks.0.weight/other": WEIGHT + 1}),
+        ("blocks.0", 3, {}),
+        ("blocks.0", 3, {"blocks.0.weight": WEIGHT.double()}),
+        ("blocks.0", 3, {f"blocks.0.weight/{k}": WEIGHT.clone() for k in range(20_000)}),
+        ("blocks.1", 3, {"blocks.1.weight": WEIGHT}),  # which another device holds
+    ],
+)
+def test_what_is_no_block_is_refused(
+    replica: Replica, name: str, step: int, tensors: Tensors
+) -> None:
+    with pytest.raises(WireError):
+        put(replica, "pi", 2, name, step, 0, save(tensors))
+    with pytest.raises(WireError):
+        put(replica, "pi", 2, "blocks.0", 3, 0, b"no tensors")
+    assert replica.step is None
+    assert replica._temporary is not None and not [*replica._temporary.path.glob("blocks*")]
+
+
+def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:
+    """Nobody lied: the device held the block when it sent it."""
+    for name in HOLDERS:
+        put(replica, "jetson", 1, name, 3, 0, save({f"{name}.weight": WEIGHT}))
+    assert replica.step is None
+
+
+def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round ends with the bits of an honest one."""
+    real = HeldSegment._trained
+
+    def wrong(segment: HeldSegment, part: Part) -> Tensors:
+        tensors = real(segment, part)
+        if lied or not any(name.startswith("blocks.1.") for name in tensors):
+            return tensors
+        lied.append(True)
+        return {name: each * torch.nan for name, each in tensors.items()}
+
+    lied = list[bool]()
+    monkeypatch.setattr(HeldSegment, "_trained", wrong)
+    plan = plan_of([device_name(k) for k in range(3)], (1, 2, 1))
+    with daemons(3) as there:
+        found = Work().remote(plan, there, lost=[device_name(1)])
+    assert found.equals(Work().inline(plan))
+    assert lied
+
+
+def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the steps since, which are kept for another device, are too many."""
+    monkeypatch.setattr(segments, "_AHEAD", 1)
+    real = Session._send_parts
+
+    def silent(self: Session, frame: Frame) -> None:
+        assert self.held is not None
+        if self.held.description.stage != 1 or self.held.description.num_segments != 3:
+            real(self, frame)
+
+    monkeypatch.setattr(Session, "_send_parts", silent)
+    plan, work = plan_of([device_name(k) for k in range(3)], (1, 2, 1)), Work(steps=6, hung_s=0.5)
+    with daemons(3) as there:
+        found = work.remote(plan, there, lost=[device_name(1)])
+    assert found.equals(work.inline(plan))
+
+
+TIMES = torch.arange(4.0).double().expand(6, 4)
+USAGE = torch.ones(2).double()
+
+
+NONSENSE = (), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2
+ANSWERS = FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors"),
+    [
+        *zip(ANSWERS, NONSENSE, strict=True),
+        *(
+            pytest.param(kind, tensors, marks=pytest.mark.thorough)
+            for kind, tensors in itertools.product(ANSWERS, NONSENSE)
+        ),
+        (FrameKind.CLOCK, (torch.tensor(torch.nan),)),
+        (FrameKind.NORMS, (torch.tensor([1, -9.0]).double(), TIMES, USAGE)),
+        (FrameKind.NORMS, (torch.ones(2).double(), TIMES.flip(1), USAGE)),
+        (FrameKind.NORMS, (torch.ones(2).double(), TIMES * 1e308, USAGE)),
+        (FrameKind.NORMS, (torch.ones(2).double(), TIMES, -USAGE)),
+        (FrameKind.READY, (torch.zeros(2**20),)),
+    ],
+)
+def test_a_device_that_answers_nonsense_is_done_without(
+    kind: FrameKind, tensors: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round ends with the bits of an honest one."""
+    send, lied, gone = FrameStream.send, list[bool](), list[str]()
+    without = segments.RemoteSegments._without
+
+    def noted(remote: segments.RemoteSegments, lost: StageError) -> None:
+        gone.append(lost.device)
+        without(remote, lost)
+
+    def lying(stream: FrameStream, frame: Frame) -> None:
+        if frame.kind == kind and not lied and stream.peer.startswith("control unit"):
+            lied.append(True)
+            frame = replace(frame, tensors=tensors)
+        send(stream, frame)
+
+    monkeypatch.setattr(FrameStream, "send", lying)
+    monkeypatch.setattr(segments.RemoteSegments, "_without", noted)
+    monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.01)
+    plan = plan_of([device_name(k) for k in range(2)], (2, 2))
+    with daemons(2) as there:
+        found = Work().remote(plan, there, lost=gone)
+    assert found.equals(Work().inline(plan))
+    assert lied and len(gone) == 1

@@ -1,0 +1,107 @@
+"""A round on daemons is the round in one thread, and of the unsplit model, bit for bit."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from device_cluster import SMALL, Result, Work, daemons, device_name, plan_of
+from huggingface import VOCABULARY, batch_for, spec_of
+
+from collapipe.models.lora import LoraSpec
+from collapipe.state import Precision
+from pipeline.devices.daemon.server import Daemon
+from pipeline.schedule import SCHEDULES
+from tests.thorough import chosen
+
+NAMES = [device_name(k) for k in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("cut", "schedule"),
+    chosen(
+        itertools.product([(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)], SCHEDULES),
+        [((4,), "gpipe"), ((1, 3), "one_f_one_b"), ((2, 1, 1), "gpipe"), ((1, 1, 1, 1), "zb_h1")],
+    ),
+)
+def test_devices_equal_inline(cut: tuple[int, ...], schedule: str) -> None:
+    """Losses, norms, weights and optimiser state after two steps, with dropout."""
+    work, plan = Work(), plan_of(NAMES, cut, 3, schedule)
+    with daemons(len(cut)) as there:
+        assert work.remote(plan, there).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_hops_through_the_control_unit_change_nothing(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No device dials another."""
+    work, plan = Work(relay=True), plan_of(NAMES, (2, 1, 1), 3, schedule)
+    monkeypatch.setattr(Daemon, "_dial", None)
+    with daemons(3) as there:
+        assert work.remote(plan, there).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_rounded_hops_are_the_same_on_devices(precision: Precision) -> None:
+    work, plan = Work(wire_dtype=precision), plan_of(NAMES, (2, 1, 1))
+    with daemons(3) as there:
+        rounded = work.remote(plan, there)
+    assert rounded.equals(work.inline(plan))
+    assert not rounded.equals(Work().inline(plan))
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[Daemon]]:
+    with daemons(2) as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Work]:
+    t5 = spec_of(tmp_path_factory.mktemp("t5"), "t5", "decoder")
+    return {
+        "ours": Work(steps=1),
+        "t5": Work(t5, VOCABULARY, batch_for("decoder"), steps=1),  # its blocks share a table
+        "lora": Work(LoraSpec(SMALL, rank=2, alpha=4.0), steps=1),
+    }
+
+
+@pytest.fixture(scope="module")
+def unsplit(works: dict[str, Work]) -> Callable[[str], Result]:
+    return functools.cache(lambda kind: two_rounds(works[kind], lambda work: work.unsplit(3)))
+
+
+def two_rounds(work: Work, run: Callable[[Work], Result]) -> Result:
+    return run(work.after(run(work)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "schedule", "recompute"),
+    chosen(
+        [  # with each other kind, each schedule and both, with a split backward by itself or again
+            *itertools.product(["ours"], SCHEDULES, (False, True)),
+            *(("t5", schedule, schedule != "one_f_one_b") for schedule in SCHEDULES),
+            *(("lora", schedule, schedule == "one_f_one_b") for schedule in SCHEDULES),
+        ],
+        [  # each schedule, each kind, with a backward that recomputes and one that does not
+            ("ours", "gpipe", False),
+            ("ours", "zb_h1", True),
+            ("t5", "one_f_one_b", False),
+            ("lora", "zb_h1", False),
+        ],
+    ),
+)
+def test_two_rounds_equal_those_of_the_unsplit_model(
+    works: dict[str, Work],
+    unsplit: Callable[[str], Result],
+    two: list[Daemon],
+    kind: str,
+    schedule: str,
+    recompute: bool,
+) -> None:
+    """Inline and on daemons, with an uneven cut and dropout, and the optimisers' state kept."""
+    work, plan = replace(works[kind], recompute=recompute), plan_of(NAMES, (1, 3), 3, schedule)
+    assert two_rounds(work, lambda each: each.inline(plan)).equals(unsplit(kind))
+    assert two_rounds(work, lambda each: each.remote(plan, two)).equals(unsplit(kind))

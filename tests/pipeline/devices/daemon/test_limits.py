@@ -1,0 +1,278 @@
+"""What a certified control unit may not ask of a daemon: refused in one line, and soon."""
+
+import json
+import math
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from device_cluster import SMALL, daemons
+from hostile_peer import (
+    HostileUnit,
+    RawStream,
+    described,
+    description_of,
+    loading,
+    numbers,
+    recorded,
+)
+from safetensors.torch import load, save
+
+from collapipe.errors import LinkError, WireError
+from collapipe.models.description import describe, from_description
+from collapipe.wire.frames import Frame, FrameKind
+from pipeline.devices.messages import (
+    BEFORE,
+    BEHIND,
+    HOP,
+    SESSION,
+    SIDE,
+    PartHeader,
+    as_bytes,
+    as_tensor,
+    packed,
+    secret_for,
+)
+
+MB = 2**20
+OURS = describe(SMALL)
+DEEP: dict[str, Any] = {"kind": "lora", "base": OURS, "target_modules": ["query"]}
+for _ in range(50):
+    DEEP = {"kind": "lora", "base": DEEP, "target_modules": ["base_layer"]}
+MODELS: list[dict[str, Any]] = [
+    *({**OURS, name: value} for name in ("dim", "num_heads") for value in (-2, 0, 2**40, 10**30)),
+    *({**OURS, "num_blocks": value} for value in (-1, 513, 10**6, 10**9)),
+    {**OURS, "feed_forward_dim": 10**12},
+    {**OURS, "feed_forward_dim": [16] * 10},
+    {**OURS, "norm": "x" * 10**5},
+    {"kind": "stem", "base": OURS, "frozen_blocks": -(10**9)},
+    {"kind": "cut", "base": OURS, "num_blocks": 10**9},
+    {"kind": "lora", "base": OURS, "rank": 2**40},
+    {
+        "kind": "stem",
+        "base": {"kind": "stem", "base": OURS, "frozen_blocks": 1},
+        "frozen_blocks": 1,
+    },
+    DEEP,
+]
+OTHERS: list[dict[str, Any]] = [
+    {"span": {"first": 0, "blocks": 10**9}},
+    {"span": {"first": -5, "blocks": 2}},
+    {"num_segments": 10**9, "num_micro_batches": 4096},
+    {"num_segments": 512, "num_micro_batches": 4096},
+    {"num_micro_batches": 0},
+    {"stage": -1},
+    {"epoch": 2**16},
+    {"round": 2**32},
+    {"seed": 10**300},
+    {"memory_bytes": math.nan},
+    {"memory_bytes": 1e300},
+    {"session": "x" * 10**5},
+    {"next": {"name": "x", "address": "y" * 10**5}},
+    {"dtype": "object"},
+    {"version": "9" * 10**6},
+]
+
+
+@pytest.fixture(scope="module")
+def frames() -> list[Frame]:
+    """Of a round on one device."""
+    return recorded()
+
+
+@pytest.fixture
+def unit() -> Iterator[HostileUnit]:
+    """A control unit of a daemon that gives 20 MB."""
+    with daemons(1, memory_bytes=20e6) as (daemon,), HostileUnit(daemon.address) as unit:
+        yield unit
+
+
+def nested(depth: int) -> Frame:
+    """A description that is a deep list."""
+    text = b'{"model":' + b"[" * depth + b"]" * depth + b"}"
+    return Frame(FrameKind.LOAD, 3, 0, 0, (as_tensor(text),))
+
+
+def test_no_description_takes_long_or_much(unit: HostileUnit, frames: list[Frame]) -> None:
+    honest = loading(frames)[0]
+    tree = description_of(honest)
+    hostile = [{**tree, "model": each} for each in MODELS] + [{**tree, **each} for each in OTHERS]
+    before, began = psutil.Process().memory_info().rss, time.process_time()
+    for number, each in enumerate(hostile, 1):
+        unit.control.tell(described(honest, each))
+        assert not unit.settled() or len(unit.troubles) == number, json.dumps(each)[:200]
+        if len(unit.troubles) < number:  # it was beyond what a control unit may say at all
+            unit.troubles.append("")
+    for depth in (300, 10**5):
+        unit.control.tell(nested(depth))
+        assert unit.settled()
+    assert time.process_time() - began < 4
+    assert psutil.Process().memory_info().rss - before < 30 * MB
+    assert all("\n" not in each and len(each) < 450 for each in unit.troubles)
+    assert unit.load(loading(frames))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("bert", {"num_hidden_layers": 10**7}),
+        ("bert", {"hidden_size": 10**12}),
+        ("bert", {"id2label": {"0": "a" * 10}, "num_labels": 10**9}),
+        ("marian", {"decoder_layers": 10**7}),
+        ("llama", {"head_dim": 10**12}),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0] * 10**4}}),
+        ("t5", {"num_decoder_layers": 10**7}),
+        ("t5", {"relative_attention_num_buckets": 10**12}),
+    ],
+)
+def test_no_configuration_of_transformers_takes_long(family: str, fields: dict[str, Any]) -> None:
+    model = {"kind": "huggingface", "family": family, "num_blocks": 1, "config": fields}
+    model["head"] = {"bert": "tokens", "llama": "causal"}.get(family, "decoder")
+    began = time.process_time()
+    with pytest.raises(WireError):
+        from_description(model)
+    assert time.process_time() - began < 4
+
+
+def changed(part: Frame, **others: torch.Tensor) -> Frame:
+    """A part with other tensors, by the ends of their names."""
+    tensors = load(as_bytes(part.tensors[1]))
+    for name, tensor in others.items():
+        key = next((each for each in tensors if each.endswith(name)), name)
+        tensors[key.replace("__", "/")] = tensor
+    return replace(part, tensors=(part.tensors[0], as_tensor(save(tensors))))
+
+
+def test_parts_are_the_blocks_own(unit: HostileUnit, frames: list[Frame]) -> None:
+    """A fused optimiser would write behind the end of state that is too small."""
+    load_, *parts = loading(frames)
+    weight = "blocks.0.attention.query.weight"
+    hostile = [
+        changed(parts[0], **{weight: torch.zeros(16, 16).double()}),
+        changed(parts[0], **{weight: torch.zeros(16, 15)}),
+        changed(parts[0], **{f"{weight}__exp_avg": torch.zeros(1)}),
+        changed(parts[0], **{f"{weight}__exp_avg": torch.zeros(16, 16)}),  # and no step
+        changed(parts[0], **{"blocks.0.other": torch.zeros(10)}),
+        replace(parts[1], tensors=(packed(PartHeader("blocks.99", 0)), parts[1].tensors[1])),
+        replace(parts[1], tensors=(as_tensor(b"{}"), parts[1].tensors[1])),
+    ]
+    for number, each in enumerate(hostile, 1):
+        assert unit.load([load_])
+        unit.control.tell(each)
+        assert unit.settled()
+        assert len(unit.troubles) == number
+    unit.control.tell(changed(parts[0], **{weight: torch.zeros(1024, 1024)}))
+    assert not unit.settled()  # nothing of that size was announced
+    assert unit.load([load_, *parts])
+
+
+def empty_tensors(count: int) -> torch.Tensor:
+    """Names of tensors without values, each of which takes far more memory than it came with."""
+    head = {
+        f"blocks.0.{k}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        for k in range(count)
+    }
+    text = json.dumps(head).encode()
+    return as_tensor(struct.pack("<Q", len(text)) + text)
+
+
+@pytest.mark.parametrize("count", [10, 20_000])
+def test_nothing_is_kept_but_weights(unit: HostileUnit, frames: list[Frame], count: int) -> None:
+    load_, part, *_ = loading(frames)
+    assert unit.load([load_])
+    header = packed(PartHeader("blocks.0", 1))
+    unit.control.tell(replace(part, tensors=(header, empty_tensors(count))))
+    assert not unit.settled() or len(unit.troubles) == 1
+
+
+def test_a_side_is_opened_by_its_own_secret(unit: HostileUnit, frames: list[Frame]) -> None:
+    """The stage before is told a secret too, and is not to take the place of the one behind."""
+    own = loading(frames)
+    session = description_of(own[0])["session"]
+    assert unit.load(own)
+    for side, shown in ((BEHIND, secret_for(session, BEFORE)), (BEFORE, session)):
+        with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+            RawStream(unit.channel, HOP, ((SESSION, shown), (SIDE, side)))
+    unit.hop(session, BEHIND).close()
+
+
+def test_half_a_segment_neither_steps_nor_is_sent(unit: HostileUnit, frames: list[Frame]) -> None:
+    assert unit.load(loading(frames)[:-1])
+    for number, kind in enumerate((FrameKind.STEP, FrameKind.STATE), 1):
+        unit.control.tell(replace(step(frames), kind=kind))
+        assert unit.settled()
+        assert len(unit.troubles) == number
+
+
+def step(frames: list[Frame]) -> Frame:
+    """The first STEP of a round."""
+    return next(each for each in frames if each.kind == FrameKind.STEP)
+
+
+def hidden(*shape: int) -> torch.Tensor:
+    """An activation."""
+    return torch.zeros(shape)
+
+
+ALL = torch.ones(2, 5) > 0
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        (hidden(2, 5, 16),),
+        (hidden(2, 5, 16), ALL, ALL),
+        (hidden(2, 5, 8), ALL),
+        (hidden(2, 5, 16).double(), ALL),
+        (hidden(2, 5, 16), ALL.long()),
+        (hidden(2, 5, 16), ALL[:1]),
+        (hidden(2, 5, 16), torch.ones(2, 6) > 0),
+        (hidden(2, 5, 16), ALL[:, :4]),
+        (hidden(0, 10**6, 16), torch.ones(0, 10**6) > 0),
+        (hidden(2, 0, 16), torch.ones(2, 0) > 0),
+        (hidden(1, 6000, 16), torch.ones(1, 6000) > 0),
+    ],
+    ids=lambda tensors: " ".join(str(list(each.shape)) for each in tensors),
+)
+def test_tensors_that_do_not_fit_end_the_step(
+    unit: HostileUnit, frames: list[Frame], tensors: tuple[torch.Tensor, ...]
+) -> None:
+    own = loading(frames)
+    begin = next(each for each in frames if each.kind == FrameKind.BEGIN)
+    session = description_of(own[0])["session"]
+    assert unit.load(own)
+    hops = [unit.hop(session, side) for side in (BEFORE, BEHIND)]
+    unit.control.tell(begin)
+    hops[0].tell(replace(begin, kind=FrameKind.ACTIVATION, tensors=tensors))
+    assert unit.control.receive().kind in (FrameKind.FAILED, FrameKind.ALIVE)
+    assert unit.settled()
+    assert unit.load(own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        (FrameKind.BEGIN, numbers(0)),
+        (FrameKind.BEGIN, numbers(-1)),
+        (FrameKind.BEGIN, numbers(4)),  # of three
+        (FrameKind.BEGIN, numbers(math.inf)),
+        (FrameKind.BEGIN, numbers(3, 3)),
+        (FrameKind.STEP, numbers(math.nan, 1)),
+        (FrameKind.STEP, numbers(*[1.0] * 10**4)),
+        (FrameKind.STEP, torch.zeros(2, 1)),
+    ],
+    ids=lambda each: each.name if isinstance(each, FrameKind) else str(each[:2].tolist()),
+)
+def test_commands_have_their_numbers(
+    unit: HostileUnit, frames: list[Frame], kind: FrameKind, number: torch.Tensor
+) -> None:
+    begin = next(each for each in frames if each.kind == FrameKind.BEGIN)
+    assert unit.load(loading(frames))
+    unit.control.tell(replace(begin, kind=kind, tensors=(number,)))
+    assert unit.settled()
+    assert len(unit.troubles) == 1

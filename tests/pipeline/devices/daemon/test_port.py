@@ -1,0 +1,127 @@
+"""Who is refused at a daemon's port, by whatever method, before the daemon hears a word."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from made_cluster import Cluster
+
+from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.member import Role, dns_name
+from collapipe.credentials.verified_channel import dial
+from collapipe.errors import LinkError
+from collapipe.wire.channels import Dialer, open_stream
+from pipeline.devices.daemon.server import Daemon, DeviceSettings
+from pipeline.devices.messages import CONTROL, HOP, STATUS
+
+AGO = timedelta(hours=-1)
+UNIT = Role.CONTROL_UNIT
+STREAMS, QUESTIONS = (CONTROL, HOP), (STATUS,)
+Caller = Callable[[Cluster, Cluster], Credentials | None]
+
+
+def _nobody(cluster: Cluster, others: Cluster) -> None:
+    return None
+
+
+def _stranger(cluster: Cluster, others: Cluster) -> Credentials:
+    return others.member("boss", Role.CONTROL_UNIT)
+
+
+def _expired(cluster: Cluster, others: Cluster) -> Credentials:
+    return cluster.member("boss", Role.CONTROL_UNIT, expires_in=AGO)
+
+
+def _revoked(cluster: Cluster, others: Cluster) -> Credentials:
+    thief = cluster.member("boss", Role.CONTROL_UNIT)
+    cluster.revoke(thief.member)
+    return thief
+
+
+def _device(cluster: Cluster, others: Cluster) -> Credentials:
+    return cluster.member("pi")
+
+
+def ended(channel: grpc.Channel, method: str) -> grpc.StatusCode:
+    """How a call ends."""
+    with pytest.raises(grpc.RpcError) as error:
+        if method in STREAMS:
+            next(channel.stream_stream(method)(iter([b"\1nothing"]), timeout=60))
+        else:
+            channel.unary_unary(method)(b"", timeout=60)
+    code: grpc.StatusCode = error.value.code()
+    return code
+
+
+@pytest.mark.parametrize(
+    ("caller", "refused", "code"),
+    [
+        (_nobody, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
+        (_stranger, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
+        (_expired, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
+        (_revoked, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAUTHENTICATED),
+        (_device, (CONTROL, *QUESTIONS), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+def test_a_daemon_refuses(
+    caller: Caller,
+    refused: tuple[str, ...],
+    code: grpc.StatusCode,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, others = Cluster(tmp_path / "own"), Cluster(tmp_path / "others")
+    jetson = cluster.member()
+    came = caller(cluster, others)
+    served = list[object]()
+    for method in ("_control", "_hop", "_status"):
+        monkeypatch.setattr(Daemon, method, lambda *heard: served.append(heard))
+    shown = (came.key, came.certificate) if came else ()
+    with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
+        wanted = ("grpc.ssl_target_name_override", dns_name("jetson", Role.DEVICE))
+        credentials = grpc.ssl_channel_credentials(jetson.authority, *shown)
+        with grpc.secure_channel(daemon.address, credentials, options=[wanted]) as channel:
+            assert [ended(channel, method) for method in refused] == [code] * len(refused)
+        with grpc.insecure_channel(daemon.address) as channel:
+            assert ended(channel, STATUS) == grpc.StatusCode.UNAVAILABLE
+    assert served == []
+
+
+def test_questions_that_are_never_asked_hold_no_thread(tmp_path: Path) -> None:
+    """A device's certificate is not good for them, and the control unit must find a thread."""
+    cluster = Cluster(tmp_path)
+    jetson, pi, boss = cluster.member(), cluster.member("pi"), cluster.member("boss", UNIT)
+    with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
+        with dial(pi, daemon.address, "jetson") as channel:
+            silence = queue.SimpleQueue[bytes]()
+            for _ in range(20):
+                asked = channel.stream_stream(STATUS)(iter(silence.get, b""))
+                assert asked.code() == grpc.StatusCode.UNAUTHENTICATED
+        silence.put(b"")
+        with dial(boss, daemon.address, "jetson") as channel:
+            assert channel.unary_unary(STATUS)(b"", timeout=60)
+
+
+def test_a_silent_control_unit_that_is_revoked_leaves_the_device(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    jetson, thief, boss = (
+        cluster.member(),
+        cluster.member("thief", UNIT),
+        cluster.member("boss", UNIT),
+    )
+    with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
+        with Dialer(thief).channel("jetson", daemon.address) as channel:
+            held = open_stream(channel, CONTROL, "jetson", 2**20, threading.Event())
+            cluster.revoke(thief.member)
+            with pytest.raises(LinkError):
+                while True:  # signs of life
+                    held.receive(60)
+        with dial(boss, daemon.address, "jetson") as channel:
+            deadline = time.monotonic() + 60
+            while b'"busy":true' in channel.unary_unary(STATUS)(b"", timeout=60):
+                assert time.monotonic() < deadline

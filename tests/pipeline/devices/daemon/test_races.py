@@ -1,0 +1,103 @@
+"""What happens to a daemon's session while another thread looks at it."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from device_cluster import daemons
+
+from collapipe.errors import LinkError, RefusedLinkError
+from collapipe.wire.channels import DeviceAddress, Dialer
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.daemon import server
+from pipeline.devices.daemon.session import Session
+from pipeline.devices.messages import BEFORE, secret_for
+
+DESCRIPTION = SimpleNamespace(session="earlier", unit=3)
+HELD: Any = SimpleNamespace(description=DESCRIPTION)
+
+
+class Letting:
+    """A session that lets go of its segment once somebody has looked."""
+
+    def __init__(self) -> None:
+        self._held = [HELD, None]
+
+    @property
+    def held(self) -> Any:
+        return self._held.pop(0)
+
+
+class Aborting:
+    """A call that a handler aborts."""
+
+    def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise LinkError(f"{code.name}: {details}")
+
+
+def test_a_session_that_lets_go_of_its_segment_still_refuses_others() -> None:
+    with daemons(1) as (daemon,):
+        daemon._session = Letting()  # type: ignore[assignment]
+        occupied = daemon._occupied(session(), Aborting())  # type: ignore[arg-type]
+        with pytest.raises(LinkError, match="works for unit 3"), occupied:
+            pass
+        daemon._session = None
+
+
+def session() -> Session:
+    """One that holds a segment."""
+
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("not called")
+
+    own = threading.Event(), threading.Event()
+    return Session(FrameStream("the control unit", 100), never, never, *own, held=HELD)
+
+
+class Hooked(dict[str, FrameStream]):
+    """Neighbours, between whose look-up and change another thread may let go of them."""
+
+    def __init__(self, owner: Session) -> None:
+        super().__init__()
+        self.other = threading.Thread(target=owner._let_go, daemon=True)
+
+    def setdefault(self, side: str, stream: FrameStream) -> FrameStream:  # type: ignore[override]
+        self.other.start()
+        self.other.join(0.2)  # it waits for us, and must
+        return super().setdefault(side, stream)
+
+
+def test_no_neighbour_outlives_its_segment() -> None:
+    own, stream = session(), FrameStream("a neighbour", 100)
+    own.neighbours = hooked = Hooked(own)
+    own.attach(BEFORE, secret_for("earlier", BEFORE), stream)
+    hooked.other.join(60)
+    assert stream.over and not own.neighbours
+    with pytest.raises(RefusedLinkError):
+        own.attach(BEFORE, secret_for("earlier", BEFORE), stream)
+
+
+def test_a_neighbour_that_refuses_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+
+    def refuse(*arguments: Any) -> FrameStream:
+        raise LinkError("refused")
+
+    channel = SimpleNamespace(close=closed.set)
+    monkeypatch.setattr(server, "open_stream", refuse)
+    monkeypatch.setattr(Dialer, "channel", lambda *arguments: channel)
+    with daemons(1) as (daemon,):
+        daemon._session = session()
+        with pytest.raises(LinkError):
+            daemon._dial(DeviceAddress("device-1", "127.0.0.1:1"), "secret")
+        daemon._session = None
+    assert closed.is_set()
+
+
+def test_what_ends_with_a_stream_ends_with_one_that_has_ended() -> None:
+    stream, closed = FrameStream("a neighbour", 100), threading.Event()
+    stream.close()
+    stream.on_close(closed.set)
+    assert closed.is_set()

@@ -1,0 +1,95 @@
+"""A daemon's status: its content, and who may ask for it."""
+
+import json
+import math
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_cluster import UNIT, Work, daemons, neighbours, plan_of
+
+from collapipe import __version__
+from collapipe.credentials.credentials import load
+from collapipe.errors import LinkError, WireError
+from collapipe.plan import Span
+from collapipe.wire.channels import DeviceAddress, Dialer
+from pipeline.devices.control_unit.connection import ask_status
+from pipeline.devices.messages import DeviceStatus, as_json, from_json
+
+OPEN = Dialer(None)
+
+
+@pytest.fixture(params=["insecure", "credentials"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Dialer, DeviceAddress, DeviceAddress]]:
+    """A control unit's dialer and two devices."""
+    folder = tmp_path / "own" if request.param == "credentials" else None
+    with daemons(2, folder=folder) as there:
+        dialer = Dialer(load(folder / "control-unit")) if folder else OPEN
+        yield dialer, *neighbours(there)
+
+
+def test_a_device_says_how_it_is(pair: tuple[Dialer, DeviceAddress, DeviceAddress]) -> None:
+    dialer, device, _ = pair
+    status = ask_status(dialer, device)
+    assert (status.name, status.version) == ("device-0", __version__)
+    assert (status.torch_version, status.torch_device) == (torch.__version__, "cpu")
+    assert (status.memory_bytes, status.threads) == (1e9, torch.get_num_threads())
+    assert status.free_bytes > 0 and status.flops_per_s is not None and status.flops_per_s > 0
+    assert (status.busy, status.unit, status.span) == (False, None, None)
+    if dialer.credentials is None:
+        assert status.expires is None
+    else:
+        assert status.expires is not None
+        assert timedelta(29) < status.expires - datetime.now(UTC) < timedelta(31)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"expires": "2030-01-01T00:00:00"},  # in whose time zone?
+        {"flops_per_s": math.nan},
+        {"memory_bytes": math.inf},
+        {"free_bytes": -1.0},
+    ],
+    ids=str,
+)
+def test_a_status_that_nobody_can_show_is_none(lie: dict[str, Any]) -> None:
+    with daemons(1) as there:
+        honest = json.loads(as_json(ask_status(OPEN, *neighbours(there))))
+    assert from_json(DeviceStatus, json.dumps(honest).encode()).name == "device-0"
+    with pytest.raises(WireError):
+        from_json(DeviceStatus, json.dumps(honest | lie).encode())
+
+
+def test_who_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> None:
+    """Of a machine that is dead, and of a daemon that is stopped."""
+    with daemons(1, folder=tmp_path / "own"), socket.create_server(("127.0.0.1", 0)) as silent:
+        hung = DeviceAddress("device-0", f"127.0.0.1:{silent.getsockname()[1]}")
+        own = load(tmp_path / "own/control-unit")
+        for dialer in (Dialer(own, 0.5), Dialer(None, 0.5)):
+            began = time.monotonic()
+            with pytest.raises(LinkError, match="device-0"):
+                ask_status(dialer, hung)
+            assert time.monotonic() - began < 10
+
+
+def test_a_device_may_not_ask_another(tmp_path: Path) -> None:
+    with daemons(2, folder=tmp_path / "own") as there:
+        other = Dialer(load(tmp_path / "own/device-1"))
+        with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+            ask_status(other, neighbours(there)[0])
+
+
+def test_a_device_at_work_says_whose_blocks() -> None:
+    plan = plan_of(["device-0", "device-1"], (3, 1))
+    with daemons(2) as there, Work().segments(plan, there):
+        status = ask_status(OPEN, neighbours(there)[1])
+        assert (status.busy, status.unit, status.span) == (True, UNIT, Span(3, 1))
+        assert status.flops_per_s is None
