@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collapipe.config.composing import flattened
+from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError
 from collapipe.runs.reading import Run
 

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import yaml
 from flwr.serverapp import Grid
-from sections import federation_settings
+from sections import run_settings
 
 from client_app import dry_run
 from collapipe.cli.run import start
@@ -196,7 +196,7 @@ def test_a_deployed_run_that_fails_ends_with_the_servers_words_and_status(
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
     with pytest.raises(type(raised), match=str(raised)) as failed:
-        start(options, outline(options))
+        start(outline(options))
     assert failed.value.exit_status == (told or raised).exit_status
     assert not (tmp_path / "run" / "failure.json").exists()
 
@@ -336,7 +336,7 @@ def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
     nodes = {keys(folder)["a"]: "11", keys(folder)["b"]: "12"}
     (folder.flower_home / NODES).write_text(json.dumps(nodes))
     places = Places(signed=lambda: signed_names(folder))
-    units = Units(cast(Grid, None), federation_settings(num_units=4), places=places)
+    units = Units(cast(Grid, None), run_settings(num_units=4), places=places)
     told = {11: "a", 12: "a", 13: "whoever"}  # the last has no certificate, or no longer
     answers: dict[int, RowsReply | Failure] = {
         node: RowsReply(node - 11, 1, {}, {}, name) for node, name in told.items()
