@@ -19,7 +19,7 @@ from collapipe.errors import ConfigError
         ('{"tree": 3}', "not the options of a run"),
         ('{"run_dir": "a"}', "not the options of a run"),
         ('{"tree": {"a": ' + "[" * 49 + "]" * 49 + "}}", "nested too deeply"),
-        ('{"tree": ' + '{"a":' * 60_000, "not the options of a run"),
+        ('{"tree": ' + '{"a":' * 40_000, "not the options of a run"),
         ('{"tree": {"a": 1' + "0" * 30 + "1}}", "a number is out of range"),
         ('{"tree": {"a": ' + "9" * 5000 + "}}", "not the options of a run"),
         ('{"tree": {"a": "' + "b" * 2**18 + '"}}', "expected at most 262,144"),
