@@ -26,7 +26,7 @@ from server_app.checkpoints.file import CheckpointFolder, KeptFiles
 from server_app.kept_states import gather, restore
 from server_app.roster import Roster
 from server_app.units import Units
-from tests.sections import federation_settings
+from tests.sections import run_settings
 
 
 def main() -> None:
@@ -51,9 +51,9 @@ def measured(num_units: int, megabytes: int) -> tuple[float, float, float]:
             groups = {"optimizer": {"w/exp_avg": torch.randn(megabytes * 250_000)}}
         return Message(records.pack_groups(groups), reply_to=message)
 
-    grid = InlineGrid(client, num_units, {"overrides": ""})  # type: ignore[arg-type]
-    federation = federation_settings(num_units=num_units)
-    units = Units(grid, federation, nodes=dict(enumerate(grid.get_node_ids())))
+    grid = InlineGrid(client, num_units)  # type: ignore[arg-type]
+    settings = run_settings(num_units=num_units)
+    units = Units(grid, settings, nodes=dict(enumerate(grid.get_node_ids())))
     roster = Roster(tuple(map(unknown_cluster, range(num_units))))
     with tempfile.TemporaryDirectory() as folder:
         files = CheckpointFolder(Path(folder))

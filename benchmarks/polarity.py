@@ -43,6 +43,6 @@ def trained(
     """A run's summary, and its rounds' lines."""
     settled = [*overrides, f"hydra.run.dir={folder / 'run'}"]
     settings = config.load_overrides(settled)
-    train(grid_of(settings, settled, client), settings)
+    train(grid_of(settings, client), settings)
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return json.loads((folder / "run" / "summary.json").read_text()), [*map(json.loads, lines)]

@@ -74,9 +74,9 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 @_answering
 def rows(message: Message, context: Context) -> RecordDict:
     """Summarise the unit's training rows for the server."""
-    _check_account(context)
     request = records.unpack(messages.RowsRequest, message.content)
-    told = tell_rows(_settings(context), _number(context), request.words)
+    settings = _received(request.settings, context)
+    told = tell_rows(settings, _number(context), request.words)
     return records.pack(replace(told, name=owner.name_of(context.node_config)))
 
 
@@ -85,8 +85,8 @@ def rows(message: Message, context: Context) -> RecordDict:
 def state(message: Message, context: Context) -> RecordDict:
     """Store the run's setup. Returns the cluster's state, and the names of frozen parts that this
     machine lacks."""
-    _check_account(context)
     setup = records.unpack(messages.Setup, message.content)
+    _received(setup.settings, context)
     if owner.has_owner(context.node_config):  # the server may send an invalid tokeniser
         _try_tokenizer(setup.tokenizer)
     context.state.update(records.pack(setup))
@@ -139,7 +139,7 @@ def restore(message: Message, context: Context) -> RecordDict:
 def mask_keys(message: Message, context: Context) -> RecordDict:
     """Make the keys for a masked sum. Raises ``WireError`` if an update was already masked for this
     round or a later one."""
-    _check_account(context)
+    _check_account(context, _settings(context))
     request, state = records.unpack(KeysRequest, message.content), context.state
     if LastMasked.__name__ in state and request.round <= records.unpack(LastMasked, state).round:
         raise WireError(f"an update was masked for round {request.round} already, or a later one")
@@ -188,13 +188,14 @@ def unmask(message: Message, context: Context) -> RecordDict:
 @message_taken()
 def train(message: Message, context: Context) -> RecordDict:
     """Run a round, and keep the state from which the next one starts."""
-    account = _check_account(context)
+    settings = _settings(context)
+    account = _check_account(context, settings)
     request = records.unpack(messages.TrainRequest, message.content)
     if request.link is not None:
         request = replace(request, link=owner.trusted_link(request.link, context.node_config))
     weights = records.unpack_record(message.content, "weights")
     head_state = records.unpack_head_state(message.content)
-    settings, masks = _settings(context), None
+    masks = None
     if settings.privacy.secure_aggregation:
         stage = records.take_stage(UnitWithShares, context.state)
         masks = stage, records.unpack(MaskRequest, message.content)
@@ -244,14 +245,23 @@ def _control_unit(context: Context) -> ControlUnit:
 
 
 def _settings(context: Context) -> Settings:
-    return owner.load_settings(context.run_config, context.node_config)
+    return owner.load_settings(_setup(context).settings, context.node_config)
 
 
-def _check_account(context: Context) -> OwnerAccount | None:
+def _received(text: str, context: Context) -> Settings:
+    """Return the settings in the server's message. Raises ``WireError`` if the run had others."""
+    if messages.Setup.__name__ in context.state and _setup(context).settings != text:
+        raise WireError("the run's options have changed; a run has the same options in all rounds")
+    settings = owner.load_settings(text, context.node_config)
+    _check_account(context, settings)
+    return settings
+
+
+def _check_account(context: Context, settings: Settings) -> OwnerAccount | None:
     """Return the owner's privacy account, if there is one. Raises ``BudgetSpentError`` if its rest
     does not suffice for a round of this run."""
     if (account := owner.account_of(context.node_config)) is not None:
-        account.check(_settings(context).privacy)
+        account.check(settings.privacy)
     return account
 
 

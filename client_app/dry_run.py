@@ -3,18 +3,20 @@
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
 from client_app.round import RoundInputs, run_round
 from collapipe import config
+from collapipe.config.composing import compose
 from collapipe.config.overrides import setting
 from collapipe.errors import StageError
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
 from collapipe.models.split import SplitModel
-from collapipe.owner import machine_options
+from collapipe.owner import on_machine
 from collapipe.owner_file import OwnerSection
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.cancellation import cancellable
@@ -56,8 +58,8 @@ def train_one_step(owner: OwnerSection, folder: Path, texts: Sequence[str]) -> C
         else:
             section = read_inventory(folder / owner.cluster.file, ANY_COST).section
             blocks = len(section.clusters[0].devices)
-        options += [setting("model.num_blocks", blocks), *machine_options(owner, folder)]
-        settings = config.load_overrides(options)
+        run = compose([*options, setting("model.num_blocks", blocks)])
+        settings = config.load_text(replace(run, tree=on_machine(run.tree, owner, folder)).text)
         with cancellable(_LIMIT_S), message_taken():
             unit = ControlUnit(settings, 0, tokenizer)
             segments = segment_plans(unit.state().devices, [1] * blocks)

@@ -3,8 +3,7 @@
 import functools
 import logging
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.config.composing import CONF, composed, unresolved
-from collapipe.config.overrides import merged, parse, setting, split
-from collapipe.config.saved import value_at
-from collapipe.config.trust import targets
+from collapipe.config.resolved import Resolved, parsed, targets
+from collapipe.config.settings import CONF
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY, KEY
 from collapipe.credentials.keys import fingerprint, read_key
@@ -34,7 +31,7 @@ from collapipe.errors import (
     WireError,
     one_line,
 )
-from collapipe.inventory.cluster import ANY_COST
+from collapipe.inventory.cluster import ANY_COST, DeviceCluster, InventoryCluster
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_account import KEPT, OwnerAccount
 from collapipe.owner_file import OwnerSection, read_owner
@@ -44,18 +41,18 @@ from collapipe.wire.messages import LinkAddress
 
 _log = logging.getLogger(__name__)
 _ANY, _SHORT = "owner", "data"  # keys of a node's configuration
-# Sections that the server may set, apart from its own files; others belong to the owner.
+_NUMBERS = "seed", "batch_size"
 _SECTIONS = """
-seed batch_size task task_model model experiment optimizer federation server_optimizer framework
-strategy environment channel compression privacy adapter decoder link server pipeline runtime
-tracking cluster evaluation
+adapter channel cluster compression data decoder environment evaluation federation framework link
+model optimizer pipeline privacy runtime server server_optimizer strategy task tracking
 """
-_OPTIONS = """
-data.root data.validation_file data.test_file data.shuffle data.max_eval_samples data.tokenizer
-data.tokenizer_min_rows hydra.run.dir hydra.sweep.dir
-"""
-_SHARED = "shuffle", "max_eval_samples", "tokenizer", "tokenizer_min_rows"  # of the section data
-_OF_MACHINES = "pipeline.threads", "runtime.torch_device"  # the run sets them for its server
+_PLUGINS = "channel", "cluster", "environment", "model", "partitioner", "strategy", "task"
+# Options of the section data that the server may set, for itself or for all units.
+_SERVERS = "root", "validation_file", "test_file"
+_SHARED = "shuffle", "max_eval_samples", "tokenizer", "tokenizer_min_rows"
+_DEFAULTS = {field.name: field.default for field in fields(DataSettings)}
+_PARTITIONER = "flwr_datasets.partitioner.IidPartitioner"  # as in conf/partitioner/iid.yaml
+_OF_TASKS = "root", "synthetic"  # options of tasks that are those of the section data
 _MIN_ROWS = "data.tokenizer_min_rows"
 # Errors whose messages have no values of the owner's rows and files.
 _OF_THE_RUN = (
@@ -69,28 +66,19 @@ _OF_THE_RUN = (
 )
 
 
-def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Settings:
+def load_settings(text: str, node_config: Mapping[str, Any]) -> Settings:
     """Return a unit's settings: the run's options, and the owner's if the unit has an owner.
 
-    Raises ``OwnerError`` if the run sets an option that belongs to the owner, or violates the
-    owner's privacy settings. Raises ``ConfigError`` for invalid options.
+    ``text`` has the run's options as the server sends them. Raises ``OwnerError`` if the run sets
+    an option that belongs to the owner, or violates the owner's privacy settings. Raises
+    ``ConfigError`` for invalid options.
     """
     if not has_owner(node_config):
-        return config.load(run_config)
-    overrides = split(str(run_config.get("overrides", "")))
-    tree = _check(overrides)
+        return config.load_text(text)
+    tree = parsed(text).tree
+    _check(tree)
     owner, folder = _read(node_config)
-    given = {*_OF_MACHINES, "cluster"} if owner.cluster is not None else {*_OF_MACHINES}
-    keys = (each.key_or_group for each in parse(overrides))
-    overrides = [
-        each
-        for key, each in zip(keys, overrides, strict=True)
-        if not given & {key, key.partition(".")[0]}
-    ]
-    own = [*_own(owner, folder)]
-    if "file" in tree["channel"]:  # the run's file has channels, the owner's has the uplink
-        own.append(_own_radio(owner, folder))
-    settings = config.load({"overrides": shlex.join(merged(overrides, own))})
+    settings = config.load_text(Resolved(tree=_with_own(tree, owner, folder)).text)
     least = owner.data.tokenizer_min_rows or 1
     if tells_words(settings) and settings.data.tokenizer_min_rows < least:
         raise _refusal(_MIN_ROWS, f"must be at least {least} if units send their words")
@@ -189,37 +177,34 @@ def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
     return OwnerError(f"the unit cannot use what its owner gave it ({why}); its log says more")
 
 
-def _check(overrides: list[str]) -> Mapping[str, Any]:
-    """Return the run's options.
-
-    Raises ``OwnerError``, before it composes them, for options that the server may not set.
-    """
-    for override in parse(overrides):
-        key, fault = override.key_or_group, ""
-        if key not in _OPTIONS.split() and key.partition(".")[0] not in _SECTIONS.split():
-            fault = "is the owner's choice"
-        elif override.package is not None or "${" in str(override.input_line):
-            fault = "refers to something else"
-        if fault:
-            raise _refusal(key, fault)
-    tree = unresolved(composed(overrides))
-    _check_places(tree)
-    return tree
-
-
-def _check_places(tree: Mapping[str, Any]) -> None:
-    """Raise ``OwnerError`` for classes that ``conf/`` lacks for their option, and for files."""
+def _check(tree: Mapping[str, Any]) -> None:
+    """Raise ``OwnerError`` for options that the server may not set, or not to these values."""
+    sections = _SECTIONS.split()
+    for name in sorted({*tree, *sections} - {*_NUMBERS}):
+        if name not in sections or not isinstance(tree.get(name), Mapping):
+            raise _refusal(name, "is no section of a run's options")
+    _check_rows(tree, {**_DEFAULTS, **tree["data"]})
     for option, target in targets(tree):
-        if target not in _packaged_classes(option.rpartition(".")[2]):
+        group = option.removeprefix("data.")
+        if group not in _PLUGINS or target not in _packaged_classes(group):
             raise _refusal(f"{option}._target_", "names a class that its group in conf/ lacks")
-    name, files = value_at(tree, "model.name"), "and files on a unit's machine are its owner's"
+    name, files = tree["model"].get("name"), "and files on a unit's machine are its owner's"
     if name is not None and (not is_hub_id(str(name)) or Path(str(name)).exists()):
         raise _refusal("model.name", f"must be a hub's id, {files}")
     if "file" in tree["cluster"]:
         raise _refusal("cluster", f"names a file, {files}")
-    for option in ("root", "synthetic"):
-        if value_at(tree, f"task.{option}") not in (None, f"${{data.{option}}}"):
-            raise _refusal(f"task.{option}", "names rows, which only the owner may choose")
+
+
+def _check_rows(tree: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Raise ``OwnerError`` if the run's section ``data`` or its task chooses an owner's rows."""
+    units = tree["federation"].get("num_units")
+    expected = {**_DEFAULTS, "partitioner": {"_target_": _PARTITIONER, "num_partitions": units}}
+    for name in {*data, "partitioner"} - {*_SERVERS, *_SHARED}:
+        if name not in expected or data.get(name) != expected[name]:
+            raise _refusal(f"data.{name}", "is the owner's choice")
+    for name in _OF_TASKS:
+        if name in tree["task"] and tree["task"][name] != data[name]:
+            raise _refusal(f"task.{name}", "names rows, which only the owner may choose")
 
 
 def _refusal(option: str, fault: str) -> OwnerError:
@@ -243,36 +228,39 @@ def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
     return OwnerSection.model_validate(told), Path()
 
 
-def _own_radio(owner: OwnerSection, folder: Path) -> str:
-    """Return the option for the owner's uplink. Raises ``OwnerError`` without an inventory."""
-    if owner.cluster is None:
-        raise _refusal("channel", "needs an inventory, and the owner's file has no cluster")
-    return setting("channel.file", folder / owner.cluster.file)
+def _with_own(tree: Mapping[str, Any], owner: OwnerSection, folder: Path) -> dict[str, Any]:
+    """Return the run's options with the owner's rows, devices, and uplink.
 
-
-def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
-    """Yield overrides of the owner's options: all options of rows, even if the run sets them."""
+    Raises ``OwnerError`` if the run has measured channels and the owner has no inventory.
+    """
     chosen = owner.data.model_dump(exclude_none=True)
     for option in {"root", "train_file", "validation_file", "test_file"} & chosen.keys():
         chosen[option] = str(folder / chosen[option])
-    for field in fields(DataSettings):
-        if field.name not in _SHARED:
-            yield setting(f"data.{field.name}", chosen.get(field.name, field.default))
-    yield "data.partitioner=null"
-    yield from machine_options(owner, folder)
+    shared = {name: tree["data"].get(name, _DEFAULTS[name]) for name in _SHARED}
+    data = {**_DEFAULTS, **chosen, **shared, "partitioner": None}
+    task = {name: data[name] if name in _OF_TASKS else each for name, each in tree["task"].items()}
+    own = {**on_machine(tree, owner, folder), "data": data, "task": task}
+    if "file" in tree["channel"]:  # the run's file has channels, the owner's has the uplink
+        if owner.cluster is None:
+            raise _refusal("channel", "needs an inventory, and the owner's file has no cluster")
+        own["channel"] = {**tree["channel"], "file": str(folder / owner.cluster.file)}
+    return own
 
 
-def machine_options(owner: OwnerSection, folder: Path) -> Iterator[str]:
-    """Overrides of what the owner's file in ``folder`` says of devices and of this machine.
+def on_machine(tree: Mapping[str, Any], owner: OwnerSection, folder: Path) -> dict[str, Any]:
+    """Return options with the devices and the machine of the owner's file in ``folder``.
 
     Raises ``ConfigError`` for a bad inventory.
     """
+    own = {
+        "pipeline": {**tree["pipeline"], "threads": owner.pipeline.threads},
+        "runtime": {**tree["runtime"], "torch_device": owner.runtime.torch_device},
+    }
     if owner.cluster is not None:
         file = folder / owner.cluster.file
         devices = read_inventory(file, ANY_COST).section.clusters[0].devices
-        kind = "devices" if all(each.address for each in devices) else "file"
-        yield from (f"cluster={kind}", setting("cluster.file", file), "cluster.num_units=1")
-    if owner.pipeline is not None:
-        yield setting("pipeline.threads", owner.pipeline.threads)
-    if owner.runtime is not None:
-        yield setting("runtime.torch_device", owner.runtime.torch_device)
+        real = all(each.address for each in devices)
+        kind = DeviceCluster if real else InventoryCluster
+        target = f"{kind.__module__}.{kind.__qualname__}"
+        own["cluster"] = {"_target_": target, "file": str(file), "num_units": 1}
+    return {**tree, **own}

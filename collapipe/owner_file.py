@@ -17,7 +17,7 @@ class DataSection(Section):
     """``data``: where the rows are, and the names of their columns."""
 
     root: Place | None = None
-    name: Text | None = None
+    name: Place | None = None  # on the hub; or a folder, as data.name of a run
     config: Text | None = None
     train_file: Place | None = None
     validation_file: Place | None = None  # to evaluate between rounds, if units evaluate
@@ -47,11 +47,11 @@ class ClusterSection(Section):
 
 
 class PipelineSection(Section):
-    threads: Whole
+    threads: Whole = 1
 
 
 class RuntimeSection(Section):
-    torch_device: Text
+    torch_device: Text = "cpu"
 
 
 class PrivacySection(Section):
@@ -95,8 +95,8 @@ class OwnerSection(Section):
     credentials: Place | None = None  # its folder
     data: DataSection
     cluster: ClusterSection | None = None
-    pipeline: PipelineSection | None = None
-    runtime: RuntimeSection | None = None
+    pipeline: PipelineSection = PipelineSection()
+    runtime: RuntimeSection = RuntimeSection()
     privacy: PrivacySection = PrivacySection()
 
     @model_validator(mode="after")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.config.composing import flattened
 from collapipe.config.overrides import setting
+from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.process.children import child_command
 from collapipe.runs.reading import Run, read_run

@@ -20,12 +20,12 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run a whole training; Flower calls this."""
-    run_dir = Path(config.run_folder(context.run_config))
+    options = config.received(context.run_config)
     try:
-        settings = config.load(context.run_config)
+        settings = config.load_text(options.text)
         _train(grid, settings, str(context.run_config.get("resume", "")) or None)
     except CollaPipeError as error:
-        write_failure(run_dir, error)
+        write_failure(Path(options.run_dir), error)
         print(f"error: {printable(str(error))}", flush=True)
         logging.getLogger("flwr").setLevel(logging.CRITICAL)  # Flower would print a traceback
         raise

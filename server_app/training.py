@@ -65,7 +65,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             places.of.update(checkpoint.progress.names)
             model = folder.path / "model"  # has the tokeniser that was made when the run began
             known = read_tokenizer(model) if (model / "tokenizer.json").exists() else None
-        units = Units(grid, settings.federation, places=places)
+        units = Units(grid, settings, places=places)
         told = units.rows(known is None, settings.task)
         tokenizer = make_tokenizer(settings, told.values()) if known is None else known
         # the words of all units may need as much memory as the model
@@ -193,7 +193,7 @@ class _Run:
     def plan(self, grid: Grid) -> None:
         """Plan the rounds and compute their cost without training."""
         federation = self.settings.federation
-        units = Units(grid, federation, self.tokenizer.pack(), {}, self.places)
+        units = Units(grid, self.settings, self.tokenizer.pack(), {}, self.places)
         scheduler = Scheduler(self.settings, self.places.name)
         state = scheduler.begin(units.discover())
         if self.checkpoint is not None:

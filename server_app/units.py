@@ -9,6 +9,7 @@ from typing import TypeVar
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
+from collapipe.config import Settings
 from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Task
@@ -46,6 +47,8 @@ class Units:
 
     Attributes
     ----------
+    settings
+        The run's options, which each unit receives in its first message.
     tokenizer
         The tokeniser as ``Tokenizer.pack`` makes it; only ``rows`` works without it.
     frozen
@@ -65,7 +68,7 @@ class Units:
     """
 
     grid: Grid
-    federation: FederationSettings
+    settings: Settings
     tokenizer: str = ""
     frozen: Mapping[str, Tensors] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
@@ -82,7 +85,12 @@ class Units:
 
     def __post_init__(self) -> None:
         digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
-        self._setup = Setup(self.tokenizer, digests)
+        self._setup = Setup(self.settings.text, self.tokenizer, digests)
+
+    @property
+    def federation(self) -> FederationSettings:
+        """The options of the run's federation."""
+        return self.settings.federation
 
     def rows(self, words: bool = True, task: Task | None = None) -> dict[int, RowsReply]:
         """Ask each unit for a summary of its training rows, with ``words`` if the run has no
@@ -98,7 +106,7 @@ class Units:
             If too few units remain for other reasons.
         """
         nodes = connected(self.grid, self.federation)
-        request = records.pack(RowsRequest(words))
+        request = records.pack(RowsRequest(self._setup.settings, words))
         answers = self._ask(questions.rows(words), dict.fromkeys(nodes, request))
         self.places.claim_all(answers, self.federation.num_units, set())
         told, failures = apart(answers)

@@ -1,7 +1,6 @@
 """A federation small enough for tests, in this process."""
 
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,10 +51,9 @@ def rewritten(reply: Message) -> Iterator[dict[str, Any]]:
     record["json"] = json.dumps(fields)
 
 
-def settings_of(run_dir: Path, overrides: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Settings of a tiny run, and the overrides that give them."""
-    settled = [*TINY, *overrides, f"hydra.run.dir={run_dir}"]
-    return config.load_overrides(settled), settled
+def settings_of(run_dir: Path, overrides: Sequence[str]) -> Settings:
+    """Settings of a tiny run."""
+    return config.load_overrides([*TINY, *overrides, f"hydra.run.dir={run_dir}"])
 
 
 def run(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> dict[str, Tensor]:
@@ -66,8 +64,8 @@ def run(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> dict
 
 def play(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> None:
     """A run that need not end with one model."""
-    settings, settled = settings_of(run_dir, overrides)
-    train(grid_of(settings, settled, client), settings)
+    settings = settings_of(run_dir, overrides)
+    train(grid_of(settings, client), settings)
 
 
 def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
@@ -76,12 +74,11 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         training.train(grid, settings, resume)
 
 
-def grid_of(settings: Settings, overrides: Sequence[str], client: ClientApp | None) -> InlineGrid:
+def grid_of(settings: Settings, client: ClientApp | None = None) -> InlineGrid:
     """The grid that a run uses."""
     from client_app.app import app
 
-    run_config = {"overrides": shlex.join(overrides)}
-    return InlineGrid(client or app, settings.federation.num_units, run_config)
+    return InlineGrid(client or app, settings.federation.num_units)
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:

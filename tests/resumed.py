@@ -39,14 +39,14 @@ class World:
     """Runs with the same options, each in a folder of its own."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
-        self.settings, self._overrides = settings_of(folder / "any", [*SMALL, *overrides])
+        self.settings = settings_of(folder / "any", [*SMALL, *overrides])
 
     def run(
         self, run_dir: Path, resume: str | None = None, client: ClientApp | None = None
     ) -> Path:
         """A new run, or one that goes on from the checkpoint ``resume``."""
         settings = replace(self.settings, run_dir=str(run_dir))
-        train(grid_of(settings, self._overrides, client), settings, resume)
+        train(grid_of(settings, client), settings, resume)
         return run_dir
 
 

@@ -1,10 +1,12 @@
 """Sections as ``conf/`` has them, with what a test changes."""
 
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from collapipe.config.composing import CONF
+from collapipe.config import Settings
+from collapipe.config.settings import CONF
 from collapipe.sections import (
     FederationSettings,
     LinkSettings,
@@ -36,6 +38,11 @@ def server_optimizer_settings(name: str, **changes: Any) -> ServerOptimizerSetti
 def federation_settings(**changes: Any) -> FederationSettings:
     """The default."""
     return section(FederationSettings, "federation/default.yaml", **changes)
+
+
+def run_settings(**changes: Any) -> Settings:
+    """A run's options, as far as ``Units`` reads them, with changes of the federation's."""
+    return cast(Settings, SimpleNamespace(federation=federation_settings(**changes), text=""))
 
 
 def link_settings(**changes: Any) -> LinkSettings:

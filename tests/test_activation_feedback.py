@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,12 @@ def watched(
     run_dir: Path, *overrides: str, client: ClientApp | None = None
 ) -> list[dict[int, Ends]]:
     """The memories of each unit after each round of a tiny run."""
-    return watch(*settings_of(run_dir, overrides), client)
+    return watch(settings_of(run_dir, overrides), client)
 
 
-def watch(
-    settings: Settings, settled: Sequence[str], client: ClientApp | None = None
-) -> list[dict[int, Ends]]:
+def watch(settings: Settings, client: ClientApp | None = None) -> list[dict[int, Ends]]:
     """The same of any run."""
-    grid, seen = grid_of(settings, settled, client), list[dict[int, Ends]]()
+    grid, seen = grid_of(settings, client), list[dict[int, Ends]]()
     keep_states = Heads.keep_states
 
     def kept(context: Context, key: str) -> ActivationMemory:
@@ -130,7 +128,7 @@ def test_so_they_do_for_every_kind_of_head(
     model = CAUSAL if task == "causal_lm" else ENCODER
     overrides = [*SHORT, *own, *model, f"hydra.run.dir={tmp_path}", "federation.local_steps=3"]
     with caplog.at_level("INFO", "client_app"):
-        seen = watch(config.load_overrides(overrides), overrides)
+        seen = watch(config.load_overrides(overrides))
     assert alike(seen)
     said = dict(each.args for each in caplog.records if "feedback" in each.msg)  # type: ignore[misc]
     for unit, (server, _) in seen[-1].items():
@@ -350,8 +348,8 @@ def test_units_that_send_no_activations_have_no_changes_of_them(alone: str, tmp_
 
 
 def test_a_memory_that_is_of_another_model_is_not_restored(tmp_path: Path) -> None:
-    settings, settled = settings_of(tmp_path, [*INT4, "federation.rounds=1"])
-    grid = grid_of(settings, settled, None)
+    settings = settings_of(tmp_path, [*INT4, "federation.rounds=1"])
+    grid = grid_of(settings)
     train(grid, settings)
     context = next(iter(grid._contexts.values()))
     wide = ActivationMemory(1, {0: torch.zeros(2, settings.model.dim + 1)}).pack()

@@ -137,13 +137,11 @@ EDGES = {
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
         "collapipe/config/own.py",
-        "collapipe/config/settings.py",
     ),
     "omegaconf": (
         "collapipe/config/composing.py",
         "collapipe/config/own.py",
         "collapipe/config/saved.py",
-        "collapipe/config/trust.py",
         "collapipe/runs/folder.py",
     ),
     "typer": ("collapipe/cli/",),

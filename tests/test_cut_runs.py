@@ -67,7 +67,7 @@ def test_t5s_table_crosses_the_link_and_export_knows_no_cut(tmp_path: Path, adap
         settled = [*options, f"adapter={adapter}", f"framework.cut={cut}"]
         settled += [f"hydra.run.dir={run_dir}"]
         settings = config.load_overrides(settled)
-        train(grid_of(settings, settled, None), settings)
+        train(grid_of(settings), settings)
         export_run(run_dir, out, ())
         exported.append(load_file(out / "model.safetensors"))
     assert_close(exported[0], exported[1], 1e-5)

@@ -3,7 +3,6 @@ one of them with devices, as processes on loopback with TLS."""
 
 import json
 import os
-import shlex
 import signal
 import ssl
 import subprocess
@@ -88,9 +87,8 @@ class Losing(InlineGrid):
     """The same federation in this process: rome leaves in round ``LOST`` and comes after the next
     one has begun."""
 
-    def __init__(self, units_files: Sequence[Path], told: Sequence[str]) -> None:
-        client = cast(ClientApp, self._answer)
-        super().__init__(client, len(UNITS), {"overrides": shlex.join(told)})
+    def __init__(self, units_files: Sequence[Path]) -> None:
+        super().__init__(cast(ClientApp, self._answer), len(UNITS))
         self._files, self._trained = units_files, [0, 0]
 
     def get_node_ids(self) -> Iterable[int]:
@@ -162,7 +160,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
         monkeypatch.setenv(SERVER_FOLDER, str(folder.root))  # whose certificate the units expect
         names = dict(enumerate(UNITS, 2))  # nodes of a grid in one process have no certificates
         monkeypatch.setattr("server_app.training.signed_names", lambda of: names)
-        train(Losing([each / "unit.yaml" for each in own], local), load_overrides(local))
+        train(Losing([each / "unit.yaml" for each in own]), load_overrides(local))
     here, expected = weights(run_dir), weights(tmp_path / "local")
     assert [units(each) for each in (run_dir, tmp_path / "local")] == [
         [[0, 1], [0], [0], [0, 1]]

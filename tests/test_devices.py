@@ -207,8 +207,8 @@ def test_what_is_far_from_the_plan_changes_the_next_one(
         own = "strategy=all", "federation.num_units=1", "cluster=devices", f"cluster.file={file}"
         for rounds, resume in ((1, None), (2, "000001")):
             options = *own, "federation.checkpoint_every=1", f"federation.rounds={rounds}"
-            settings, overrides = federated.settings_of(run_dir, options)
-            federated.train(federated.grid_of(settings, overrides, None), settings, resume)
+            settings = federated.settings_of(run_dir, options)
+            federated.train(federated.grid_of(settings), settings, resume)
             _cached_unit.cache_clear()
     assert lost_devices(run_dir) == set()
     first, second = lines(run_dir)

@@ -124,8 +124,8 @@ class OneAfterTheOther(InlineGrid):
 def test_units_side_by_side_with_dropout_equal_units_one_after_the_other(tmp_path: Path) -> None:
     options = ("model.dropout=0.3",)
     together = run(tmp_path / "together", *options)
-    settings, overrides = settings_of(tmp_path / "apart", options)
-    grid = grid_of(settings, overrides, None)
+    settings = settings_of(tmp_path / "apart", options)
+    grid = grid_of(settings)
     grid.__class__ = OneAfterTheOther
     train(grid, settings)
     assert_equal(together, weights(tmp_path / "apart"))

@@ -89,7 +89,7 @@ def test_frozen_weights_reach_the_units_once(tmp_path: Path, head: str) -> None:
     short = "federation.num_units=2", "federation.local_steps=1", "federation.checkpoint_every=0"
     settled = [*BERT, *run, *short, f"decoder.mode={head}", f"hydra.run.dir={tmp_path}"]
     settings = load_overrides(settled)
-    train(grid_of(settings, settled, None), settings)
+    train(grid_of(settings), settings)
     (line,) = lines(tmp_path)
     assert figures(line["on_units"]["loss"], line["on_units"]["metric"]) == figures(
         line["evaluation_loss"], line["metric"]
@@ -162,8 +162,8 @@ def test_a_unit_that_fails_an_evaluation_is_left_out_and_named(
 
 def test_a_silent_unit_is_left_out_and_named(tmp_path: Path) -> None:
     """It takes part in the next round, as before: it trained."""
-    settings, settled = settings_of(tmp_path, [*OFTEN, *UNTRAINED])
-    grid = grid_of(settings, settled, scripted_units(evaluates=True))
+    settings = settings_of(tmp_path, [*OFTEN, *UNTRAINED])
+    grid = grid_of(settings, scripted_units(evaluates=True))
     silent = list(grid.get_node_ids())[1]
 
     def heard(messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:

@@ -42,7 +42,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
     """What the units of such a run tell of themselves."""
-    settings, _ = settings_of(run_dir, overrides)
+    settings = settings_of(run_dir, overrides)
     tokenizer = build_tokenizer(settings)
     units = range(settings.federation.num_units)
     return [ControlUnit(settings, unit, tokenizer).state() for unit in units]
@@ -154,8 +154,8 @@ def test_a_damaged_part_is_sent_again(tmp_path: Path) -> None:
 
 
 def test_a_part_that_was_not_announced_is_not_kept(tmp_path: Path) -> None:
-    settings, overrides = settings_of(tmp_path, [*LORA, "federation.num_units=1"])
-    grid = grid_of(settings, overrides, None)
+    settings = settings_of(tmp_path, [*LORA, "federation.num_units=1"])
+    grid = grid_of(settings)
     send = grid.send_and_receive
 
     def tampered(messages: Iterable[Message], *, timeout: float | None = None) -> Any:

@@ -223,7 +223,7 @@ def test_an_export_knows_no_stem(tmp_path: Path) -> None:
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
     settings = config.load_overrides(options)
-    train(grid_of(settings, options, None), settings)
+    train(grid_of(settings), settings)
     export_run(tmp_path / "run", tmp_path / "out", ())
     settings, model, tokenizer = load_model(tmp_path / "run")
     plain = HuggingFaceSpec(str(tmp_path / "out"), pretrained=True)

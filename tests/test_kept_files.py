@@ -24,8 +24,8 @@ GROUPS = {"optimizer": {"a.b/exp_avg": torch.tensor([1.0, -0.0]), "n": torch.ten
 
 def test_contexts_hold_no_tensors_and_files_are_the_owners_alone(tmp_path: Path) -> None:
     """Optimiser, residual and activations of three units; all of it ends with the grid."""
-    settings, settled = settings_of(tmp_path, ALL)
-    with grid_of(settings, settled, None) as grid:
+    settings = settings_of(tmp_path, ALL)
+    with grid_of(settings) as grid:
         train(grid, settings)
         states = [context.state for context in grid._contexts.values()]
         assert [records.content_bytes(state) for state in states] == [0, 0, 0]
@@ -110,9 +110,9 @@ def test_where_no_unit_has_room_the_run_ends_with_the_folder_and_a_way_out(
     def full(_: Tensors) -> list[bytes | memoryview]:
         raise OSError(28, "No space left on device")
 
-    settings, settled = settings_of(tmp_path, ())
+    settings = settings_of(tmp_path, ())
     monkeypatch.setattr(kept_file, "pieces", full)
-    with grid_of(settings, settled, None) as grid:
+    with grid_of(settings) as grid:
         folder = grid._kept.path
         with pytest.raises(StorageError, match=rf"{folder}: .*make room there, or set TMPDIR"):
             train(grid, settings)

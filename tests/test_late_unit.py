@@ -1,7 +1,6 @@
 """A unit that comes when a run has begun, and one that is back after it was left out."""
 
 import json
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,8 +27,8 @@ def test_a_late_unit_is_told_counted_and_trains_in_the_next_round(
 ) -> None:
     options = "federation.num_units=3", "federation.min_units=2", "federation.wait_s=0"
     options = *UNTRAINED, *options, "strategy=all", "federation.rounds=3"
-    settings, settled = settings_of(tmp_path, options)
-    with Late(scripted_units(), 3, {"overrides": shlex.join(settled)}) as grid:
+    settings = settings_of(tmp_path, options)
+    with Late(scripted_units(), 3) as grid:
         train(grid, settings)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     first = next(line["round"] for line in lines if 2 in line["units"])

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +67,7 @@ class Federation:
                 self.words[name] = len(records.unpack(RowsReply, reply.content).words)
             return reply
 
-        grid = InlineGrid(client, len(there), {"overrides": shlex.join(told)})  # type: ignore[arg-type]
+        grid = InlineGrid(client, len(there))  # type: ignore[arg-type]
         train(grid, load_overrides(told), resume)
         return run_dir
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from client_app.app import app
 from collapipe import owner
 from collapipe.cli.run import run_job
 from collapipe.config import load_overrides
+from collapipe.config.composing import compose
 from collapipe.credentials.credentials import request
 from collapipe.credentials.keys import fingerprint
 from collapipe.errors import ConfigError, OwnerError, RoundFailedError
@@ -62,7 +62,7 @@ def overrides(folder: Path, *more: str) -> list[str]:
     return [*MODEL, *own, f"hydra.run.dir={folder / 'run'}", *more]
 
 
-def grid_of(told: list[str], nodes: list[dict[str, Any]]) -> InlineGrid:
+def grid_of(nodes: list[dict[str, Any]]) -> InlineGrid:
     """Each unit with the node configuration that its owner wrote."""
 
     def client(message: Message, context: Context) -> Message:
@@ -70,7 +70,7 @@ def grid_of(told: list[str], nodes: list[dict[str, Any]]) -> InlineGrid:
         context.node_config.update(nodes[unit])
         return app(message, context)
 
-    return InlineGrid(client, len(nodes), {"overrides": shlex.join(told)})  # type: ignore[arg-type]
+    return InlineGrid(client, len(nodes))  # type: ignore[arg-type]
 
 
 _guarded: dict[str, set[str]] = {}  # file → names of threads that opened it
@@ -105,7 +105,7 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
     told = overrides(tmp_path)
     with only_units_open(mine, theirs) as opened:
         train(
-            grid_of(told, [{"data": str(mine), "name": "rome"}, {"owner": str(file)}]),
+            grid_of([{"data": str(mine), "name": "rome"}, {"owner": str(file)}]),
             load_overrides(told),
         )
         assert opened == {str(mine): {"unit-0"}, str(theirs): {"unit-1"}}
@@ -125,10 +125,10 @@ def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path)
     file = written(tmp_path / "rows.csv", 30)
     told = overrides(tmp_path, f"data.train_file={file}", "data.shuffle=false")
     with only_units_open(file):
-        train(grid_of(told, [{}, {}]), load_overrides(told))
+        train(grid_of([{}, {}]), load_overrides(told))
     halves = [written(tmp_path / f"{n}.csv", 15 * n + 15, 15 * n) for n in (0, 1)]
     told = overrides(tmp_path / "owned", "data.shuffle=false")
-    train(grid_of(told, [{"data": str(half)} for half in halves]), load_overrides(told))
+    train(grid_of([{"data": str(half)} for half in halves]), load_overrides(told))
     here, there = weights(tmp_path / "run"), weights(tmp_path / "owned" / "run")
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
 
@@ -146,12 +146,12 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
     file = written(tmp_path / "rows.csv", 60)
     told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
     with only_units_open(file):
-        train(grid_of(told, [{}, {}]), load_overrides(told))
+        train(grid_of([{}, {}]), load_overrides(told))
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["on_units"]["rows"] == {"0": 3, "1": 3}
     planned = [*told[:-1], f"hydra.run.dir={tmp_path / 'planned'}", "framework.train=false"]
     with patch("server_app.training.load_server_rows") as opened:  # units may have read the file
-        train(grid_of(planned, [{}, {}]), load_overrides(planned))
+        train(grid_of([{}, {}]), load_overrides(planned))
     assert not opened.called
     with pytest.raises(ConfigError, match=r"data\.validation_file is not set.*where=units"):
         load_overrides([*told, "evaluation.where=server"])
@@ -162,10 +162,15 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
     [
         ("data.train_file=/etc/passwd", "data.train_file is the owner's"),
         ("data.name=someone/rows", "data.name is the owner's"),
-        ("data=synthetic", "data is the owner's"),
+        ("data=synthetic", "data.synthetic is the owner's"),
         ("data.max_train_samples=1", "data.max_train_samples is"),
-        ("partitioner=iid", "partitioner is the owner's"),
+        ("data.label_column=secret", "data.label_column is the owner's"),
+        ("+data.own=1", "data.own is the owner's"),
+        ("partitioner=dirichlet", "data.partitioner is the owner's"),
+        ("data.partitioner=null", "data.partitioner is the owner's"),
+        ("data.partitioner._target_=os.system", "data.partitioner is the owner's"),
         ("task.root=/secret", "task.root names rows"),
+        ("data.root=/rows; task.root=/secret", "task.root names rows"),
         ("task.synthetic=true", "task.synthetic names rows"),
         ("model.name=/secret", "model.name must be a hub's id"),
         ("model.name=tests", "model.name must be a hub's id"),
@@ -173,21 +178,23 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
         ("strategy._target_=os.system", "strategy._target_ names a class"),
         ("+strategy.inner={_target_: os.system}", "strategy.inner._target_ names a class"),
         ("task._target_=collapipe.inventory.cluster.DeviceCluster", "task._target_ names a class"),
-        ("cluster=file", "cluster names a file"),
-        ("cluster='devices'", "cluster names a file"),
+        ("cluster=file; cluster.file=/secret", "cluster names a file"),
+        ("cluster='devices'; cluster.file=/secret", "cluster names a file"),
         ("+cluster.file=/secret", "cluster names a file"),
         ("channel={_target_: secret.Class}", "channel._target_ names a class"),
-        ("task.max_length=${oc.env:SECRET}", "task.max_length refers to something else"),
-        ("+hydra.searchpath=[file:///secret]", "hydra.searchpath is the owner's"),
+        ("+model.sizes=[{inner: {_target_: os.system}}]", "model.sizes.inner._target_ names a"),
+        ("+own={file: /secret}", "own is no section"),
+        ("~tracking", "tracking is no section"),
+        ("decoder=3", "decoder is no section"),
     ],
 )
 def test_what_is_the_owners_is_refused_without_its_value(
     tmp_path: Path, option: str, word: str
 ) -> None:
     file = written(tmp_path / "mine.csv", 9)
-    run_config = {"overrides": shlex.join([*overrides(tmp_path), option])}
+    text = compose([*overrides(tmp_path), *option.split("; ")]).text
     with pytest.raises(OwnerError) as refused:
-        owner.load_settings(run_config, {"data": str(file)})
+        owner.load_settings(text, {"data": str(file)})
     assert word in str(refused.value)
     assert "secret" not in str(refused.value).lower()
     assert "passwd" not in str(refused.value)
@@ -235,7 +242,7 @@ def test_a_server_that_would_cut_rows_from_others_ends_before_it_opens_any(tmp_p
     nodes = [{"data": str(written(tmp_path / f"{unit}.csv", 9))} for unit in (0, 1)]
     with only_units_open(file) as opened:
         with pytest.raises(RoundFailedError, match=r"data\.train_file is the owner's choice"):
-            train(grid_of(told, nodes), load_overrides(told))
+            train(grid_of(nodes), load_overrides(told))
         assert opened == {str(file): set()}
 
 
@@ -266,7 +273,7 @@ def test_a_tokeniser_that_nobody_brings(
     run = overrides(tmp_path, *options)
     node = {"owner": str(tmp_path / "unit.yaml")}
     (tmp_path / "unit.yaml").write_text(f"data: {{train_file: {mine.name}}}\n")
-    settings = owner.load_settings({"overrides": shlex.join(run)}, node)
+    settings = owner.load_settings(load_overrides(run).text, node)
     answer = tell_rows(settings, 0)
     assert bool(answer.words) == told
     tokenizer = make_tokenizer(load_overrides(run), [answer])
@@ -283,7 +290,7 @@ def test_the_uplink_of_a_run_with_measured_radio_is_the_owners(tmp_path: Path) -
     file = tmp_path / "unit.yaml"
     file.write_text("data: {train_file: mine.csv}\ncluster: {file: boxes.yaml}\n")
     radio = "channel=file", f"channel.file={tmp_path / 'servers.yaml'}"
-    run = {"overrides": shlex.join(overrides(tmp_path, *radio))}
+    run = load_overrides(overrides(tmp_path, *radio)).text
     with only_units_open(tmp_path / "servers.yaml"):
         uplink = owner.load_settings(run, {"owner": str(file)}).channel.draw_uplink(
             1.0, 1.0, np.random.default_rng(0)
@@ -305,16 +312,17 @@ def test_an_owner_says_what_the_unit_computes_with(tmp_path: Path) -> None:
     )
     told = overrides(tmp_path, "cluster=edge", "cluster.num_devices=5", "pipeline.threads=8")
     node, run = {"owner": str(file)}, [*told, "data.tokenizer_min_rows=3"]
-    settings = owner.load_settings({"overrides": shlex.join(run)}, node)
+    settings = owner.load_settings(load_overrides(run).text, node)
     assert (settings.pipeline.threads, settings.data.validation_file) == (2, None)
     assert len(load_shard(settings, 1)) == 7
     (tmp_path / "plain.yaml").write_text("data: {train_file: mine.csv}\n")
-    plain = owner.load_settings({"overrides": shlex.join(run)}, {"owner": f"{tmp_path}/plain.yaml"})
+    text = load_overrides(run).text
+    plain = owner.load_settings(text, {"owner": f"{tmp_path}/plain.yaml"})
     assert plain.pipeline.threads == 1  # not the server's 8
     cluster = settings.build("cluster")
     assert [each.name for each in cluster.draw(COST, 1, np.random.default_rng(0))] == ["box"]
     with pytest.raises(OwnerError, match=r"tokenizer_min_rows must be at least 2"):
-        owner.load_settings({"overrides": shlex.join(told)}, node)
+        owner.load_settings(load_overrides(told).text, node)
 
 
 PROMISES = (
@@ -358,7 +366,7 @@ def test_an_owner_insists_on_what_the_server_must_not_see(
         "data: {train_file: mine.csv}\n"
         "privacy: {updates_only: true, secure_aggregation: true, noise_multiplier: 4}\n"
     )
-    run = {"overrides": shlex.join([*overrides(tmp_path), *PROMISES, *less])}
+    run = load_overrides([*overrides(tmp_path), *PROMISES, *less]).text
     if words is None:
         assert owner.load_settings(run, {"owner": str(file)}).privacy.noise_multiplier == 4
     else:
@@ -382,12 +390,12 @@ def test_units_are_summed_with_the_peers_that_their_owners_know(
     told = overrides(tmp_path, *PROMISES, "federation.num_units=3")
     nodes = [{"owner": str(tmp_path / f"{name}.yaml")} for name in names]
     with pytest.raises(RoundFailedError) if stranger else nullcontext():
-        train(grid_of(told, nodes), load_overrides(told))
+        train(grid_of(nodes), load_overrides(told))
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["units"] == ([] if stranger else [0, 1, 2])
     if stranger:
         assert all("privacy.peers" in why for why in json.loads(line)["failures"].values())
-    plain = {"overrides": shlex.join(overrides(tmp_path))}
+    plain = load_overrides(overrides(tmp_path)).text
     with pytest.raises(OwnerError, match="secure_aggregation must be true"):
         owner.load_settings(plain, nodes[0])
 
@@ -423,9 +431,9 @@ def test_a_wrong_owners_file_is_told_to_the_owner_alone(
     file.parent.mkdir()
     file.write_text(text)
     told = overrides(tmp_path)
-    grid = grid_of(told, [{"owner": str(file)}] * 2)
+    grid = grid_of([{"owner": str(file)}] * 2)
     with pytest.raises(RoundFailedError) as failed, caplog.at_level(logging.ERROR):
-        Units(grid, load_overrides(told).federation).rows()
+        Units(grid, load_overrides(told)).rows()
     assert words in caplog.text
     assert "cannot use what its owner gave it" in str(failed.value)
     assert "secret" not in str(failed.value)
@@ -447,9 +455,9 @@ def test_wrong_rows_are_told_without_values(
     bad = tmp_path / "secret.csv"
     bad.write_bytes(rows.encode("latin-1"))
     run = overrides(tmp_path)
-    grid = grid_of(run, [{"data": str(written(tmp_path / "mine.csv", 9))}, {"data": str(bad)}])
+    grid = grid_of([{"data": str(written(tmp_path / "mine.csv", 9))}, {"data": str(bad)}])
     with caplog.at_level(logging.WARNING, "client_app"), caplog.at_level(logging.WARNING):
-        units = Units(grid, load_overrides(run).federation)
+        units = Units(grid, load_overrides(run))
         assert list(units.rows()) == [0]
     whole, hidden = ([r.getMessage() for r in caplog.records if r.name == name] for name in LOGS)
     assert words in whole[0]
@@ -469,7 +477,7 @@ def test_a_label_that_the_run_does_not_list_costs_its_unit_the_run(
     theirs.write_text("text,label\n" + "the hen,a\nthe owl,secret\n" * 6)
     told = overrides(tmp_path, "task.labels=[a,b,c]")
     with caplog.at_level(logging.WARNING):
-        train(grid_of(told, [{"data": str(mine)}, {"data": str(theirs)}]), load_overrides(told))
+        train(grid_of([{"data": str(mine)}, {"data": str(theirs)}]), load_overrides(told))
     whole, hidden = ([r.getMessage() for r in caplog.records if r.name == name] for name in LOGS)
     assert any("'secret', which task.labels does not list (a, b, c)" in line for line in whole)
     assert any("a label that task.labels does not list" in line for line in hidden)
@@ -495,7 +503,7 @@ def test_owners_hold_rows_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "folder" / "train.tsv").write_text("the hen\t0\nthe owl\t1\n" * 5)
     nodes += [{"data": str(theirs)}, {"data": str(tmp_path / "folder")}]
     with only_units_open(mine, held, theirs) as opened:
-        train(grid_of(told, nodes), load_overrides(told))
+        train(grid_of(nodes), load_overrides(told))
         # the file of both: who comes second may find it read
         assert opened[str(held)] and opened[str(held)] <= {"unit-0", "unit-1"}
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -515,7 +523,7 @@ def test_held_out_rows_that_cannot_be_used_are_told_to_their_owner(
     told = overrides(tmp_path, "evaluation.where=both")
     nodes = [{"owner": str(tmp_path / "unit.yaml")}, {"data": str(tmp_path / "rows.csv")}]
     with caplog.at_level(logging.INFO):
-        train(grid_of(told, nodes), load_overrides(told))
+        train(grid_of(nodes), load_overrides(told))
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     on_units = json.loads(line)["on_units"]
     assert (on_units["rows"], on_units["loss"]) == ({"1": 0}, None)

@@ -46,7 +46,7 @@ def trained(run_dir: Path, *overrides: str) -> None:
     """Leave a finished run in the folder."""
     settled = [*SHORT, *overrides, f"hydra.run.dir={run_dir}"]
     settings = config.load_overrides(settled)
-    train(grid_of(settings, settled, None), settings)
+    train(grid_of(settings), settings)
 
 
 def metrics(run_dir: Path) -> tuple[str, set[str]]:

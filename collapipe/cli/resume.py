@@ -6,9 +6,9 @@ from pathlib import Path
 
 from collapipe import config
 from collapipe.cli.run import quieten, start
-from collapipe.config.composing import CONF
-from collapipe.config.overrides import merged, setting
-from collapipe.config.trust import check_addresses, check_overrides
+from collapipe.config.overrides import merged, parse, setting
+from collapipe.config.settings import CONF
+from collapipe.config.trust import check_addresses, check_plugins
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import ConfigError, one_line
 from collapipe.runs.folder import check_plain, read_overrides
@@ -30,14 +30,14 @@ def resume_run(
     overrides = with_folder(overrides)
     here = setting("hydra.run.dir", run_dir.resolve())
     began_with = [*_saved(run_dir, here), here]
-    check_overrides(began_with, trusted)
-    began = config.load_overrides(began_with)
-    found = load_checkpoint(began, checkpoint)
+    began = config.outline(began_with)
+    check_plugins(began.tree, trusted)
+    found = load_checkpoint(config.complete(began), checkpoint)
     settled = merged(began_with, [*overrides, here])
     settings = _load(run_dir, settled, overrides)
     check_goes_on(settings, found)
-    check_addresses(settings, overrides)
-    start(settled, settings, found.name)
+    check_addresses(settings, {each.key_or_group for each in parse(overrides)})
+    start(settings, found.name)
 
 
 def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> config.Settings:

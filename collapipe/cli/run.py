@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from collapipe import config
-from collapipe.config import Outline, Settings
+from collapipe.config import Settings
 from collapipe.config.composing import sweep_dir
 from collapipe.config.overrides import expand, parse, setting
 from collapipe.deployment.server_folder import with_folder
@@ -39,16 +39,14 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     import_own_packages()
     quieten()
     overrides = with_folder(config.own_overrides(overrides, config_file))
-    settings: Settings | Outline = config.outline(overrides)
-    if not _checked_on_the_server(settings):
+    settings = config.outline(overrides)
+    if not _checked_on_the_server(settings) and _leaves_evaluation(config.complete(settings)):
+        overrides = [*overrides, "evaluation.where=units"]
         settings = config.load_overrides(overrides)
-        if _leaves_evaluation(settings):
-            overrides = [*overrides, "evaluation.where=units"]
-            settings = config.load_overrides(overrides)
     chosen = _is_set("hydra.run.dir", overrides)
     folder = unused_folder(Path(settings.run_dir), chosen)
     try:
-        start(_absolute(overrides, settings, folder), settings)
+        start(config.outline(_absolute(overrides, settings, folder)))
     except CollaPipeError:
         if not chosen and not any(folder.iterdir()):  # nothing was written
             folder.rmdir()
@@ -56,7 +54,7 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     return folder
 
 
-def _checked_on_the_server(settings: Settings | Outline) -> bool:
+def _checked_on_the_server(settings: Settings) -> bool:
     """Whether the server's app, on this machine, will do the checks that an outline omits.
 
     It does so before it contacts any unit, and submitting the run takes a tenth of the time.
@@ -184,39 +182,34 @@ def check_devices(settings: Settings) -> None:
     _ = settings.unit_device, settings.server_device
 
 
-def start(
-    overrides: Sequence[str], settings: Settings | Outline, resume: str | None = None
-) -> None:
+def start(settings: Settings, resume: str | None = None) -> None:
     """Train, from the checkpoint ``resume`` if given.
 
-    ``overrides`` must give ``settings`` on any machine and in any folder. Raises as ``run_job``.
+    Paths in ``settings`` must be absolute. Raises as ``run_job``.
     """
     if settings.runtime.name == "deployment":
-        _run_deployed(overrides, settings, resume)
+        _run_deployed(settings, resume)
         return
-    assert isinstance(settings, Settings)  # or the server's app would check it
+    settings = config.complete(settings)
     check_devices(settings)
     if settings.runtime.name == "local":
-        _run_local(overrides, settings, resume)
+        _run_local(settings, resume)
     else:
-        _run_simulated(overrides, settings, resume)
+        _run_simulated(settings, resume)
 
 
-def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
+def _run_local(settings: Settings, resume: str | None) -> None:
     # Imported here, because simulations run these apps in other processes.
-    from flwr.app import UserConfig
-
     from client_app.app import app as client
     from collapipe.flower.inline_grid import InlineGrid
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    run_config: UserConfig = {"overrides": shlex.join(overrides)}
-    with InlineGrid(client, settings.federation.num_units, run_config) as grid:
-        train(grid, config.load(run_config), resume)
+    with InlineGrid(client, settings.federation.num_units) as grid:
+        train(grid, settings, resume)
 
 
-def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
+def _run_simulated(settings: Settings, resume: str | None) -> None:
     """Run on Flower's simulation engine."""
     from collapipe.cli.simulation import run_simulation
     from collapipe.deployment.app_folder import app_folder
@@ -231,13 +224,11 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
         if settings.evaluates_on_server:
             load_server_rows(settings)
     with app_folder() as app:
-        if not run_simulation(app, overrides, settings.federation.num_units, resume or ""):
+        if not run_simulation(app, settings, resume):
             raise take_failure(run_dir, shlex.join(["collapipe", "resume", settings.run_dir]))
 
 
-def _run_deployed(
-    overrides: Sequence[str], settings: Settings | Outline, resume: str | None
-) -> None:
+def _run_deployed(settings: Settings, resume: str | None) -> None:
     """Submit the run to the server of a deployed federation, and wait for its end."""
     from collapipe.deployment.app_folder import app_folder
     from collapipe.deployment.submitting import submit
@@ -250,11 +241,11 @@ def _run_deployed(
     with RunFolder(run_dir, resumed=resume is not None).locked():
         pass  # only checks that a run may be written here
     with app_folder() as app:
-        if not submit(federation, app, run_dir, overrides, how, resume or ""):
+        if not submit(app, settings, how, resume):
             raise take_failure(run_dir, how)
 
 
-def _absolute(overrides: Sequence[str], settings: Settings | Outline, folder: Path) -> list[str]:
+def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
     """Return overrides that mean the same in another working directory and at another time."""
     tree = settings.tree
     models = {"data.tokenizer": settings.data.tokenizer, "model.name": tree["model"].get("name")}

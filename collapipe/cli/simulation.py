@@ -18,15 +18,15 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from collapipe.config.settings import PLUGIN_FOLDER
+from collapipe.config.settings import PLUGIN_FOLDER, Settings
 from collapipe.errors import ConfigError
-from collapipe.flower.commands import Flower, free_port, run_config, wait_until_open
+from collapipe.flower.commands import Flower, free_port, wait_until_open
 from collapipe.process.folders import TemporaryFolder
 from collapipe.wire.kept_file import IN_ENVIRONMENT
 
@@ -36,22 +36,22 @@ _POLL_SECONDS = 0.1
 _MOST_LETTERS = 39  # a socket's path has at most 107 bytes, and Ray needs 68
 
 
-def run_simulation(
-    app_dir: Path, overrides: Sequence[str], num_units: int, resume: str = ""
-) -> bool:
-    """Run the Flower app in ``app_dir`` on ``num_units`` simulated nodes; return its success.
+def run_simulation(app_dir: Path, settings: Settings, resume: str | None = None) -> bool:
+    """Run the Flower app in ``app_dir`` with one simulated node for each unit; return its success.
 
-    The app gets ``overrides`` with ``shlex.split(run_config["overrides"])``, and ``resume``, the
-    checkpoint to continue from. Paths must be absolute, because the app runs in an empty folder.
-    Its output is copied to standard output. All started processes end with this call.
+    The app gets ``settings``, and ``resume``, the checkpoint to continue from. Paths must be
+    absolute, because the app runs in an empty folder. Its output is copied to standard output. All
+    started processes end with this call.
 
     Raises ``CollaPipeError`` if Flower cannot be started, refuses the app, or is ended from
     outside. Raises ``KeyboardInterrupt`` after an interrupt and a clean-up of about 6 s.
     """
-    nodes = f"num-supernodes={num_units} client-resources-num-cpus=1"  # cores that Ray reserves
-    options = ["--federation-config", nodes, "--run-config", run_config(overrides, resume)]
+    units = f"num-supernodes={settings.federation.num_units}"
+    nodes = f"{units} client-resources-num-cpus=1"  # cores that Ray reserves
     with _site() as flower, _super_link(flower):
-        return flower.wait(flower.submit(app_dir, *options))
+        return flower.wait(
+            flower.submit(app_dir, settings.text, resume, "--federation-config", nodes)
+        )
 
 
 @contextmanager

@@ -5,25 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collapipe.config.loading import (
-        Outline,
+        complete,
         load,
         load_overrides,
         load_saved,
+        load_text,
         outline,
-        run_folder,
+        received,
     )
     from collapipe.config.own import own_overrides
     from collapipe.config.settings import Settings
 
 __all__ = [
-    "Outline",
     "Settings",
+    "complete",
     "load",
     "load_overrides",
     "load_saved",
+    "load_text",
     "outline",
     "own_overrides",
-    "run_folder",
+    "received",
 ]
 _ELSEWHERE = {"own_overrides": "own", "Settings": "settings"}  # the others are in loading
 

@@ -7,10 +7,9 @@ import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any, cast
 
-from hydra import compose, initialize_config_dir
+import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
@@ -18,14 +17,40 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from collapipe.config.overrides import parse
+from collapipe.config.resolved import Resolved
+from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError, one_line
 from collapipe.process.folders import in_home
 from collapipe.validation import nearest
 
-CONF = Path(__file__).parents[2] / "conf"
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 _OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # Hydra's other options would have no effect
+_PATHS = (  # options that may name a file or folder of this machine
+    *(f"data.{each}" for each in ("root", "name", "tokenizer")),
+    *(f"data.{split}_file" for split in ("train", "validation", "test")),
+    "task.root",
+    "model.name",
+    "cluster.file",
+    "channel.file",
+    "runtime.federation",
+)
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
+
+
+def compose(overrides: Sequence[str]) -> Resolved:
+    """Compose ``conf/`` with Hydra overrides; the values are not checked yet.
+
+    Raises ``ConfigError`` for an unknown option or choice, or if a value is missing.
+    """
+    tree = composed(overrides)
+    options = options_of(tree)
+    for name in _PATHS:
+        section, _, option = name.partition(".")
+        if isinstance(given := (options.get(section) or {}).get(option), str):
+            options[section][option] = in_home(given)
+    return Resolved(
+        tree=options, run_dir=run_dir(tree), overrides=tuple(overrides), choices=choices_of(tree)
+    )
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
@@ -62,8 +87,8 @@ def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
     try:
         with _composing:
             GlobalHydra.instance().clear()
-            with initialize_config_dir(str(CONF), version_base="1.3"):
-                return compose("config", list(overrides), return_hydra_config=True)
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                return hydra.compose("config", list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{one_line(error)} (overrides: {shlex.join(overrides)})") from error
 
@@ -175,17 +200,6 @@ def check_name(name: str, known: AbstractSet[str]) -> None:
         own = f"; an option of your own class is added: +{name}=…"
         adding = own if name.startswith(tuple(plugins)) else ""
         raise ConfigError(f"unknown option {name}{nearest(name, sorted(known))}{adding}")
-
-
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Return values by their dotted names: ``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
-    found: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            found |= flattened(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def names_in(node: Any, prefix: str = "") -> list[str]:

@@ -1,34 +1,24 @@
-"""Convert overrides or a saved configuration to ``Settings``.
-
-Each value is checked first, then the combination of options.
-"""
+"""Convert a run's options to ``Settings``: each value is checked first, then their combination."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from collapipe.config.composing import choices_of, composed, options_of, run_dir
-from collapipe.config.overrides import split
-from collapipe.config.settings import Settings, build, check_members
+from collapipe.config.resolved import Resolved, parsed
+from collapipe.config.settings import Settings, build
 from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError
-from collapipe.process.folders import in_home
 from collapipe.sections import (
     Count,
     DataSettings,
-    FederationSettings,
     LoraSettings,
-    RuntimeSettings,
 )
 from collapipe.validation import checked, typed
-
-if TYPE_CHECKING:
-    from collapipe.devices.presets import ClusterPreset
 
 _SECTIONS = {
     field.name: field.type
@@ -38,24 +28,41 @@ _SECTIONS = {
 _NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
 _LATER = ("server", "evaluation", "privacy")  # sections that older runs lack
 _AS_YAML: dict[Any, str] = {None: "null", False: "false"}
-_PATHS = (  # options that may name a file or folder of this machine
-    *(f"data.{each}" for each in ("root", "name", "tokenizer")),
-    *(f"data.{split}_file" for split in ("train", "validation", "test")),
-    "task.root",
-    "model.name",
-    "cluster.file",
-    "channel.file",
-    "runtime.federation",
-)
 _WORLD = ("cluster", "channel", "environment")
 
 
 def load(run_config: Mapping[str, Any]) -> Settings:
-    """Return the settings of a Flower app; its run configuration has all overrides in one string.
+    """Return the settings of a Flower ServerApp, see ``received``; the strategy is not built."""
+    return load_text(received(run_config).text)
+
+
+def received(run_config: Mapping[str, Any]) -> Resolved:
+    """Return the options in a Flower app's run configuration.
+
+    ``settings`` has the options that ``collapipe run`` has resolved. Without them, ``overrides``
+    has Hydra overrides in one string, separated as in a shell.
+    """
+    if text := str(run_config.get("settings", "")):
+        return parsed(text)
+    from collapipe.config.composing import compose  # imports Hydra
+    from collapipe.config.overrides import split
+
+    return compose(split(str(run_config.get("overrides", ""))))
+
+
+@functools.lru_cache(maxsize=8)  # units of one process share plug-ins and rows
+def load_text(text: str) -> Settings:
+    """Return the settings of ``Resolved.text``.
 
     The strategy is not built: only the server needs it, and a unit's machine may lack its class.
     """
-    return _load(tuple(split(str(run_config.get("overrides", "")))))
+    settings = _settings(parsed(text))
+    world = {option: build(option, settings.tree.get(option)) for option in _WORLD}
+    _check_there(settings.data)
+    faults = _segment_faults(settings, world["cluster"].num_devices), _idle_options(settings)
+    for fault in chain(_contradictions(settings), *faults, _rows_of_others(settings)):
+        raise ConfigError(fault)
+    return settings
 
 
 def load_overrides(overrides: Sequence[str]) -> Settings:
@@ -63,95 +70,41 @@ def load_overrides(overrides: Sequence[str]) -> Settings:
 
     Raises ``ConfigError``: one line with the option, its value, and how to correct it.
     """
-    options, *_ = _composed(tuple(overrides))
-    build("strategy", options.get("strategy"))
-    return _load(tuple(overrides))
+    return complete(outline(overrides))
 
 
-@dataclass(frozen=True)
-class Outline:
-    """The fields of ``Settings`` that do not need task and model, which take seconds to import."""
-
-    tree: Mapping[str, Any]
-    run_dir: str
-    data: DataSettings
-    runtime: RuntimeSettings
-    federation: FederationSettings
-
-
-def outline(overrides: Sequence[str]) -> Outline:
+def outline(overrides: Sequence[str]) -> Settings:
     """Compose as ``load_overrides`` does, and check each value, but not their combination.
 
-    Raises ``ConfigError`` for an invalid value.
+    Tasks and models take seconds to import. Raises ``ConfigError`` for an invalid value.
     """
-    tree, folder, _ = _composed(tuple(overrides))
-    sections = _sections(tree)
-    _check_there(sections["data"])
-    names = "data", "runtime", "federation"
-    return Outline(tree, folder, **{name: sections[name] for name in names})
+    from collapipe.config.composing import compose  # imports Hydra
+
+    settings = _settings(compose(overrides))
+    _check_there(settings.data)
+    return settings
 
 
-def run_folder(run_config: Mapping[str, Any]) -> str:
-    """Return the folder of a Flower app's run, see ``load``."""
-    return _composed(tuple(split(str(run_config.get("overrides", "")))))[1]
+def complete(settings: Settings) -> Settings:
+    """Check everything that ``outline`` has not checked."""
+    _ = settings.planner
+    return load_text(settings.text)
 
 
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     """Return the settings in a run's ``config.yaml``. It may be untrusted, see ``read_saved``."""
-    tree = read_saved(file, trusted)
-    return _settings(tree, _sections(tree), str(file.parent))
-
-
-@functools.lru_cache(maxsize=8)
-def _load(overrides: tuple[str, ...]) -> Settings:
-    """Return settings; quick checks come first, because tasks and models import slow libraries."""
-    tree, folder, choices = _composed(overrides)
-    sections = _sections(tree)
-    world = {option: build(option, tree.get(option)) for option in _WORLD}
-    _check_there(sections["data"])
-    settings = _settings(tree, sections, folder)
-    settings = replace(settings, overrides=overrides, choices=choices)
-    faults = _segment_faults(settings, world["cluster"]), _idle_options(settings)
-    for fault in chain(*faults, _rows_of_others(settings)):
-        raise ConfigError(fault)
-    return settings
-
-
-@functools.lru_cache(maxsize=8)
-def _composed(overrides: tuple[str, ...]) -> tuple[dict[str, Any], str, dict[str, str]]:
-    """Return the options, the run's folder, and each group's chosen file."""
-    tree = composed(overrides)
-    options = options_of(tree)
-    for name in _PATHS:
-        section, _, option = name.partition(".")
-        if isinstance(given := (options.get(section) or {}).get(option), str):
-            options[section][option] = in_home(given)
-    return options, run_dir(tree), choices_of(tree)
-
-
-def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str) -> Settings:
-    task = build("task", tree.get("task"))
-    model = build("model", tree.get("model"))
-
-    from collapipe.models.cut import cut_at
-    from collapipe.models.lora import with_adapters
-    from collapipe.models.split import ModelSpec
-    from collapipe.tasks.task import Task
-
-    check_members("task", task, Task)
-    check_members("model", model, ModelSpec)
-    data, trains = sections["data"], sections["framework"].train
-    evaluation = sections["evaluation"].on_rows_of(data, trains)
-    settings = Settings(
-        **{**sections, "evaluation": evaluation},
-        task=task,
-        model=cut_at(with_adapters(model, sections["adapter"]), sections["framework"].cut),
-        tree=tree,
-        run_dir=run_dir,
-    )
+    settings = _settings(Resolved(tree=read_saved(file, trusted), run_dir=str(file.parent)))
     for fault in _contradictions(settings):
         raise ConfigError(fault)
     return settings
+
+
+def _settings(resolved: Resolved) -> Settings:
+    """Return the options with each value checked."""
+    sections = _sections(resolved.tree)
+    data, trains = sections["data"], sections["framework"].train
+    sections["evaluation"] = sections["evaluation"].on_rows_of(data, trains)
+    return Settings(**vars(resolved), **sections)
 
 
 def _sections(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,9 +263,9 @@ def _unsummed(settings: Settings) -> Iterator[str]:
         yield f"{masked}federation.num_units=1: a sum hides nothing of one unit; have more"
 
 
-def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:
-    """Yield messages if there are more segments than devices or blocks."""
-    segments, most = settings.pipeline.num_segments or 0, cluster.num_devices
+def _segment_faults(settings: Settings, most: int) -> Iterator[str]:
+    """Yield messages if there are more segments than the ``most`` devices, or than blocks."""
+    segments = settings.pipeline.num_segments or 0
     if segments > most:
         yield (
             f"pipeline.num_segments={segments}: more than cluster.num_devices={most}; "

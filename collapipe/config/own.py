@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import (
-    CONF,
     GROUPS,
     check_choices,
     check_name,
@@ -28,7 +27,8 @@ from collapipe.config.composing import (
     unresolved,
 )
 from collapipe.config.overrides import literal, parse, setting
-from collapipe.config.saved import value_at
+from collapipe.config.resolved import value_at
+from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError, one_line
 
 _OWN = Path("conf")  # in the current folder

@@ -1,15 +1,14 @@
 """Read a run's saved configuration, which is untrusted, within limits."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from collapipe.config.resolved import check_values
 from collapipe.errors import ConfigError, one_line
 
 _MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a real one has a few thousand characters, depth 5
-_MOST_WHOLE = 10**30  # larger whole numbers make arithmetic fail, and even conversion to text
 
 
 def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
@@ -28,15 +27,8 @@ def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: not a saved configuration")
-    check_figures(file, tree)
+    check_values(file, tree)
     return text, tree
-
-
-def value_at(tree: object, name: str) -> Any:
-    """Return the value at a dotted name; None if there is no such name."""
-    for key in name.split("."):
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def read_limited(file: Path) -> str:
@@ -70,12 +62,3 @@ def check_text(file: Path, text: str) -> None:
                 raise ConfigError(f"{file}: not a saved configuration (nested too deeply)")
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
-
-
-def check_figures(file: Path, node: object) -> None:
-    """Raise ``ConfigError`` if a parsed value has a number beyond ±10³⁰."""
-    if isinstance(node, int) and abs(node) > _MOST_WHOLE:
-        raise ConfigError(f"{file}: not a saved configuration (a number is out of range)")
-    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for part in parts:
-        check_figures(file, part)

@@ -5,20 +5,16 @@
 
 import functools
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from hydra.errors import HydraException
-from hydra.utils import get_class
+from typing import TYPE_CHECKING, Any, cast
 
 from collapipe import sections
-from collapipe.config.saved import value_at
+from collapipe.config.resolved import Resolved, value_at
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.plan import UplinkPlan
 from collapipe.validation import typed
@@ -30,19 +26,15 @@ if TYPE_CHECKING:  # importing torch and datasets takes seconds; option errors s
     from collapipe.models.split import ModelSpec
     from collapipe.tasks.task import Task
 
+CONF = Path(__file__).parents[2] / "conf"
 PLUGIN_FOLDER = "COLLAPIPE_PLUGINS"  # the user's current folder, for processes with another one
-# Hydra logs a missing class and raises an error with the same text; only the error is needed.
-logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
 
-@dataclass(frozen=True, eq=False)  # compared and hashed by identity: plug-ins may be anything
-class Settings:
-    """The options of a run.
+@dataclass(frozen=True, eq=False, kw_only=True)  # hashed by identity: plug-ins may be anything
+class Settings(Resolved):
+    """The options of a run, with each value checked.
 
-    ``task`` and ``model`` are the chosen plug-ins. ``partitioner``, ``strategy``, ``cluster``,
-    ``channel`` and ``environment`` are built when needed, see ``build``. ``tree`` is the resolved
-    configuration, which is saved. It was composed from ``overrides``. ``choices`` maps each group
-    of options to the chosen file in ``conf/``.
+    Plug-ins such as ``task`` and ``strategy`` are built when they are needed, see ``build``.
     """
 
     seed: int
@@ -62,12 +54,6 @@ class Settings:
     server: sections.ServerSettings
     evaluation: sections.EvaluationSettings
     tracking: sections.TrackingSettings
-    task: "Task"
-    model: "ModelSpec"
-    tree: Mapping[str, Any]
-    run_dir: str
-    overrides: tuple[str, ...] = ()
-    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def server_has_heads(self) -> bool:
@@ -125,6 +111,26 @@ class Settings:
         from collapipe.process.torch_device import torch_device
 
         return torch_device(option, name, self.pipeline.dtype)
+
+    @functools.cached_property
+    def task(self) -> "Task":
+        """The plug-in of ``task``, built once."""
+        from collapipe.tasks.task import Task
+
+        task = self.build("task")
+        check_members("task", task, Task)
+        return cast(Task, task)
+
+    @functools.cached_property
+    def model(self) -> "ModelSpec":
+        """The plug-in of ``model``, built once, with adapters and without blocks after the cut."""
+        from collapipe.models.cut import cut_at
+        from collapipe.models.lora import with_adapters
+        from collapipe.models.split import ModelSpec
+
+        model = self.build("model")
+        check_members("model", model, ModelSpec)
+        return cut_at(with_adapters(model, self.adapter), self.framework.cut)
 
     @functools.cached_property
     def planner(self) -> Any:
@@ -186,11 +192,15 @@ def class_of(option: str, target: object) -> type[Any]:
 
     Raises ``ConfigError`` if it cannot be imported.
     """
+    module, _, name = str(target).rpartition(".")
     try:
-        _import_package(str(target).partition(".")[0])
-        return get_class(str(target))
-    except (ImportError, ValueError, AttributeError, SyntaxError, HydraException) as error:
+        _import_package(module.partition(".")[0])
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the module may be a user's own
         raise ConfigError(f"{option}._target_={target}: {one_line(error)}") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"{option}._target_={target}: must be a class")
+    return found
 
 
 def _import_package(name: str) -> None:

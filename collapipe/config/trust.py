@@ -1,17 +1,15 @@
 """Read an untrusted configuration: limit the classes that it may name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
-from collapipe.config.composing import composed, options_of
-from collapipe.config.overrides import parse
-from collapipe.config.saved import read_tree, value_at
+from collapipe.config.resolved import targets, value_at
+from collapipe.config.saved import read_tree
 from collapipe.config.settings import Settings, class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
 
@@ -34,25 +32,25 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
     for option in ("task", "model"):
         target = str(value_at(tree, f"{option}._target_"))
         _check_trusted(option, target, ("collapipe", *trusted))
-    return options_of(OmegaConf.create(tree))
+    return tree
 
 
-def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
-    """Raise ``ConfigError`` if untrusted overrides name a plug-in of an unknown package.
+def check_plugins(tree: Mapping[str, Any], trusted: Sequence[str] = ()) -> None:
+    """Raise ``ConfigError`` if untrusted options name a plug-in of an unknown package.
 
     Plug-ins of CollaPipe, of Flower Datasets and of ``trusted`` packages are allowed. Other
     packages are not imported.
     """
-    for option, target in targets(options_of(composed(overrides))):
+    for option, target in targets(tree):
         if not _is_partitioner(target):
             _check_trusted(option, target, (*_OWN, *trusted))
 
 
-def check_addresses(settings: Settings, given: Sequence[str]) -> None:
+def check_addresses(settings: Settings, given: Collection[str]) -> None:
     """Raise ``ConfigError`` if a run's folder names other machines and the user did not confirm.
 
-    Such options run a federation elsewhere, send curves, or listen on the network. Repeating an
-    option in ``given`` confirms it.
+    Such options run a federation elsewhere, send curves, or listen on the network. An option that
+    the user has ``given`` again is confirmed.
     """
     federation = settings.runtime.federation
     asked = {
@@ -69,27 +67,14 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
             "link.advertise=null",
         ),
     }
-    repeated = {override.key_or_group for override in parse(given)}
     for option, (value, what, instead) in asked.items():
-        if value and value not in _OWN_MACHINE and option not in repeated:
+        if value and value not in _OWN_MACHINE and option not in given:
             way_out = "to do so repeat it as an option" + (
                 f", or else add {instead}" * bool(instead)
             )
             raise ConfigError(
                 f"{option}={one_line(value)}: the run's folder asks {what}; {way_out}"
             )
-
-
-def targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the option and value of every ``_target_`` below ``node``."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == "_target_":
-                yield option, str(value)
-            yield from targets(value, f"{option}.{key}".lstrip("."))
-    elif isinstance(node, list):
-        for value in node:
-            yield from targets(value, option)
 
 
 def _is_partitioner(target: str) -> bool:

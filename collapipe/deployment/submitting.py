@@ -1,34 +1,28 @@
 """Submit runs to a deployed federation's SuperLink, and wait until they end."""
 
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from collapipe.config import Settings
 from collapipe.deployment.overview import ONLINE, overview, run_states
 from collapipe.deployment.run_archive import bring
 from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import LinkError
-from collapipe.flower.commands import Flower, StatusOf, run_config, unknown
+from collapipe.flower.commands import Flower, StatusOf, unknown
 from collapipe.process.children import DIRECT
 from collapipe.process.folders import TemporaryFolder, in_home
 
 
-def submit(
-    federation: str,
-    app_dir: Path,
-    run_dir: Path,
-    overrides: Sequence[str],
-    how: str,
-    resume: str = "",
-) -> bool:
+def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = None) -> bool:
     """Run the Flower app in ``app_dir`` on a federation, and return whether it succeeded.
 
-    Of a named one, whose server may be elsewhere, ``run_dir`` is brought here. The app gets
-    ``overrides`` and ``resume`` as ``run_simulation`` says, and its output goes to standard output.
-    An interrupt stops the run on all machines. Raises ``LinkError`` if the SuperLink does not
-    answer or refuses; the error names ``how``, the command that resumes the run.
+    If the federation is named, its server may be elsewhere, and the run's folder is copied here.
+    The app gets ``settings`` and ``resume`` as ``run_simulation`` says, and its output goes to
+    standard output. An interrupt stops the run on all machines. Raises ``LinkError`` if the
+    SuperLink does not answer or refuses; the error names ``how``, the command that resumes the run.
     """
+    federation = str(settings.runtime.federation)
     status_of: StatusOf | None = None
     with TemporaryFolder("flwr") as empty:
         if Path(federation).is_dir():
@@ -40,7 +34,7 @@ def submit(
             connection = [federation]
             print(f"submitting   to {federation}", flush=True)
         flower = Flower.at(home, DIRECT, empty)
-        run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))
+        run_id = flower.submit(app_dir, settings.text, resume, *connection)
         print(f"submitted    run {run_id}", flush=True)
         try:
             succeeded = flower.wait(run_id, *connection, status_of=status_of)
@@ -54,7 +48,7 @@ def submit(
                 f"({error}); start it again, then: {how}"
             ) from error
         if connection:
-            bring(home, federation, run_id, run_dir)
+            bring(home, federation, run_id, Path(settings.run_dir))
         return succeeded
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import IO, Any, NoReturn
 
 from collapipe.errors import CollaPipeError, LinkError
 from collapipe.process.children import own_environment
+from collapipe.process.folders import TemporaryFolder
 from collapipe.process.streams import lasting_output
 
 _QUIET = {
@@ -117,12 +117,17 @@ class Flower:
                 if not line.startswith(_NOT_SHOWN):
                     print(line.decode(errors="replace"), end="", file=lasting_output(), flush=True)
 
-    def submit(self, app_dir: Path, *options: str) -> str:
+    def submit(self, app_dir: Path, settings: str, resume: str | None, *options: str) -> str:
         """Start a run with ``flwr run``, and return its id.
 
-        Raises ``LinkError`` if Flower does not reply or refuses the app.
+        The app gets ``settings``, the text of the options, and the checkpoint ``resume``. Raises
+        ``LinkError`` if Flower does not reply or refuses the app.
         """
-        return str(self.ask("run", str(app_dir.resolve()), *options, wanted="run-id"))
+        with TemporaryFolder("run") as folder:
+            file = folder / "run.toml"
+            file.write_text(run_config(settings, resume), encoding="utf-8")
+            own = [str(app_dir.resolve()), *options, "--run-config", str(file)]
+            return str(self.ask("run", *own, wanted="run-id"))
 
     def wait(self, run_id: str, *connection: str, status_of: StatusOf | None = None) -> bool:
         """Wait until the run ends, and return whether it succeeded.
@@ -149,22 +154,14 @@ def unknown(run_id: str) -> NoReturn:
     raise LinkError(f"the SuperLink knows no run {run_id}: another one was started meanwhile")
 
 
-def run_config(overrides: Sequence[str], resume: str = "") -> str:
-    r"""Return the value of ``flwr run --run-config`` that passes Hydra overrides unchanged.
+def run_config(settings: str, resume: str | None) -> str:
+    """Return a TOML file for ``flwr run --run-config``.
 
-    Flower splits the value into pairs at the first ``"``, escaped or not, and reads each as TOML.
-    So inner quotes are written ``\u0022``, and DEL, which only TOML forbids, ``\u007f``.
-
-    Raises ``CollaPipeError`` if an override is not UTF-8.
+    TOML has the quotes and escapes of JSON. It also forbids DEL.
     """
-    text = shlex.join(overrides)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise CollaPipeError(f"the overrides are not UTF-8: {text!a}") from error
-    inner = json.dumps(text, ensure_ascii=False)[1:-1]
-    inner = inner.replace('\\"', "\\u0022").replace("\x7f", "\\u007f")
-    return f'overrides="{inner}"' + (f' resume="{resume}"' if resume else "")
+    texts = {"settings": settings, "resume": resume or ""}
+    lines = [f"{name} = {json.dumps(text)}\n" for name, text in texts.items()]
+    return "".join(lines).replace("\x7f", "\\u007f")
 
 
 def free_port() -> int:

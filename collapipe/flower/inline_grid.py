@@ -33,7 +33,7 @@ class InlineGrid(Grid):
 
     run = Run.create_empty(_RUN_ID)
 
-    def __init__(self, client_app: ClientApp, num_nodes: int, run_config: UserConfig) -> None:
+    def __init__(self, client_app: ClientApp, num_nodes: int) -> None:
         # Message() reads these; Flower sets them only in processes that it starts.
         TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
@@ -48,7 +48,7 @@ class InlineGrid(Grid):
                 node_id=node_id,
                 node_config=own,
                 state=RecordDict(),
-                run_config=run_config,
+                run_config={},
             )
         self._pushed: dict[str, Future[Message]] = {}  # replies that were not pulled yet
         self._busy = set[int]()  # nodes that handle a message

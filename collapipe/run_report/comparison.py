@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collapipe.config.composing import flattened
+from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError
 from collapipe.formatting import counted
 from collapipe.run_report import charts, learning

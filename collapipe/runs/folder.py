@@ -13,7 +13,6 @@ from shlex import quote
 from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
@@ -122,6 +121,8 @@ class RunFolder:
         overrides, from which it can be composed again. ``choices.json`` has each group's chosen
         file in ``conf/``.
         """
+        from omegaconf import OmegaConf  # takes half a second
+
         tree = OmegaConf.create(dict(settings.tree))
         self._replace("config.yaml", f"# CollaPipe {__version__}\n{OmegaConf.to_yaml(tree)}")
         self._write_json("overrides.json", settings.overrides)

@@ -55,6 +55,7 @@ _MOST_TOLD = 2**27  # a tokeniser counts that many words in minutes
 class RowsRequest:
     """Asks a unit about its training rows, and for ``words`` if the run has no tokeniser yet."""
 
+    settings: str  # the run's options, see ``config.resolved``
     words: bool
 
 
@@ -91,6 +92,7 @@ class RowsReply:
 class Setup:
     """The facts about a run that a unit needs before its first round."""
 
+    settings: str  # the run's options, see ``config.resolved``
     tokenizer: str  # made by Tokenizer.pack
     frozen: Mapping[str, str]  # part of the model → digest of its frozen weights
     unit: int | None = None  # the unit's number in this run; None: the number it already has

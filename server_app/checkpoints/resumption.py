@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.config.composing import flattened
+from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, is_printable, one_line
 from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.state import ClusterState

@@ -45,7 +45,7 @@ class CollaPipeStrategy:
     A ServerApp needs only ``start``::
 
         settings = config.load(context.run_config)
-        told = Units(grid, settings.federation).rows()
+        told = Units(grid, settings).rows()
         strategy = CollaPipeStrategy(settings, make_tokenizer(settings, told.values()))
         strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
 
@@ -148,7 +148,7 @@ class CollaPipeStrategy:
         if initial_arrays is not self._arrays:
             self.model.weights = dict(initial_arrays.to_torch_state_dict())
         frozen, packed = self.model.frozen_parts(), self._tokenizer.pack()
-        self._units = Units(grid, settings.federation, packed, frozen, self._places)
+        self._units = Units(grid, settings, packed, frozen, self._places)
         self._state = self._scheduler.begin(self._units.discover())
         with _decoder_link(settings) as link:
             vocabulary = self._tokenizer.vocabulary

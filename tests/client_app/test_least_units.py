@@ -1,6 +1,5 @@
 """An owner decides how few updates a masked sum may have, and the unit insists."""
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from collapipe.owner_file import PrivacySection
 from collapipe.secure_aggregation.messages import KeysReply, KeysRequest, Roster, SharesReply
 from collapipe.secure_aggregation.unit import UnitWithKeys
 from collapipe.wire import records
-from collapipe.wire.messages import Failure
+from collapipe.wire.messages import Failure, Setup
 
 RUN = 1
 MASKED = (
@@ -45,7 +44,7 @@ def test_a_unit_shares_nothing_where_a_sum_may_have_too_few(
     settings = load_overrides([*TINY, *MASKED])
     monkeypatch.setattr(client_app.app.owner, "load_settings", lambda *configs: settings)
     own = {"partition-id": 0} | owned(tmp_path, f"{{least_units: {least_units}}}")
-    unit = Context(RUN, 2, own, RecordDict(), {"overrides": shlex.join(TINY)})  # type: ignore[arg-type]
+    unit = Context(RUN, 2, own, records.pack(Setup(settings.text, "", {})), {})  # type: ignore[arg-type]
 
     def asked(kind: str, message: object) -> RecordDict:
         return client_app.app.app(Message(records.pack(message), 2, kind), unit).content

@@ -1,7 +1,6 @@
 """A unit's handlers of a masked sum, asked by a server that does not follow the protocol."""
 
 import json
-import shlex
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from masked_sums import RUN, Exchange, drawn
 
 from client_app.app import app
+from collapipe.config import load_overrides
 from collapipe.errors import WireError
 from collapipe.secure_aggregation.messages import (
     KeysReply,
@@ -28,7 +28,7 @@ from collapipe.secure_aggregation.unit import (
     UnitWithSurvivors,
 )
 from collapipe.wire import records
-from collapipe.wire.messages import Failure
+from collapipe.wire.messages import Failure, Setup
 
 OPTIONS = (
     *TINY,
@@ -46,7 +46,8 @@ def unit() -> Context:
     """Unit 0, before its first message."""
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     own = {"partition-id": 0, "num-partitions": 3}
-    return Context(1, 2, own, RecordDict(), {"overrides": shlex.join(OPTIONS)})  # type: ignore[arg-type]
+    setup = Setup(load_overrides(OPTIONS).text, "", {})
+    return Context(1, 2, own, records.pack(setup), {})  # type: ignore[arg-type]
 
 
 def ask(unit: Context, kind: str, content: RecordDict) -> RecordDict:
@@ -178,7 +179,7 @@ def test_secrets_are_in_no_checkpoint_and_on_no_disk(unit: Context) -> None:
         unit.state.update(records.pack(LastMasked(1)))
         assert not ask(unit, records.KEEP, records.pack_groups({})).array_records
         texts, groups = records.unpack_kept(unit.state)
-        assert texts.keys() == {LastMasked.__name__}
+        assert texts.keys() == {Setup.__name__, LastMasked.__name__}
         assert groups == {}
         back = records.take_stage(type(stage), unit.state)
         assert back == stage  # as it was packed

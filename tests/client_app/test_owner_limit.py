@@ -1,7 +1,6 @@
 """A unit keeps its owner's account of ε: counted before an update is sent, and refused beyond."""
 
 import json
-import shlex
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,12 +13,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import client_app.app as handlers
 from collapipe import owner
+from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, NonFiniteLossError, OwnerError
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.wire import records
-from collapipe.wire.messages import Failure, TrainReply, TrainRequest
+from collapipe.wire.messages import Failure, Setup, TrainReply, TrainRequest
 
 THREE = 1.7  # ε of three rounds with a noise multiplier of 4, and a little
 OVERRIDES = (
@@ -37,8 +37,8 @@ def context(tmp_path: Path) -> Context:
         f"name: berlin\ndata: {{train_file: rows.csv}}\nprivacy: {{lifetime_epsilon: {THREE}}}\n"
     )
     node = {"partition-id": 0, "owner": str(tmp_path / "unit.yaml")}
-    run = {"overrides": shlex.join(OVERRIDES)}
-    return Context(1, 0, node, RecordDict(), run)  # type: ignore[arg-type]
+    setup = Setup(load_overrides(OVERRIDES).text, "", {})
+    return Context(1, 0, node, records.pack(setup), {})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -56,7 +56,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
     monkeypatch.setattr(handlers, "run_round", run_round)
     monkeypatch.setattr(handlers, "_control_unit", lambda context: SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(handlers, "_setup", lambda context: SimpleNamespace(frozen={}))
     yield told
 
 
@@ -125,9 +124,9 @@ def test_an_account_that_cannot_be_written_lets_no_update_out(
 def test_a_run_whose_noise_bounds_nothing_is_refused(
     context: Context, option: str, fault: str | None
 ) -> None:
-    run = {"overrides": shlex.join([*OVERRIDES, option])}
+    text = load_overrides([*OVERRIDES, option]).text
     with nullcontext() if fault is None else pytest.raises(OwnerError, match=fault):
-        owner.load_settings(run, context.node_config)
+        owner.load_settings(text, context.node_config)
 
 
 def test_the_account_is_for_its_owner_alone(

@@ -6,6 +6,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 import client_app.app as handlers
+from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.text.tokenizer import Tokenizer
@@ -25,10 +26,11 @@ def test_a_unit_of_an_owner_tries_the_servers_tokeniser_apart(
         raise ConfigError("takes all memory")
 
     monkeypatch.setattr(handlers, "check_tokenizer", check)
-    InlineGrid(handlers.app, 1, {})  # which lets messages be made
-    message = Message(records.pack(Setup(text, {})), 2, records.STATE)
+    InlineGrid(handlers.app, 1)  # which lets messages be made
+    settings = load_overrides(["task=classification", "model=huggingface", "model.family=bert"])
+    message = Message(records.pack(Setup(settings.text, text, {})), 2, records.STATE)
     own: dict[str, str | int] = {"data": str(tmp_path)} if owned else {"partition-id": 0}
-    context = Context(1, 2, own, RecordDict(), {"overrides": "task=unknown"})  # type: ignore[arg-type]
+    context = Context(1, 2, own, RecordDict(), {})  # type: ignore[arg-type]
     reply = handlers.app(message, context)
     told = records.unpack(Failure, reply.content)
     assert tried == ([(text, "packed")] if owned else [])

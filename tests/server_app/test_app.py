@@ -9,15 +9,19 @@ import pytest
 from flwr.app import Context
 from flwr.serverapp import Grid
 
+from collapipe.config import outline
 from collapipe.errors import ConfigError
 from collapipe.runs.failure import take_failure
 from server_app.app import main
 
 
-def test_options_that_do_not_fit_together_are_told(tmp_path: Path) -> None:
-    """That command has checked each by itself alone."""
-    overrides = f"task=classification runtime=deployment hydra.run.dir={tmp_path}"
-    context = SimpleNamespace(run_config={"overrides": f"{overrides} runtime.federation=there"})
+@pytest.mark.parametrize("resolved", [True, False])
+def test_options_that_do_not_fit_together_are_told(tmp_path: Path, resolved: bool) -> None:
+    """That command has checked each by itself alone, or was Flower's."""
+    options = ["task=classification", "runtime=deployment", "runtime.federation=there"]
+    options.append(f"hydra.run.dir={tmp_path}")
+    given = {"settings": outline(options).text} if resolved else {"overrides": " ".join(options)}
+    context = SimpleNamespace(run_config=given)
     level = logging.getLogger("flwr").level
     try:
         with pytest.raises(ConfigError) as raised:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from federated import settings_of, train
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.app import Context, Error, Message, RecordDict
 from resumed import differing
 from scripted_units import UNTRAINED, scripted_units
 
@@ -76,8 +76,8 @@ def test_who_answers_with_an_error_misses_nothing() -> None:
 class Moving(InlineGrid):
     """Nodes are ``gone`` for a while: Flower answers for them. ``turn`` is called at each round."""
 
-    def __init__(self, run_config: UserConfig, turn: Callable[["Moving", int], None]) -> None:
-        super().__init__(scripted_units(), 3, run_config)
+    def __init__(self, turn: Callable[["Moving", int], None]) -> None:
+        super().__init__(scripted_units(), 3)
         self.gone, self.turn, self.asked = set[int](), turn, list[int]()
         self.leaves_at = ""  # node 3, while it is asked this
         self.code: int | None = 5  # of the error that answers for who is gone; None: nothing does
@@ -118,9 +118,8 @@ def rounds_of(
     folder: Path, turn: Callable[[Moving, int], None], *options: str, gone: int = 0
 ) -> tuple[list[list[int]], Moving]:
     """The units that finished each round."""
-    options = *UNTRAINED, "federation.checkpoint_every=1", *options
-    settings, overrides = settings_of(folder, options)
-    grid = Moving({"overrides": " ".join(overrides)}, turn)
+    settings = settings_of(folder, (*UNTRAINED, "federation.checkpoint_every=1", *options))
+    grid = Moving(turn)
     grid.gone |= {gone}
     train(grid, settings)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

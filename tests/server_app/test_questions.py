@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
-from sections import federation_settings
+from sections import run_settings
 
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError, WireError
@@ -57,7 +57,7 @@ def test_every_message_that_a_unit_answers_is_in_the_table() -> None:
 
 
 def reply_of(*records_: tuple[str, Any]) -> Message:
-    InlineGrid(app, 1, {})  # which lets messages be made
+    InlineGrid(app, 1)  # which lets messages be made
     return Message(RecordDict(dict(records_)), 2, "query.any")
 
 
@@ -150,7 +150,7 @@ def federated(answers: Mapping[int, Callable[[Message, Context], RecordDict]]) -
         unit = int(context.node_config["partition-id"])
         return Message(answers[unit](message, context), reply_to=message)
 
-    return InlineGrid(client, len(answers), {"overrides": ""})  # type: ignore[arg-type]
+    return InlineGrid(client, len(answers))  # type: ignore[arg-type]
 
 
 def honest(name: str = "", labels: Mapping[str, int] = {"a": 1, "b": 1}) -> Any:
@@ -190,9 +190,9 @@ def test_a_bad_answer_at_the_start_costs_its_unit_alone_which_is_named_once(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = federated({0: honest(), 1: answer, 2: honest()})
-    units = Units(grid, federation_settings(min_units=2))
+    units = Units(grid, run_settings(min_units=2))
     assert [*units.rows()] == [0, 2]
-    later = Units(grid, units.federation, places=units.places)
+    later = Units(grid, units.settings, places=units.places)
     assert [isinstance(each, Failure) for each in later.discover()] == [True] * 3
     later.ask_again(1, Roster(()))
     (line,) = (each for each in caplog.messages if "is excluded" in each)
@@ -212,19 +212,19 @@ def test_an_unterminated_string_is_counted_in_linear_time() -> None:
 def test_options_that_some_units_cannot_use_end_a_run_without_owners() -> None:
     grid = federated({0: honest(), 1: failing, 2: honest()})
     with pytest.raises(ConfigError, match="2 of 3 units can begin, at least 3 must"):
-        Units(grid, federation_settings()).rows()
+        Units(grid, run_settings()).rows()
     owners = Places(signed=lambda: {2: "ann", 3: "eve", 4: "bob"})
     answers = {n: honest(name) if n != 1 else failing for n, name in enumerate(("ann", "", "bob"))}
-    assert [*Units(federated(answers), federation_settings(), places=owners).rows()] == [0, 2]
+    assert [*Units(federated(answers), run_settings(), places=owners).rows()] == [0, 2]
 
 
 def test_too_few_units_end_the_run_in_the_units_own_words() -> None:
     grid = federated({0: failing, 1: failing, 2: honest()})
     with pytest.raises(ConfigError, match=r"1 of 3 .* at least 2 must \(.*\): node 2") as few:
-        Units(grid, federation_settings(min_units=2)).rows()
+        Units(grid, run_settings(min_units=2)).rows()
     assert str(few.value).count("ConfigError:") == 1
     with pytest.raises(RoundFailedError, match="0 of 1 units can begin"):
-        Units(federated({0: raising}), federation_settings(num_units=1)).rows()
+        Units(federated({0: raising}), run_settings(num_units=1)).rows()
 
 
 def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -239,9 +239,9 @@ def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> N
         return cast(RecordDict, honest()(message, context))
 
     grid = federated({0: honest(), 1: silent})
-    units = Units(grid, federation_settings(num_units=2, round_timeout_s=2.0))
+    units = Units(grid, run_settings(num_units=2, round_timeout_s=2.0))
     assert [*units.rows()] == [0]
-    later = Units(grid, units.federation, places=units.places)
+    later = Units(grid, units.settings, places=units.places)
     assert "Timeout" in str(later.discover()[1])
     later.ask_again(1, Roster(()))
     assert asked == ["query.rows"]
@@ -282,9 +282,9 @@ def test_the_labels_that_are_left_are_no_more_than_may_be(counts: list[int]) -> 
 
 def test_a_unit_with_unfit_labels_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
     grid = federated({0: honest(), 1: honest(labels={str(n): 1 for n in range(300)})})
-    units = Units(grid, federation_settings(num_units=2))
+    units = Units(grid, run_settings(num_units=2))
     assert [*units.rows(task=TASK)] == [0]
-    later = Units(grid, units.federation, places=units.places)
+    later = Units(grid, units.settings, places=units.places)
     later.discover()
     later.ask_again(1, Roster(()))
     assert [*later.nodes] == [0]
@@ -317,11 +317,11 @@ def test_certificates_are_read_once_a_question() -> None:
         grid = federated(
             {unit: honest(name) if unit % 2 else failing for unit, name in names.items()}
         )
-        units = Units(grid, federation_settings(num_units=num_units, min_units=1))
+        units = Units(grid, run_settings(num_units=num_units, min_units=1))
         units.places.signed = read
         assert len(units.rows()) == num_units // 2
         units.discover()
-        Units(grid, units.federation, places=Places(signed=read)).discover()
+        Units(grid, units.settings, places=Places(signed=read)).discover()
         return read.call_count
 
     assert reads(4) == reads(30)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from federated import rewritten, run
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from sections import federation_settings
+from sections import run_settings
 
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError
@@ -24,16 +24,16 @@ from server_app.roster import Roster
 
 
 def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run() -> None:
-    grid = InlineGrid(app, 2, {"overrides": ""})
+    grid = InlineGrid(app, 2)
     with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
-        units.Units(grid, federation_settings(num_units=5, wait_s=0), "{}", {}).discover()
+        units.Units(grid, run_settings(num_units=5, wait_s=0), "{}", {}).discover()
 
 
 def test_flower_has_not_moved_what_the_grid_needs() -> None:
     """``InlineGrid`` sets Flower's task identity itself; without it no message can be made."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    grid = InlineGrid(app, 1, {"overrides": ""})
+    grid = InlineGrid(app, 1)
     (node,) = grid.get_node_ids()
     message = Message(RecordDict(), node, "query.state")
     assert message.metadata.run_id == TaskIdentity.run_id
@@ -45,7 +45,7 @@ def test_a_grid_remembers_no_reply() -> None:
     def answering(message: Message, context: Context) -> Message:
         return Message(RecordDict(), reply_to=message)
 
-    grid = InlineGrid(answering, 1, {"overrides": ""})  # type: ignore[arg-type]
+    grid = InlineGrid(answering, 1)  # type: ignore[arg-type]
     (node,) = grid.get_node_ids()
     replies = [*grid.send_and_receive([Message(RecordDict(), node, "query.state")])]
     for thread in threading.enumerate():
@@ -71,9 +71,9 @@ def raising(message: Message, context: Context) -> Message:
 @pytest.mark.parametrize(("client", "kind"), [(failing, ConfigError), (raising, RoundFailedError)])
 def test_what_a_unit_says_is_one_short_line(client: object, kind: type[Exception]) -> None:
     """A terminal would do what it holds."""
-    grid = InlineGrid(client, 1, {"overrides": ""})  # type: ignore[arg-type]
+    grid = InlineGrid(client, 1)  # type: ignore[arg-type]
     with pytest.raises(kind) as caught:
-        units.Units(grid, federation_settings(num_units=1), "{}", {}).discover()
+        units.Units(grid, run_settings(num_units=1), "{}", {}).discover()
     assert str(caught.value).isprintable()
     assert "[31mred x" in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -151,8 +151,8 @@ def test_a_unit_that_was_not_restored_forgets_later_even_where_it_had_kept_nothi
         content = records.pack(failed) if failed else records.pack_groups({})
         return Message(content, reply_to=message)
 
-    grid = InlineGrid(client, 2, {"overrides": ""})  # type: ignore[arg-type]
-    asked = units.Units(grid, federation_settings(num_units=2))
+    grid = InlineGrid(client, 2)  # type: ignore[arg-type]
+    asked = units.Units(grid, run_settings(num_units=2))
     asked.nodes = dict(enumerate(grid.get_node_ids()))
     assert [*restore(asked, {0: {"optimizer": {}}})] == [1]
     assert sorted(restored) == [(0, ["optimizer"]), (1, [])]

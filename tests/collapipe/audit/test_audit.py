@@ -129,7 +129,7 @@ def test_of_a_pooled_row_tokens_are_found_in_any_order_and_who_sends_nothing_is_
     run, public = tmp_path / "run", tmp_path / "public.csv"
     options = [each for each in federated.TINY if not each.startswith(("task.", "model."))]
     settings = load_overrides([*options, *POOLED, f"hydra.run.dir={run}", "federation.rounds=1"])
-    federated.train(federated.grid_of(settings, list(settings.overrides), None), settings)
+    federated.train(federated.grid_of(settings), settings)
     texts = settings.task.splits(7).train["text"][:60]
     public.write_text("text,other\n" + "".join(f'"{text}",1\n' for text in texts))
     status, out, _ = command("audit", run, "--public", public, "--rows", 8)

@@ -36,7 +36,7 @@ def held(folder: Path, *further: str) -> Material:
     mine = [each for each in federated.TINY if not each.startswith(("task.", "model."))]
     options = [*mine, *LABELLED, *further, f"hydra.run.dir={folder}", "federation.rounds=1"]
     settings = load_overrides(options)
-    federated.train(federated.grid_of(settings, list(settings.overrides), None), settings)
+    federated.train(federated.grid_of(settings), settings)
     public = folder / "public.txt"
     public.write_text("\n".join(settings.task.splits(7).train["text"][:60]) + "\n")
     return Material.of(folder, (), None, public, 40)

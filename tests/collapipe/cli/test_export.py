@@ -197,7 +197,7 @@ def test_a_run_trains_is_used_and_is_exported(
     overrides.append("federation.rounds=1")
     settled = [*overrides, f"hydra.run.dir={run_dir}"]
     settings = config.load_overrides(settled)
-    train(grid_of(settings, settled, None), settings)
+    train(grid_of(settings), settings)
     capsys.readouterr()
     predict_texts(run_dir, [["Montag, 14:05"]], ())
     predicted = capsys.readouterr().out.rstrip("\n")
@@ -209,7 +209,7 @@ def test_a_run_trains_is_used_and_is_exported(
     assert words.decode(answer[0], skip_special_tokens=True).strip() == predicted.strip()
     at_home = [*overrides, "decoder.mode=control_unit", f"hydra.run.dir={tmp_path / 'home'}"]
     settings = config.load_overrides(at_home)
-    train(grid_of(settings, at_home, None), settings)
+    train(grid_of(settings), settings)
     assert_same_bits(weights(run_dir), weights(tmp_path / "home"))
     names = load_file(out / "model.safetensors").keys()
     assert "model.encoder.layers.3.fc1.weight" in names

@@ -1,56 +1,48 @@
 """The parts of a simulation that need no Flower run: quoting, environment, the end of processes."""
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from flwr.common.config import parse_config_args
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from collapipe.cli import simulation
+from collapipe.config import received
+from collapipe.config.resolved import Resolved
+from collapipe.deployment import flower
 from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.flower import commands
 
-
-def through_flower(overrides: list[str]) -> list[str]:
-    """Return what an app gets when ``flwr run --run-config`` was given these overrides."""
-    parsed = parse_config_args([commands.run_config(overrides)])
-    assert list(parsed) == ["overrides"]
-    return shlex.split(parsed["overrides"])
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        [""],
-        ["task=dates", "federation.rounds=3"],
-        ["name=a b", "fleet.memory=[1,2,3]", "+x={a: [1, 'b'], c: \"d\"}"],
-        ["it's", '"', '"""', "'''", '\\"', "\\", "\\u0022", "a=\"b\" c='d'"],
-        ["$HOME `id` ;|&", "nl\nx", "tab\t", "cr\r\n", "\x00\x1b\x7f\x85\u2028", "ü😀"],
-        ["pyproject.toml"],
-        ["path=/tmp/my runs/x#1", "a==b", "=", "[tool]"],
-    ],
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | TEXT,
+        lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+        max_leaves=9,
+    )
 )
-def test_overrides_come_through_flowers_parser(overrides: list[str]) -> None:
-    assert through_flower(overrides) == overrides
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
-def test_any_text_comes_through_flowers_parser(overrides: list[str]) -> None:
-    assert through_flower(overrides) == overrides
-
-
-def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(CollaPipeError, match="not UTF-8"):
-        commands.run_config([os.fsdecode(b"path=/\xff")])
+@example('\x00\x1b\x7f\x85\u2028 "\'""" \'\'\' \\" \\u0022 ${a} # ü😀\r\n')
+@example(os.fsdecode(b"/\xff"))
+def test_any_options_come_through_flower(value: object) -> None:
+    """From the command to the server's app, and the same from there to a unit's."""
+    options = Resolved(tree={"a": value}, run_dir="b", overrides=("c=1",), choices={"d": "e"})
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(flower.run_config(options.text, None))
+        file.flush()
+        run_config = parse_config_args([file.name])
+    assert run_config == {"settings": options.text, "resume": ""}
+    found = received(run_config)
+    assert repr(vars(found)) == repr(vars(options)) and found.text == options.text
 
 
 def test_every_process_of_a_site_ends_with_it() -> None:

@@ -19,9 +19,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from collapipe.config import composing, load, load_overrides, load_saved
-from collapipe.config.composing import CONF, composed, options_of, run_dir, sweep_dir
+from collapipe.config import composing, load_overrides, load_saved, load_text, outline
+from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
 from collapipe.config.overrides import expand, quoted, split
+from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError
 from collapipe.sections import DataSettings, FrameworkSettings
 
@@ -170,7 +171,7 @@ def test_a_comment_is_no_reference(tmp_path: Path) -> None:
 def test_units_do_without_the_strategy() -> None:
     """Its class may be on the server's machine alone."""
     overrides = ["strategy._target_=turnz.Turns"]
-    assert load({"overrides": shlex.join(overrides)}).tree["strategy"]["_target_"] == "turnz.Turns"
+    assert load_text(outline(overrides).text).tree["strategy"]["_target_"] == "turnz.Turns"
     with pytest.raises(ConfigError, match=r"^strategy\._target_=turnz\.Turns: "):
         load_overrides(overrides)
 

@@ -6,7 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from collapipe.config import load_overrides, load_saved
-from collapipe.config.saved import check_figures, check_text, read_limited
+from collapipe.config.resolved import check_values
+from collapipe.config.saved import check_text, read_limited
 from collapipe.errors import ConfigError
 
 OWN = OmegaConf.to_yaml(OmegaConf.create(dict(load_overrides([]).tree)))
@@ -17,7 +18,7 @@ def test_what_a_run_saves_is_read(tmp_path: Path) -> None:
     file.write_text(OWN)
     assert read_limited(file) == OWN
     check_text(file, OWN)
-    check_figures(file, load_overrides([]).tree)
+    check_values(file, load_overrides([]).tree)
     assert load_saved(file).batch_size == 64
 
 

@@ -192,7 +192,7 @@ def test_a_deployed_run_that_fails_ends_with_the_servers_words_and_status(
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
     with pytest.raises(type(raised), match=str(raised)) as failed:
-        start(options, outline(options))
+        start(outline(options))
     assert failed.value.exit_status == (told or raised).exit_status
     assert not (tmp_path / "run" / "failure.json").exists()
 

@@ -35,7 +35,7 @@ class SuperLink:
     replies_: Replies
 
     def __init__(self) -> None:
-        InlineGrid(app, 1, {})  # which lets messages be made
+        InlineGrid(app, 1)  # which lets messages be made
         self.asked = {node: Message(RecordDict(), node, "query.rows") for node in (7, 8)}
         for node, message in self.asked.items():
             message.metadata.__dict__["_message_id"] = f"question to {node}"

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from collapipe.cli import app, up
-from collapipe.config.composing import composed, run_dir, sweep_dir
-from collapipe.config.loading import _composed
+from collapipe.config.composing import compose, composed, run_dir, sweep_dir
 from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
@@ -48,7 +47,7 @@ def test_options_that_name_a_place_follow_the_home(home: Path, option: str) -> N
     group = {"cluster": "cluster=file", "runtime": "runtime=deployment"}.get(
         option.partition(".")[0], "seed=1"
     )
-    options, *_ = _composed((group, f"{option}=~/x"))
+    options = compose([group, f"{option}=~/x"]).tree
     section, _, name = option.partition(".")
     assert options[section][name] == str(home / "x")
     assert option != "data.root" or options["task"].get("root", str(home / "x")) == str(home / "x")
@@ -98,7 +97,7 @@ def test_who_has_no_home_is_told_where_one_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no home folder"):
         FrozenStore(default_folder()).add({"weight": torch.zeros(1)})
     with pytest.raises(ConfigError, match="~/x: this user has no home folder"):
-        _composed(("data.train_file=~/x", "seed=17"))
+        compose(["data.train_file=~/x", "seed=17"])
     file = tmp_path / "unit.yaml"
     file.write_text("credentials: ~/keys\ndata: {train_file: rows.csv}\n")
     with pytest.raises(ConfigError, match=r"unit\.yaml:1: .*no home folder"):

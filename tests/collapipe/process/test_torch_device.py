@@ -89,7 +89,7 @@ def test_options_are_of_units_and_of_the_server() -> None:
 
 def test_runs_without_these_options_are_read(tmp_path: Path) -> None:
     """As they were run: on the CPU."""
-    settings, _ = settings_of(tmp_path, [])
+    settings = settings_of(tmp_path, [])
     RunFolder(tmp_path).write_config(settings)
     saved = tmp_path / "config.yaml"
     tree = yaml.safe_load(saved.read_text())

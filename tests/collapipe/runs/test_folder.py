@@ -25,7 +25,7 @@ UNITS = 3
 
 def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenizer]:
     """A folder with everything but weights."""
-    settings, _ = settings_of(run_dir, overrides)
+    settings = settings_of(run_dir, overrides)
     tokenizer = build_tokenizer(settings)
     folder = RunFolder(run_dir)
     folder.write_config(settings)
@@ -130,7 +130,7 @@ def test_a_folder_without_a_run_is_one_line(tmp_path: Path, name: str, says: str
 
 
 def test_the_choices_of_groups_are_those_of_hydra(tmp_path: Path) -> None:
-    settings, _ = settings_of(tmp_path / "run", ["strategy=random"])
+    settings = settings_of(tmp_path / "run", ["strategy=random"])
     folder = RunFolder(tmp_path / "run")
     folder.write_config(settings)
     found = json.loads((folder.path / "choices.json").read_text())

@@ -60,7 +60,7 @@ def test_a_reply_a_failure_and_a_state_come_as_they_went() -> None:
     assert records.unpack(Failure, records.pack(failure)) == failure
     told = records.unpack_state(records.pack_state(state, ["blocks.1"]))
     assert told == StateReply(1, state, ("blocks.1",))
-    setup = Setup("words", {"blocks.1": "ab"})
+    setup = Setup("{}", "words", {"blocks.1": "ab"})
     assert records.unpack(Setup, records.pack(setup)) == setup
     parts = records.unpack_groups(records.pack_groups({"blocks.1": TENSORS}))
     assert list(parts) == ["blocks.1"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from full_disk import full_disk
-from sections import federation_settings
+from sections import federation_settings, run_settings
 
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import Channel, ClusterState, Uplink, unknown_cluster
@@ -81,9 +81,9 @@ def most(unit: int) -> dict[str, int]:
 
 
 def known(client: object, num_units: int, **changes: object) -> Units:
-    grid = InlineGrid(client, num_units, {"overrides": ""})  # type: ignore[arg-type]
-    federation = federation_settings(num_units=num_units, **changes)
-    return Units(grid, federation, nodes=dict(enumerate(grid.get_node_ids())))
+    grid = InlineGrid(client, num_units)  # type: ignore[arg-type]
+    settings = run_settings(num_units=num_units, **changes)
+    return Units(grid, settings, nodes=dict(enumerate(grid.get_node_ids())))
 
 
 def test_memory_has_the_states_of_a_few_units(

@@ -18,7 +18,7 @@ class Asked(Units):
     """Notes whom each checkpoint asks; the ``silent`` units do not answer."""
 
     def __init__(self, *silent: int) -> None:
-        grid = InlineGrid(None, 3, {})  # type: ignore[arg-type]
+        grid = InlineGrid(None, 3)  # type: ignore[arg-type]
         super().__init__(grid, federation_settings(num_units=3), nodes={0: 2, 1: 3, 2: 4})
         self.silent, self.asked = {*silent}, list[int]()
         self.roster = Roster(tuple(map(unknown_cluster, range(3))))

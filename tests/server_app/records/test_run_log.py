@@ -67,7 +67,7 @@ def test_an_mlflow_that_never_answers_costs_a_warning(
 ) -> None:
     """Connections to it are taken, and nothing comes back."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    settings, _ = settings_of(tmp_path, [])
+    settings = settings_of(tmp_path, [])
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()

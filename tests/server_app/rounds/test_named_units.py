@@ -42,7 +42,7 @@ def cluster(unit: int) -> ClusterState:
 
 
 def scheduler(tmp_path: Path, *overrides: str) -> Scheduler:
-    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, *overrides])
+    settings = settings_of(tmp_path / "unused", [*MOBILE, *overrides])
     return Scheduler(settings, TOWNS.__getitem__)
 
 
@@ -89,7 +89,7 @@ def test_whose_budget_is_spent_is_named() -> None:
 
 
 def test_whose_model_is_not_finite_is_named(tmp_path: Path) -> None:
-    settings, _ = settings_of(tmp_path / "unused", ["framework=pipeline"])
+    settings = settings_of(tmp_path / "unused", ["framework=pipeline"])
     model = GlobalModel(settings, ())
     odd = {"w": torch.tensor([math.nan])}
     with pytest.raises(NonFiniteLossError, match="paris's w"):

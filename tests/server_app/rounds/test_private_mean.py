@@ -204,7 +204,7 @@ def test_noise_is_of_the_systems_source_unless_asked(
     times = 4 * math.sqrt(sum(weight.numel() for weight in found.values())) / 3
     assert f"noise in the mean of 3 units is {times:,.0f} times" in capsys.readouterr().out
     few = "strategy=random", "strategy.num_scheduled=2"
-    settings, _ = settings_of(tmp_path, ["privacy=private", *few])
+    settings = settings_of(tmp_path, ["privacy=private", *few])
     assert "the mean of 2 units is 200 times" in str(noise_told(settings, 10_000))
     assert not_finite(found) is None
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -33,7 +33,7 @@ def after_a_round(
     tmp_path: Path, losses: Mapping[int, float], *overrides: str
 ) -> tuple[RoundRequest, RoundPlan]:
     """What the second round is planned from, and its plan."""
-    settings, _ = settings_of(tmp_path, overrides)
+    settings = settings_of(tmp_path, overrides)
     scheduler = Scheduler(settings)
     state = scheduler.begin([cluster(unit) for unit in range(3)])
     reports = {

@@ -70,7 +70,7 @@ class Rounds:
 
 
 def scheduler(tmp_path: Path, *overrides: str, units: int = 4) -> Rounds:
-    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, *overrides])
+    settings = settings_of(tmp_path / "unused", [*MOBILE, *overrides])
     return Rounds(settings, [cluster(unit, 1 + unit / 4) for unit in range(units)])
 
 
@@ -96,7 +96,7 @@ def test_every_strategy_sees_the_same_world(tmp_path: Path) -> None:
 
 def test_a_logged_round_planned_again_by_another_strategy_has_its_channels(tmp_path: Path) -> None:
     decisions = play(scheduler(tmp_path, "strategy=dssra"), 5)
-    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, "strategy=random"])
+    settings = settings_of(tmp_path / "unused", [*MOBILE, "strategy=random"])
     planner = settings.build("strategy")
     for decision in decisions:
         rng = np.random.default_rng(decision.plan.round)
@@ -109,7 +109,7 @@ def test_the_log_of_a_run_gives_its_plans_again(tmp_path: Path) -> None:
     """A direct call of the planner on the logged state plans what the run planned."""
     overrides = (*MOBILE, *FAST)
     run(tmp_path / "run", *overrides, client=scripted_units())
-    settings, _ = settings_of(tmp_path / "run", overrides)
+    settings = settings_of(tmp_path / "run", overrides)
     planner = settings.build("strategy")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     requests = gzip.decompress((tmp_path / "run" / REQUESTS).read_bytes()).splitlines()
@@ -150,7 +150,7 @@ def test_the_clock_adds_what_units_send_for_a_checkpoint(tmp_path: Path) -> None
 def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Path) -> None:
     poor = [replace(cluster(unit), uplink=Uplink(0.5, 1e-9, 1e6, 0, (0.9, 0.8))) for unit in (0, 1)]
     overrides = [*MOBILE, "environment=static", "federation.num_units=2"]
-    settings, _ = settings_of(tmp_path / "unused", overrides)
+    settings = settings_of(tmp_path / "unused", overrides)
     own = Rounds(settings, poor)
     first, second = play(own, 2)
     assert first.plan.clusters == second.plan.clusters == ()
@@ -158,7 +158,7 @@ def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Pa
     grown = idle_gamma(first.request.channels, settings.build("strategy")) - 0.84
     assert own.state.queues == pytest.approx((2 * grown, 2 * grown))
     assert own.state.clock_s == 0
-    settings, _ = settings_of(tmp_path / "unused", [*overrides, "federation.on_infeasible=stop"])
+    settings = settings_of(tmp_path / "unused", [*overrides, "federation.on_infeasible=stop"])
     with pytest.raises(InfeasibleRoundError, match=r"^round 1: "):
         Rounds(settings, poor).decide(1)
 
@@ -224,7 +224,7 @@ def test_a_round_costs_by_the_law_and_the_fading_that_its_strategy_plans_by(tmp_
 def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
     tmp_path: Path, nonsense: ClusterState | Failure
 ) -> None:
-    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, "environment=static"])
+    settings = settings_of(tmp_path / "unused", [*MOBILE, "environment=static"])
     own = Rounds(settings, [cluster(0), nonsense, cluster(2), cluster(3)])
     for decision in play(own, 6):
         assert list(decision.excluded) == [1]
@@ -251,7 +251,7 @@ def offering(unit: int, energy_j: float = 10.0) -> ClusterState:
 def offered(tmp_path: Path, energy_j: float = 10.0, *options: str) -> Rounds:
     world = "environment=static", "compression=auto", "federation.num_units=2"
     overrides = [*MOBILE, *world, *options]
-    settings, _ = settings_of(tmp_path / "unused", overrides)
+    settings = settings_of(tmp_path / "unused", overrides)
     return Rounds(settings, [offering(unit, energy_j) for unit in (0, 1)])
 
 
@@ -339,7 +339,7 @@ def test_a_unit_that_offers_what_nobody_asked_for_sits_out(
 ) -> None:
     """It must neither choose what the configuration sets, nor end the run of the others."""
     overrides = [*MOBILE, "environment=static", "federation.num_units=2", *options]
-    settings, _ = settings_of(tmp_path / "unused", overrides)
+    settings = settings_of(tmp_path / "unused", overrides)
     left_out = Rounds(settings, [cluster(0), told]).state.roster.excluded
     assert left_out[1].kind == "WireError"
     assert "compression.activation=" in left_out[1].message

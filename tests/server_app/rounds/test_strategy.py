@@ -1,6 +1,5 @@
 """The strategy as Flower's users start theirs: from a ServerApp of three lines."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,9 +27,9 @@ def test_the_documented_server_app_trains_the_same_model(
     monkeypatch.setattr(
         CollaPipeStrategy, "start", lambda *args, **named: results.append(start(*args, **named))
     )
-    settings, overrides = settings_of(tmp_path / "plain", ["federation.rounds=3"])
-    context = Context(1, 1, {}, RecordDict(), {"overrides": shlex.join(overrides)})
-    example["app"](grid_of(settings, overrides, None), context)
+    settings = settings_of(tmp_path / "plain", ["federation.rounds=3"])
+    context = Context(1, 1, {}, RecordDict(), {"settings": settings.text})
+    example["app"](grid_of(settings), context)
     assert results[0].arrays is not None
     found = results[0].arrays.to_torch_state_dict()
     assert found.keys() == expected.keys()

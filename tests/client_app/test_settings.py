@@ -1,0 +1,35 @@
+"""A unit receives the run's options from its server, and once."""
+
+from pathlib import Path
+
+from federated import settings_of
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client_app.app import app
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire import records
+from collapipe.wire.messages import Failure, RowsRequest, Setup
+
+
+def test_a_run_has_the_same_options_in_all_messages(tmp_path: Path) -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    unit = Context(1, 2, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {})
+    texts = [settings_of(tmp_path, [f"federation.rounds={rounds}"]).text for rounds in (1, 2)]
+    packed = Tokenizer.of_bytes().pack()
+
+    def failure(kind: str, message: object) -> str:
+        content = app(Message(records.pack(message), 2, kind), unit).content
+        return records.unpack(Failure, content).message if Failure.__name__ in content else ""
+
+    assert "has no setup" in failure(records.KEEP, Setup(texts[0], packed, {}))
+    assert not failure(records.ROWS, RowsRequest(texts[0], words=False))
+    for _ in range(2):  # such as a unit that is asked again
+        assert not failure(records.STATE, Setup(texts[0], packed, {}))
+    kept = dict(unit.state)
+    for kind, message in (
+        (records.STATE, Setup(texts[1], packed, {})),
+        (records.ROWS, RowsRequest(texts[1], words=False)),
+    ):
+        assert "options have changed" in failure(kind, message)
+    assert dict(unit.state) == kept

@@ -1,0 +1,58 @@
+"""Options travel as JSON, and the text may come from another machine."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from collapipe.config import load_overrides, load_text
+from collapipe.config.resolved import parsed
+from collapipe.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not the options of a run"),
+        ("[1]", "not the options of a run"),
+        ('{"tree": 3}', "not the options of a run"),
+        ('{"run_dir": "a"}', "not the options of a run"),
+        ('{"tree": {"a": ' + "[" * 49 + "]" * 49 + "}}", "nested too deeply"),
+        ('{"tree": ' + '{"a":' * 40_000, "not the options of a run"),
+        ('{"tree": {"a": 1' + "0" * 30 + "1}}", "a number is out of range"),
+        ('{"tree": {"a": ' + "9" * 5000 + "}}", "not the options of a run"),
+        ('{"tree": {"a": "' + "b" * 2**18 + '"}}', "expected at most 262,144"),
+    ],
+)
+def test_what_no_command_sends_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        parsed(text)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_a_text_is_checked_once_however_often_it_is_loaded() -> None:
+    settings = load_overrides(["seed=3"])
+    assert load_text(settings.text) is settings
+
+
+def test_a_reference_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    options = json.loads(load_overrides([]).text)
+    options["tree"]["tracking"]["mlflow"] = "${oc.env:SECRET}"
+    assert load_text(json.dumps(options)).tracking.mlflow == "${oc.env:SECRET}"
+
+
+@pytest.mark.parametrize("module", ["client_app.app", "server_app.app"])
+def test_apps_import_no_hydra(module: str) -> None:
+    code = f"""
+import sys
+import {module}
+from collapipe import config
+config.load_text(sys.argv[1])
+found = {{"hydra", "omegaconf"}} & sys.modules.keys()
+assert not found, found
+"""
+    text = load_overrides([]).text
+    ended = subprocess.run([sys.executable, "-c", code, text], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
