@@ -13,7 +13,7 @@ import yaml
 
 from client_app import dry_run
 from collapipe.cli.run import start
-from collapipe.config import load_overrides, outline
+from collapipe.config import Settings, load_overrides, outline
 from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import fingerprint
@@ -141,7 +141,8 @@ def test_a_run_tells_first_which_units_it_waits_for(
     monkeypatch.setattr(submitting, "overview", lambda _: (there, []))
     monkeypatch.setattr(Flower, "submit", lambda *_: "17")
     monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
-    arguments = str(folder.root), tmp_path, tmp_path / "run", [], "resume it"
+    settings = outline(["runtime=deployment", f"runtime.federation={folder.root}"])
+    arguments = tmp_path, settings, "resume it"
     for status, succeeded in (("completed", True), ("failed", False)):
         answer = {"run_dict": {"17": {"status": {"status": "finished", "sub_status": status}}}}
         monkeypatch.setattr(overview, "ask", lambda *_, answer=answer: answer)
@@ -180,9 +181,9 @@ def test_a_deployed_run_that_fails_ends_with_the_servers_words_and_status(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def submit(federation: str, app_dir: Path, run_dir: Path, *_: object) -> bool:
+    def submit(app_dir: Path, settings: Settings, *_: object) -> bool:
         if told is not None:
-            write_failure(run_dir, told)
+            write_failure(Path(settings.run_dir), told)
         return False
 
     monkeypatch.setattr(submitting, "submit", submit)
