@@ -349,7 +349,7 @@ def test_units_that_send_no_activations_have_no_changes_of_them(alone: str, tmp_
 
 
 def test_a_memory_that_is_of_another_model_is_not_restored(tmp_path: Path) -> None:
-    settings, settled = settings_of(tmp_path, [*INT4, "federation.rounds=1"])
+    settings, settled = settings_of(tmp_path, [*INT4, "federation.rounds=2"])
     grid = grid_of(settings, settled, None)
     train(grid, settings)
     context = next(iter(grid._contexts.values()))
