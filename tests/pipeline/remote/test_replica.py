@@ -21,8 +21,11 @@ from collapipe.wire.parts import joined
 from collapipe.wire.streams import FrameStream
 from device_app import held_segment
 from device_app.session import Session
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
 from pipeline.remote import segments
 from pipeline.remote.replica import Replica
+from pipeline.timer import PhaseTimer
 
 WEIGHT = torch.ones(2, 3)
 HOLDERS = {"blocks.0": "pi", "blocks.1": "nano"}
@@ -184,6 +187,23 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
     with daemons(3) as there:
         found = work.remote(plan, there, lost=[device_name(1)])
     assert found.equals(work.inline(plan))
+
+
+def test_no_copy_is_taken_of_a_step_that_devices_were_not_told_to_do() -> None:
+    plan, work = plan_of([device_name(0)], (4,)), Work(steps=2)
+    embedding, _, part = work.parts()
+    head = LocalHead(part)
+    with (
+        daemons(1) as there,
+        work.segments(plan, there) as segments,
+        Pipeline(3, embedding, segments, head, PhaseTimer()) as pipeline,
+    ):
+        work._trained(pipeline, head)
+        replica = segments._replica
+        epoch, _ = replica._expected
+        replica.put(device_name(0), epoch, "blocks.0", 1, 0, b"")  # it has that step
+        with pytest.raises(WireError, match="not requested"):
+            replica.put(device_name(0), epoch, "blocks.0", 2, 0, b"")
 
 
 TIMES = torch.arange(4.0).double().expand(6, 4)
