@@ -4,7 +4,7 @@
 #   make run ARGS="federation.rounds=3"    the same with options
 #   make test                              all tests;  ARGS="-k link" for some of them
 #   make test-faults                       faults at every point, for ten minutes
-#   make test-thorough                     more cases, and ten times as many examples of each property
+#   make test-thorough                     more cases and examples of each property
 #   make check                             lint, format, strict types, who imports whom, pages
 #   make docs                              the documentation site, in build/docs
 #   make reproduce ARGS="fig04"            a figure of the paper, from reproduction/

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import torch
 from federated import run, weights
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from lying import Lying
 from resumed import World, differing, outcome, tensors
 from torch import Tensor
@@ -212,6 +221,24 @@ def test_a_unit_that_is_gone_before_masks_are_taken_off_changes_nothing(
     expected = weights(watched[0])
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert lines(tmp_path / "run")[0]["units"] == [0, 1, 2]
+
+
+def test_a_unit_that_leaves_before_masks_are_taken_off_has_missed_the_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its update is in the sum; after two such rounds it is left out, and asked whether it is
+    back."""
+
+    def leaving(message: Message, context: Context) -> Message:
+        unit, kind = context.node_config["partition-id"], message.metadata.message_type
+        if unit == 2 and kind == records.UNMASK:
+            return Message(Error(5, "not there"), reply_to=message)
+        return client_app(message, context)
+
+    options = *MASKED, "federation.rounds=3", "federation.miss_limit=2"
+    run(tmp_path / "run", *options, client=leaving)  # type: ignore[arg-type]
+    assert [line["units"] for line in lines(tmp_path / "run")] == [[0, 1, 2]] * 3
+    assert "round 3: unit 2 is back" in capsys.readouterr().out
 
 
 def test_a_unit_that_reveals_wrong_shares_changes_nothing_and_is_named(

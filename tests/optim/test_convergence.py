@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,18 @@ def test_gamma_power_is_the_least_within_the_limit(
     else:
         assert gamma(power) <= gamma_max * (1 + 1e-11)
         assert power == 0 or gamma(power * 0.999) > gamma_max or power < 1e-9
+
+
+@pytest.mark.parametrize("segments", [1, 3, 8])
+def test_a_limit_that_is_met_exactly_needs_no_power(segments: int) -> None:
+    """Where nothing depends on the power."""
+    problem = rounds.random_round(np.random.default_rng(0), "gamma")
+    options = RoundOptions(interference_constant_w=0.0)
+    met = float(scheduled_gamma(segments, np.zeros(()), problem.num_blocks, options))
+    options = replace(options, gamma_max=met)
+    problem = replace(problem, options=options)
+    pairs = links([Uplink(1.0, 1.0, 1.0, 0.0, (1.0,))], [Channel(1.0, 0.1, 0.0)], "none", "all")
+    assert gamma_power(np.array([float(segments)]), pairs, problem).item() == 0
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 3)), max_size=6), st.floats(0, 3))

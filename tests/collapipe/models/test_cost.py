@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 import torch
-from huggingface import CASES, ONE_OF_EACH, spec_of
+from huggingface import ONE_OF_EACH, spec_of
 from sections import optimizer_settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,7 +37,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "head"), [case for case in CASES if case[1] != "pooled"])
+@pytest.mark.parametrize(
+    ("name", "head"), [case for case in ONE_OF_EACH if case.values[1] != "pooled"]
+)
 def test_it_is_the_dearest_real_block_of_a_family(tmp_path: Path, name: str, head: str) -> None:
     spec = spec_of(tmp_path, name, head)
     assert measure_cost(spec, TOKENS, 1) == dearest(spec, OPTIMIZERS["adamw"])

@@ -136,3 +136,13 @@ def test_a_sum_that_no_clipped_updates_have_is_refused() -> None:
     total += np.random.default_rng(0).integers(0, 2**32, 100, dtype=np.uint32)
     with pytest.raises(WireError):
         quantiser.restored(total, 3)
+
+
+def test_a_sum_that_is_slightly_too_long_for_its_units_is_refused() -> None:
+    """Of two units whose updates are as long as they may be, and alike."""
+    quantiser = Quantiser(100, BOUND, LEVELS["float32"], 3)
+    (change,) = vectors(1, 100, BOUND)
+    total = summed(quantiser, [change, change])
+    assert np.linalg.norm(quantiser.restored(total, 2)) > 1.9 * BOUND
+    with pytest.raises(WireError, match="not clipped"):
+        quantiser.restored(total, 1)

@@ -18,12 +18,21 @@ from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.report import BENCHMARKED, ClusterReport, RoundingErrors, RoundReport
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
+from collapipe.state import (
+    AffineLaw,
+    ClusterState,
+    DeviceProfile,
+    Estimates,
+    Payload,
+    Precision,
+    Uplink,
+)
 from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS
 from server_app.roster import Reported
+from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.scheduler import RoundDecision, Scheduler, Trained, same_cluster
 
 MOBILE = (
@@ -183,6 +192,27 @@ def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> Non
     assert list(own.state.queues) == expected
     assert expected != list(decision.plan.queues)
     assert [loss is None for loss in own.state.losses] == [unit != finished for unit in range(4)]
+
+
+def test_with_noise_no_plan_depends_on_what_units_measured(tmp_path: Path) -> None:
+    """Of losses, gradients and rounding; without noise each of them counts."""
+    for options in ("privacy=private",), ():
+        own = scheduler(tmp_path, *options)
+        decision = own.decide(1)
+        measured = {
+            each.unit: ClusterReport(
+                each.unit, (1.0,), 1, 1, rounding=RoundingErrors({"int4": 1}, {})
+            )
+            for each in decision.plan.clusters
+        }
+        observation = RoundObservation(1.0, 1.0, 1.0)
+        losses = dict.fromkeys(measured, 1.0)
+        own.end(decision, losses, reports=measured, observation=observation)
+        found = own.state
+        noisy = bool(options)
+        assert all(loss is None for loss in found.losses) == noisy
+        assert (found.observation is None) == (found.estimates == Estimates()) == noisy
+        assert all(each == RoundingErrors() for each in found.rounding) == noisy
 
 
 @dataclass(frozen=True)

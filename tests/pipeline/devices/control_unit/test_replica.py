@@ -22,6 +22,9 @@ from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import PartHeader, as_tensor, packed
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.phase_timer import PhaseTimer
 
 WEIGHT = torch.ones(2, 3)
 HOLDERS = {"blocks.0": "pi", "blocks.1": "nano"}
@@ -198,6 +201,23 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
     with daemons(3) as there:
         found = work.remote(plan, there, lost=[device_name(1)])
     assert found.equals(work.inline(plan))
+
+
+def test_no_copy_is_taken_of_a_step_that_devices_were_not_told_to_do() -> None:
+    plan, work = plan_of([device_name(0)], (4,)), Work(steps=2)
+    embedding, _, part = work.parts()
+    head = LocalHead(part)
+    with (
+        daemons(1) as there,
+        work.segments(plan, there) as segments,
+        Pipeline(3, embedding, segments, head, PhaseTimer()) as pipeline,
+    ):
+        work._trained(pipeline, head)
+        replica = segments._replica
+        epoch, _ = replica._expected
+        put(replica, device_name(0), epoch, "blocks.0", 1, 0, b"")  # it has that step
+        with pytest.raises(WireError, match="not requested"):
+            put(replica, device_name(0), epoch, "blocks.0", 2, 0, b"")
 
 
 TIMES = torch.arange(4.0).double().expand(6, 4)
