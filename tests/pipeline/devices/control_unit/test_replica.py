@@ -2,7 +2,7 @@
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from collapipe.errors import StageError, StorageError, WireError
 from collapipe.models.part import Part, state_like
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.parts import joined
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.control_unit import segments
@@ -168,17 +169,16 @@ def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:
 
 def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round ends with the bits of an honest one."""
-    real = HeldSegment._trained
+    real, lied = HeldSegment._packed, list[bool]()
 
-    def wrong(segment: HeldSegment, part: Part) -> Tensors:
-        tensors = real(segment, part)
-        if lied or not any(name.startswith("blocks.1.") for name in tensors):
-            return tensors
+    def wrong(segment: HeldSegment, part: Part, names: Sequence[str]) -> torch.Tensor:
+        if lied or part.name != "blocks.1":
+            return real(segment, part, names)
         lied.append(True)
-        return {name: each * torch.nan for name, each in tensors.items()}
+        trained = segment._trained(part)
+        return joined({name: trained[name] * torch.nan for name in names})
 
-    lied = list[bool]()
-    monkeypatch.setattr(HeldSegment, "_trained", wrong)
+    monkeypatch.setattr(HeldSegment, "_packed", wrong)
     plan = plan_of([device_name(k) for k in range(3)], (1, 2, 1))
     with daemons(3) as there:
         found = Work().remote(plan, there, lost=[device_name(1)])
