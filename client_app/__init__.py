@@ -1,5 +1,5 @@
 """A control unit: a Flower ClientApp."""
 
-from collapipe.own_packages import import_own_packages
+from collapipe.own_packages import find_own_packages_first
 
-import_own_packages()  # before this package imports others
+find_own_packages_first()  # before this package imports others

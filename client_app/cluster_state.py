@@ -19,7 +19,6 @@ from collapipe.state import AffineLaw, BlockCost, ClusterState, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32, sent_share
-from pipeline.schedule import splits_backward
 
 
 def cluster_state(
@@ -43,10 +42,9 @@ def cluster_state(
 
 
 def block_cost(settings: Settings) -> BlockCost:
-    """Return the compute, memory and traffic of a block under the run's schedule."""
+    """Return the compute, memory and traffic of a block."""
     sizes = settings.task.max_length, settings.batch_size
-    split = splits_backward(settings.pipeline.schedule) and not settings.framework.unsplit
-    return measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
+    return measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes)
 
 
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:

@@ -1,12 +1,15 @@
 """Make Python find CollaPipe's other top-level packages before modules of the same names.
 
-A user's folder may have modules named ``optim`` or ``pipeline``. Python looks first in the folder
-of a script, in the current folder with ``python -m``, and in PYTHONPATH.
+A user's folder may have modules named ``optim`` or ``pipeline``: a ``pipeline.py`` next to a
+script, or a path in PYTHONPATH, would replace CollaPipe's package.
 """
 
 import sys
-from importlib import import_module
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from collapipe.errors import ConfigError
 
@@ -14,18 +17,26 @@ NAMES = ("optim", "pipeline", "client_app", "server_app")
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def import_own_packages() -> None:
-    """Import these packages from the folder that contains ``collapipe``; their modules follow.
+class _OwnPackages(MetaPathFinder):
+    """Finds them at their first import: the server's thread may import one while a unit's thread
+    imports another, and importing all of them at once would block both."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, [str(_ROOT)]) if fullname in NAMES else None
+
+
+def find_own_packages_first() -> None:
+    """Import these packages from the folder that contains ``collapipe`` from now on.
 
     Raises ``ConfigError`` if another module of one of these names is already imported.
     """
-    sys.path.insert(0, str(_ROOT))
-    try:
-        for name in NAMES:
-            file = import_module(name).__file__ or name
-            if not Path(file).resolve().is_relative_to(_ROOT / name):
-                raise ConfigError(
-                    f"{file}: the module {name} has the name of a package of CollaPipe; rename it"
-                )
-    finally:
-        sys.path.remove(str(_ROOT))
+    for name in NAMES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and not Path(file).resolve().is_relative_to(_ROOT / name):
+            raise ConfigError(
+                f"{file}: the module {name} has the name of a package of CollaPipe; rename it"
+            )
+    if not any(isinstance(finder, _OwnPackages) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OwnPackages())

@@ -103,7 +103,7 @@ class PipelineSettings:
 
     num_segments: Count | None
     num_micro_batches: Count
-    schedule: Literal["gpipe", "one_f_one_b", "zb_h1"]
+    schedule: Literal["gpipe", "one_f_one_b"]
     dtype: Literal["float32", "float64"]
     threads: Count
     profile: bool | None

@@ -15,7 +15,7 @@ from pipeline.head import PipelineHead
 from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.phase_timer import PhaseTimer
-from pipeline.schedule import FORWARD, WEIGHTS, Action
+from pipeline.schedule import FORWARD, Action
 from pipeline.segment import Segment
 from pipeline.stage import LastStage, Passed, SegmentStage, Stage
 
@@ -60,9 +60,8 @@ class InlineSegments:
             )
         self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
         self._codec = HopCodec(wire_dtype, next(blocks[0].module.parameters()).dtype)
-        split = schedule.splits_backward(plan.schedule)
         self.segments = [
-            Segment([blocks[index] for index in segment.span.indices()], recompute, split)
+            Segment([blocks[index] for index in segment.span.indices()], recompute)
             for segment in plan.segments
         ]
 
@@ -76,7 +75,7 @@ class InlineSegments:
         outside: _Box = {}  # for outputs before the embedding and after the head
         around = zip(boxes, [outside, *boxes], [*boxes[1:], outside], strict=False)
         ports = [_Boxes(*each, self._codec) for each in around]
-        lists = schedule.passed_on(first), first, *others[:-1]
+        lists = first, first, *others[:-1]
         before = map(StageRun, lists, (embedding, *segments), ports)
         interleave([*before, *head_runs(others[-1], head, ports[-1])])
 
@@ -106,12 +105,11 @@ class _Boxes:
         self._own, self._before, self._behind, self._codec = own, before, behind, codec
 
     def holds(self, action: Action) -> bool:
-        return action.kind == WEIGHTS or action in self._own
+        return action in self._own
 
     def receive(self, action: Action) -> Passed:
-        return () if action.kind == WEIGHTS else self._own.pop(action)
+        return self._own.pop(action)
 
     def send(self, action: Action, made: Passed) -> None:
-        if action.kind != WEIGHTS:
-            box = self._behind if action.kind == FORWARD else self._before
-            box[action] = self._codec.hop(made)
+        box = self._behind if action.kind == FORWARD else self._before
+        box[action] = self._codec.hop(made)

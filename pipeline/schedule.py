@@ -2,9 +2,8 @@
 
 Stages 0 … S − 1 are the segments, stage S is the head (a local head, or the server's decoder).
 ``F2`` on a stage depends on ``F2`` of the previous stage; ``B2`` depends on ``B2`` of the next
-stage and on the stage's own ``F2``. If a segment's list has ``W2``, its ``B2`` computes only the
-gradient of the inputs, and ``W2``, which depends on ``B2``, the gradients of the weights. Gradients
-always accumulate in the order of micro-batches, so all schedules give the same bits.
+stage and on the stage's own ``F2``. Gradients always accumulate in the order of micro-batches, so
+all schedules give the same bits.
 """
 
 import functools
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 
 from collapipe.errors import ConfigError, ScheduleError
 
-FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
+FORWARD, BACKWARD = "F", "B"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Forward or backward of one micro-batch, or the weights' part of its backward."""
+    """Forward or backward of one micro-batch."""
 
     kind: str
     micro_batch: int
@@ -47,20 +46,9 @@ def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
     )
 
 
-def zb_h1(num_segments: int, num_micro_batches: int) -> Schedule:
-    """Return ZB-H1 (Qi et al. 2024): 1F1B that sends input gradients before weight gradients.
-
-    Segment s computes weight gradients s micro-batches later; a segment keeps at most S + 1
-    micro-batches.
-    """
-    *segments, head = one_f_one_b(num_segments, num_micro_batches)
-    return (*(_weights_later(each, stage) for stage, each in enumerate(segments)), head)
-
-
 SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
-    "zb_h1": zb_h1,
 }
 
 
@@ -74,24 +62,11 @@ def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
     return schedule
 
 
-def splits_backward(name: str) -> bool:
-    """Whether segments under this schedule compute weight gradients as separate actions."""
-    return any(action.kind == WEIGHTS for action in build(name, 1, 1)[0])
-
-
-def passed_on(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Return the actions that exchange tensors with neighbours. This is also the embedding's
-    list."""
-    return tuple(action for action in actions if action.kind != WEIGHTS)
-
-
 def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
     """Whether all actions on which ``action`` depends are ``done``; ``done`` has a set per
     stage."""
     if action.kind == FORWARD:
         return stage == 0 or action in done[stage - 1]
-    if action.kind == WEIGHTS:
-        return Action(BACKWARD, action.micro_batch) in done[stage]
     behind = stage == len(done) - 1 or action in done[stage + 1]
     return behind and Action(FORWARD, action.micro_batch) in done[stage]
 
@@ -126,22 +101,10 @@ def alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _weights_later(actions: tuple[Action, ...], delay: int) -> tuple[Action, ...]:
-    """Insert each W ``delay`` micro-batches after its B; the remaining ones at the end."""
-    found, waiting = list[Action](), deque[Action]()
-    for action in actions:
-        found.append(action)
-        if action.kind == BACKWARD:
-            waiting.append(Action(WEIGHTS, action.micro_batch))
-            if len(waiting) > delay:
-                found.append(waiting.popleft())
-    return (*found, *waiting)
-
-
 def _check_order(schedule: Schedule) -> None:
     for stage, actions in enumerate(schedule):
-        halves = ([each for each in actions if each.kind == kind] for kind in (BACKWARD, WEIGHTS))
-        for before, action in itertools.chain(*map(itertools.pairwise, halves)):
+        backward = (each for each in actions if each.kind == BACKWARD)
+        for before, action in itertools.pairwise(backward):
             if action.micro_batch < before.micro_batch:
                 raise ScheduleError(
                     f"stage {stage} has {action} after {before}; gradients must add up in the "
@@ -150,16 +113,14 @@ def _check_order(schedule: Schedule) -> None:
 
 
 def _check_complete(schedule: Schedule) -> None:
-    every = {action for actions in schedule for action in actions}
-    micro_batches = {action.micro_batch for action in every}
-    used = {FORWARD, BACKWARD} | {action.kind for action in every}
+    micro_batches = {action.micro_batch for actions in schedule for action in actions}
+    kinds = FORWARD, BACKWARD
     for stage, actions in enumerate(schedule):
-        known = (FORWARD, BACKWARD) if stage == len(schedule) - 1 else (FORWARD, BACKWARD, WEIGHTS)
-        if odd := next((each for each in actions if each.kind not in known), None):
+        if odd := next((each for each in actions if each.kind not in kinds), None):
             raise ScheduleError(
-                f"stage {stage} has {odd}, whose kind is none of {', '.join(known)}"
+                f"stage {stage} has {odd}, whose kind is none of {', '.join(kinds)}"
             )
-        kinds, counts = [kind for kind in known if kind in used], Counter(actions)
+        counts = Counter(actions)
         for action in (Action(kind, each) for each in micro_batches for kind in kinds):
             if (count := counts[action]) != 1:
                 raise ScheduleError(f"stage {stage} has {action} {count} times, not once")

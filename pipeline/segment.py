@@ -9,7 +9,6 @@ from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import Part
-from collapipe.models.weight_gradients import SplitBackward
 
 
 class _Answered(torch.autograd.Function):
@@ -33,13 +32,11 @@ class Segment:
     """Consecutive parts of the model that one device holds.
 
     With ``recompute`` only the inputs of a micro-batch are kept; the backward pass repeats the
-    forward pass with the same dropout. With ``split`` a backward pass computes the gradient of the
-    inputs, and ``weight_gradients`` computes the rest.
+    forward pass with the same dropout.
     """
 
-    def __init__(self, parts: Sequence[Part], recompute: bool = False, split: bool = False) -> None:
-        self.parts, self._recompute, self._split = parts, recompute, split
-        self._halves: dict[int, SplitBackward] = {}
+    def __init__(self, parts: Sequence[Part], recompute: bool = False) -> None:
+        self.parts, self._recompute = parts, recompute
         self._kept: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
@@ -55,27 +52,17 @@ class Segment:
         return hidden.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """Return the gradient of the inputs, None for token ids.
-
-        The parts' gradients accumulate now or, with ``split``, later.
-        """
+        """Accumulate the parts' gradients, and return the inputs' gradient; None for token ids."""
         inputs, output = self._kept.pop(micro_batch)
         hidden = output()
         gradient = gradient.to(hidden.device)
-        if self._split:
-            self._halves[micro_batch] = SplitBackward(hidden, gradient, inputs)
-        elif hidden.requires_grad:  # False for a frozen embedding
+        if hidden.requires_grad:  # False for a frozen embedding
             _Answered.apply(hidden, gradient).backward()  # type: ignore[no-untyped-call]
         return inputs.grad
-
-    def weight_gradients(self, micro_batch: int) -> None:
-        """Accumulate the weight gradients of a split backward pass."""
-        self._halves.pop(micro_batch).accumulate()
 
     def forget(self) -> None:
         """Drop the activations and gradients of an aborted step."""
         self._kept.clear()
-        self._halves.clear()
         for part in self.parts:
             part.forget_gradients()
 

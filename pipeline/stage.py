@@ -9,7 +9,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import masks_for
 from pipeline.head import PipelineHead
 from pipeline.phase_timer import PhaseTimer
-from pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Action
+from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.segment import Segment
 
 Passed = tuple[Tensor, ...]
@@ -42,7 +42,7 @@ class LastStage(Stage, Protocol):
 
 
 class Ports(Protocol):
-    """Inputs and outputs of a stage's actions; actions on weight gradients have neither."""
+    """Inputs and outputs of a stage's actions."""
 
     def holds(self, action: Action) -> bool:
         """Whether ``receive`` would return at once."""
@@ -67,10 +67,6 @@ def run_stage(actions: Sequence[Action], stage: Stage, ports: Ports) -> Iterator
 
 
 def _run(action: Action, stage: Stage, received: Passed) -> Passed:
-    if action.kind == WEIGHTS:
-        assert isinstance(stage, SegmentStage)  # verified: only segments have such actions
-        stage.weight_gradients(action.micro_batch)
-        return ()
     run = stage.forward if action.kind == FORWARD else stage.backward
     return run(action.micro_batch, received)
 
@@ -115,11 +111,6 @@ class SegmentStage:
             gradient = self._segment.backward(micro_batch, *received)
         assert gradient is not None  # activations have gradients
         return (gradient,)
-
-    def weight_gradients(self, micro_batch: int) -> None:
-        """Accumulate the weight gradients of a split backward pass."""
-        with self._timer.phase("backward"):
-            self._segment.weight_gradients(micro_batch)
 
 
 class HeadStage:

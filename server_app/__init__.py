@@ -1,5 +1,5 @@
 """The edge server: a Flower ServerApp."""
 
-from collapipe.own_packages import import_own_packages
+from collapipe.own_packages import find_own_packages_first
 
-import_own_packages()  # before this package imports others
+find_own_packages_first()  # before this package imports others

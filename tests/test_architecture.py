@@ -24,7 +24,6 @@ OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
     # a device's daemon loads it
     "collapipe/credentials/": ("collapipe.credentials", "collapipe.errors"),
-    "collapipe/inventory/model.py": ("collapipe", "pipeline.schedule"),  # what a schedule keeps
     "collapipe/inventory/planning.py": ("collapipe", "optim"),  # asks the planner
     "collapipe/run_report/": (  # draws plans by the planner's timeline, runs by their schedules
         "collapipe",

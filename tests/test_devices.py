@@ -98,7 +98,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     "chosen",
     [
         ["decoder.mode=per_cluster"],
-        ["decoder.mode=control_unit", "pipeline=zb_h1", "pipeline.recompute=true"],
+        ["decoder.mode=control_unit", "pipeline=one_f_one_b", "pipeline.recompute=true"],
     ],
     ids=" ".join,
 )
@@ -217,12 +217,11 @@ def test_what_is_far_from_the_plan_changes_the_next_one(
 
 
 def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used; what is
-    computed of weights is sent nowhere."""
+    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used."""
     monkeypatch.setattr(session, "time", _Skewed(3600.0))
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
-        options = *STEADY, "pipeline=zb_h1", f"pipeline.num_micro_batches={(m := 4)}"
+        options = *STEADY, "pipeline=one_f_one_b", f"pipeline.num_micro_batches={(m := 4)}"
         run_on_devices(tmp_path / "run", file, *options)
     trace, written = read_trace(tmp_path / "run", None), tmp_path / "trace.json"
     write_trace(trace, written)
@@ -236,7 +235,7 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(arrows) == 2 * m * steps * (stages - 1)
     assert all(ends["f"] >= ends["s"] - trace.error_s * 1e6 for ends in arrows.values())
     compute = [each for each in events if each["ph"] == "X" and each["tid"] == 1]
-    assert len(compute) == 3 * m * steps * stages
+    assert len(compute) == 2 * m * steps * stages
     assert all(0 <= each["ts"] < 60e6 for each in compute)
     with pytest.raises(ConfigError, match="exists"):
         write_trace(trace, written)

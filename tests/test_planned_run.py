@@ -105,7 +105,7 @@ class Greedy:
 
 
 def test_a_plan_beyond_a_devices_memory_is_not_sent(tmp_path: Path) -> None:
-    with pytest.raises(PlanViolationError, match="unit 0: C7: x-0 holds 4 blocks, its memory 0"):
+    with pytest.raises(PlanViolationError, match="unit 0: C7: x-0 holds 4 blocks, its limit is 0"):
         run(tmp_path, "strategy=even", "strategy._target_=test_planned_run.Greedy", *SMALL)
 
 

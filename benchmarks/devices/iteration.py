@@ -1,20 +1,18 @@
 """An iteration on daemons with mutual TLS, against torch.distributed.pipelining on gloo without
-encryption, and against the time that the schedule takes event by event with chunks of the same run;
-`zb_h1`, which torch has not, against `one_f_one_b`.
+encryption, and against the time that the schedule takes event by event with chunks of the same run.
 """
 
 import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import torch
 
 from benchmarks.devices.cluster import CLIP, RATE, Ours, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import WARM, about, alike, ratio, save, turns
 from pipeline import schedule
-from pipeline.schedule import BACKWARD, FORWARD, WEIGHTS
+from pipeline.schedule import BACKWARD, FORWARD
 from tests.device_cluster import device_name, even_plan, plan_of
 from tests.network import Place
 from tests.optim.discrete_event import Behind, Chunk, makespan
@@ -35,7 +33,6 @@ def main(arguments: Namespace) -> None:
     rows = [
         _row(arguments, count, name) for count in arguments.devices for name in arguments.schedules
     ]
-    rows += [_zero_bubble(arguments, count) for count in arguments.devices]
     save(arguments.output, "iteration", {"about": about(arguments), "rows": rows})
 
 
@@ -77,40 +74,20 @@ def _row(arguments: Namespace, count: int, name: str) -> dict[str, object]:
     }
 
 
-def _zero_bubble(arguments: Namespace, count: int) -> dict[str, object]:
-    """Both on daemons of their own, of which those that have no turn sleep."""
-    made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
-    names, m = [device_name(k) for k in range(count)], arguments.micro_batches
-    with ExitStack() as stack:
-        sides = {}
-        for name in ("zb_h1", "one_f_one_b"):
-            plan = even_plan(names, arguments.blocks, plan_of(names[:1], (1,), m, name))
-            started = stack.enter_context(daemons([Place()] * count))
-            mine = stack.enter_context(ours(made, plan, started))
-            mine.run()
-            sides[name] = mine.step_and_run
-        seconds, _ = turns(sides, arguments.turns, {})
-    against = ratio(seconds["zb_h1"], seconds["one_f_one_b"])
-    print(f"{count:<8}{'zb_h1':<13}{m:>3}  against one_f_one_b {against}", flush=True)
-    return {"devices": count, "schedule": "zb_h1", "seconds": seconds}
-
-
 def _ideal_s(mine: Ours, before: dict[str, float], name: str, m: int) -> float:
     """Seconds of the schedule on devices and hops that cost nothing but the chunks of the last
     step; the embedding is a stage as well."""
     lists = schedule.build(name, len(mine.tables), m)
     took = {key: mine.timer.seconds[key] - before.get(key, 0.0) for key in ("embedding", "head")}
     embedding = Chunk(took["embedding"] / m / 2)
-    forward, backward, weights_s = [embedding], [embedding], [0.0]
+    forward, backward = [embedding], [embedding]
     for actions, table in zip(lists, mine.tables, strict=False):
         seconds = (table[:, 2] - table[:, 1]).tolist()
         pairs = list(zip(actions, seconds, strict=True))
         forward.append(Chunk(_mean([s for action, s in pairs if action.kind == FORWARD])))
         backward.append(Chunk(_mean([s for action, s in pairs if action.kind == BACKWARD])))
-        weights_s.append(_mean([s for action, s in pairs if action.kind == WEIGHTS]))
     behind = Behind(head_s=took["head"] / m)
-    every = schedule.passed_on(lists[0]), *lists
-    return makespan(every, forward, backward, "link", behind, weights_s)
+    return makespan((lists[0], *lists), forward, backward, "link", behind)
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -17,7 +17,7 @@ from collapipe.cli import credentials, deploy
 from collapipe.cli.device import command as device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
-from collapipe.own_packages import NAMES, import_own_packages
+from collapipe.own_packages import NAMES, find_own_packages_first
 from collapipe.process.extras import missing
 from collapipe.process.folders import in_home
 from collapipe.process.streams import complain, open_streams, write_rest
@@ -58,7 +58,7 @@ def main() -> None:
 
 def _status() -> int:
     try:
-        import_own_packages()
+        find_own_packages_first()
         return app(with_home(sys.argv[1:]), standalone_mode=False) or 0
     except typer.Exit as error:
         return error.exit_code

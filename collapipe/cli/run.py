@@ -18,7 +18,7 @@ from collapipe.config.overrides import expand, parse, setting
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
-from collapipe.own_packages import import_own_packages
+from collapipe.own_packages import find_own_packages_first
 
 _QUIET = {
     "GRPC_VERBOSITY": "NONE",  # important problems are raised as errors
@@ -36,7 +36,7 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
 
     Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
     """
-    import_own_packages()
+    find_own_packages_first()
     quieten()
     overrides = with_folder(config.own_overrides(overrides, config_file))
     settings = config.outline(overrides)

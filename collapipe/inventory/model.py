@@ -16,7 +16,6 @@ from collapipe.inventory.yaml_file import Document
 from collapipe.process.folders import in_home
 from collapipe.state import BlockCost
 from collapipe.validation import nearest
-from pipeline.schedule import splits_backward
 
 if TYPE_CHECKING:  # torch takes seconds
     from collapipe.models.split import ModelSpec
@@ -150,9 +149,7 @@ def _counted(
 
     spec = read_spec(document, section)
     try:
-        split = splits_backward(how.schedule)
-        cost = measure_cost(spec, tokens, batch_size, recompute=how.recompute, split=split)
-        return spec, cost
+        return spec, measure_cost(spec, tokens, batch_size, recompute=how.recompute)
     except ConfigError as error:  # begins with the key
         raise ConfigError(f"{document.file}:{document.line(('model',))}: {error}") from error
 

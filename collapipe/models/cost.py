@@ -17,7 +17,6 @@ from collapipe.models.dropout import drawing_from
 from collapipe.models.part import moments, state_like
 from collapipe.models.split import Head, ModelSpec
 from collapipe.models.stem import StemSpec
-from collapipe.models.weight_gradients import SplitBackward
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
@@ -46,7 +45,6 @@ def measure_cost(
     batch_size: int,
     optimizer: OptimizerSettings | None = None,
     recompute: bool = False,
-    split: bool = False,
 ) -> BlockCost:
     """Return the cost of the most expensive block for samples of ``tokens`` tokens, in float32.
 
@@ -58,8 +56,7 @@ def measure_cost(
     Bytes are weights, gradients and optimiser moments (AdamW's without ``optimizer``) plus the
     tensors that autograd saves for all ``batch_size`` samples, as GPipe keeps them; 1F1B keeps
     fewer. With ``recompute`` saved tensors count for one micro-batch and inputs for the whole
-    batch; FLOPs do not change. With ``split`` the gradients that the weights' gradients need are
-    also kept until these are computed.
+    batch; FLOPs do not change.
     """
     rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
     shape, costs = torch.Size((1, tokens + rows, spec.dim)), []
@@ -67,17 +64,15 @@ def measure_cost(
         with torch.device("meta"):
             block = spec.build_block(index)
         with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone: nothing is computed
-            shape, cost = _measure(block, shape, tokens, optimizer, split)
-        costs.append(astuple(_keeping(cost, batch_size, recompute, split)))
+            shape, cost = _measure(block, shape, tokens, optimizer)
+        costs.append(astuple(_keeping(cost, batch_size, recompute)))
     return BlockCost(*map(max, zip(*costs, strict=True)))
 
 
-def _keeping(cost: BlockCost, batch_size: int, recompute: bool, split: bool) -> BlockCost:
+def _keeping(cost: BlockCost, batch_size: int, recompute: bool) -> BlockCost:
     """Add the memory of a whole batch: saved tensors, or with ``recompute`` the inputs alone."""
     if recompute:
-        cost = replace(cost, segment_bytes=batch_size * cost.activation_bits / 8)
-        if not split:
-            return cost
+        return replace(cost, segment_bytes=batch_size * cost.activation_bits / 8)
     kept = batch_size * cost.sample_bytes
     return replace(cost, block_bytes=cost.block_bytes + kept, sample_bytes=0.0)
 
@@ -87,7 +82,6 @@ def _measure(
     shape: torch.Size,
     tokens: int,
     optimizer: OptimizerSettings | None,
-    split: bool,
 ) -> tuple[torch.Size, BlockCost]:
     """Return the shape of the block's output and its cost for a single sample in flight.
 
@@ -109,11 +103,9 @@ def _measure(
     ):
         out = block(hidden, mask)
     with flop_counter() as backward:
-        half = SplitBackward(out, torch.ones_like(out), hidden)
-        half.accumulate()
+        torch.autograd.backward(out, torch.ones_like(out))
     own = _storages([*block.parameters(), *block.buffers()])
-    kept = [*saved, *half.kept] if split else saved
-    stash = sum((own | _storages(kept)).values()) - sum(own.values())
+    stash = sum((own | _storages(saved)).values()) - sum(own.values())
     trained = sum(weight.nbytes for weight in block.parameters() if weight.requires_grad)
     count = _ADAMW if optimizer is None else len(moments(optimizer))
     cost = BlockCost(

@@ -132,8 +132,6 @@ def _measured(
             name, about = str(action), {"step": step}
             yield _slice(process, WAIT, f"for {name}", asked, began - asked) | {"args": about}
             yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
-            if action.kind == schedule.WEIGHTS:  # its result is not sent
-                continue
             track = SEND if action.kind == schedule.FORWARD else SEND_BACK
             leaves = max(ended, free_s[track])
             yield _slice(process, track, name, leaves, sent - leaves) | {"args": about}
@@ -151,8 +149,6 @@ def _flows(
     """Yield an arrow from each action to the neighbour's action that depends on it."""
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
         for (_, began, ended, _), action in zip(rows, actions, strict=False):
-            if action.kind == schedule.WEIGHTS:  # no action depends on it
-                continue
             places = (stage, stage + 1) if action.kind == schedule.FORWARD else (stage + 1, stage)
             ends = ({"ph": "f", "bp": "e", "ts": began * 1e6}, {"ph": "s", "ts": ended * 1e6})
             for place, end in zip(places, ends, strict=True):

@@ -12,7 +12,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import BEFORE, BEHIND
 from pipeline.hop_codec import HopCodec
-from pipeline.schedule import FORWARD, WEIGHTS, Action
+from pipeline.schedule import FORWARD, Action
 from pipeline.stage import Passed
 
 
@@ -90,12 +90,12 @@ class StreamPorts:
 
     def holds(self, action: Action) -> bool:
         stream = self._before if action.kind == FORWARD else self._behind
-        return stream is None or action.kind == WEIGHTS or stream.waiting()
+        return stream is None or stream.waiting()
 
     def receive(self, action: Action) -> Passed:
         forward = action.kind == FORWARD
         stream = self._before if forward else self._behind
-        if stream is None or action.kind == WEIGHTS:
+        if stream is None:
             return ()
         self._wait(lambda: self.holds(action))
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
@@ -112,7 +112,7 @@ class StreamPorts:
     def send(self, action: Action, made: Passed) -> None:
         forward = action.kind == FORWARD
         stream = self._behind if forward else self._before
-        if stream is None or action.kind == WEIGHTS:
+        if stream is None:
             return
         if forward:
             self._sent[action.micro_batch] = made[0].shape

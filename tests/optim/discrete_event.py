@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
+from pipeline.schedule import FORWARD, Action, Schedule
 
 Sender = Literal["device", "link"]
 """Who is busy while a hop takes place: the device, or a link of its own."""
@@ -39,14 +39,11 @@ def makespan(
     backward: Sequence[Chunk],
     sender: Sender,
     behind: Behind | None = None,
-    weights_s: Sequence[float] = (),
 ) -> float:
     """Seconds until every action is done.
 
-    ``weights_s`` are those of the weights' gradients on each segment, where the schedule has them
-    as actions of their own. A link carries activations and gradients one at a time, in the order of
-    its segment's actions. Activations reach the head by the uplink, gradients the last segment by a
-    way of their own.
+    A link carries activations and gradients one at a time, in the order of its segment's actions.
+    Activations reach the head by the uplink, gradients the last segment by a way of their own.
     """
     run = _Run(len(forward), sender, behind or Behind())
     waiting = [list(actions) for actions in schedule]
@@ -56,8 +53,6 @@ def makespan(
                 action = actions.pop(0)
                 if stage == len(forward):
                     run.pass_head(stage, action)
-                elif action.kind == WEIGHTS:
-                    run.compute_weights(stage, action, weights_s[stage])
                 elif action.kind == FORWARD:
                     run.send_forward(stage, action, forward[stage])
                 else:
@@ -99,11 +94,6 @@ class _Run:
         begin = max(self.device_free_s[stage], arrived)
         self.ended[stage, action] = self.device_free_s[stage] = begin + chunk.compute_s
 
-    def compute_weights(self, stage: int, action: Action, seconds: float) -> None:
-        """On the device, which has all that it takes."""
-        self.device_free_s[stage] += seconds
-        self.ended[stage, action] = self.device_free_s[stage]
-
     def pass_head(self, stage: int, action: Action) -> None:
         """A forward ends with its activations there, a backward with its gradients back here."""
         ready_s = self.ready_s(stage, action)
@@ -123,8 +113,6 @@ class _Run:
     def _needs(self, stage: int, action: Action) -> tuple[int, Action] | None:
         if action.kind == FORWARD:
             return (stage - 1, action) if stage else None
-        if action.kind == WEIGHTS:
-            return stage, Action(BACKWARD, action.micro_batch)
         # The head's gradient needs the head's own forward, which its list has before it.
         return (stage + 1, action) if stage < self._head else (stage, _forward_of(action))
 

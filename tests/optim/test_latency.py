@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
 from optim.latency import block_caps, micro_batch_sizes, pipeline_latency, round_up
 from optim.problem import ClusterProblem, Latency
-from pipeline.schedule import gpipe, one_f_one_b, zb_h1
+from pipeline.schedule import gpipe, one_f_one_b
 from tests.optim.discrete_event import Chunk, Sender, makespan
 
 SENDERS: dict[Latency, Sender] = {"flow_shop": "device", "overlap": "link"}
@@ -129,37 +129,6 @@ def test_one_f_one_b_takes_the_laws_of_both_directions_at_most(
     run = makespan(one_f_one_b(count, m), forward, backward, "device")
     law = sum(pipeline_latency(profiles(way), blocks, batch_size, m, "flow_shop") for way in ways)
     assert run <= law * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("segments", [1, 2, 4, 6])
-def test_zb_h1_has_the_papers_bubble(segments: int) -> None:
-    """Devices alike, F = B = W: (S − 1)·(F + B − W), where 1F1B has (S − 1)·(F + B + W)."""
-    ones, m = [Chunk(1.0)] * segments, 2 * segments
-    run = makespan(zb_h1(segments, m), ones, ones, "device", weights_s=[1.0] * segments)
-    assert run == 3 * m + segments - 1
-    whole = makespan(one_f_one_b(segments, m), ones, [Chunk(2.0)] * segments, "device")
-    assert whole == 3 * m + 3 * (segments - 1)
-
-
-@pytest.mark.parametrize("hops", [False, True])
-def test_zb_h1_takes_the_law_of_combined_chunks_at_most(hops: bool) -> None:
-    """Planners see forward and both halves of backward as one chunk: of 1F1B's time it takes 0.9
-    in the mean and never more, of `flow_shop`'s 0.87."""
-    ratios, gains, links = list[float](), list[float](), list[float]()
-    for forward, backward, m in random_cases(300, hops):
-        halves = [Chunk(chunk.compute_s / 2, chunk.hop_s) for chunk in backward]
-        rest = [chunk.compute_s / 2 for chunk in backward]
-        run = makespan(zb_h1(len(forward), m), forward, halves, "device", weights_s=rest)
-        ratios.append(run / law_of(together(forward, backward), m, "flow_shop"))
-        gains.append(run / makespan(one_f_one_b(len(forward), m), forward, backward, "device"))
-        run = makespan(zb_h1(len(forward), m), forward, halves, "link", weights_s=rest)
-        links.append(run / law_of(together(forward, backward), m, "overlap"))
-    assert max(*ratios, *gains) <= 1 + 1e-12
-    assert 0.85 < statistics.mean(ratios) < 0.9
-    assert 0.88 < statistics.mean(gains) < 0.93
-    assert min(ratios) > 0.7
-    assert (max(links) <= 1 + 1e-12) == (not hops)  # `overlap` is no bound with slow links
-    assert max(links) < 2
 
 
 def test_overlap_is_no_bound_for_one_f_one_b_with_slow_links() -> None:

@@ -27,7 +27,7 @@ from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead
 from pipeline.inline import InlineSegments, inline_pipeline
 from pipeline.micro_batch import split as micro_batches_of
-from pipeline.schedule import SCHEDULES, build, passed_on
+from pipeline.schedule import SCHEDULES, build
 from pipeline.segment import Segment
 from tests.thorough import chosen
 
@@ -365,7 +365,7 @@ def test_every_stage_runs_its_actions_in_their_order(name: str) -> None:
     for segment, log in zip(split.segments, logs, strict=False):
         log_passes(segment.parts[-1].module, log)
     split.pipeline.run(ragged(), KEY)
-    assert logs == [list(map(str, passed_on(actions))) for actions in build(name, 2, 3)]
+    assert logs == [list(map(str, actions)) for actions in build(name, 2, 3)]
 
 
 class _SlowHead(_LoggingHead):

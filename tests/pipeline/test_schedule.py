@@ -5,7 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from drawn_schedule import render
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError, ScheduleError
@@ -13,14 +13,12 @@ from pipeline.schedule import (
     BACKWARD,
     FORWARD,
     SCHEDULES,
-    WEIGHTS,
     Action,
     Schedule,
     build,
     gpipe,
     one_f_one_b,
     verify,
-    zb_h1,
 )
 
 segment_counts = st.integers(1, 6)
@@ -38,9 +36,8 @@ def schedule_of(*stages: str) -> Schedule:
 def in_order(schedule: Schedule) -> bool:
     """Whether gradients add up in the order of micro-batches on every stage."""
     orders = [
-        [action.micro_batch for action in actions if action.kind == kind]
+        [action.micro_batch for action in actions if action.kind == BACKWARD]
         for actions in schedule
-        for kind in (BACKWARD, WEIGHTS)
     ]
     return all(order == sorted(order) for order in orders)
 
@@ -58,8 +55,6 @@ def can_end(schedule: Schedule) -> bool:
                 graph.add((stage, action), (stage - 1, action))
             if action.kind == BACKWARD:
                 graph.add((stage, action), (stage, Action(FORWARD, action.micro_batch)))
-            if action.kind == WEIGHTS:
-                graph.add((stage, action), (stage, Action(BACKWARD, action.micro_batch)))
             if action.kind == BACKWARD and stage < last:
                 graph.add((stage, action), (stage + 1, action))
     try:
@@ -105,20 +100,16 @@ def test_what_the_schedules_look_like() -> None:
     gpipe_head = "F0 B0 F1 B1 F2 B2"
     assert gpipe(1, 3) == schedule_of("F0 F1 F2 B0 B1 B2", gpipe_head)
     assert one_f_one_b(2, 3) == schedule_of("F0 F1 F2 B0 B1 B2", "F0 F1 B0 F2 B1 B2", gpipe_head)
-    assert zb_h1(2, 3) == schedule_of(
-        "F0 F1 F2 B0 W0 B1 W1 B2 W2", "F0 F1 B0 F2 B1 W0 B2 W1 W2", gpipe_head
-    )
 
 
 @given(segment_counts, micro_batch_counts)
 def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batches: int) -> None:
-    """GPipe m; 1F1B S + 1 − s on stage s, or m if there are fewer; ZB-H1 as many until B, and until
-    W as 1F1B's first."""
+    """GPipe m; 1F1B S + 1 − s on stage s, or m if there are fewer."""
 
-    def peak(actions: tuple[Action, ...], last: str = BACKWARD) -> int:
-        change = {FORWARD: 1, last: -1}
+    def peak(actions: tuple[Action, ...]) -> int:
+        change = {FORWARD: 1, BACKWARD: -1}
         forwards = [
-            sum(change.get(action.kind, 0) for action in actions[: place + 1])
+            sum(change[action.kind] for action in actions[: place + 1])
             for place in range(len(actions))
         ]
         return max(forwards)
@@ -126,10 +117,7 @@ def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batch
     everything = gpipe(num_segments, num_micro_batches)[:-1]
     assert {peak(actions) for actions in everything} == {num_micro_batches}
     few = [min(num_micro_batches, num_segments + 1 - stage) for stage in range(num_segments + 1)]
-    for schedule in (one_f_one_b, zb_h1):
-        assert list(map(peak, schedule(num_segments, num_micro_batches))) == few
-    halves = zb_h1(num_segments, num_micro_batches)[:-1]
-    assert {peak(actions, WEIGHTS) for actions in halves} == {few[0]}
+    assert list(map(peak, one_f_one_b(num_segments, num_micro_batches))) == few
 
 
 @given(disturbed())
@@ -149,10 +137,6 @@ def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
         (
             schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1"),  # each waits for the other
             "deadlock: stage 0 before B0, stage 1 before F1",
-        ),
-        (
-            schedule_of("F0 W0 B0", "F0 B0"),
-            "deadlock: stage 0 before W0",
         ),
         (
             schedule_of("B0 F0", "F0 B0"),  # a stage waits for itself
@@ -185,13 +169,8 @@ def test_planted_deadlocks_are_found(schedule: Schedule, message: str | None) ->
             schedule_of("F0 F1 B1 B0", "F0 F1 B1 B0"),  # which could end
             "stage 0 has B0 after B1; gradients must add up in the order of micro-batches",
         ),
-        (
-            schedule_of("F0 F1 B0 B1 W1 W0", "F0 B0 F1 B1"),
-            "stage 0 has W0 after W1; gradients must add up in the order of micro-batches",
-        ),
-        (schedule_of("F0 F1 B0 B1 W0", "F0 B0 F1 B1"), "stage 0 has W1 0 times, not once"),
-        (schedule_of("F0 B0 X0", "F0 B0"), "stage 0 has X0, whose kind is none of F, B, W"),
-        (schedule_of("F0 B0 W0", "F0 B0 W0"), "stage 1 has W0, whose kind is none of F, B"),
+        (schedule_of("F0 F1 B0", "F0 B0 F1 B1"), "stage 0 has B1 0 times, not once"),
+        (schedule_of("F0 B0 X0", "F0 B0"), "stage 0 has X0, whose kind is none of F, B"),
     ],
 )
 def test_wrong_orders_and_unknown_kinds_are_named(schedule: Schedule, message: str) -> None:
@@ -213,7 +192,6 @@ def test_missing_and_repeated_actions_are_named(
         stages[stage].insert(data.draw(st.integers(0, len(stages[stage]))), action)
     else:
         del stages[stage][place]
-        assume(action.kind != WEIGHTS or max(num_segments, num_micro_batches) > 1)  # the only one
     with pytest.raises(ScheduleError) as caught:
         verify(tuple(map(tuple, stages)))
     assert str(caught.value) == f"stage {stage} has {action} {2 * repeated} times, not once"
@@ -239,8 +217,6 @@ def test_render_draws_every_action_once(
     }
     for (stage, cell), column in columns.items():
         needed = (stage - 1 if cell.startswith(FORWARD) else stage + 1, cell)
-        if cell.startswith(WEIGHTS):
-            needed = stage, cell.replace(WEIGHTS, BACKWARD)
         assert columns.get(needed, -1) < column
     busy = Counter(column for column in columns.values())
     assert set(busy) == set(range(max(map(len, cells))))  # in no slot all are idle

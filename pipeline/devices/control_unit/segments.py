@@ -256,7 +256,7 @@ class RemoteSegments:
         lists = schedule.build(self.plan.schedule, len(segments), m)
         front = RecordingPorts(StreamPorts(None, first, fence, placed.wait), record, placed.hops)
         back = StreamPorts(last, None, fence, placed.wait)
-        before = StageRun(schedule.passed_on(lists[0]), embedding, front)
+        before = StageRun(lists[0], embedding, front)
         interleave([before, *head_runs(lists[-1], head, back)], placed.idle)
         answers = placed.all_answer(FrameKind.NORMS, record.step)
         self._norms.clear()

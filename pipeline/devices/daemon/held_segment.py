@@ -111,7 +111,7 @@ class HeldSegment:
     def segment(self) -> Segment:
         """Make a segment of the blocks."""
         d = self.description
-        return Segment(self.parts, d.recompute, schedule.splits_backward(d.schedule))
+        return Segment(self.parts, d.recompute)
 
     def key(self, step: int) -> DropoutKey:
         """Return the key of the step's dropout."""

@@ -65,10 +65,10 @@ def test_a_plan_counts_what_a_run_does(tmp_path: Path) -> None:
     folder(tmp_path, "t5")
     device = "chunk: {u: 2.0, v: 3.0, w: 4.0, l: 5.0}, memory_bytes: 1e6, energy_j: 9, power_w: 7"
     (plain,) = read(tmp_path, "{name: t5, tokens: 9}", device).clusters[0].profiles
-    told = "pipeline: {schedule: zb_h1, recompute: true, wire_dtype: int8}\n"
+    told = "pipeline: {schedule: one_f_one_b, recompute: true, wire_dtype: int8}\n"
     inventory = read(tmp_path, "{name: t5, tokens: 9}", device, told)
     (changed,) = inventory.clusters[0].profiles
-    cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8, recompute=True, split=True)
+    cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8, recompute=True)
     times, dim = 1 + cost.forward_share, spec_of(tmp_path, "t5", "decoder").dim
     assert inventory.model.cost == cost
     assert changed.time == AffineLaw(2 * times, 3 * times, 4 * (dim + 4) / (4 * dim), 5.0)

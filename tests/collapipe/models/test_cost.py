@@ -18,7 +18,6 @@ from collapipe.models.lora import LoraSpec
 from collapipe.models.part import Part
 from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel
 from collapipe.models.transformer import TransformerSpec
-from collapipe.models.weight_gradients import SplitBackward
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
@@ -92,23 +91,6 @@ def test_who_recomputes_keeps_inputs_and_one_micro_batch() -> None:
         whole.forward_flops,
         whole.backward_flops,
     )
-
-
-@pytest.mark.parametrize("name", ["ours", "t5"])
-def test_a_split_backward_keeps_gradients_as_well(tmp_path: Path, name: str) -> None:
-    """Those of real blocks that wait; the rest of the cost is that of a whole backward."""
-    base = SPEC if name == "ours" else spec_of(tmp_path, name, "decoder")
-    for spec in (base, LoraSpec(base, rank=2)):
-        whole, split = measure_cost(spec, TOKENS, 3), measure_cost(spec, TOKENS, 3, split=True)
-        block, hidden = spec.build_block(0).train(), torch.randn(1, TOKENS, spec.dim)
-        with drawing_from(torch.Generator()):
-            out = block(hidden.requires_grad_(), torch.ones(1, TOKENS, dtype=torch.bool))
-        half = SplitBackward(out, torch.ones_like(out), hidden)
-        kept = {each.untyped_storage().data_ptr(): each.nbytes for each in half.kept}
-        assert split.block_bytes - whole.block_bytes == 3 * sum(kept.values())
-        assert replace(split, block_bytes=whole.block_bytes) == whole
-        again = measure_cost(spec, TOKENS, 3, recompute=True, split=True)
-        assert again == replace(split, segment_bytes=3 * split.activation_bits / 8)
 
 
 @pytest.mark.parametrize(("name", "head"), [("ours", "decoder"), *ONE_OF_EACH])

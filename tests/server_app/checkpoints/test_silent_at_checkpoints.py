@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 from flwr.app import RecordDict
-from sections import federation_settings
+from sections import run_settings
 
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
@@ -19,7 +19,7 @@ class Asked(Units):
 
     def __init__(self, *silent: int) -> None:
         grid = InlineGrid(None, 3)  # type: ignore[arg-type]
-        super().__init__(grid, federation_settings(num_units=3), nodes={0: 2, 1: 3, 2: 4})
+        super().__init__(grid, run_settings(num_units=3), nodes={0: 2, 1: 3, 2: 4})
         self.silent, self.asked = {*silent}, list[int]()
         self.roster = Roster(tuple(map(unknown_cluster, range(3))))
 

@@ -583,8 +583,8 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
     devices = [DeviceProfile(f"{quotes}{k}", law, 10**18, *budgets) for k in range(128)]
     uplink = Uplink(*[high] * 4, (high,) * 20_000)
     state = ClusterState(7, tuple(devices), 10**18, uplink)
-    plan, steps = ClusterPlan(7, (), 2, "zb_h1"), 3
-    request = RoundRequest(1, (state,), 200, 6, steps, None, 2, "zb_h1", (), (0.0,), (None,))
+    plan, steps = ClusterPlan(7, (), 2, "one_f_one_b"), 3
+    request = RoundRequest(1, (state,), 200, 6, steps, None, 2, "one_f_one_b", (), (0.0,), (None,))
     actions = ((low,) * 4,) * 2 * 3
     report = ClusterReport(
         *(7, (low,) * steps, 10**15, 10**15, {f"{phase:064}": high for phase in range(32)}),

@@ -41,7 +41,7 @@ def test_a_device_may_be_lost_while_parts_are_sent(
 
     monkeypatch.setattr(Replica, "packed", losing)
     with daemons(3) as there:
-        assert work.remote(PLAN, there).equals(expected)
+        assert work.remote(PLAN, there, lost=[device_name(lost)]).equals(expected)
         assert gone
 
 
