@@ -51,7 +51,7 @@ def chosen() -> Iterator[object]:
             yield pytest.param(page, True, id=f"{name}, whole", marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(("page", "whole"), chosen())
+@pytest.mark.parametrize(("page", "whole"), [*chosen()])
 def test_documented_commands_are_taken(
     page: Path, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,8 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     direct = environ.get("no_proxy") or environ.get("NO_PROXY", "")
     if "*" not in direct:
-        direct = ",".join(filter(None, [direct, *_LOOPBACK]))
+        hosts = [*filter(None, direct.split(",")), *_LOOPBACK]
+        direct = ",".join(dict.fromkeys(hosts))  # a child's child has them already
     own = {"no_proxy": direct, "NO_PROXY": direct, "RAY_ADDRESS": "local", "MPLBACKEND": "agg"}
     if find_spec("socksio") is None:  # else httpx fails for any SOCKS proxy
         proxies = ((k, v) for k, v in environ.items() if k.lower().endswith("_proxy"))

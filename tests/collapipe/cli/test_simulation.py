@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from collapipe.cli import simulation
 from collapipe.config import received
 from collapipe.config.resolved import Resolved
-from collapipe.deployment import flower
 from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.flower import commands
 
@@ -37,7 +36,7 @@ def test_any_options_come_through_flower(value: object) -> None:
     """From the command to the server's app, and the same from there to a unit's."""
     options = Resolved(tree={"a": value}, run_dir="b", overrides=("c=1",), choices={"d": "e"})
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
-        file.write(flower.run_config(options.text, None))
+        file.write(commands.run_config(options.text, None))
         file.flush()
         run_config = parse_config_args([file.name])
     assert run_config == {"settings": options.text, "resume": ""}
@@ -110,6 +109,7 @@ def test_the_environment_is_private_quiet_and_finds_flowers_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLWR_HOME", "/somewhere/else")
+    monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setenv("NO_PROXY", "example.org")
     with simulation._site() as site:
         assert site.environment["FLWR_HOME"] == str(site.home)

@@ -159,17 +159,17 @@ def test_units_evaluate_where_the_hub_has_no_other_rows(
     here: Path, monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...], where: str
 ) -> None:
     """The run is told so; a server that is told otherwise opens no training rows for it."""
-    started = list[tuple[list[str], Settings]]()
-    monkeypatch.setattr(run, "start", lambda *told: started.append(told))
+    started = list[Settings]()
+    monkeypatch.setattr(run, "start", started.append)
     name = a_dataset(here / "mine", "train", *splits)
     told = [
         *("task=classification", "model=huggingface", "model.family=bert", f"data.name={name}"),
         *("federation.num_units=2", f"hydra.run.dir={here / 'run'}"),
     ]
     run.run_job(told)
-    ((overrides, settings),) = started
+    (settings,) = started
     assert settings.tree["evaluation"]["where"] == where
-    assert load_overrides(overrides).evaluation == settings.evaluation
+    assert load_overrides(settings.overrides).evaluation == settings.evaluation
     on_server = load_overrides([*told, "evaluation.where=server"])
     if where == "units":
         held = [load_held_out(settings, unit, "validation") for unit in range(2)]
