@@ -150,8 +150,14 @@ class DevicePipeline:
         replica = Replica(forms, starting_with(start.weights, start.state))
         samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
-        how = self._without, self._hung_s, devices.relay, needed
-        reach = Cluster(devices.roster, devices.dialer, *how)
+        cluster = Cluster(
+            devices=devices.roster,
+            dialer=devices.dialer,
+            replan=self._replan,
+            hung_s=self._hung_s,
+            relay=devices.relay,
+            needed_bytes=needed,
+        )
         common = RoundDescription(
             version=collapipe.__version__,
             unit=request.plan.unit,
@@ -165,8 +171,9 @@ class DevicePipeline:
             replicate_every=settings.pipeline.replicate_every,
             frozen=start.frozen,
         )
-        remote = request.plan, reach, common, spec.dim, replica, self._timer
-        self._segments = RemoteSegments(*remote)
+        self._segments = RemoteSegments(
+            request.plan, cluster, common, spec.dim, replica, self._timer
+        )
 
     def __enter__(self) -> RemoteSegments:
         return self._segments.__enter__()
@@ -195,7 +202,7 @@ class DevicePipeline:
             alive=frozenset(each.name for each in measured) - set(self._segments.lost),
         )
 
-    def _without(self, lost: Mapping[str, str]) -> ClusterPlan:
+    def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
         ``RoundFailedError`` if they cannot hold the model."""
         gone = {**self._all.absent, **lost}
@@ -205,8 +212,14 @@ class DevicePipeline:
             why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
             raise RoundFailedError(f"lost all its devices: {why}")
         settings, m = self._settings, self._plan.num_micro_batches
-        sizes = self._spec.num_blocks, settings.batch_size, m
-        problem = ClusterProblem(left, *sizes, "overlap", min_micro_batches=m)
+        problem = ClusterProblem(
+            devices=left,
+            num_blocks=self._spec.num_blocks,
+            batch_size=settings.batch_size,
+            max_micro_batches=m,
+            latency="overlap",  # real devices send while they compute
+            min_micro_batches=m,
+        )
         try:
             blocks = exact_partition(problem).best.blocks
         except InfeasibleRoundError as error:

@@ -112,8 +112,8 @@ class RoundTrainer:
 
 @contextmanager
 def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iterator[RoundTrainer]:
-    """Open the trainer of a round. Raises ``LinkError`` if the server's head or a real device
-    cannot be reached."""
+    """Open the trainer of a round. Raises ``LinkError`` if the server's head cannot be
+    reached, and ``RoundFailedError`` if the remaining devices cannot hold the model."""
     settings, spec = unit.settings, _with_store(unit, start)
     if settings.framework.unsplit:
         yield RoundTrainer(

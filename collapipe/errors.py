@@ -93,11 +93,11 @@ class CancelledRoundError(CollaPipeError):
 
 
 class NonFiniteLossError(CollaPipeError):
-    """A loss became NaN or infinite; the run stops and the last good weights stay."""
+    """A loss became NaN or infinite; its unit is excluded from the round."""
 
 
 class RoundFailedError(CollaPipeError):
-    """Every unit of a round failed; the message names a few and their causes."""
+    """A unit's round, or the round of all units, failed; the message names causes."""
 
 
 class BudgetSpentError(CollaPipeError):

@@ -176,8 +176,9 @@ class FederationSettings:
     checkpoint_every: CountFrom0
     keep: Count
     channel_noise: NotNegative
-    max_update_norm: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None  # older runs
-    max_share: Annotated[float, Field(ge=1)] = math.inf  # lack both
+    # Older runs lack the last two.
+    max_update_norm: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    max_share: Annotated[float, Field(ge=1)] = math.inf
 
     def __post_init__(self) -> None:
         if self.min_units is not None and self.min_units > self.num_units:

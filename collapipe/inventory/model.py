@@ -28,7 +28,7 @@ _FILES = [*(_CONF / "model").glob("*.yaml"), *(_CONF / "task_model").glob("*_tra
 _KNOWN = {path.stem: path for path in sorted(_FILES)}
 _NO_BLOCK = (
     "is counted on a block, and model has figures alone; name a model, or give figures that are "
-    "those of your schedule already"
+    "those of your options already"
 )
 _OF_A_NAME = ("family", "config", "tokens")
 

@@ -109,7 +109,6 @@ class ModelSection(Section):
 class PipelineSection(Section):
     """``pipeline``: options of a run that change blocks' time and memory."""
 
-    schedule: Literal["gpipe", "one_f_one_b"] = "gpipe"
     recompute: Flag = False
     wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 

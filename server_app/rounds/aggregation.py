@@ -8,16 +8,48 @@ from flwr.app import RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import Called
+from collapipe.sections import FederationSettings
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.wire.compression import upload_bytes
-from collapipe.wire.messages import Failure
+from collapipe.wire.messages import Failure, TrainReply
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.secure_sum import SecureSum
 from server_app.units import Units
 
-OnAccount = Callable[[Mapping[int, int]], None]  # takes the rounds that ε counts of each unit
+OnAccount = Callable[[Mapping[int, int]], None]
+"""Receives, for each unit, the number of rounds that its ε is charged for."""
+
+
+def weights_in_average(
+    finished: Mapping[int, TrainReply], federation: FederationSettings
+) -> dict[int, float]:
+    """Return each unit's weight in the average, not normalised: its target tokens, or 1 with
+    ``federation.weighting=uniform``; at most ``federation.max_share`` times the equal weight."""
+    if not finished:
+        return {}
+    if federation.weighting == "uniform":
+        weights = dict.fromkeys(finished, 1.0)
+    else:
+        weights = {u: float(each.report.target_tokens) for u, each in finished.items()}
+    return capped(weights, federation.max_share)
+
+
+def capped(weights: Mapping[int, float], most: float) -> dict[int, float]:
+    """Cut weights in an average so that no weight exceeds ``most`` ≥ 1 times the equal weight.
+
+    The k largest of N weights are cut to λ = c·R/(N − c·k). Here c is ``most``, R is the sum of the
+    other weights, and k is the least number that leaves no weight above λ.
+    """
+    ordered = sorted(weights.values(), reverse=True)
+    cap = ordered[-1]
+    for cut, largest in enumerate(ordered):
+        others, left = sum(ordered[cut:]), len(ordered) - most * cut
+        if largest * left <= most * others:
+            cap = most * others / left if left > 0 else largest
+            break
+    return {unit: min(weight, cap) for unit, weight in weights.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from server_app.rounds.kept import check_state
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST = 1e100  # bound of averaged figures, so that their sum is finite
-_ACTIONS = 3  # per micro-batch and segment: forward, backward, and the weights' gradient
+_ACTIONS = 2  # per micro-batch and segment: forward and backward
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,19 +92,3 @@ def bounded(values: Sequence[float], factor: float, before: Sequence[float]) -> 
     three values includes the values ``before``."""
     most = factor * median_low([*values, *before] if len(values) < _MAJORITY else values)
     return [max(0.0, min(each, most)) for each in values]
-
-
-def capped(shares: Mapping[int, float], most: float) -> dict[int, float]:
-    """Cut shares in an average so that no share exceeds ``most`` ≥ 1 times the equal share.
-
-    The k largest of N shares are cut to λ = c·R/(N − c·k). Here c is ``most``, R is the sum of the
-    other shares, and k is the least number that leaves no share above λ.
-    """
-    ordered = sorted(shares.values(), reverse=True)
-    cap = ordered[-1]
-    for cut, largest in enumerate(ordered):
-        rest, left = most * sum(ordered[cut:]), len(ordered) - most * cut
-        if largest * left <= rest:
-            cap = rest / left if left > 0 else largest
-            break
-    return {unit: min(share, cap) for unit, share in shares.items()}

@@ -19,20 +19,26 @@ from collapipe.state import ClusterState
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
-from collapipe.wire.messages import Failure, Split, TrainReply
+from collapipe.wire.messages import Failure, Split
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.kept_states import gather, restore
 from server_app.places import Places
-from server_app.rounds.aggregation import Aggregated, OnAccount, Updates, aggregation_of
+from server_app.rounds.aggregation import (
+    Aggregated,
+    OnAccount,
+    Updates,
+    aggregation_of,
+    weights_in_average,
+)
 from server_app.rounds.estimates import observed
 from server_app.rounds.exchange import Exchange, Outbox, Outcomes, totals
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept, most_kept
 from server_app.rounds.results import Arrival, Phases, RoundResult, RunState, Store, TrainingState
 from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState, Trained
-from server_app.rounds.screening import BELIEVED, UpdateScreen, capped
+from server_app.rounds.screening import BELIEVED, UpdateScreen
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Kept, Units
 
@@ -193,7 +199,7 @@ class CollaPipeStrategy:
         replies = self._exchange.send(outbox)
         phases.end("train")
         outcomes = self._exchange.outcomes(decision, outbox, replies)
-        shares = self._shares(outcomes.finished)
+        shares = weights_in_average(outcomes.finished, self._settings.federation)
         outcomes, aggregated = self._aggregate(decision, outcomes, shares)
         self._note_roster(round_, outcomes, aggregated)
         phases.end("aggregate")
@@ -272,17 +278,6 @@ class CollaPipeStrategy:
             outcomes = replace(outcomes, finished={})
         self._heads.keep_states({u: each.head_state for u, each in outcomes.finished.items()})
         return outcomes, aggregated
-
-    def _shares(self, finished: Mapping[int, TrainReply]) -> dict[int, float]:
-        """Each unit's weight in the average, not normalised."""
-        federation = self._settings.federation
-        if not finished:
-            return {}
-        if federation.weighting == "uniform":
-            shares = dict.fromkeys(finished, 1.0)
-        else:
-            shares = {u: float(each.report.target_tokens) for u, each in finished.items()}
-        return capped(shares, federation.max_share)
 
     def _note_roster(self, round_: int, outcomes: Outcomes, aggregated: Aggregated) -> None:
         """Record which units finished, failed or were absent. Raises an error if all have

@@ -43,9 +43,9 @@ class RemoteSegments:
     ``common`` is the part of the round's description that all segments share.
 
     If a device is lost, the cluster is planned again, the blocks are restored from the ``replica``,
-    and the steps since then are repeated. The result is the same as without the loss. If a device
-    cannot dial the next one although both are alive, hops go through the control unit. Raises
-    ``StageError`` if no plan is left.
+    and the steps after the replica's last complete step are repeated. The result is the same as
+    without the loss. If a device cannot dial the next one although both are alive, hops go through
+    the control unit. Raises ``RoundFailedError`` if no plan is left.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class RemoteSegments:
         began, before = time.monotonic(), len(self._lost)
         while True:
             try:
-                self._without(lost)
+                self._resume_after(lost)
             except (StageError, HopError) as error:
                 lost = self._placed.blamed(error)
             else:
@@ -193,9 +193,9 @@ class RemoteSegments:
                 self.events.append(f"lost {gone}; continued with {left} after {seconds:.2f} s")
                 return
 
-    def _without(self, lost: StageError) -> None:
+    def _resume_after(self, fault: StageError) -> None:
         """Change the plan or the hops, and repeat the steps since the last complete replica."""
-        plan = self._relayed(lost) if isinstance(lost, UnreachedError) else self._replanned(lost)
+        plan = self._relayed(fault) if isinstance(fault, UnreachedError) else self._replanned(fault)
         self._placed = self._placed.followed_by(plan, self._cluster)
         self._gather()
         for record in list(self._journal):
@@ -237,8 +237,9 @@ class RemoteSegments:
         return len(self._journal)
 
     def _keep_up(self) -> None:
-        """Wait if the copies of the blocks are too many steps old, because memory holds all steps
-        since then. Raises ``StageError`` if a device sends no copies."""
+        """Wait if the replica lags too many steps, because the journal keeps those steps in memory.
+
+        Raises ``StageError`` if a device sends no copies."""
         done, began = self._replica.step, time.monotonic()
         while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
             if self._replica.step != done:

@@ -301,7 +301,7 @@ class _TimedPorts:
         self._ports, self._streams, self._session = ports, streams, session
         self._rows = list[tuple[Action, float, float, float]]()
         self._sending = 0
-        self._sent: dict[tuple[FrameKind | None, int], float] = {}
+        self._sent: dict[tuple[FrameKind, int], float] = {}
         for stream in streams:
             stream.on_sent = self._has_left
 
@@ -331,7 +331,7 @@ class _TimedPorts:
         """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
         kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
         rows = [
-            (*times, self._sent.get((kinds.get(action.kind), action.micro_batch), times[-1]))
+            (*times, self._sent.get((kinds[action.kind], action.micro_batch), times[-1]))
             for action, *times in self._rows
         ]
         return torch.tensor(rows, dtype=torch.float64)

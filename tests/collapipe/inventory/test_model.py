@@ -65,7 +65,7 @@ def test_a_plan_counts_what_a_run_does(tmp_path: Path) -> None:
     folder(tmp_path, "t5")
     device = "chunk: {u: 2.0, v: 3.0, w: 4.0, l: 5.0}, memory_bytes: 1e6, energy_j: 9, power_w: 7"
     (plain,) = read(tmp_path, "{name: t5, tokens: 9}", device).clusters[0].profiles
-    told = "pipeline: {schedule: one_f_one_b, recompute: true, wire_dtype: int8}\n"
+    told = "pipeline: {recompute: true, wire_dtype: int8}\n"
     inventory = read(tmp_path, "{name: t5, tokens: 9}", device, told)
     (changed,) = inventory.clusters[0].profiles
     cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8, recompute=True)
@@ -88,19 +88,18 @@ def test_sizes_of_conf_are_counted_on_their_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ("{schedule: pipedream}", "pipeline.schedule=pipedream: "),
         ("{recompute: yes}", "pipeline.recompute=yes: must be true or false"),
         ("{wire_dtype: int4}", "pipeline.wire_dtype=int4: "),
         ("{recomputes: true}", "pipeline.recomputes=true: unknown key; nearest: recompute"),
     ],
 )
-def test_other_schedules_are_refused(tmp_path: Path, told: str, says: str) -> None:
+def test_other_options_are_refused(tmp_path: Path, told: str, says: str) -> None:
     folder(tmp_path, "bert")
     with pytest.raises(ConfigError, match=re.escape(says)):
         read(tmp_path, "{name: bert}", more=f"pipeline: {told}\n")
 
 
-def test_of_figures_no_schedule_can_be_counted(tmp_path: Path) -> None:
+def test_nothing_can_be_counted_on_figures(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r":4: pipeline: is counted on a block"):
         read(tmp_path, "{num_blocks: 4}", "chunk: {u: 1.0}", "pipeline: {recompute: true}\n")
 

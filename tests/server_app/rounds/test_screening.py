@@ -18,8 +18,9 @@ from scripted_units import UNTRAINED, scripted_units
 from collapipe.privacy.clipping import update_norm
 from collapipe.tensors import Tensors
 from collapipe.wire.records import TRAIN
+from server_app.rounds.aggregation import capped
 from server_app.rounds.global_model import GlobalModel, trimmed_mean
-from server_app.rounds.screening import UpdateScreen, bounded, capped
+from server_app.rounds.screening import UpdateScreen, bounded
 
 
 def scaled(factor: float) -> Lie:

@@ -262,7 +262,7 @@ def test_a_device_that_answers_nonsense_is_done_without(
         send(stream, frame)
 
     monkeypatch.setattr(FrameStream, "send", lying)
-    monkeypatch.setattr(segments.RemoteSegments, "_without", noted)
+    monkeypatch.setattr(segments.RemoteSegments, "_resume_after", noted)
     monkeypatch.setattr("pipeline.devices.daemon.session.ALIVE_S", 0.01)
     plan = plan_of([device_name(k) for k in range(2)], (2, 2))
     with daemons(2) as there:
