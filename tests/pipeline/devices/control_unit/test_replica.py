@@ -249,7 +249,7 @@ def test_a_device_that_answers_nonsense_is_done_without(
 ) -> None:
     """The round ends with the bits of an honest one."""
     send, lied, gone = FrameStream.send, list[bool](), list[str]()
-    without = segments.RemoteSegments._without
+    without = segments.RemoteSegments._resume_after
 
     def noted(remote: segments.RemoteSegments, lost: StageError) -> None:
         gone.append(lost.device)
