@@ -249,7 +249,8 @@ def _settings(context: Context) -> Settings:
 
 
 def _received(text: str, context: Context) -> Settings:
-    """Return the settings in the server's message. Raises ``WireError`` if the run had others."""
+    """Return the settings in the server's message. Raises ``WireError`` if they differ from those
+    that ``state`` has stored."""
     if messages.Setup.__name__ in context.state and _setup(context).settings != text:
         raise WireError("the run's options have changed; a run has the same options in all rounds")
     settings = owner.load_settings(text, context.node_config)

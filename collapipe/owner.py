@@ -75,7 +75,10 @@ def load_settings(text: str, node_config: Mapping[str, Any]) -> Settings:
     """
     if not has_owner(node_config):
         return config.load_text(text)
-    tree = parsed(text).tree
+    try:
+        tree = parsed(text).tree
+    except ConfigError as error:  # the server's fault, not the owner's
+        raise OwnerError(f"the unit refuses the run: {error}") from error
     _check(tree)
     owner, folder = _read(node_config)
     settings = config.load_text(Resolved(tree=_with_own(tree, owner, folder)).text)

@@ -99,7 +99,7 @@ class OwnerAccount:
     def _after(self, privacy: PrivacySettings) -> Spent:
         spent = self.spent()
         after = spent.after(privacy)
-        if (then := after.epsilon(self.delta)) > self.limit:
+        if not (then := after.epsilon(self.delta)) <= self.limit:  # also refuses NaN
             raise BudgetSpentError(
                 f"{self.name} cannot take part: one more round would raise ε of all its runs from "
                 f"{spent.epsilon(self.delta):.3g} to {then:.3g}, above its owner's "

@@ -77,7 +77,7 @@ class PrivacySection(Section):
             yield "privacy.secure_aggregation", "must be true"
         if noise is not None and found.noise_by != "units":
             yield "privacy.noise_by", "must be units"
-        if noise is not None and found.noise_multiplier < noise:
+        if noise is not None and not found.noise_multiplier >= noise:  # also refuses NaN
             yield "privacy.noise_multiplier", f"must be at least {noise:g}"
         limited = self.lifetime_epsilon is not None
         if limited and not found.noise_multiplier:

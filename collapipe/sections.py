@@ -261,14 +261,14 @@ class PrivacySettings:
     """
 
     clip_norm: Positive | None = None
-    clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
-    noise_multiplier: Annotated[float, Field(ge=0, le=_MOST_NOISE)] = 0.0
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    clip_quantile: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    noise_multiplier: Annotated[float, Field(ge=0, le=_MOST_NOISE, allow_inf_nan=False)] = 0.0
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 1e-5
     max_epsilon: Positive | None = None
     noise_seed: CountFrom0 | None = None
     noise_by: Literal["server", "units"] = "server"
     secure_aggregation: bool = False
-    threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3
+    threshold: Annotated[float, Field(gt=0.5, le=1, allow_inf_nan=False)] = 2 / 3
 
     def __post_init__(self) -> None:
         if 0 < self.noise_multiplier < _LEAST_NOISE:

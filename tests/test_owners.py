@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,8 +20,9 @@ from flwr.app import Context, Message
 from client_app.app import app
 from collapipe import owner
 from collapipe.cli.run import run_job
-from collapipe.config import load_overrides
+from collapipe.config import Settings, load_overrides
 from collapipe.config.composing import compose
+from collapipe.config.resolved import Resolved
 from collapipe.credentials.credentials import request
 from collapipe.credentials.keys import fingerprint
 from collapipe.errors import ConfigError, OwnerError, RoundFailedError
@@ -548,3 +549,10 @@ def test_a_server_without_rows_of_its_own_says_what_it_lacks(tmp_path: Path) -> 
     one = f"data.test_file={written(tmp_path / 'test.csv', 4)}"
     with pytest.raises(ConfigError, match="set both"):
         load_overrides([*MODEL, one])
+
+
+def test_every_section_of_the_options_is_known_to_owners() -> None:
+    """Or each of them would refuse every run."""
+    of_all = {each.name for each in fields(Settings)} - {each.name for each in fields(Resolved)}
+    plugins = {*owner._PLUGINS} - {"partitioner"}  # of the section data
+    assert {*owner._SECTIONS.split(), *owner._NUMBERS} == of_all | plugins

@@ -1,6 +1,7 @@
 """A run's resolved options: plain values in a tree, and the JSON text that its processes send."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -53,7 +54,10 @@ def parsed(text: str) -> Resolved:
 
 
 def check_values(where: object, node: object, depth: int = _MOST_DEPTH) -> None:
-    """Raise ``ConfigError`` if a value has a number beyond ±10³⁰, or more than ``depth`` levels."""
+    """Raise ``ConfigError`` if a value has a number beyond ±10³⁰, NaN, or more than ``depth``
+    levels."""
+    if isinstance(node, float) and math.isnan(node):  # no comparison would refuse it
+        raise ConfigError(f"{where}: not the options of a run (a value is not a number)")
     if isinstance(node, int) and abs(node) > _MOST_WHOLE:
         raise ConfigError(f"{where}: not the options of a run (a number is out of range)")
     if not depth:

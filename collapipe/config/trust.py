@@ -21,9 +21,9 @@ _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """Return the options in a run's ``config.yaml``.
 
-    Its task and model will be built, so they must be dataclasses of CollaPipe or of a ``trusted``
-    package. References are refused, because they could read the environment. Raises ``ConfigError``
-    if the file is invalid.
+    Its task and model will be built, and no other plug-in. They must be dataclasses of CollaPipe or
+    of a ``trusted`` package. References are refused, because they could read the environment.
+    Raises ``ConfigError`` if the file is invalid.
     """
     text, tree = read_tree(file)
     for token in yaml.scan(text):  # yaml.scan has decoded escapes; a reference could read a secret

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from collapipe.config import load_overrides, load_text
+from collapipe.config import load_overrides, load_text, received
 from collapipe.config.resolved import parsed
 from collapipe.errors import ConfigError
 
@@ -22,6 +22,7 @@ from collapipe.errors import ConfigError
         ('{"tree": ' + '{"a":' * 40_000, "not the options of a run"),
         ('{"tree": {"a": 1' + "0" * 30 + "1}}", "a number is out of range"),
         ('{"tree": {"a": ' + "9" * 5000 + "}}", "not the options of a run"),
+        ('{"tree": {"a": [NaN]}}', "a value is not a number"),
         ('{"tree": {"a": "' + "b" * 2**18 + '"}}', "expected at most 262,144"),
     ],
 )
@@ -41,6 +42,59 @@ def test_a_reference_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     options = json.loads(load_overrides([]).text)
     options["tree"]["tracking"]["mlflow"] = "${oc.env:SECRET}"
     assert load_text(json.dumps(options)).tracking.mlflow == "${oc.env:SECRET}"
+
+
+def changed(option: str, value: object) -> str:
+    """The default options with another value, or without it if that is ``...``."""
+    options = json.loads(load_overrides([]).text)
+    *sections, name = option.split(".")
+    node = options["tree"]
+    for each in sections:
+        node = node[each]
+    node[name] = value
+    if value is ...:
+        del node[name]
+    return json.dumps(options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("privacy.noise_multiplier", "nan"),
+        ("privacy.delta", "nan"),
+        ("privacy", ...),
+        ("strategy", ...),
+        ("strategy", [1]),
+        ("strategy._target_", ...),
+        ("environment", "fading"),
+        ("data.partitioner", ...),
+        ("data", []),
+        ("task", ...),
+        ("task._target_", 3),
+        ("cluster", {}),
+        ("cluster.num_devices", "\ud800"),
+        ("model", None),
+        ("seed", ...),
+    ],
+)
+def test_a_tree_that_hydra_cannot_make_is_taken_or_refused_in_one_line(
+    option: str, value: object
+) -> None:
+    try:
+        load_text(changed(option, value))
+    except ConfigError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_number_that_is_none_protects_nobody() -> None:
+    for option in ("noise_multiplier", "delta", "threshold", "clip_quantile"):
+        with pytest.raises(ConfigError, match=rf"privacy\.{option}=nan"):
+            load_text(changed(f"privacy.{option}", "nan"))
+
+
+def test_settings_and_overrides_are_not_both_taken() -> None:
+    with pytest.raises(ConfigError, match="both are set"):
+        received({"settings": load_overrides([]).text, "overrides": "seed=1"})
 
 
 @pytest.mark.parametrize("module", ["client_app.app", "server_app.app"])

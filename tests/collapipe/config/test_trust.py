@@ -1,11 +1,14 @@
 """What somebody else's run folder may name: nothing of it is code that would run."""
 
+import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import flwr_datasets.partitioner
 import pytest
 
-from collapipe.config import load_overrides
+from collapipe.config import load_overrides, load_saved
 from collapipe.config.composing import compose
 from collapipe.config.trust import check_addresses, check_plugins
 from collapipe.errors import ConfigError
@@ -39,6 +42,28 @@ def test_only_plug_ins_of_our_own_classes_are_taken(
     monkeypatch.setattr(flwr_datasets.partitioner, "NoPartitioner", NoPartitioner, raising=False)
     with pytest.raises(ConfigError, match=rf"^{option}\._target_={target}: "):
         check_plugins(compose([f"{option}._target_={target}"]).tree)
+
+
+@pytest.mark.parametrize(
+    "option", ["cluster", "channel", "environment", "strategy", "data.partitioner"]
+)
+def test_a_saved_run_is_read_without_its_other_plug_ins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """A class in the current folder could do anything."""
+    (tmp_path / "mine.py").write_text("open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    options = compose([])
+    tree = json.loads(options.text)["tree"]
+    *sections, name = option.split(".")
+    node = tree
+    for each in sections:
+        node = node[each]
+    node[name] = {"_target_": "mine.Mine"}
+    (tmp_path / "config.yaml").write_text(json.dumps(tree))
+    settings = load_saved(tmp_path / "config.yaml")
+    assert settings.model.num_blocks and settings.task.name == "dates"
+    assert not (tmp_path / "ran").exists() and "mine" not in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,206 @@
+"""Combinations of options that do not work; each has a message with the way out."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from collapipe.config.resolved import value_at
+from collapipe.config.settings import Settings
+from collapipe.sections import LoraSettings
+
+if TYPE_CHECKING:
+    from collapipe.devices.presets import ClusterPreset
+
+_AS_YAML: dict[Any, str] = {None: "null", False: "false"}
+
+
+def contradictions(settings: Settings) -> Iterator[str]:
+    """Yield an error message for each combination of options that does not work.
+
+    Of the plug-ins only task and model are built.
+    """
+    task, head, cut = settings.task, settings.model.head, settings.framework.cut
+    mode = settings.decoder.mode
+    if head not in task.heads:
+        from collapipe.models.split import TASKS
+
+        yield (
+            f"task={task.name}: trains a head {' or '.join(task.heads)}, and this model has {head}"
+            f"; set {TASKS.get(str(head), 'another task')}, or another model: model=huggingface "
+            "model.name=FOLDER_OR_HUB_ID or model.family=NAME"
+        )
+    fadings = {value_at(settings.tree, f"{group}.fading") for group in ("strategy", "environment")}
+    if fadings == {"rayleigh"}:
+        yield (
+            "strategy.fading=rayleigh with environment.fading=rayleigh: gains that fade in every "
+            "round would be averaged over fading again; set one of them to none"
+        )
+    if cut is not None and mode in ("control_unit", "auto"):
+        yield (
+            f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
+            f"but decoder.mode={mode} has that on units; set decoder.mode=per_cluster"
+        )
+    if settings.compression.feedback and not settings.server_has_heads:
+        yield (
+            "compression.feedback=true: no activations are sent with decoder.mode=control_unit, or "
+            f"with framework={settings.framework.name} where that trains unsplit models; set "
+            "compression.feedback=false"
+        )
+    if settings.privacy.clip_norm is not None:
+        yield from _unprotected(settings)
+    if settings.privacy.secure_aggregation:
+        yield from _unsummed(settings)
+    if settings.federation.clock == "real" and not settings.framework.train:
+        yield (
+            "federation.clock=real: with framework.train=false nothing is trained that could be "
+            "measured; set federation.clock=modelled"
+        )
+    if settings.evaluation.on_units and not settings.framework.train:
+        yield (
+            f"evaluation.where={settings.evaluation.where}: with framework.train=false nothing is "
+            "trained that could be evaluated; leave it out"
+        )
+    if settings.pipeline.num_micro_batches > settings.batch_size:
+        yield (
+            f"pipeline.num_micro_batches={settings.pipeline.num_micro_batches}: more than "
+            f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
+        )
+
+
+def faults_in_cluster(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:
+    """Yield messages for options that do not fit the plug-in ``cluster``."""
+    real = hasattr(cluster, "roster")
+    if real and settings.framework.unsplit:
+        yield (
+            f"framework={settings.framework.name}: trains the whole model in the control unit's "
+            "process, and the devices of cluster=devices would idle; leave cluster out, or give "
+            "each device a unit of its own: collapipe up --devices 1 --clusters N -- run"
+        )
+    if settings.pipeline.profile and not real:
+        yield (
+            "pipeline.profile=true: the devices of this run are simulated in one process, so that "
+            "their measured times would be those of one machine; leave it out, and give devices "
+            "their speeds by cluster.file, or take cluster=devices"
+        )
+    yield from _segment_faults(settings, cluster.num_devices)
+
+
+def _unprotected(settings: Settings) -> Iterator[str]:
+    """Yield messages for options with which clipping and noise would not protect units."""
+    clipped = f"privacy.clip_norm={settings.privacy.clip_norm:g}"
+    if settings.server_has_heads:
+        yield (
+            f"{clipped}: with decoder.mode={settings.decoder.mode} units send activations and "
+            "targets, which neither clipping nor noise covers; set decoder.mode=control_unit"
+        )
+    if not settings.framework.aggregate:
+        yield (
+            f"{clipped}: framework={settings.framework.name} averages nothing, and would show each "
+            "unit's model; take another framework, or set privacy.clip_norm=null"
+        )
+    if settings.federation.weighting != "uniform":
+        yield (
+            f"{clipped}: bounds a unit where all weigh the same; set federation.weighting=uniform"
+        )
+    noise, most = settings.privacy.noise_multiplier, settings.federation.max_update_norm
+    if noise and most is not None:
+        yield (
+            f"privacy.noise_multiplier={noise:g}: by federation.max_update_norm={most:g} each "
+            "unit's norm decides whether others count, which no noise covers; set it to null: "
+            "privacy.clip_norm bounds what units change"
+        )
+    estimated = value_at(settings.tree, "strategy.constants") == "estimated"
+    target = value_at(settings.tree, "strategy._target_")
+    if noise and (estimated or target == "optim.baselines.HighestLoss"):
+        what = "constants=estimated" if estimated else "_target_=optim.baselines.HighestLoss"
+        yield (
+            f"privacy.noise_multiplier={noise:g}: strategy.{what} reads losses or gradients, which "
+            "no noise covers; set strategy=dssra with strategy.constants=set, delay_only, random, "
+            "all or even"
+        )
+    if settings.server_optimizer.average != "mean":
+        yield (
+            f"{clipped}: noise is meant for a mean; set server_optimizer.average=mean, or "
+            "privacy.clip_norm=null"
+        )
+
+
+def _unsummed(settings: Settings) -> Iterator[str]:
+    """Yield messages for options that do not work if the server learns only the updates' sum."""
+    federation, masked = settings.federation, "privacy.secure_aggregation=true: "
+    if federation.max_update_norm is not None:
+        yield (
+            f"{masked}federation.max_update_norm={federation.max_update_norm:g} compares the norms "
+            "of single updates, which nobody sees; set it to null: privacy.clip_norm bounds them"
+        )
+    if federation.channel_noise:
+        yield (
+            f"{masked}federation.channel_noise={federation.channel_noise:g} is noise in single "
+            "updates, which nobody sees; set it to 0"
+        )
+    if settings.compression.upload == "auto":
+        yield (
+            f"{masked}compression.upload=auto may give units different precisions, in which they "
+            "have no sum; choose one"
+        )
+    if settings.optimizer.state == "keep" and federation.checkpoint_every:
+        yield (
+            f"{masked}optimizer.state=keep: what a unit's optimiser remembers is made of its "
+            "gradients, which no checkpoint may show; set optimizer.state=reset, or "
+            "federation.checkpoint_every=0"
+        )
+    if federation.num_units == 1:
+        yield f"{masked}federation.num_units=1: a sum hides nothing of one unit; have more"
+
+
+def _segment_faults(settings: Settings, most: int) -> Iterator[str]:
+    """Yield messages if there are more segments than the ``most`` devices, or than blocks."""
+    segments = settings.pipeline.num_segments or 0
+    if segments > most:
+        yield (
+            f"pipeline.num_segments={segments}: more than cluster.num_devices={most}; "
+            "a device holds one segment at most"
+        )
+    if segments > settings.model.num_blocks:
+        blocks = "model.num_blocks" if settings.framework.cut is None else "framework.cut"
+        if isinstance(settings.adapter, LoraSettings) and settings.adapter.last_blocks:
+            blocks = "adapter.last_blocks"
+        yield (
+            f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
+            "a segment holds at least one block"
+        )
+
+
+def faults_in_data(settings: Settings) -> Iterator[str]:
+    """Yield messages for options of ``data`` without effect, or if the server would need rows from
+    the simulated units' training file."""
+    yield from _idle_options(settings)
+    data, where = settings.data, settings.evaluation.where
+    shared = value_at(settings.tree, "data.partitioner") is not None
+    if shared and data.holds_out and settings.evaluates_on_server:
+        missing = "test" if data.validation_file else "validation"
+        yield (
+            f"evaluation.where={where}: data.{missing}_file is not set, and the server opens no "
+            "training rows to draw any from them; set it, or evaluation.where=units"
+        )
+
+
+def _idle_options(settings: Settings) -> Iterator[str]:
+    """Yield messages for options of ``data`` that have no effect with the other options."""
+    data, task = settings.data, settings.task
+    columns = task.columns if data.brought else ()
+    used = {*settings.tree["task"], *(f"{column}_column" for column in columns)}
+    used |= {"config"} if data.name is not None else set()
+    for field in fields(data):
+        name, value = field.name, getattr(data, field.name)
+        idle = name in ("root", "synthetic", "config") or name.endswith("_column")
+        if not idle or name in used or value == field.default:
+            continue
+        if name.endswith("_column") and not data.brought:
+            why = "names a column of data.train_file or data.name, which are not set"
+        elif name == "config":
+            why = "belongs to data.name, which is not set"
+        else:
+            why = f"task={task.name} makes no use of it"
+        default = _AS_YAML.get(field.default, field.default)
+        yield f"data.{name}={value}: {why}; set data.{name}={default}"
