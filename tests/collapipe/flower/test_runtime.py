@@ -1,7 +1,7 @@
 """Flower's own waits are short, wherever a version of it has them."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from unittest.mock import Mock, patch
 
 import httpx
@@ -62,7 +62,8 @@ def test_flower_repeats_a_heartbeat_that_did_not_arrive(
     if isinstance(error, int):
         request, answer = httpx.Request("POST", "http://127.0.0.1"), httpx.Response(error)
         error = httpx.HTTPStatusError(str(error), request=request, response=answer)
-    beats = list[Callable[[], bool]]()
-    monkeypatch.setattr(runtime, "HeartbeatSender", lambda beat: beats.append(beat) or Mock())
-    with beating(Mock(**{"SendTaskHeartbeat.side_effect": error})):
-        assert beats[0]() is succeeds
+    sender, client = Mock(), Mock(**{"SendTaskHeartbeat.side_effect": error})
+    monkeypatch.setattr(runtime, "HeartbeatSender", sender)
+    with beating(client):
+        beat = sender.call_args.args[0]
+        assert beat() is succeeds
