@@ -41,7 +41,6 @@ class Messages:
         wait_briefly()
         while True:
             try:
-                # If the SuperNode has ended, another process restarts it.
                 if token := self.tasks.next_token():
                     with message_taken(), self.tasks.task(token) as task:
                         self._answer_one(app, task)

@@ -1,9 +1,9 @@
 """What depends on Flower's commands and on its unpublished interfaces.
 
 CollaPipe supports the versions ``KNOWN`` alone; importing any module of this package checks the
-installed one. Other packages use only ``flwr.app``, ``flwr.clientapp`` and ``flwr.serverapp``,
-which Flower documents. Each row is needed with all ``KNOWN`` versions. The named test fails if
-Flower changes.
+installed one. Other packages import only ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and
+``flwr.serverapp.strategy``, which Flower documents. Each row is needed with all ``KNOWN`` versions.
+The named test fails if Flower changes.
 
 ===========  =====================================  ===================================  ===========
 module       uses, or replaces (=)                  because Flower                       test

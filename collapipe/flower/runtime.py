@@ -30,6 +30,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 _FIRST_S = 0.05  # each further wait is twice as long
 _TRIES = 5  # of a request
+_UNAVAILABLE = httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -69,11 +70,16 @@ def connect(
 
 @contextmanager
 def beating(client: RuntimeHttpClient) -> Iterator[None]:
-    """Send heartbeats of the client's task; the next request reports errors, too."""
+    """Send heartbeats of the client's task. One that does not arrive is sent again, with longer and
+    longer waits. If the server refuses the heartbeat, it also refuses the next request."""
 
     def beat() -> bool:
-        with suppress(httpx.HTTPError):
+        try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code not in _UNAVAILABLE
+        except httpx.HTTPError:
+            return False  # Flower sends it again
         return True
 
     heart = HeartbeatSender(beat)
@@ -102,7 +108,9 @@ class Task:
         push_task_output(self.client, context, SubStatus.COMPLETED, "")
 
     def fail(self) -> None:
-        push_task_output(self.client, None, SubStatus.FAILED, "not answered")
+        """Report that there is no answer, unless the SuperNode has ended."""
+        with suppress(httpx.HTTPError):
+            push_task_output(self.client, None, SubStatus.FAILED, "not answered")
 
 
 class Tasks:
@@ -119,7 +127,7 @@ class Tasks:
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
             return str(self._client.AcquireTask(wanted).token)
-        except httpx.HTTPError:
+        except httpx.HTTPError:  # if the SuperNode has ended, another process restarts it
             return ""
 
     @contextmanager

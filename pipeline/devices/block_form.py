@@ -26,8 +26,8 @@ class BlockForm:
 
     @property
     def largest_bytes(self) -> int:
-        """Bytes of the largest tensor."""
-        return max(each.nbytes for each in self.tensors.values())
+        """Bytes of the largest tensor; 0 for a block without tensors."""
+        return max((each.nbytes for each in self.tensors.values()), default=0)
 
     @property
     def train_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """A unit that its SuperNode's messages do not bring down."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,32 @@ def test_whatever_is_raised_the_unit_answers(
     (reply,) = node.replies
     assert reply.error.reason == f"{type(error).__name__}; see the unit's log"
     assert node.ended == [SubStatus.FAILED, SubStatus.COMPLETED]
+
+
+class Restarting(SuperNode):
+    """Ends before the reply arrives, so that no request reaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = ["late"]
+
+    def refuse(self) -> None:
+        raise httpx.ConnectError("connection refused")
+
+    def end(self, client: object, context: object, status: str, details: str) -> None:
+        super().end(client, context, status, details)
+        self.refuse()
+
+
+def test_a_restart_of_the_supernode_is_no_unexpected_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Restarting()
+    monkeypatch.setattr(runtime, "connect", lambda *_: node)
+    monkeypatch.setattr(runtime, "pull_task_input", node.pull)
+    monkeypatch.setattr(runtime, "push_message", node.push)
+    monkeypatch.setattr(runtime, "push_task_output", node.end)
+    with pytest.raises(Over):
+        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(tmp_path)).answer(app)
+    assert node.ended == [SubStatus.FAILED]
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]

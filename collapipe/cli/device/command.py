@@ -1,30 +1,23 @@
 """``collapipe device``: serve this machine's share of a model to a control unit."""
 
 import itertools
-import json
 import logging
 import os
 import queue
 import signal
 import socket
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
+from collapipe.cli.device.log_limits import JsonLines, LogLimits
 from collapipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from collapipe.credentials.credentials import Credentials
 
-
-import time
-
-from collapipe.errors import one_line
-
-_WHILE_S, _MOST_LINES = 60.0, 200  # of a log
 _AT_ONCE = 3  # exit status after a second signal
 _UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -152,7 +145,7 @@ def _log_as(form: str) -> None:
 
     Raises ``ConfigError`` for an unknown form.
     """
-    forms = {"plain": logging.Formatter("%(message)s"), "json": _JsonLines()}
+    forms = {"plain": logging.Formatter("%(message)s"), "json": JsonLines()}
     if form not in forms:
         raise ConfigError(f"--log-format {form}: must be plain or json")
     handler = logging.StreamHandler()
@@ -161,35 +154,3 @@ def _log_as(form: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for library, silence in (("GRPC", "NONE"), ("TRANSFORMERS", "critical")):
         os.environ.setdefault(f"{library}_VERBOSITY", silence)
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "message": record.getMessage(),
-        }
-        return json.dumps(line)
-
-
-class LogLimits(logging.Filter):
-    """Makes each record one printable line, and drops lines beyond ``_MOST_LINES`` in a minute.
-
-    The next line reports how many were dropped.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._began, self._lines = time.monotonic(), 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        left_out, late = self._lines - _MOST_LINES, time.monotonic() - self._began > _WHILE_S
-        error = record.exc_info[1] if record.exc_info else None
-        said = record.getMessage() + (f": {error}" if error else "")
-        if late:
-            self._began, self._lines = time.monotonic(), 0
-            said = f"({left_out:,} lines were left out) {said}" if left_out > 0 else said
-        record.msg, record.args, record.exc_info = one_line(said), None, None
-        self._lines += 1
-        return self._lines <= _MOST_LINES

@@ -37,6 +37,7 @@ _FEW_BYTES = 2**20  # limit of an answer, and of a hop's frame before any activa
 SILENT_S = 5.0  # a device is lost after this time without a sign of life
 _MOST_ANSWERS = 64  # limit of answers that were not requested
 _ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
+_TIMES = FrameKind.ALIVE, FrameKind.CLOCK
 OnPart = Callable[[str, Frame], None]
 """Called with the device's name and its PART."""
 
@@ -139,6 +140,8 @@ class DeviceConnection:
         self._arrived.set()
 
     def _hear(self, frame: Frame) -> None:
+        if frame.kind in _TIMES and not math.isfinite(frame.only(1)[0]):
+            raise WireError(f"{self.name} sent a time that is not finite")
         if frame.kind == FrameKind.ALIVE:
             self.busy_s = float(frame.only(1)[0])
         elif frame.kind == FrameKind.PART:
@@ -149,8 +152,6 @@ class DeviceConnection:
                 self.troubles = {frame.epoch: trouble}
         elif frame.kind not in _ANSWERS:
             raise WireError(f"{self.name} sent {frame.kind.name}")
-        elif frame.kind == FrameKind.CLOCK and not math.isfinite(frame.only(1)[0]):
-            raise WireError(f"{self.name} sent a time that is not finite")
         elif sum(each.nbytes for each in frame.tensors) > _FEW_BYTES:
             raise WireError(f"{self.name} sent an answer {frame.kind.name} that is too large")
         elif self._answers.qsize() >= _MOST_ANSWERS:

@@ -5,7 +5,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +18,7 @@ from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.daemon.timed_ports import TimedPorts
 from pipeline.devices.hops import Fence, HopError, StreamPorts, UndialledError
 from pipeline.devices.messages import (
     BEFORE,
@@ -32,8 +33,7 @@ from pipeline.devices.messages import (
 )
 from pipeline.hop_codec import HopCodec
 from pipeline.phase_timer import PhaseTimer
-from pipeline.schedule import BACKWARD, FORWARD, Action
-from pipeline.stage import Passed, SegmentStage, run_stage
+from pipeline.stage import SegmentStage, run_stage
 
 ALIVE_S = 1.0  # interval of signs of life
 _IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy device
@@ -184,7 +184,8 @@ class Session:
             if stream.backlog()[1]:
                 raise HopError(side, "has not read the tensors of the last step")
         around = self.neighbours[BEFORE], self.neighbours[BEHIND]
-        ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
+        hops = StreamPorts(*around, fence, self._wait_for)
+        ports = TimedPorts(hops, around, self._set_busy, self.arrived)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
         for _ in run_stage(held.actions(m), stage, ports):
             self._check()
@@ -253,14 +254,17 @@ class Session:
     @contextmanager
     def _busy(self, after_s: float = 0.0) -> Iterator[None]:
         """Mark the device as busy; signs of life report its busy seconds minus ``after_s``."""
-        self._busy_since = time.monotonic() + after_s
+        self._set_busy(time.monotonic() + after_s)
         try:
             yield
         finally:
-            self._busy_since = None
+            self._set_busy(None)
+
+    def _set_busy(self, since: float | None) -> None:
+        self._busy_since = since
 
     def _give_up(self) -> None:
-        self._busy_since = None
+        self._set_busy(None)
         if self.held is not None:
             self.held.forget()
 
@@ -289,56 +293,6 @@ class Session:
             alive = torch.tensor(busy_s, dtype=torch.float64)
             if self.control.backlog()[0] < 2 * _MOST_UNSENT:
                 self.control.send(Frame(FrameKind.ALIVE, 0, 0, 0, (alive,)))
-
-
-class _TimedPorts:
-    """Ports that record when each action requested its input, began, ended and had sent its
-    output."""
-
-    def __init__(
-        self, ports: StreamPorts, streams: Sequence[FrameStream], session: Session
-    ) -> None:
-        self._ports, self._streams, self._session = ports, streams, session
-        self._rows = list[tuple[Action, float, float, float]]()
-        self._sending = 0
-        self._sent: dict[tuple[FrameKind, int], float] = {}
-        for stream in streams:
-            stream.on_sent = self._has_left
-
-    def holds(self, action: Action) -> bool:
-        return self._ports.holds(action)
-
-    def receive(self, action: Action) -> Passed:
-        asked = time.monotonic()
-        received = self._ports.receive(action)
-        began = self._session._busy_since = time.monotonic()
-        self._rows.append((action, asked, began, began))
-        return received
-
-    def send(self, action: Action, made: Passed) -> None:
-        made = tuple(each.cpu() for each in made)  # waits until a GPU has computed it
-        _, asked, began, _ = self._rows[-1]
-        self._rows[-1] = action, asked, began, time.monotonic()
-        self._session._busy_since = None
-        self._sending += bool(made)
-        self._ports.send(action, made)
-
-    def all_sent(self) -> bool:
-        """Whether all outputs have been sent, or a stream has ended."""
-        return len(self._sent) == self._sending or any(each.over for each in self._streams)
-
-    def table(self) -> Tensor:
-        """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
-        kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
-        rows = [
-            (*times, self._sent.get((kinds[action.kind], action.micro_batch), times[-1]))
-            for action, *times in self._rows
-        ]
-        return torch.tensor(rows, dtype=torch.float64)
-
-    def _has_left(self, frame: Frame) -> None:
-        self._sent[frame.kind, frame.micro_batch] = time.monotonic()
-        self._session.arrived.set()
 
 
 def _peak_bytes() -> int:

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
+import httpx
 import pytest
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectUnavailableError,
@@ -11,7 +12,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 
-from collapipe.flower.runtime import wait_briefly
+from collapipe.flower import runtime
+from collapipe.flower.runtime import beating, wait_briefly
 
 PULLS = pull_objects, pull_and_inflate_object_from_tree
 
@@ -41,3 +43,27 @@ def test_what_is_on_its_way_is_asked_for_again_soon() -> None:
     began = time.monotonic()
     assert pull_objects(["a"], asked) == {"a": b"there"}
     assert time.monotonic() - began < 0.7  # Flower's own first wait is 0.8 s or more
+
+
+@pytest.mark.parametrize(
+    ("error", "succeeds"),
+    [
+        (None, True),
+        (401, True),  # the next request reports it
+        (503, False),
+        (504, False),
+        (httpx.ConnectError("refused"), False),
+        (httpx.ReadTimeout("late"), False),
+    ],
+)
+def test_flower_repeats_a_heartbeat_that_did_not_arrive(
+    error: httpx.HTTPError | int | None, succeeds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(error, int):
+        request, answer = httpx.Request("POST", "http://127.0.0.1"), httpx.Response(error)
+        error = httpx.HTTPStatusError(str(error), request=request, response=answer)
+    sender, client = Mock(), Mock(**{"SendTaskHeartbeat.side_effect": error})
+    monkeypatch.setattr(runtime, "HeartbeatSender", sender)
+    with beating(client):
+        beat = sender.call_args.args[0]
+        assert beat() is succeeds

@@ -1,11 +1,12 @@
 """No peer writes lines into a daemon's log, or fills its disk."""
 
+import json
 import logging
 
 import pytest
 
-from collapipe.cli.device import command
-from collapipe.cli.device.command import LogLimits
+from collapipe.cli.device import log_limits
+from collapipe.cli.device.log_limits import JsonLines, LogLimits
 
 
 def record(said: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
@@ -23,10 +24,17 @@ def test_a_record_is_one_short_printable_line(said: str) -> None:
 
 
 def test_a_flood_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits, now = LogLimits(), command.time.monotonic()
+    limits, now = LogLimits(), log_limits.time.monotonic()
     assert sum(limits.filter(record("bad frame")) for _ in range(10_000)) == 200
-    monkeypatch.setattr("collapipe.cli.device.command.time.monotonic", lambda: now + 61)
+    monkeypatch.setattr("collapipe.cli.device.log_limits.time.monotonic", lambda: now + 61)
     later = record("served")
     assert limits.filter(later)
     assert later.getMessage() == "(9,800 lines were left out) served"
     assert limits.filter(record("served"))
+
+
+def test_a_record_is_one_json_object() -> None:
+    line = JsonLines().format(record("a\n%s", "b"))
+    assert "\n" not in line
+    assert json.loads(line).keys() == {"time", "level", "message"}
+    assert json.loads(line)["message"] == "a\nb"

@@ -15,7 +15,7 @@ from collapipe.errors import StageError, StorageError, WireError
 from collapipe.models.part import Part, state_like
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.parts import joined
+from collapipe.wire.parts import joined, most_bytes
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.control_unit import segments
@@ -74,6 +74,12 @@ def test_nothing_lies_about_before_and_after(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(StorageError, match="TMPDIR"):
         replica.open()
+
+
+def test_a_block_may_have_no_tensors() -> None:
+    assert form({}).largest_bytes == 0
+    replica = Replica({"blocks.0": form({})}, lambda name: {})
+    assert replica.most_bytes() == most_bytes(0)
 
 
 def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
@@ -237,6 +243,7 @@ ANSWERS = FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE
             for kind, tensors in itertools.product(ANSWERS, NONSENSE)
         ),
         (FrameKind.CLOCK, (torch.tensor(torch.nan),)),
+        (FrameKind.ALIVE, (torch.tensor(torch.nan),)),  # else it would never count as hung
         (FrameKind.NORMS, (torch.tensor([1, -9.0]).double(), TIMES, USAGE)),
         (FrameKind.NORMS, (torch.ones(2).double(), TIMES.flip(1), USAGE)),
         (FrameKind.NORMS, (torch.ones(2).double(), TIMES * 1e308, USAGE)),

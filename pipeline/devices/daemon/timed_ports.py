@@ -1,0 +1,74 @@
+"""The times of a step's actions on this device."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.hops import StreamPorts
+from pipeline.schedule import BACKWARD, FORWARD, Action
+from pipeline.stage import Passed
+
+
+class TimedPorts:
+    """Ports that record when each action requested its input, began, ended and had sent its
+    output.
+
+    ``on_busy`` is called with the time at which an action began, and with None after it ended.
+    ``arrived`` is set when one of the ``streams`` has sent an output.
+    """
+
+    def __init__(
+        self,
+        ports: StreamPorts,
+        streams: Sequence[FrameStream],
+        on_busy: Callable[[float | None], None],
+        arrived: threading.Event,
+    ) -> None:
+        self._ports, self._streams = ports, streams
+        self._on_busy, self._arrived = on_busy, arrived
+        self._rows = list[tuple[Action, float, float, float]]()
+        self._sending = 0
+        self._sent: dict[tuple[FrameKind, int], float] = {}
+        for stream in streams:
+            stream.on_sent = self._has_left
+
+    def holds(self, action: Action) -> bool:
+        return self._ports.holds(action)
+
+    def receive(self, action: Action) -> Passed:
+        asked = time.monotonic()
+        received = self._ports.receive(action)
+        began = time.monotonic()
+        self._on_busy(began)
+        self._rows.append((action, asked, began, began))
+        return received
+
+    def send(self, action: Action, made: Passed) -> None:
+        made = tuple(each.cpu() for each in made)  # waits until a GPU has computed it
+        _, asked, began, _ = self._rows[-1]
+        self._rows[-1] = action, asked, began, time.monotonic()
+        self._on_busy(None)
+        self._sending += bool(made)
+        self._ports.send(action, made)
+
+    def all_sent(self) -> bool:
+        """Whether all outputs have been sent, or a stream has ended."""
+        return len(self._sent) == self._sending or any(each.over for each in self._streams)
+
+    def table(self) -> Tensor:
+        """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
+        kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
+        rows = [
+            (*times, self._sent.get((kinds[action.kind], action.micro_batch), times[-1]))
+            for action, *times in self._rows
+        ]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _has_left(self, frame: Frame) -> None:
+        self._sent[frame.kind, frame.micro_batch] = time.monotonic()
+        self._arrived.set()
