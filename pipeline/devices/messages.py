@@ -28,6 +28,7 @@ SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
 BEFORE, BEHIND = "before", "behind"  # values of SIDE: the caller's place in the pipeline
 
 MOST_JSON_BYTES = 2**18  # of a message
+FRAME_SHARE = 8  # a hop's frame has at most this fraction of the memory: each block keeps more
 _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]

@@ -102,16 +102,16 @@ def _doing(status: DeviceStatus) -> str:
 def _times(hop: Hop) -> tuple[str, str]:
     round_trip_s, rate_bps = _measured(hop)
     if round_trip_s is None:
-        return "fails" if hop.error else "-", "-"
+        return "fails" if hop.error else "busy" if hop.busy else "-", "-"
     return seconds(round_trip_s), amount(rate_bps, "bit/s") if rate_bps else "-"
 
 
 def _measured(hop: Hop) -> tuple[float | None, float | None]:
     """Return the round trip of the smallest message, and the rate one way; None if the hop was not
-    timed, and for the rate if the size of messages has no effect."""
+    timed, and for the rate if only one size was timed or the size of messages has no effect."""
     if not hop.trips:
         return None, None
-    byte_s = fit_hop(hop.trips).each
+    byte_s = fit_hop(hop.trips).each if len(hop.trips) > 1 else 0.0
     return hop.trips[0].seconds, 2 * 8 / byte_s if byte_s else None
 
 

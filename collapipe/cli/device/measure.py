@@ -106,6 +106,8 @@ class Measuring:
             _report(f"{device.name}: {counted(blocks, 'block')}")
             points += [(blocks * size, blocks) for size in samples]
             taken += chunk_seconds(device.address, self.dialer, self.trial, blocks)
+        if min(taken) <= 0:
+            raise StageError(device.name, "reports that blocks took 0 s; check its clock")
         found = fit(points, taken)
         if not found.each:
             raise StageError(
@@ -127,7 +129,11 @@ class Measuring:
         if isinstance(chunk, CollaPipeError):
             return MeasuredDevice(device, fault=str(chunk))
         if not way.trips:
-            cause = way.error or f"{way.target} cannot be used or is busy"
+            unused = "is busy; measure later" if way.busy else f"{way.target} cannot be used"
+            cause = way.error or unused
+            return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
+        if len(way.trips) < 2:
+            cause = f"too slow for more than messages of {amount(way.trips[0].num_bytes, 'B')}"
             return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
         hop, cost = fit_hop(way.trips), self.trial.cost
         both_ways = (cost.activation_bits + cost.gradient_bits) / 2 / _BITS

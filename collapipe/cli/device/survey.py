@@ -1,19 +1,21 @@
 """The state of an inventory's devices and hops, as the control unit finds it."""
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from collapipe import __version__
 from collapipe.cli.device.trial_round import LostDeviceError, Trip, hop_trips
 from collapipe.credentials.credentials import Credentials, load
-from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.errors import CancelledRoundError, CollaPipeError, ConfigError, StorageError
 from collapipe.inventory.schema import DeviceSection, InventorySection
 from collapipe.wire.channels import DeviceAddress, Dialer
 from pipeline.devices.control_unit.connection import ask_status
-from pipeline.devices.control_unit.placement import UnreachedError
-from pipeline.devices.messages import DeviceStatus
+from pipeline.devices.control_unit.placement import BusyDeviceError, UnreachedError
+from pipeline.devices.messages import FRAME_SHARE, DeviceStatus
 
 ANSWER_S = 8.0  # time in which a working device answers, also on a busy machine
 CONTROL_UNIT = "control unit"
@@ -44,16 +46,22 @@ class SurveyedDevice:
         """Whether the device can be used and is not busy."""
         return self.status is not None and self.error is None and not self.status.busy
 
+    @property
+    def busy(self) -> bool:
+        """Whether the device could be used, but serves another caller."""
+        return self.status is not None and self.error is None and self.status.busy
+
 
 @dataclass(frozen=True, slots=True)
 class Hop:
     """The hop between two ends, by their names. It has no ``trips`` if there is an ``error``, or if
-    an end cannot be used or is busy."""
+    an end is ``busy`` or cannot be used."""
 
     source: str
     target: str
     trips: Sequence[Trip] = ()
     error: str | None = None
+    busy: bool = False
 
 
 def own_credentials(file: Path, section: InventorySection) -> Credentials | None:
@@ -79,28 +87,53 @@ def time_hops(
     and back to it.
 
     A device that is not free splits the pipeline in two, as does a hop that cannot be dialled.
+    Raises ``StorageError`` and ``CancelledRoundError``.
     """
 
-    def around(end: int, begin: int, error: str | None) -> list[Hop]:
+    def around(end: int, begin: int, error: str | None = None, busy: bool = False) -> list[Hop]:
         """The hops before device ``end`` and from device ``begin`` on, and those between."""
         before = time_hops(devices[:end], dialer, sizes, repeats)[:-1] if end else []
         after = time_hops(devices[begin:], dialer, sizes, repeats)[1:] if devices[begin:] else []
         places = range(end, begin + 1)
-        return [*before, *(Hop(names[k], names[k + 1], error=error) for k in places), *after]
+        between = (Hop(names[k], names[k + 1], error=error, busy=busy) for k in places)
+        return [*before, *between, *after]
 
     names = [CONTROL_UNIT, *(each.name for each in devices), CONTROL_UNIT]
     for place, device in enumerate(devices):
         if not device.free:
-            return around(place, place + 1, None)
+            return around(place, place + 1, busy=device.busy)
+    addresses, sizes = [each.address for each in devices], _fitting(devices, sizes)
     try:
-        trips = hop_trips([each.address for each in devices], dialer, sizes, repeats)
+        found = hop_trips(addresses, dialer, sizes, repeats)
+    except BusyDeviceError as error:
+        place = names.index(error.device) - 1
+        return around(place, place + 1, busy=True)
     except LostDeviceError as error:
         place = names.index(error.device) - 1
         return around(place, place + 1, str(error))
     except UnreachedError as error:
         place = names.index(error.source)
         return around(place, place, error.cause)
-    return [Hop(names[k], names[k + 1], each) for k, each in enumerate(trips)]
+    except (StorageError, CancelledRoundError):
+        raise
+    except CollaPipeError as error:  # it names no device
+        return [Hop(*ends, error=str(error)) for ends in pairwise(names)]
+    return [_timed(*ends, trips) for ends, trips in zip(pairwise(names), found, strict=True)]
+
+
+def _fitting(devices: Sequence[SurveyedDevice], sizes: Sequence[int]) -> list[int]:
+    """Return the sizes of activations, at most what each device accepts of its neighbours."""
+    memory = min(each.status.memory_bytes for each in devices if each.status)
+    most = int(memory / FRAME_SHARE / 2)  # the other half is enough for a mask and a header
+    return [*dict.fromkeys(min(size, most) for size in sizes)]
+
+
+def _timed(source: str, target: str, trips: Sequence[Trip]) -> Hop:
+    """Return the hop with its trips, or with an error if the ends' clocks contradict each other."""
+    for seconds in (each.seconds for each in trips):
+        if not (math.isfinite(seconds) and seconds > 0):
+            return Hop(source, target, error=f"its ends report a round trip of {seconds:g} s")
+    return Hop(source, target, trips)
 
 
 def _asked(cluster: str, device: DeviceSection, dialer: Dialer) -> SurveyedDevice:

@@ -8,20 +8,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from statistics import median
 
 import torch
 
 import collapipe
 from collapipe.devices.fitting import Fit, fit
-from collapipe.errors import LinkError
+from collapipe.errors import CancelledRoundError, LinkError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import prefixed
 from collapipe.models.split import ModelSpec, block_name
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.process import cancellation
+from collapipe.process.cancellation import cancellable
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.tensors import Tensors
@@ -40,6 +42,7 @@ _SCHEDULE = "one_f_one_b"  # keeps only two micro-batches
 _PARTS = 4  # the largest micro-batch is a batch divided by this
 _WARM_UPS = 2  # micro-batches that are not counted
 _HUNG_S = 600.0  # time limit of an action
+_BUSY_S = 5.0  # a device is free again this long after a trial, also on a busy machine
 _NO_STEP = OptimizerSettings(  # without state; it never steps
     name="sgd",
     lr=1.0,
@@ -57,7 +60,9 @@ _NO_STEP = OptimizerSettings(  # without state; it never steps
 _DIM, _TOKENS = 32, 32
 _ROW_BYTES = _DIM * torch.float32.itemsize
 _MOST_BYTES = 8 * 2**20  # of a message
-_MOST_S = 3.0  # for all messages of a size, after the first two
+_MOST_S = 3.0  # for all messages of a size, after the first ones
+_FEWEST = 2  # messages of a size; the first one is not counted
+_HOP_S = 10.0  # time limit of all messages, for each hop
 _HEAD_START_S = 0.05  # so that each device has begun the step when the first message arrives
 
 
@@ -80,7 +85,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """The median round-trip time of a message over a hop."""
+    """The median round-trip time of a message over a hop, or over all hops of a pipeline."""
 
     num_bytes: int  # each way
     seconds: float
@@ -98,7 +103,7 @@ def chunk_seconds(device: DeviceAddress, dialer: Dialer, trial: Trial, blocks: i
     """Time a micro-batch, forward and backward, through the first ``blocks`` blocks.
 
     Returns the median seconds over the trial's repeats for each of its sample counts. Raises
-    ``LinkError`` if the device is lost or fails.
+    ``LinkError`` if the device is lost, fails or is busy.
     """
     m, dim = trial.repeats + _WARM_UPS, trial.spec.dim
     with _opened([device], dialer, trial.spec, blocks, m) as segments:
@@ -114,21 +119,40 @@ def hop_trips(
     """Time messages of about these sizes over each hop of a pipeline: from the control unit to the
     first device, on to each next one, and from the last one to the control unit.
 
-    Raises ``LostDeviceError``, and ``UnreachedError`` if a device cannot dial the next one.
+    ``sizes`` ascend. A hop's trips lack sizes that do not fit into the time limit. Raises
+    ``LostDeviceError``, ``BusyDeviceError``, ``UnreachedError`` if a device cannot dial the next
+    one, and ``LinkError`` if not even the first size fits.
     """
     spec = TransformerSpec(len(devices), 1, _DIM, 1, 1, 0.0)
+    limit_s = _HOP_S * (len(devices) + 1)
+    until_s = time.monotonic() + limit_s
     found: list[list[Trip]] = [[] for _ in range(len(devices) + 1)]
-    steps = iter(range(2**32))
-    with _opened(devices, dialer, spec, blocks=1, num_micro_batches=1) as segments:
-        if segments.unreached is not None:
-            raise segments.unreached
-        for hidden in map(_hidden, sizes):
-            taken, began = list[list[float]](), time.monotonic()
-            while len(taken) < 2 or (len(taken) <= repeats and time.monotonic() - began < _MOST_S):
-                taken.append(_round_trips(segments, hidden, next(steps)))
-            for trips, seconds in zip(found, zip(*taken[1:], strict=True), strict=True):
-                trips.append(Trip(hidden.nbytes, median(seconds)))
+    try:
+        with (
+            cancellable(limit_s),
+            _opened(devices, dialer, spec, blocks=1, num_micro_batches=1) as segments,
+        ):
+            if segments.unreached is not None:
+                raise segments.unreached
+            for of_hops in _trips(segments, sizes, repeats, until_s):
+                for trips, each in zip(found, of_hops, strict=True):
+                    trips.append(each)
+    except CancelledRoundError as error:
+        cancellation.check()  # the caller's cancellation is no fault of the hops
+        if not found[0]:
+            raise LinkError(f"{_FEWEST} messages took more than {limit_s:g} s") from error
     return found
+
+
+def expected_s(passes: Sequence[Trip], num_bytes: int) -> float:
+    """Estimate the seconds of a message over all hops from those of smaller ones.
+
+    One smaller size says nothing of the hops' rate, so the estimate is then the least possible.
+    """
+    if len(passes) < 2:
+        return passes[0].seconds if passes else 0.0
+    law = fit_hop(passes)
+    return law.each * num_bytes + law.fixed
 
 
 def fit_hop(trips: Sequence[Trip]) -> Fit:
@@ -165,7 +189,7 @@ def _opened(
     forms = block_forms(spec, indices, _NO_STEP, torch.float32)
     with RemoteSegments(
         ClusterPlan(0, tuple(held), num_micro_batches, _SCHEDULE),
-        Cluster(known, dialer, _give_up, lambda plan: _HUNG_S),
+        Cluster(known, dialer, _give_up, lambda plan: _HUNG_S, busy_s=_BUSY_S),
         common,
         spec.dim,
         Replica(forms, starting_with(weights, {})),
@@ -189,6 +213,31 @@ def _chunks(segments: RemoteSegments, hidden: torch.Tensor, m: int, step: int) -
     actions = schedule.build(_SCHEDULE, 1, m)[0]
     for action, (_, began, ended, _) in zip(actions, table.tolist(), strict=True):
         taken[action.micro_batch] += ended - began
+    return taken
+
+
+def _trips(
+    segments: RemoteSegments, sizes: Sequence[int], repeats: int, until_s: float
+) -> Iterator[list[Trip]]:
+    """Yield each size's trips over the hops, as long as messages are expected before ``until_s``
+    of ``time.monotonic``."""
+    passes, steps = list[Trip](), count()
+    for hidden in map(_hidden, sizes):
+        began = time.monotonic()
+        if began + _FEWEST * expected_s(passes, hidden.nbytes) > until_s:
+            return
+        taken = _repeated(segments, hidden, steps, repeats)
+        passes.append(Trip(hidden.nbytes, (time.monotonic() - began) / len(taken)))
+        yield [Trip(hidden.nbytes, median(seconds)) for seconds in zip(*taken[1:], strict=True)]
+
+
+def _repeated(
+    segments: RemoteSegments, hidden: torch.Tensor, steps: Iterator[int], repeats: int
+) -> list[list[float]]:
+    """Return each message's seconds over each hop, of one that is not counted and the repeats."""
+    taken, began = list[list[float]](), time.monotonic()
+    while len(taken) < _FEWEST or (len(taken) <= repeats and time.monotonic() - began < _MOST_S):
+        taken.append(_round_trips(segments, hidden, next(steps)))
     return taken
 
 

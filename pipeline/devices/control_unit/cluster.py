@@ -23,6 +23,9 @@ class Cluster:
         each other.
     needed_bytes
         Planned bytes for a number of blocks; a device refuses more than it offers.
+    busy_s
+        Seconds after which a device that serves another caller is an error. None: after ``hung_s``
+        it counts as lost.
     """
 
     devices: Mapping[str, DeviceAddress]
@@ -31,3 +34,4 @@ class Cluster:
     hung_s: Callable[[ClusterPlan], float]
     relay: bool = False
     needed_bytes: Callable[[int], float] = lambda blocks: 0.0
+    busy_s: float | None = None

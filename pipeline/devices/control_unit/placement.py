@@ -48,6 +48,14 @@ class UnreachedError(StageError):
         self.source = source
 
 
+class BusyDeviceError(BusyLinkError):
+    """A device served another caller for longer than the cluster's ``busy_s``."""
+
+    def __init__(self, device: str, cause: str) -> None:
+        super().__init__(cause)
+        self.device = device
+
+
 @dataclass
 class Placement:
     """The devices that hold a plan's segments, in their order.
@@ -94,9 +102,10 @@ class Placement:
         """Load each device's segment, and connect the devices in their order.
 
         A device may still be busy for another caller, such as a cancelled round; the wait for it
-        is limited to the time of one action.
+        is limited by the cluster's ``busy_s``.
         """
-        until = time.monotonic() + self.hung_s
+        busy_s = self.cluster.busy_s
+        until = time.monotonic() + (self.hung_s if busy_s is None else busy_s)
         epoch, segments = self.common.epoch, self.plan.segments
         held = {block_name(k): each.device for each in segments for k in each.span.indices()}
         self.replica.expect(epoch, held)
@@ -202,8 +211,10 @@ class Placement:
         return connection.troubles.get(self.common.epoch) if connection else None
 
     def _dialled(self, name: str, until: float) -> DeviceConnection:
-        """Dial a device; retry while it is busy, until the time ``until`` of
-        ``time.monotonic``."""
+        """Dial a device; retry while it is busy, until the time ``until`` of ``time.monotonic``.
+
+        Raises ``BusyDeviceError`` after that, if the cluster has a ``busy_s``.
+        """
         if name not in self.cluster.devices:
             raise StageError(name, "the cluster's file has no such device")
         device, dialer = self.cluster.devices[name], self.cluster.dialer
@@ -213,9 +224,13 @@ class Placement:
                 part_bytes = replica.most_bytes()
                 return DeviceConnection(device, dialer, self.arrived, replica.put, part_bytes)
             except StageError as refused:
-                busy = isinstance(refused.__cause__, BusyLinkError)
-                if not busy or time.monotonic() > until:
+                busy = refused.__cause__
+                if not isinstance(busy, BusyLinkError):
                     raise
+                if time.monotonic() > until:
+                    if self.cluster.busy_s is None:
+                        raise
+                    raise BusyDeviceError(name, str(busy)) from refused
             time.sleep(_BUSY_S)
             cancellation.check()
 

@@ -28,6 +28,7 @@ from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
     CONTROL,
+    FRAME_SHARE,
     HOP,
     MOST_JSON_BYTES,
     SERVICE,
@@ -40,7 +41,6 @@ from pipeline.devices.messages import (
 
 _STREAMS = 16  # at the same time: control unit, neighbours, an ending epoch's, unknown callers
 _MOST_FRAME_BYTES = 2**32
-_SHARE = 8  # an activation needs less than this fraction of the memory, as every block keeps more
 _GOODBYE_S = 2.0
 _MAY_CALL = {
     **dict.fromkeys((CONTROL, STATUS), (Role.CONTROL_UNIT,)),
@@ -74,7 +74,7 @@ class Daemon:
         kept = default_folder() / "devices" / quote(settings.name, safe="")
         self._frozen = FrozenStore(kept, settings.memory_bytes)
         self._session: Session | None = None
-        self._most = int(min(settings.memory_bytes / _SHARE, _MOST_FRAME_BYTES))
+        self._most = int(min(settings.memory_bytes / FRAME_SHARE, _MOST_FRAME_BYTES))
         self._work: threading.Thread | None = None
         self._lock = threading.Lock()
         self._leaving = threading.Event()

@@ -2,7 +2,9 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +15,11 @@ from device_cluster import Work, daemons, plan_of
 from federated import run
 
 from collapipe import __version__
-from collapipe.errors import ConfigError, LinkError
+from collapipe.cli.device import check as check_command
+from collapipe.cli.device import survey, trial_round
+from collapipe.cli.device.survey import SurveyedDevice, ask_all
+from collapipe.cli.device.trial_round import Trip
+from collapipe.errors import ConfigError, LinkError, NonFiniteLossError
 from collapipe.inventory.file import read_inventory
 from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.streams import FrameStream
@@ -204,3 +210,63 @@ def test_a_box_that_is_lost_in_a_trial_leaves_the_others(
     told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
     assert (status, told) == (1, [True, False, False, True])
     assert err.count("no memory") == 2
+
+
+def test_a_box_that_becomes_busy_after_the_status_leaves_the_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it long, and it is no error."""
+    monkeypatch.setattr(trial_round, "_BUSY_S", 0.5)
+    with daemons(3) as there, ExitStack() as stack:
+
+        def busy_afterwards(*options: Any) -> list[list[SurveyedDevice]]:
+            found = ask_all(*options)
+            occupied = plan_of(["device-0"], (4,))
+            work = Work().segments(occupied, [there[1]])
+            stack.enter_context(work)
+            return found
+
+        monkeypatch.setattr(check_command, "ask_all", busy_afterwards)
+        file = inventory(tmp_path, there)
+        began = time.monotonic()
+        status, out, err = command("device", "check", file)
+        assert time.monotonic() - began < 20.0
+    assert (status, err) == (0, "")
+    busy = [line.split()[-2] == "busy" for line in out.splitlines() if " -> " in line]
+    assert busy == [False, True, True, False]
+
+
+def test_an_error_that_names_no_box_fails_its_hops_only(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unable(self: Daemon, *what: Any) -> HeldSegment:
+        raise NonFiniteLossError("a gradient is not finite")
+
+    with daemons(1) as there:
+        monkeypatch.setattr(Daemon, "_hold", unable)
+        status, out, err = command("device", "check", inventory(tmp_path, there), "--json")
+    told = json.loads(out)
+    assert (status, told["devices"][0]["error"]) == (1, None)
+    assert ["not finite" in hop["error"] for hop in told["hops"]] == [True, True]
+    assert err.count("error: ") == 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_round_trips_that_cannot_be_are_errors_of_their_hops(
+    seconds: float, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips = [[Trip(128, 0.1), Trip(256, 0.2)], [Trip(128, 0.1), Trip(256, seconds)]]
+    monkeypatch.setattr(survey, "hop_trips", lambda *what: trips)
+    with daemons(1) as there:
+        status, out, _ = command("device", "check", inventory(tmp_path, there), "--json")
+    assert status == 1
+    assert [hop["error"] is None for hop in json.loads(out)["hops"]] == [True, False]
+
+
+def test_a_box_with_little_memory_gets_small_messages(command: Command, tmp_path: Path) -> None:
+    with daemons(2, memory_bytes=1e6) as there:
+        file = inventory(tmp_path, there)
+        file.write_text(file.read_text().replace("memory_bytes: 1.0e9", "memory_bytes: 1.0e6"))
+        status, out, err = command("device", "check", file, "--json")
+    assert (status, err) == (0, "")
+    assert all(hop["round_trip_s"] for hop in json.loads(out)["hops"])

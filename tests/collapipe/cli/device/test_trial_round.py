@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from device_cluster import INSECURE, SMALL, daemons, neighbours
 
-from collapipe.cli.device.trial_round import Trial, chunk_seconds, hop_trips
+from collapipe.cli.device import trial_round
+from collapipe.cli.device.trial_round import Trial, Trip, chunk_seconds, expected_s, hop_trips
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
 from collapipe.state import BlockCost
@@ -61,3 +62,51 @@ def test_what_a_hop_takes_counts_for_it_alone(
         found = [trips[0].seconds for trips in hop_trips(neighbours(there), INSECURE, (1,), 3)]
     assert found[1] >= delay_s
     assert found[2] < delay_s
+
+
+def test_larger_messages_are_expected_to_take_longer() -> None:
+    small, larger = Trip(128, 0.01 + 128e-6), Trip(65_536, 0.01 + 65_536e-6)
+    assert expected_s([], 2**20) == 0.0
+    assert expected_s([small], 2**20) == small.seconds
+    assert expected_s([small, larger], 2**20) == pytest.approx(0.01 + 2**20 * 1e-6)
+
+
+def test_a_slow_hop_is_timed_with_small_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest size would take much longer than the time limit."""
+    _slow_gradients(monkeypatch, byte_s=1e-5)
+    monkeypatch.setattr(trial_round, "_HOP_S", 2.5)
+    with daemons(1) as there:
+        began = time.monotonic()
+        found = hop_trips(neighbours(there), INSECURE, (1, 2**14, 2**22), 1)
+    assert time.monotonic() - began < 10.0
+    assert [[trip.num_bytes for trip in trips] for trips in found] == [[128, 2**14]] * 2
+
+
+@pytest.mark.parametrize("fixed_s", [0.0, 4.0])
+def test_messages_that_do_not_come_back_end_with_the_time_limit(
+    fixed_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was timed before stays; without that it is an error."""
+    _slow_gradients(monkeypatch, byte_s=1e-4, fixed_s=fixed_s)
+    monkeypatch.setattr(trial_round, "_HOP_S", 1.0)
+    with daemons(1) as there:
+        if fixed_s:
+            with pytest.raises(LinkError, match="2 s"):
+                hop_trips(neighbours(there), INSECURE, (1, 2**15), 1)
+        else:
+            found = hop_trips(neighbours(there), INSECURE, (1, 2**15), 1)
+            assert [len(trips) for trips in found] == [1, 1]
+
+
+def _slow_gradients(
+    monkeypatch: pytest.MonkeyPatch, byte_s: float = 0.0, fixed_s: float = 0.0
+) -> None:
+    """Devices send gradients to the stage before them slowly."""
+    send = FrameStream.send
+
+    def slow(stream: FrameStream, frame: Frame) -> None:
+        if frame.kind == FrameKind.GRADIENT and stream.peer.startswith("the stage before"):
+            time.sleep(fixed_s + byte_s * sum(each.nbytes for each in frame.tensors))
+        send(stream, frame)
+
+    monkeypatch.setattr(FrameStream, "send", slow)
