@@ -70,7 +70,7 @@ class OwnerAccount:
         self._after(privacy)
 
     def charge(self, privacy: PrivacySettings) -> None:
-        """Count a further round, synced to disk, before its update is sent.
+        """Charge a further round, synced to disk, before its update is sent.
 
         So a sent round is never missing, even if the process is killed. Raises as ``check``.
         """

@@ -208,7 +208,7 @@ class PrivateAggregation(Aggregation):
 
     def _count(self, units: Collection[int]) -> None:
         if self._settings.privacy.noise_multiplier:
-            self._mean.count(units)
+            self._mean.charge(units)
             self._on_account(self._mean.rounds)
 
 

@@ -94,7 +94,7 @@ class PrivateMean:
             for name, each in sent.items()
         }
 
-    def count(self, units: Collection[int]) -> None:
+    def charge(self, units: Collection[int]) -> None:
         """Charge the ``units`` of a sum for its round. Call this before anything is released."""
         self.rounds.update(list(units))  # for a mapping ``Counter`` would add up the values
 
@@ -107,17 +107,17 @@ class PrivateMean:
             ),
         }
 
-    def restore(self, packed: Tensors, told: Mapping[int, int]) -> None:
+    def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
         """Restore the state that ``packed`` returned.
 
-        All rounds in the account ``told`` count, also those after the checkpoint, because their
+        All rounds in the ``account`` count, also those after the checkpoint, because their
         models were released. With a ``noise_seed`` the repeated rounds release the same models
         again, so they do not count twice.
         """
         self.clip_norm = float(packed["clip_norm"])
         self.rounds = Counter(dict(packed["rounds_of_units"].tolist()))
         if self.settings.noise_seed is None:
-            self.rounds |= Counter(told)
+            self.rounds |= Counter(account)
 
     def _deviations(self, units: int) -> tuple[float, float]:
         """Return z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².

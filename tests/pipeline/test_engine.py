@@ -291,6 +291,7 @@ def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
         "gpipe": [num_micro_batches] * num_segments,
         "one_f_one_b": [min(num_micro_batches, num_segments + 1 - s) for s in range(num_segments)],
     }
+    assert expected.keys() == SCHEDULES.keys()
     for schedule, recompute in itertools.product(expected, (False, True)):
         peaks = [1] * num_segments if recompute else expected[schedule]
         plan = plan_of(cut, num_micro_batches, schedule)

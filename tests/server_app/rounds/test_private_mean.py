@@ -46,7 +46,7 @@ def moved(change: list[float]) -> Tensors:
 
 def mean(private: PrivateMean, updates: list[list[float]], seed: int = 0) -> Tensors:
     private.check(range(len(updates)))
-    private.count(range(len(updates)))
+    private.charge(range(len(updates)))
     summed = private.summed([moved(each) for each in updates], SENT)
     return private.mean(summed, SENT, seed)
 
@@ -140,7 +140,7 @@ def dp_accounted(noise_multiplier: float, rounds: int) -> float:
 def test_epsilon_is_that_of_the_unit_that_took_part_most(noise_multiplier: float) -> None:
     private = private_mean(noise_multiplier=noise_multiplier)
     for units in ([0, 1], [1, 2], [1], [2, 3]):
-        private.count(units)
+        private.charge(units)
     assert private.rounds == {0: 1, 1: 3, 2: 2, 3: 1}
     assert private.epsilon == pytest.approx(dp_accounted(noise_multiplier, 3), rel=1e-3)
 
