@@ -221,9 +221,7 @@ def test_a_box_that_becomes_busy_after_the_status_leaves_the_others(
 
         def busy_afterwards(*options: Any) -> list[list[SurveyedDevice]]:
             found = ask_all(*options)
-            occupied = plan_of(["device-0"], (4,))
-            work = Work().segments(occupied, [there[1]])
-            stack.enter_context(work)
+            stack.enter_context(Work().segments(plan_of(["device-0"], (4,)), [there[1]]))
             return found
 
         monkeypatch.setattr(check_command, "ask_all", busy_afterwards)

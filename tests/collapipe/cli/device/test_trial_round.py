@@ -98,9 +98,7 @@ def test_messages_that_do_not_come_back_end_with_the_time_limit(
             assert [len(trips) for trips in found] == [1, 1]
 
 
-def _slow_gradients(
-    monkeypatch: pytest.MonkeyPatch, byte_s: float = 0.0, fixed_s: float = 0.0
-) -> None:
+def _slow_gradients(monkeypatch: pytest.MonkeyPatch, byte_s: float, fixed_s: float = 0.0) -> None:
     """Devices send gradients to the stage before them slowly."""
     send = FrameStream.send
 
