@@ -117,9 +117,7 @@ def _check_complete(schedule: Schedule) -> None:
     kinds = FORWARD, BACKWARD
     for stage, actions in enumerate(schedule):
         if odd := next((each for each in actions if each.kind not in kinds), None):
-            raise ScheduleError(
-                f"stage {stage} has {odd}, whose kind is none of {', '.join(kinds)}"
-            )
+            raise ScheduleError(f"stage {stage} has {odd}; expected {' or '.join(kinds)}")
         counts = Counter(actions)
         for action in (Action(kind, each) for each in micro_batches for kind in kinds):
             if (count := counts[action]) != 1:
