@@ -23,7 +23,7 @@ from collapipe.run_report.trace import draw, read_trace, write_trace
 from collapipe.runs.reading import read_run
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.control_unit.segments import RemoteSegments
-from pipeline.devices.daemon import session
+from pipeline.devices.daemon import session, timed_ports
 from pipeline.devices.daemon.server import Daemon
 
 # Laws far from what is measured would change the plans: each run's are its own.
@@ -218,7 +218,8 @@ def test_what_is_far_from_the_plan_changes_the_next_one(
 
 def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used."""
-    monkeypatch.setattr(session, "time", _Skewed(3600.0))
+    for module in (session, timed_ports):
+        monkeypatch.setattr(module, "time", _Skewed(3600.0))
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
         options = *STEADY, "pipeline=one_f_one_b", f"pipeline.num_micro_batches={(m := 4)}"

@@ -51,6 +51,6 @@ def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
     own: Any = SimpleNamespace(_all=devices(), _devices={}, _plan=SimpleNamespace(unit=0))
     own._all.absent = {"pi": "device pi at pi.home:7700: timed out"}
     with pytest.raises(RoundFailedError, match="jetson") as failed:
-        DevicePipeline._without(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})
+        DevicePipeline._replan(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})
     assert "timed out" in str(failed.value)
     assert not any(each in str(failed.value) for each in ("pi.home", "10.0.0.5", "7700"))

@@ -542,7 +542,7 @@ LIES = [
     cuts_off,
     renames,
     is_the_next_one,
-    reports(traces=traces(1, 1 + 3 * 2 * 2 * 3)),  # of devices, steps, micro-batches and kinds
+    reports(traces=traces(1, 1 + 3 * 2 * 2 * 2)),  # of devices, steps, micro-batches and kinds
     reports(traces=traces(20, 8000)),
 ]
 
@@ -569,7 +569,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     causes = first["failures"]
     says = ["impossible for its round"] * 13 + ["cannot be read", "other weights"]
     says += ["a report"]
-    says += ["37 actions of devices, expected at most 36", "bytes of JSON, at most 1,0"]
+    says += ["25 actions of devices, expected at most 24", "bytes of JSON, at most 1,0"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out
@@ -585,7 +585,7 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
     state = ClusterState(7, tuple(devices), 10**18, uplink)
     plan, steps = ClusterPlan(7, (), 2, "one_f_one_b"), 3
     request = RoundRequest(1, (state,), 200, 6, steps, None, 2, "one_f_one_b", (), (0.0,), (None,))
-    actions = ((low,) * 4,) * 2 * 3
+    actions = ((low,) * 4,) * 2 * 2
     report = ClusterReport(
         *(7, (low,) * steps, 10**15, 10**15, {f"{phase:064}": high for phase in range(32)}),
         *(2**61, 2**61, (low,) * steps),
