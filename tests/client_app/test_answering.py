@@ -2,11 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.supercore.task_identity import TaskIdentity
@@ -68,17 +69,24 @@ class SuperNode:
         """As Flower's client has it."""
 
 
-def test_each_message_is_ended_and_the_next_one_taken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def answer_all(
+    node: SuperNode, client: ClientApp, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    node = SuperNode()
+    """Answer the messages of ``node`` with ``client`` until it has no more."""
     monkeypatch.setattr(runtime, "connect", lambda *_: node)
     monkeypatch.setattr(runtime, "pull_task_input", node.pull)
     monkeypatch.setattr(runtime, "push_message", node.push)
     monkeypatch.setattr(runtime, "push_task_output", node.end)
     with pytest.raises(Over):
-        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(tmp_path)).answer(app)
+        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(folder)).answer(client)
+
+
+def test_each_message_is_ended_and_the_next_one_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    node = SuperNode()
+    answer_all(node, app, monkeypatch, tmp_path)
     assert node.ended == [SubStatus.FAILED, SubStatus.FAILED, SubStatus.COMPLETED]
 
 
@@ -125,13 +133,8 @@ def test_whatever_is_raised_the_unit_answers(
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     node = Unexpected()
-    monkeypatch.setattr(runtime, "connect", lambda *_: node)
-    monkeypatch.setattr(runtime, "pull_task_input", node.pull)
-    monkeypatch.setattr(runtime, "push_message", node.push)
-    monkeypatch.setattr(runtime, "push_task_output", node.end)
     monkeypatch.setattr(answering, "_PAUSE_S", 0)
-    with pytest.raises(Over):
-        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(tmp_path)).answer(raising)  # type: ignore[arg-type]
+    answer_all(node, cast(ClientApp, raising), monkeypatch, tmp_path)
     (reply,) = node.replies
     assert reply.error.reason == f"{type(error).__name__}; see the unit's log"
     assert node.ended == [SubStatus.FAILED, SubStatus.COMPLETED]
@@ -156,11 +159,6 @@ def test_a_restart_of_the_supernode_is_no_unexpected_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Restarting()
-    monkeypatch.setattr(runtime, "connect", lambda *_: node)
-    monkeypatch.setattr(runtime, "pull_task_input", node.pull)
-    monkeypatch.setattr(runtime, "push_message", node.push)
-    monkeypatch.setattr(runtime, "push_task_output", node.end)
-    with pytest.raises(Over):
-        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(tmp_path)).answer(app)
+    answer_all(node, app, monkeypatch, tmp_path)
     assert node.ended == [SubStatus.FAILED]
     assert [each.levelno for each in caplog.records] == [logging.WARNING]
