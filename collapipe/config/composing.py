@@ -95,14 +95,17 @@ def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
 
 def options_of(tree: DictConfig) -> dict[str, Any]:
     """Return all options except Hydra's, resolved. Raises ``ConfigError`` for a missing value."""
-    kept = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
+    plain = functools.partial(OmegaConf.to_container, resolve=True, throw_on_missing=True)
     try:
-        resolved = OmegaConf.to_container(kept, resolve=True, throw_on_missing=True)
+        return {
+            str(key): plain(value) if OmegaConf.is_config(value) else value
+            for key, value in tree.items()
+            if key != "hydra"
+        }
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key}: has no value; set {error.full_key}=…") from error
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error
-    return cast(dict[str, Any], resolved)
 
 
 def unresolved(tree: DictConfig) -> dict[str, Any]:
