@@ -94,7 +94,7 @@ def state(message: Message, context: Context) -> RecordDict:
     lacking = [part for part, name in setup.frozen.items() if name in absent]
     name = owner.name_of(context.node_config)
     unit = _control_unit(context)
-    unit.recall_slowness(_kept(context).get(messages.SLOWNESS, {}))
+    unit.recall_times(_kept(context))
     return records.pack_state(unit.state(), lacking, name)
 
 

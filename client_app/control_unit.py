@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -89,17 +89,18 @@ class ControlUnit:
         if self.devices is None:
             return self.described
         there = self.devices.present(self.described.devices, alive)
-        return replace(self.described, devices=there, real_devices=True)
+        return replace(self.described, devices=there, real_devices=True, step=self.devices.law)
 
-    def recall_slowness(self, kept: Tensors) -> None:
-        """Restore the speeds of real devices that earlier rounds measured. Raises ``WireError`` if
-        they are impossible."""
+    def recall_times(self, kept: Mapping[str, Tensors]) -> None:
+        """Restore what earlier rounds measured of real devices. Raises ``WireError`` if it is
+        impossible."""
         if self.devices is not None:
             self.devices.recall(kept)
 
-    def slowness(self) -> Tensors:
-        """The measured speeds of real devices, for the next round; empty for simulated ones."""
-        return self.devices.slowness.pack() if self.devices else {}
+    def times(self) -> dict[str, Tensors]:
+        """The groups of tensors with the measured times of real devices, for the next round; empty
+        for simulated ones."""
+        return self.devices.kept() if self.devices else {}
 
     def batch(self, step: int) -> tuple[Batch, Tensor]:
         """Return the batch of a local step and its rows' numbers, int64 [b]. Steps are numbered

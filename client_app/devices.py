@@ -10,24 +10,31 @@ import torch
 
 import collapipe
 from client_app.cluster_state import block_cost
+from client_app.measured_law import measured_law, planned_step_s, updated
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
-from collapipe.devices.slowness import Slowness, drifted
+from collapipe.devices.kept_law import pack_law, unpack_law
+from collapipe.devices.slowness import Slowness
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
+from collapipe.formatting import seconds
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.allocator import return_large_blocks
+from collapipe.process.host import Host
 from collapipe.report import DeviceReport, DeviceTrace
-from collapipe.state import AffineLaw, DeviceProfile
+from collapipe.state import DeviceProfile
+from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
+from collapipe.wire import messages
 from collapipe.wire.channels import Dialer, without_addresses
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
 from pipeline.devices.block_form import block_forms
+from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.control_unit.segments import RemoteSegments
@@ -43,7 +50,8 @@ _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after wh
 class Devices:
     """The real devices of unit ``unit``: which of them answer, and their measured speeds.
 
-    ``slowness`` belongs to the current round or question; call ``recall`` to restore it before.
+    ``slowness`` and the ``law`` of a step belong to the current round or question; call ``recall``
+    to restore them before. The law is None before a round was measured.
     """
 
     def __init__(self, settings: Settings, cluster: DeviceCluster, unit: int) -> None:
@@ -54,14 +62,21 @@ class Devices:
         self._profile = settings.pipeline.profile is not False
         self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
         self.slowness = Slowness()
+        self.law: StepLaw | None = None
         self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
         self.news: list[str] = []  # lost and returned devices since the last report
 
-    def recall(self, kept: Tensors) -> None:
-        """Restore the ``kept`` slowness of devices that still belong to the cluster. Raises
-        ``WireError`` if it is malformed."""
-        known = {name: each for name, each in kept.items() if name in self.roster}
+    def recall(self, kept: Mapping[str, Tensors]) -> None:
+        """Restore the measured times in groups that a unit ``kept``, of devices that still belong
+        to the cluster. Raises ``WireError`` if they are malformed."""
+        slow = kept.get(messages.SLOWNESS, {})
+        known = {name: each for name, each in slow.items() if name in self.roster}
         self.slowness = Slowness.unpack(known, known) if self._profile else Slowness()
+        self.law = unpack_law(kept.get(messages.STEP_LAW, {})) if self._profile else None
+
+    def kept(self) -> dict[str, Tensors]:
+        """Return the measured times for ``recall``."""
+        return {messages.SLOWNESS: self.slowness.pack(), messages.STEP_LAW: pack_law(self.law)}
 
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
@@ -82,23 +97,26 @@ class Devices:
         )
 
     def learn(
-        self, reports: Collection[DeviceReport], planned: Mapping[str, AffineLaw], samples: float
-    ) -> Iterator[str]:
-        """Update the slowness from measured speeds, and yield a message for each device that is far
-        from its ``planned`` law. A micro-batch had ``samples`` samples."""
+        self,
+        plan: ClusterPlan,
+        times: StepTimes,
+        hosts: Mapping[str, Host],
+        block_s: Mapping[str, float],
+    ) -> None:
+        """Update slowness and law from the ``times`` of a round with this ``plan``. ``block_s`` are
+        the planned seconds of a block in a micro-batch by device."""
         if not self._profile:
             return
-        ratios = dict[str, float]()
-        for each in reports:
-            expected_s = planned[each.name].compute(each.blocks, samples)
-            ratios[each.name] = each.chunk_s / expected_s if expected_s else 1.0
-        self.slowness = self.slowness.after(ratios)
-        for name, ratio in ratios.items():
-            if drifted(ratio):
-                yield (
-                    f"{name} took {ratio:.2g} times the planned time; the next plan uses its "
-                    "measured speed"
-                )
+        law, works = measured_law(plan, times, hosts)
+        if (before := self.law) is not None:
+            planned_s = planned_step_s(before, block_s, law.blocks, plan.schedule)
+            law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
+        ratios = {}
+        for segment, work in zip(plan.segments, works, strict=True):
+            name, seconds = segment.device, (work.forward_s + work.backward_s) / segment.span.blocks
+            if block_s[name]:
+                ratios[name] = seconds / block_s[name] * self.slowness.times.get(name, 1.0)
+        self.slowness, self.law = self.slowness.after(ratios), law
 
     def told(self, text: str) -> str:
         """Remove addresses from a text on devices, and put it on one line, for the server."""
@@ -143,12 +161,13 @@ class DevicePipeline:
     ) -> None:
         self._settings, self._plan = settings, request.plan
         self._devices = {each.name: each for each in profiles}
+        samples = settings.batch_size / request.plan.num_micro_batches
+        self._block_s = {each.name: each.time.compute(1, samples) for each in profiles}
         self._all, self._spec = devices, spec
         self._timer = PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
         replica = Replica(forms, starting_with(start.weights, start.state))
-        samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
         cluster = Cluster(
             devices=devices.roster,
@@ -189,18 +208,37 @@ class DevicePipeline:
 
     def figures(self) -> DeviceFigures:
         """Return the devices' measurements and events in the round, and update their slowness."""
-        measured, m = tuple(self._segments.measured()), self._plan.num_micro_batches
-        laws = {name: each.time for name, each in self._devices.items()}
-        drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
-        events = (*self._all.news, *self._segments.events, *drifts)
+        segments = self._segments
+        reports, times = tuple(segments.measured()), segments.step_times()
+        events = (*self._all.news, *self._changed_cut(), *segments.events)
+        if times is not None:
+            self._all.learn(segments.plan, times, segments.hosts, self._block_s)
         self._all.news.clear()
         self._all.relay = self._segments.relays
         return DeviceFigures(
-            reports=measured,
+            reports=reports,
             events=tuple(map(self._all.told, events)),
-            traces=tuple(self._segments.traces()),
-            alive=frozenset(each.name for each in measured) - set(self._segments.lost),
+            traces=tuple(segments.traces()),
+            alive=frozenset(each.name for each in reports) - set(segments.lost),
         )
+
+    def _changed_cut(self) -> Iterator[str]:
+        """Yield a message if the round's plan differs from the last one because of measured
+        times."""
+        law, plan = self._all.law, self._plan
+        if law is None or not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
+            return
+        blocks = {each.device: each.span.blocks for each in plan.segments}
+        if blocks != law.blocks:
+            cuts = law.blocks, blocks
+            old_s, new_s = (
+                planned_step_s(law, self._block_s, each, plan.schedule) for each in cuts
+            )
+            old, new = (" + ".join(f"{n} {name}" for name, n in each.items()) for each in cuts)
+            yield (
+                f"blocks are now {new} instead of {old}: measured times give "
+                f"{seconds(new_s)} instead of {seconds(old_s)} a step"
+            )
 
     def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises

@@ -119,7 +119,7 @@ def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
     received = inputs.weights
     if inputs.masks or compression.upload != FLOAT32:  # training changes weights in place
         received = {name: tensor.clone() for name, tensor in received.items()}
-    unit.recall_slowness(kept.get(messages.SLOWNESS, {}))
+    unit.recall_times(kept)
     stem = stem_rows(unit, kept)
     start = Start(
         weights={**inputs.fixed, **inputs.weights},
@@ -178,7 +178,7 @@ def _report(
     lacking = {} if inputs.masks else inputs.kept.get(messages.RESIDUAL, {})
     sent, residual, masked = _sent(unit, inputs, prepared.weights, end)
     own, head_state = _split_state(unit, trained.optimizer_state)
-    kept = {**inputs.kept, messages.SLOWNESS: unit.slowness(), messages.RESIDUAL: residual}
+    kept = {**inputs.kept, **unit.times(), messages.RESIDUAL: residual}
     if own is not None:
         kept[messages.OPTIMIZER] = own
     if prepared.stem.kept.any():

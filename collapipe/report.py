@@ -133,7 +133,8 @@ class ClusterCost:
     (eq. 16) covers each participating device with an energy law. ``finish_s`` is the time at which
     pipeline and upload are done; it is less than their sum if they overlap, and None in older runs.
     ``stem_s`` is the time before that, in which a frozen stem computes rows without a cached
-    activation.
+    activation. ``spread`` is the standard deviation of the logarithm of measured to modelled
+    pipeline time, from earlier rounds on real devices; 0 if none were measured.
     """
 
     unit: int
@@ -143,6 +144,7 @@ class ClusterCost:
     device_energy_j: dict[str, Amount]
     finish_s: Amount | None = None
     stem_s: Amount = 0.0
+    spread: Amount = 0.0
 
     @property
     def ends_s(self) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from collapipe.errors import ConfigError, is_printable, unit_called
+from collapipe.step_law import StepLaw
 
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
@@ -256,6 +257,7 @@ class ClusterState:
     num_samples: int  # rows of the unit's shard, |D_n|
     uplink: Uplink | None = None  # None: not modelled, for strategies without channels
     real_devices: bool = False  # machines that may be lost at any time
+    step: StepLaw | None = None  # measured on real devices; None before the first round
     name: str = ""  # of the unit; set by the server in requests, ignored in reports of units
 
     @property

@@ -24,6 +24,7 @@ from optim.problem import (
     RoundSolution,
     RoundSolver,
 )
+from optim.simulated_plan import as_measured, simulated_front
 from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def cluster_problem(
             "is too small for a block, raise it or use LoRA"
         )
     steps, uplink = request.local_steps, cluster.uplink
-    return ClusterProblem(
+    problem = ClusterProblem(
         devices,
         request.num_blocks,
         request.batch_size,
@@ -62,6 +63,7 @@ def cluster_problem(
         head_s=uplink.head_s / steps if uplink else 0.0,
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
     )
+    return problem if cluster.step is None else as_measured(problem, cluster.step)
 
 
 def of_each(
@@ -203,6 +205,8 @@ def _front(
         front = solve_cached(replace(problem, devices=tuple(free)), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
     kept = [point for point in front if most is None or point.num_segments <= most]
+    if kept and cluster.step is not None:
+        kept = simulated_front(kept, problem, cluster.step, request.schedule)
     if not kept:
         raise InfeasibleRoundError(
             f"no plan was found with fewer than {front[0].num_segments} segments, "

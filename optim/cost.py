@@ -17,15 +17,18 @@ from optim.cluster_plan import as_planned, cluster_problem
 from optim.latency import partition_of, streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
+from optim.simulated_plan import simulated, simulates
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A local step: its seconds, the slowest stage's seconds per micro-batch, joules by device."""
+    """A local step: its seconds, the slowest stage's seconds per micro-batch, joules by device, and
+    the prediction's ``spread``."""
 
     seconds: float
     slowest_s: float
     device_j: dict[str, float]
+    spread: float = 0.0
 
 
 def round_cost(
@@ -97,7 +100,15 @@ def _cluster_cost(
         finish_s = float(streamed_s(pipeline_s, slowest_s, m, activation_s)) + model_s
         upload_j = planned.power_w * upload_s
     total_j = {name: steps * spent for name, spent in step.device_j.items()}
-    return ClusterCost(cluster.unit, pipeline_s, upload_s, upload_j, total_j, finish_s)
+    return ClusterCost(
+        unit=cluster.unit,
+        pipeline_s=pipeline_s,
+        upload_s=upload_s,
+        upload_energy_j=upload_j,
+        device_energy_j=total_j,
+        finish_s=finish_s,
+        spread=step.spread,
+    )
 
 
 def _pipelined(
@@ -107,13 +118,15 @@ def _pipelined(
     devices = [known[segment.device] for segment in cluster.segments]
     blocks = [segment.span.blocks for segment in cluster.segments]
     problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
-    partition = partition_of(problem, blocks, m)
+    partition, spread = partition_of(problem, blocks, m), 0.0
+    if (law := state.step) is not None and simulates(law, len(blocks), m):
+        partition, spread = simulated(partition, problem, law, cluster.schedule), law.spread
     joules = {
         device.name: m * device.energy.law.chunk(count, request.batch_size / m)
         for device, count in zip(devices, blocks, strict=True)
         if device.energy is not None
     }
-    return _Step(partition.latency_s, partition.slowest_s, joules)
+    return _Step(partition.latency_s, partition.slowest_s, joules, spread)
 
 
 def _replicated(state: ClusterState, request: RoundRequest) -> _Step:

@@ -31,12 +31,14 @@ OWN = {
         "pipeline.schedule",
     ),
     "collapipe/": ("collapipe",),
+    "optim/step.py": ("collapipe.step_law", "pipeline.schedule"),  # plays the schedules that run
     "optim/": (
         "optim",
         "collapipe.errors",
         "collapipe.plan",
         "collapipe.report",  # a round's cost, which it computes
         "collapipe.state",
+        "collapipe.step_law",
     ),
     # a device's daemon, which checks its callers' certificates and keeps frozen weights
     "pipeline/devices/daemon/": (
@@ -74,7 +76,14 @@ OWN = {
         "collapipe.wire.streams",
     ),
     "reproduction/": (*ROOMS,),  # the paper's figures, which are not installed
-    "client_app/": ("client_app", "pipeline", "collapipe", "optim.partition", "optim.problem"),
+    "client_app/": (
+        "client_app",
+        "pipeline",
+        "collapipe",
+        "optim.partition",
+        "optim.problem",
+        "optim.step",
+    ),
     "server_app/": ("server_app", "optim", "collapipe"),
 }
 
@@ -87,6 +96,7 @@ LAYERS = (
     "own_packages",
     "seeds",
     "tensors",
+    "step_law",
     "state",
     "plan",
     "report",

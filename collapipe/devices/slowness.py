@@ -11,15 +11,15 @@ from collapipe.errors import WireError
 from collapipe.state import DeviceProfile
 from collapipe.tensors import Tensors
 
-_DRIFT = 1.3  # a larger factor between measured and planned time changes the estimate
 _REMEMBERED = 0.9  # factor of an estimate's logarithm for each round without a measurement
+_RENEWED = 0.5  # weight of a new measurement, so that one busy round does not move many blocks
 _NOTHING = 1.05  # estimates closer to 1 than this factor are dropped
 _MOST = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """The ratio of measured to described time of a chunk, by device name; 1 for other devices.
+    """The ratio of measured to described time of a block, by device name; 1 for other devices.
 
     A device without blocks is not measured, so one busy round could exclude it from all later
     plans. Therefore an estimate that is not renewed decays to 1, by a tenth of its logarithm per
@@ -54,7 +54,8 @@ class Slowness:
     def after(self, ratios: Mapping[str, float]) -> Self:
         """Return the estimates after a round.
 
-        ``ratios`` are measured times divided by those planned with ``known``, by device name.
+        ``ratios`` are measured times divided by described ones, by device name. The first one is
+        the estimate; later ones change it by half of the logarithm of their difference.
         """
         times = {
             name: forgotten
@@ -62,17 +63,9 @@ class Slowness:
             if name not in ratios and not _near(forgotten := each**_REMEMBERED, _NOTHING)
         }
         for name, ratio in ratios.items():
-            before = self.times.get(name, 1.0)
-            if drifted(ratio):
-                times[name] = min(max(before * ratio, 1 / _MOST), _MOST)
-            elif name in self.times:
-                times[name] = before
+            new = min(max(ratio, 1 / _MOST), _MOST)
+            times[name] = new**_RENEWED * self.times.get(name, new) ** (1 - _RENEWED)
         return replace(self, times=times)
-
-
-def drifted(ratio: float) -> bool:
-    """Whether the ratio of measured to planned time is so far from 1 that estimates must change."""
-    return not _near(ratio, _DRIFT)
 
 
 def _near(ratio: float, factor: float) -> bool:

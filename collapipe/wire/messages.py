@@ -116,9 +116,10 @@ class TrainRequest:
     arrived: int = 0
 
 
-OPTIMIZER, RESIDUAL, STEM, SLOWNESS = "optimizer", "residual", "stem", "slowness"
+OPTIMIZER, RESIDUAL, STEM = "optimizer", "residual", "stem"
+SLOWNESS, STEP_LAW = "slowness", "step_law"
 ACTIVATIONS = "activations", "last_activations"
-NOT_TRAINED = STEM, SLOWNESS
+NOT_TRAINED = STEM, SLOWNESS, STEP_LAW
 KEPT = OPTIMIZER, RESIDUAL, *NOT_TRAINED, *ACTIVATIONS
 """Names of the tensor groups that a unit keeps between rounds; NOT_TRAINED ones are not derived
 from gradients."""

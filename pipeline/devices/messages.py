@@ -15,6 +15,7 @@ from torch import Tensor
 from collapipe.errors import WireError, one_line
 from collapipe.models.description import MOST_BLOCKS
 from collapipe.plan import Span
+from collapipe.process.host import Host
 from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import Precision
 from collapipe.wire.channels import DeviceAddress, Text
@@ -97,10 +98,12 @@ class SegmentDescription(RoundDescription):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks."""
+    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks;
+    ``host`` is the device's machine."""
 
     blocks: tuple[str, ...]
     frozen: tuple[str, ...]
+    host: Host
 
 
 @dataclass(frozen=True, slots=True)

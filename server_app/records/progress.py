@@ -1,6 +1,7 @@
 """Show a run's progress: live lines on a terminal, plain lines elsewhere."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -106,7 +107,10 @@ class RunProgress:
             how = f"pipeline of {seconds(cost.pipeline_s)}, modelled"
             if measured_s := report.pipeline_s.get(unit):
                 share, planned = cost.pipeline_s / measured_s, seconds(cost.pipeline_s)
-                how = f"pipeline took {seconds(measured_s)}, planned {planned} ({share:.0%})"
+                if cost.spread:
+                    bounds = (cost.pipeline_s * math.exp(k * cost.spread) for k in (-2, 2))
+                    planned += f" ({' … '.join(map(seconds, bounds))})"
+                how = f"pipeline took {seconds(measured_s)}, planned {planned}, {share:.0%}"
             _log.info("round %d: %s: %s", report.round, self._called(unit), how)
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from collapipe.config import Settings
+from collapipe.devices.kept_law import MOST_BYTES, unpack_law
 from collapipe.devices.slowness import Slowness
 from collapipe.errors import WireError
 from collapipe.models.cut import extra_rows
@@ -31,6 +32,7 @@ def check_kept(
         told = ", ".join(messages.NOT_TRAINED)
         raise WireError(f"{sender} sent more than {told}, though updates are masked")
     Slowness.unpack(found[messages.SLOWNESS], {each.name for each in cluster.devices})
+    unpack_law(found[messages.STEP_LAW])
     own = model.names(with_head and not settings.chooses_heads)
     check_state(found[messages.OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
     sent = model.names(with_head) & found[messages.RESIDUAL].keys()
@@ -67,6 +69,7 @@ def most_kept(
     slowness = Slowness({each.name: 1.0 for each in cluster.devices}).pack()
     state = state_like(settings.optimizer, weights)
     groups = {messages.OPTIMIZER: state, messages.RESIDUAL: weights, messages.SLOWNESS: slowness}
+    groups[messages.STEP_LAW] = {"law": torch.empty(MOST_BYTES, dtype=torch.uint8, device="meta")}
     most = {name: questions.tensors_bytes({}) + size for name, size in most.items()}
     return most | {name: questions.tensors_bytes(each) for name, each in groups.items()}
 

@@ -417,5 +417,5 @@ def same_cluster(then: Reported, now: Reported) -> bool:
         return False
     names = [[device.name for device in each.devices] for each in (then, now)]
     if then.real_devices and names[0] == names[1]:
-        now = replace(now, devices=then.devices)
+        now = replace(now, devices=then.devices, step=then.step)
     return then == now

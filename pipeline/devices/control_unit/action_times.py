@@ -1,9 +1,11 @@
-"""Collect the devices' measurements of a round's steps, which use the devices' clocks."""
+"""Collect the times of a round's steps: of the devices' actions, by the devices' clocks, and of
+the control unit's."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.report import TRACED_STEPS, DeviceReport, DeviceTrace
 from pipeline import schedule
+from pipeline.schedule import BACKWARD, FORWARD, Action
+from pipeline.stage import LastStage, Passed, Stage
 
 _MOST = 2.0**53  # seconds, or bytes: sums of them are finite
 
@@ -22,6 +26,78 @@ class Clock:
 
     offset_s: float
     error_s: float
+
+
+@dataclass(slots=True)
+class TimedStage:
+    """A stage of the control unit that records when each action began and ended."""
+
+    stage: Stage
+    times: dict[Action, tuple[float, float]] = field(default_factory=dict)
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        began = time.monotonic()
+        made = self.stage.forward(micro_batch, received)
+        self.times[Action(FORWARD, micro_batch)] = began, time.monotonic()
+        return made
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        began = time.monotonic()
+        made = self.stage.backward(micro_batch, received)
+        self.times[Action(BACKWARD, micro_batch)] = began, time.monotonic()
+        return made
+
+
+@dataclass(slots=True)
+class TimedHead(TimedStage):
+    """The control unit's last stage, timed."""
+
+    stage: LastStage
+
+    def ready(self, action: Action) -> bool:
+        return self.stage.ready(action)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTimes:
+    """A step on the control unit: its embedding, its head, and when the step began and ended."""
+
+    embedding: Mapping[Action, tuple[float, float]]
+    head: Mapping[Action, tuple[float, float]]
+    began_s: float
+    ended_s: float
+
+    def waited(self) -> Iterator[tuple[Action, bool, float, float]]:
+        """Yield each action, whether it is the head's, when its thread became free, and when it
+        began."""
+        rows = [(each, False, *times) for each, times in self.embedding.items()]
+        rows += [(each, True, *times) for each, times in self.head.items()]
+        rows.sort(key=lambda row: row[2])
+        for before, (action, of_head, began, _) in pairwise(rows):
+            yield action, of_head, before[3], began
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Typical times of a round's steps, in seconds of a micro-batch: medians after the first step.
+
+    ``forward_s`` and ``backward_s`` are by segment. ``send_s`` maps a device, or None for the
+    control unit, to the time from the end of an action until its output was at a waiting stage. The
+    head's answer takes ``head_s``, and follows the one before after ``head_pace_s``. ``overhead_s``
+    is the part of a step before the embedding's first action and after its last. ``step_s`` is the
+    mean of all steps.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    send_s: Mapping[str | None, float]
+    embedding_forward_s: float
+    embedding_backward_s: float
+    submit_s: float
+    head_s: float
+    head_pace_s: float
+    overhead_s: float
+    step_s: float
 
 
 class Measurements:
@@ -35,10 +111,12 @@ class Measurements:
     def __init__(self) -> None:
         self._tables: dict[str, list[Tensor]] = {}
         self._usage: dict[str, tuple[float, float]] = {}
+        self._own = list[OwnTimes]()
         self._began_s = time.monotonic()
 
     def clear(self) -> None:
         """Remove all measurements, because another plan begins."""
+        self._own.clear()
         self._tables.clear()
         self._usage.clear()
 
@@ -53,6 +131,10 @@ class Measurements:
         self._tables.setdefault(device, []).append(table)
         sent, peak = usage.tolist()
         self._usage[device] = sent, peak
+
+    def add_own(self, own: OwnTimes) -> None:
+        """Add the control unit's times of a step that all devices have finished."""
+        self._own.append(own)
 
     @property
     def last_step(self) -> list[Tensor]:
@@ -72,6 +154,50 @@ class Measurements:
         """Return the times of the devices' actions by the control unit's clock."""
         names = [each.device for each in plan.segments if each.device in self._tables]
         return [self._trace(name, clocks[name]) for name in names]
+
+    def step_times(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> StepTimes | None:
+        """Return the typical times of the plan's steps; None if no step has all its times."""
+        lists = schedule.build(plan.schedule, len(plan.segments), plan.num_micro_batches)
+        names = [each.device for each in plan.segments]
+        steps = []
+        for number, own in enumerate(self._own):
+            tables = [self._tables[name][number] for name in names]
+            if len(tables[0]) == len(lists[0]):  # a smaller batch may have fewer micro-batches
+                shifted = (
+                    (table + clocks[name].offset_s).tolist()
+                    for name, table in zip(names, tables, strict=True)
+                )
+                rows = [
+                    dict(zip(*each, strict=False)) for each in zip(lists, shifted, strict=False)
+                ]
+                steps.append(_Step(own, rows))
+        later = steps[1:] or steps
+        if not later:
+            return None
+        senders = {name: stage for stage, name in enumerate(names)} | {None: -1}
+        pairs = [(kind, stage) for kind in (FORWARD, BACKWARD) for stage in range(len(names))]
+        chunks = [_median(t for each in later for t in each.chunks(*pair)) for pair in pairs]
+        embedding = [
+            _median(t for each in later for t in _lengths(each.own.embedding, kind))
+            for kind in (FORWARD, BACKWARD)
+        ]
+        latency_s = _median(t for each in later for t in each.answers(queued=False))
+        paces = [t for each in later for t in each.answers(queued=True)]
+        return StepTimes(
+            forward_s=tuple(chunks[: len(names)]),
+            backward_s=tuple(chunks[len(names) :]),
+            send_s={
+                name: _median(t for each in later for t in each.sent(stage))
+                for name, stage in senders.items()
+            },
+            embedding_forward_s=embedding[0],
+            embedding_backward_s=embedding[1],
+            submit_s=_median(t for each in later for t in _lengths(each.own.head, FORWARD)),
+            head_s=latency_s,
+            head_pace_s=min(latency_s, median(paces)) if paces else latency_s,
+            overhead_s=_median(each.overhead_s for each in later),
+            step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
+        )
 
     def _report(self, segment: SegmentPlan, actions: int, tables: Sequence[Tensor]) -> DeviceReport:
         asked, began, ended, sent = torch.cat(list(tables)).T
@@ -95,3 +221,67 @@ class Measurements:
         shifted = ((table + offset_s).tolist() for table in self._tables[name][:TRACED_STEPS])
         steps = tuple(tuple((a, b, c, d) for a, b, c, d in table) for table in shifted)
         return DeviceTrace(name, clock.error_s, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step's times: the control unit's, and per segment those of each action (request, begin,
+    end, sent), all by the control unit's clock."""
+
+    own: OwnTimes
+    rows: Sequence[Mapping[Action, Sequence[float]]]
+
+    @property
+    def overhead_s(self) -> float:
+        busy = [*self.own.embedding.values()]
+        return self.own.ended_s - self.own.began_s - busy[-1][1] + busy[0][0]
+
+    def chunks(self, kind: str, stage: int) -> Iterator[float]:
+        """Yield the seconds of a segment's actions of a kind."""
+        rows = self.rows[stage]
+        return (each[2] - each[1] for action, each in rows.items() if action.kind == kind)
+
+    def answers(self, queued: bool) -> Iterator[float]:
+        """Yield the head's seconds for each answer: from its submission, or if it was ``queued``
+        behind an earlier one, from that one's answer."""
+        head, free_s = self.own.head, 0.0
+        for number in range(len(head) // 2):
+            submitted_s = head[Action(FORWARD, number)][1]
+            answered_s = head[Action(BACKWARD, number)][1]
+            if queued == (submitted_s < free_s):
+                yield answered_s - max(submitted_s, free_s)
+            free_s = answered_s
+
+    def sent(self, stage: int) -> Iterator[float]:
+        """Yield the seconds in which outputs of a stage, or of the control unit (-1), came to a
+        stage that was waiting for them."""
+        last = len(self.rows) - 1
+        if stage == -1:
+            ended = {a: t[1] for a, t in self.own.embedding.items() if a.kind == FORWARD}
+            ended |= {a: t[1] for a, t in self.own.head.items() if a.kind == BACKWARD}
+            came = {FORWARD: self.rows[0], BACKWARD: self.rows[last]}
+        else:
+            ended = {action: row[2] for action, row in self.rows[stage].items()}
+            own = {
+                action: (free_s, began_s)
+                for action, of_head, free_s, began_s in self.own.waited()
+                if of_head == (action.kind == FORWARD)
+            }
+            came = {
+                FORWARD: self.rows[stage + 1] if stage < last else own,
+                BACKWARD: self.rows[stage - 1] if stage else own,
+            }
+        for action, end_s in ended.items():
+            row = came[action.kind].get(action)
+            if row is not None and row[0] < end_s:
+                yield max(0.0, row[1] - end_s)
+
+
+def _lengths(times: Mapping[Action, tuple[float, float]], kind: str) -> Iterator[float]:
+    return (end - begin for action, (begin, end) in times.items() if action.kind == kind)
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median; 0 without values."""
+    found = [*values]
+    return median(found) if found else 0.0

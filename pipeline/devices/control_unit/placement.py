@@ -13,6 +13,7 @@ from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, Wire
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
 from collapipe.process import cancellation
+from collapipe.process.host import Host
 from collapipe.wire.channels import without_addresses
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
@@ -74,6 +75,7 @@ class Placement:
     connections: dict[str, DeviceConnection] = field(default_factory=dict)
     arrived: threading.Event = field(default_factory=threading.Event)
     clocks: dict[str, Clock] = field(default_factory=dict)
+    hosts: dict[str, Host] = field(default_factory=dict)
     hops: list[FrameStream] = field(default_factory=list)
     """Streams to the first segment's input and the last one's output, then relayed streams."""
 
@@ -95,7 +97,7 @@ class Placement:
         for connection in self.connections.values():
             connection.control.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
-        shared = self.connections, self.arrived, self.clocks
+        shared = self.connections, self.arrived, self.clocks, self.hosts
         return Placement(plan, cluster, common, self.replica, *shared)
 
     def gather(self) -> None:
@@ -123,6 +125,7 @@ class Placement:
         self.tell(FrameKind.OPEN)
         for connection, answer in zip(self.members, answers, strict=True):
             wanted = _wanted(connection, answer)
+            self.hosts[connection.name] = wanted.host
             for name in held:
                 if name in wanted.blocks and held[name] == connection.name:
                     whole = name in wanted.frozen or name not in self.common.frozen

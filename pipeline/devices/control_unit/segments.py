@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,11 +12,18 @@ from collapipe.errors import StageError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.process.host import Host
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline import schedule
-from pipeline.devices.control_unit.action_times import Measurements
+from pipeline.devices.control_unit.action_times import (
+    Measurements,
+    OwnTimes,
+    StepTimes,
+    TimedHead,
+    TimedStage,
+)
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.journal import (
     RecordedHead,
@@ -125,6 +132,15 @@ class RemoteSegments:
     def measured(self) -> list[DeviceReport]:
         """Each device's measurements since it received its blocks, in the plan's order."""
         return self._measured.reports(self.plan)
+
+    def step_times(self) -> StepTimes | None:
+        """The typical times of the current plan's steps; None before the first one."""
+        return self._measured.step_times(self.plan, self._placed.clocks)
+
+    @property
+    def hosts(self) -> Mapping[str, Host]:
+        """The machine of each device of the plan."""
+        return self._placed.hosts
 
     def traces(self) -> list[DeviceTrace]:
         """The times of the devices' actions by the control unit's clock."""
@@ -252,17 +268,20 @@ class RemoteSegments:
         """Run forward and backward of a batch through all segments, and collect their norms."""
         placed, segments, m = self._placed, self.plan.segments, record.num_micro_batches
         first, last = placed.hops[:2]
+        began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
         placed.tell(FrameKind.BEGIN, record.step, torch.tensor([m]))
         lists = schedule.build(self.plan.schedule, len(segments), m)
         front = RecordingPorts(StreamPorts(None, first, fence, placed.wait), record, placed.hops)
         back = StreamPorts(last, None, fence, placed.wait)
-        before = StageRun(lists[0], embedding, front)
-        interleave([before, *head_runs(lists[-1], head, back)], placed.idle)
+        before = StageRun(lists[0], front_stage, front)
+        interleave([before, *head_runs(lists[-1], back_stage, back)], placed.idle)
         answers = placed.all_answer(FrameKind.NORMS, record.step)
         self._norms.clear()
         for segment, actions, frame in zip(segments, lists, answers, strict=False):
             self._take_norms(segment, len(actions), frame)
+        times = front_stage.times, back_stage.times
+        self._measured.add_own(OwnTimes(*times, began_s, time.monotonic()))
 
     def _fence(self, step: int) -> Fence:
         common = self._placed.common

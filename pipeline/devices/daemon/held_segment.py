@@ -12,6 +12,7 @@ from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, prefixed, select
 from collapipe.models.split import block_name, build_empty
+from collapipe.process.host import this_host
 from collapipe.process.torch_device import CPU
 from collapipe.tensors import Tensors
 from collapipe.wire.frozen_store import FrozenStore, digest
@@ -70,7 +71,8 @@ class HeldSegment:
         blocks = tuple(name for name in self._forms if name not in self._parts)
         known = {name: each for name, each in description.frozen.items() if name in blocks}
         absent = store.lacks(known.values())
-        self.wanted = Wanted(blocks, tuple(name for name, each in known.items() if each in absent))
+        frozen = tuple(name for name, each in known.items() if each in absent)
+        self.wanted = Wanted(blocks, frozen, this_host())
         self._coming: dict[str, Tensors] = {}  # received tensors of incomplete blocks
 
     @property

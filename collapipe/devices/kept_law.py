@@ -1,0 +1,32 @@
+"""Convert the law of a step to tensors, which a unit keeps between rounds, and back."""
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from collapipe.errors import CollaPipeError, WireError, one_line
+from collapipe.step_law import StepLaw
+from collapipe.tensors import Tensors
+
+MOST_BYTES = 2**17  # of a law with the most devices, whose names have the most letters
+_LAW = TypeAdapter(StepLaw)
+_NAME = "law"
+
+
+def pack_law(law: StepLaw | None) -> Tensors:
+    """Return the law as JSON in a uint8 tensor; empty for None."""
+    if law is None:
+        return {}
+    return {_NAME: torch.frombuffer(bytearray(_LAW.dump_json(law)), dtype=torch.uint8)}
+
+
+def unpack_law(tensors: Tensors) -> StepLaw | None:
+    """Invert ``pack_law``. Raises ``WireError`` if the tensors are not a possible law."""
+    if not tensors:
+        return None
+    told = tensors.get(_NAME, torch.empty(0))
+    if len(tensors) > 1 or told.dtype != torch.uint8 or not 0 < told.nbytes <= MOST_BYTES:
+        raise WireError(f"the law of a step: {[*tensors][:3]}, {told.dtype} {list(told.shape)}")
+    try:
+        return _LAW.validate_json(told.numpy().tobytes())
+    except (ValidationError, CollaPipeError) as error:
+        raise WireError(f"the law of a step: {one_line(error)}") from error

@@ -1,0 +1,100 @@
+"""The measured law of a step on real devices: all times except those of blocks."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from collapipe.errors import ConfigError
+
+_MOST_S = 1e6
+_MOST_NAME = 64  # characters
+_MOST_DEVICES, _MOST_CORES, _MOST_MICRO_BATCHES = 128, 4096, 4096
+_LEAST_FACTOR = 1e-6
+FORWARD_SHARE = 1 / 3  # of a block's time, before it was measured: backward has twice the FLOPs
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """A device's part of the law.
+
+    ``forward_share`` is the fraction of a block's time that forward takes. ``send_s`` are the
+    seconds from the end of an action until its output is at the next stage. ``host`` is the name
+    of the device's machine.
+    """
+
+    forward_share: float
+    send_s: float
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLaw:
+    """Measured seconds of a step on a cluster's real devices, at its micro-batch size.
+
+    The devices' profiles have the time of a block. The control unit's thread computes the
+    embedding (``embedding_forward_s``, ``embedding_backward_s`` for a micro-batch), submits
+    activations to the head (``submit_s``), and sends tensors (``send_s`` until they arrive). The
+    head answers after ``head_s``; if it has a queue, answers follow each other in ``head_pace_s``.
+    ``overhead_s`` is the rest of a step: its start, and the norms at its end.
+
+    Attributes
+    ----------
+    num_micro_batches
+        m of the measured steps.
+    blocks
+        Blocks of each device in the last round.
+    devices
+        Parts of all devices that were measured in this run.
+    host
+        Name of the control unit's machine.
+    cores
+        Number of cores of each machine.
+    factor
+        Ratio of a step's measured time to the simulated time, a mean over the last rounds.
+    spread
+        Standard deviation of the logarithm of measured to planned time.
+    """
+
+    num_micro_batches: int
+    blocks: Mapping[str, int]
+    devices: Mapping[str, DeviceTimes]
+    host: str
+    cores: Mapping[str, int]
+    embedding_forward_s: float
+    embedding_backward_s: float
+    submit_s: float
+    send_s: float
+    head_s: float
+    head_pace_s: float
+    overhead_s: float
+    factor: float = 1.0
+    spread: float = 0.1
+
+    def __post_init__(self) -> None:
+        own = self.embedding_forward_s, self.embedding_backward_s, self.submit_s, self.send_s
+        seconds = *own, self.head_s, self.head_pace_s, self.overhead_s
+        sent = (each.send_s for each in self.devices.values())
+        self._check("seconds", all(0 <= each <= _MOST_S for each in (*seconds, *sent)))
+        self._check("factor", _LEAST_FACTOR <= self.factor <= 1 / _LEAST_FACTOR)
+        self._check("spread", 0 <= self.spread <= 10)
+        self._check("num_micro_batches", 1 <= self.num_micro_batches <= _MOST_MICRO_BATCHES)
+        self._check("devices", max(len(self.devices), len(self.blocks)) <= _MOST_DEVICES)
+        self._check(
+            "blocks", all(1 <= each <= _MOST_MICRO_BATCHES for each in self.blocks.values())
+        )
+        self._check("cores", self.host in self.cores and len(self.cores) <= _MOST_DEVICES + 1)
+        self._check("cores", all(1 <= each <= _MOST_CORES for each in self.cores.values()))
+        names = (*self.devices, *self.blocks, *self.cores)
+        self._check("names", all(len(each) <= _MOST_NAME for each in names))
+        for each in self.devices.values():
+            self._check("forward_share", 0 <= each.forward_share <= 1)
+            self._check("host", each.host in self.cores)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Factors from the planned time to the bounds of its interval, two deviations away."""
+        return math.exp(-2 * self.spread), math.exp(2 * self.spread)
+
+    def _check(self, name: str, fits: bool) -> None:
+        if not fits:
+            raise ConfigError(f"step law: impossible {name}")

@@ -1,0 +1,112 @@
+"""Compare a cluster's plans by simulating their steps with the measured law of real devices."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from collapipe.step_law import StepLaw
+from optim.latency import block_caps
+from optim.problem import ClusterProblem, Partition
+from optim.step import pace_s, step_s, works_of
+
+_MOST_ACTIONS = 2048  # segments times micro-batches; larger steps take too long to simulate
+_MOST_POINTS = 8  # of a front, whose neighbours are also simulated
+
+
+def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
+    """Return the problem with the law's hops, and with the number of micro-batches m that the run
+    began with, because another m would change the weights' last bits.
+
+    If memory does not allow m any more, it is free.
+    """
+    m = law.num_micro_batches
+    devices = tuple(
+        replace(each, time=replace(each.time, w=0.0, ell=2 * times.send_s))
+        if (times := law.devices.get(each.name))
+        else each
+        for each in problem.devices
+    )
+    known = replace(problem, devices=devices, head_s=max(problem.head_s, m * law.head_pace_s))
+    if m > problem.max_micro_batches:
+        return known
+    fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
+    return fixed if block_caps(fixed)[m - 1].sum() >= problem.num_blocks else known
+
+
+def simulates(law: StepLaw, num_segments: int, num_micro_batches: int) -> bool:
+    """Whether steps of so many segments and micro-batches are simulated with this law."""
+    fits = num_micro_batches == law.num_micro_batches
+    return fits and num_segments * num_micro_batches <= _MOST_ACTIONS
+
+
+def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule: str) -> Partition:
+    """Return the point with the seconds of a simulated step, and those of its slowest stage."""
+    size = problem.batch_size / point.num_micro_batches
+    pairs = zip(problem.devices, point.blocks, strict=True)
+    held = [(device, count) for device, count in pairs if count]
+    works = works_of(
+        law,
+        [device.name for device, _ in held],
+        [device.time.compute(1, size) for device, _ in held],
+        [count for _, count in held],
+    )
+    return replace(point, latency_s=step_s(law, works, schedule), slowest_s=pace_s(law, works))
+
+
+def simulated_front(
+    front: Sequence[Partition], problem: ClusterProblem, law: StepLaw, schedule: str
+) -> list[Partition]:
+    """Return the front by simulated times: of the ``front``, its neighbours and the last plan.
+
+    The last plan stays unless another one is faster by more than the prediction's interval.
+    Replicas, and plans with other micro-batches than the law's, keep their times.
+    """
+    if not all(
+        simulates(law, each.num_segments, each.num_micro_batches) and not each.replicated
+        for each in front
+    ):
+        return list(front)
+    last = _last(front[0], problem, law)
+    best = sorted(front, key=lambda each: each.latency_s)[:_MOST_POINTS]
+    near = {each.blocks: each for point in best for each in _neighbours(point, problem)}
+    points = [simulated(each, problem, law, schedule) for each in near.values()]
+    if last is not None:
+        last = simulated(last, problem, law, schedule)
+        limit_s = last.latency_s * law.interval[0]
+        points = [last, *(each for each in points if each.latency_s < limit_s)]
+    points.sort(key=lambda each: (each.num_segments, each.latency_s))
+    kept = list[Partition]()
+    for point in points:
+        if not kept or point.latency_s < kept[-1].latency_s:
+            kept = [each for each in kept if each.num_segments < point.num_segments]
+            kept.append(point)
+    return kept
+
+
+def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition | None:
+    """Return the partition of the last round, or None if it is not possible any more."""
+    names = [device.name for device in problem.devices]
+    if not law.blocks.keys() <= set(names):
+        return None
+    blocks = tuple(law.blocks.get(name, 0) for name in names)
+    point = replace(like, blocks=blocks)
+    return point if _possible(point, problem) else None
+
+
+def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:
+    """Yield the point, and those in which one block is on another device of the same segments."""
+    yield point
+    held = [place for place, count in enumerate(point.blocks) if count]
+    for source in held:
+        for sink in held:
+            blocks = list(point.blocks)
+            blocks[source] -= 1
+            blocks[sink] += 1
+            near = replace(point, blocks=tuple(blocks))
+            if source != sink and blocks[source] and _possible(near, problem):
+                yield near
+
+
+def _possible(point: Partition, problem: ClusterProblem) -> bool:
+    caps = block_caps(problem)[point.num_micro_batches - 1].tolist()
+    within = all(count <= cap for count, cap in zip(point.blocks, caps, strict=True))
+    return within and sum(point.blocks) == problem.num_blocks

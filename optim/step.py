@@ -1,0 +1,202 @@
+"""Simulate a step on real devices: processors, links, the control unit and the head as resources.
+
+The closed laws in ``optim.latency`` find candidates; this simulation compares and predicts them.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from collapipe.step_law import FORWARD_SHARE, StepLaw
+from pipeline import schedule
+from pipeline.schedule import BACKWARD, FORWARD
+
+Key = Hashable
+_DONE_S = 1e-12
+_FITS = 5  # simulations until the works explain the measured times
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Work of ``seconds`` that begins after the jobs ``needs``."""
+
+    seconds: float
+    needs: tuple[Key, ...] = ()
+
+
+@dataclass(slots=True)
+class Worker:
+    """Does one job at a time: the first one of its ``lanes`` whose turn has come and whose needs
+    are done. Each lane keeps its order.
+
+    A worker with a ``host`` needs one of the machine's cores, which it shares with others.
+    """
+
+    lanes: tuple[Sequence[Key], ...]
+    host: str | None = None
+    running: Key | None = None
+    places: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.places = [0] * len(self.lanes)
+
+    def begin(self, jobs: Mapping[Key, Job], done: Mapping[Key, float]) -> Key | None:
+        """Take the next job that can begin; None if there is none."""
+        for lane, place in enumerate(self.places):
+            keys = self.lanes[lane]
+            if place < len(keys) and all(need in done for need in jobs[keys[place]].needs):
+                self.places[lane] += 1
+                self.running = keys[place]
+                return self.running
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """The work of a device in a micro-batch: seconds of its blocks on a core of its own, and of
+    sending an output. ``host`` is its machine; None: not shared with others."""
+
+    forward_s: float
+    backward_s: float
+    send_s: float
+    host: str | None
+
+
+def simulate(
+    jobs: Mapping[Key, Job], workers: Sequence[Worker], cores: Mapping[str, int]
+) -> dict[Key, tuple[float, float]]:
+    """Return when each job begins and ends, in seconds. Workers on a machine with fewer cores
+    than running jobs share the cores equally."""
+    now, began = 0.0, dict[Key, float]()
+    done, left = dict[Key, float](), dict[Key, float]()
+    while True:
+        for worker in workers:
+            if worker.running is None and (key := worker.begin(jobs, done)) is not None:
+                began[key], left[key] = now, jobs[key].seconds
+        active = [each for each in workers if each.running is not None]
+        if not active:
+            return {key: (began[key], end) for key, end in done.items()}
+        load = Counter(each.host for each in active)
+        rates = [
+            1.0 if each.host is None else min(1.0, cores[each.host] / load[each.host])
+            for each in active
+        ]
+        step = min(left[each.running] / rate for each, rate in zip(active, rates, strict=True))
+        now += step
+        for each, rate in zip(active, rates, strict=True):
+            left[each.running] -= step * rate
+            if left[each.running] <= _DONE_S:
+                done[each.running], each.running = now, None
+
+
+def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple[float, float]]:
+    """Simulate a step of the schedule ``name`` on segments in pipeline order.
+
+    Keys are (stage, kind, micro-batch); stage -1 is the embedding, stage S the head. The head's
+    backward is the time at which the control unit has the answer.
+    """
+    last, m = len(works), law.num_micro_batches
+    lists = schedule.build(name, last, m)
+    jobs = dict(_jobs(law, works))
+    own = [(-1, each.kind, each.micro_batch) for each in lists[0]]
+    heads = [[(last, kind, i) for i in range(m)] for kind in (BACKWARD, FORWARD)]
+    workers = [Worker((*heads, own), law.host), Worker(([("head", i) for i in range(m)],))]
+    for stage, (work, actions) in enumerate(zip(works, lists, strict=False)):
+        order = [(stage, each.kind, each.micro_batch) for each in actions]
+        workers.append(Worker((order,), work.host))
+    for kind in (FORWARD, BACKWARD):
+        for stage in range(-1, last + 1):
+            workers.append(Worker(([("send", stage, kind, i) for i in range(m)],)))
+    workers += [Worker(([("answer", i)],)) for i in range(m)]
+    workers = [
+        Worker(tuple([key for key in lane if key in jobs] for lane in each.lanes), each.host)
+        for each in workers
+    ]
+    return simulate(jobs, workers, law.cores)
+
+
+def _jobs(law: StepLaw, works: Sequence[StageWork]) -> Iterator[tuple[Key, Job]]:
+    """Yield the jobs of a step by key."""
+    last = len(works)
+    for i in range(law.num_micro_batches):
+        yield (-1, FORWARD, i), Job(law.embedding_forward_s)
+        yield ("send", -1, FORWARD, i), Job(law.send_s, ((-1, FORWARD, i),))
+        for stage, work in enumerate(works):
+            came = ("send", stage - 1, FORWARD, i)
+            yield (stage, FORWARD, i), Job(work.forward_s, (came,))
+            yield ("send", stage, FORWARD, i), Job(work.send_s, ((stage, FORWARD, i),))
+        yield (last, FORWARD, i), Job(law.submit_s, (("send", last - 1, FORWARD, i),))
+        yield ("head", i), Job(law.head_pace_s, ((last, FORWARD, i),))
+        yield ("answer", i), Job(max(0.0, law.head_s - law.head_pace_s), (("head", i),))
+        yield (last, BACKWARD, i), Job(0.0, (("answer", i),))
+        yield ("send", last, BACKWARD, i), Job(law.send_s, ((last, BACKWARD, i),))
+        for stage, work in enumerate(works):
+            came = ("send", stage + 1, BACKWARD, i)
+            yield (stage, BACKWARD, i), Job(work.backward_s, (came,))
+            yield ("send", stage, BACKWARD, i), Job(work.send_s, ((stage, BACKWARD, i),))
+        yield (-1, BACKWARD, i), Job(law.embedding_backward_s, (("send", 0, BACKWARD, i),))
+
+
+def works_of(
+    law: StepLaw, names: Sequence[str], block_s: Sequence[float], blocks: Sequence[int]
+) -> list[StageWork]:
+    """Return the work of segments on the devices ``names``, with ``block_s`` seconds of a block in
+    a micro-batch. A device without measurements is like the mean of the others, on a machine of its
+    own."""
+    known = law.devices.values()
+    share = fmean(each.forward_share for each in known) if known else FORWARD_SHARE
+    send_s = fmean(each.send_s for each in known) if known else law.send_s
+    works = []
+    for name, each_s, count in zip(names, block_s, blocks, strict=True):
+        times, seconds = law.devices.get(name), count * each_s
+        if times is None:
+            works.append(StageWork(share * seconds, seconds - share * seconds, send_s, None))
+        else:
+            forward_s = times.forward_share * seconds
+            works.append(StageWork(forward_s, seconds - forward_s, times.send_s, times.host))
+    return works
+
+
+def step_s(law: StepLaw, works: Sequence[StageWork], name: str) -> float:
+    """Return the planned seconds of a step."""
+    ends = play(law, works, name).values()
+    return law.factor * (law.overhead_s + max(end for _, end in ends))
+
+
+def pace_s(law: StepLaw, works: Sequence[StageWork]) -> float:
+    """Return the planned seconds of a micro-batch on the slowest resource."""
+    own = law.embedding_forward_s + law.embedding_backward_s + law.submit_s
+    chunks = (each.forward_s + each.backward_s for each in works)
+    return law.factor * max(own, law.head_pace_s, *chunks)
+
+
+def alone(law: StepLaw, works: Sequence[StageWork], name: str) -> tuple[StepLaw, list[StageWork]]:
+    """Remove from measured times the waiting for cores that workers on one machine share.
+
+    Returns the law and the works whose simulated durations are the measured ones, approximately.
+    """
+    own = StageWork(law.embedding_forward_s, law.embedding_backward_s, law.send_s, law.host)
+    told = found = [own, *works]
+    for _ in range(_FITS):
+        ran = play(law, found[1:], name)
+        found = [
+            replace(
+                each,
+                forward_s=each.forward_s * _ratio(now.forward_s, ran, stage, FORWARD),
+                backward_s=each.backward_s * _ratio(now.backward_s, ran, stage, BACKWARD),
+            )
+            for stage, (now, each) in enumerate(zip(told, found, strict=True), start=-1)
+        ]
+        own = found[0]
+        law = replace(law, embedding_forward_s=own.forward_s, embedding_backward_s=own.backward_s)
+    return law, found[1:]
+
+
+def _ratio(
+    measured_s: float, ran: Mapping[Key, tuple[float, float]], stage: int, kind: str
+) -> float:
+    """Return the ratio of measured to simulated seconds of a stage's actions of a kind."""
+    own = [key for key in ran if isinstance(key, tuple) and key[:2] == (stage, kind)]
+    simulated_s = fmean(ran[key][1] - ran[key][0] for key in own)
+    return measured_s / simulated_s if simulated_s else 1.0
