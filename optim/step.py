@@ -6,13 +6,14 @@ The closed laws in ``optim.latency`` find candidates; this simulation compares a
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import fmean
 
 from collapipe.step_law import FORWARD_SHARE, StepLaw
 from pipeline import schedule
 from pipeline.schedule import BACKWARD, FORWARD
 
-Key = Hashable
+Key = tuple[Hashable, ...]
 _DONE_S = 1e-12
 _FITS = 5  # simulations until the works explain the measured times
 
@@ -74,20 +75,20 @@ def simulate(
         for worker in workers:
             if worker.running is None and (key := worker.begin(jobs, done)) is not None:
                 began[key], left[key] = now, jobs[key].seconds
-        active = [each for each in workers if each.running is not None]
+        active = [(each, each.running) for each in workers if each.running is not None]
         if not active:
             return {key: (began[key], end) for key, end in done.items()}
-        load = Counter(each.host for each in active)
-        rates = [
-            1.0 if each.host is None else min(1.0, cores[each.host] / load[each.host])
-            for each in active
-        ]
-        step = min(left[each.running] / rate for each, rate in zip(active, rates, strict=True))
+        load = Counter(worker.host for worker, _ in active)
+        rates = {
+            key: 1.0 if (host := worker.host) is None else min(1.0, cores[host] / load[host])
+            for worker, key in active
+        }
+        step = min(left[key] / rates[key] for _, key in active)
         now += step
-        for each, rate in zip(active, rates, strict=True):
-            left[each.running] -= step * rate
-            if left[each.running] <= _DONE_S:
-                done[each.running], each.running = now, None
+        for worker, key in active:
+            left[key] -= step * rates[key]
+            if left[key] <= _DONE_S:
+                done[key], worker.running = now, None
 
 
 def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple[float, float]]:
@@ -105,9 +106,11 @@ def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple
     for stage, (work, actions) in enumerate(zip(works, lists, strict=False)):
         order = [(stage, each.kind, each.micro_batch) for each in actions]
         workers.append(Worker((order,), work.host))
-    for kind in (FORWARD, BACKWARD):
-        for stage in range(-1, last + 1):
-            workers.append(Worker(([("send", stage, kind, i) for i in range(m)],)))
+    hosts = [law.host, *(each.host for each in works), law.host]
+    for place, (before, behind) in enumerate(pairwise(hosts)):
+        host = before if before == behind else None  # else a network sends, without processors
+        for kind, stage in ((FORWARD, place - 1), (BACKWARD, place)):
+            workers.append(Worker(([("send", stage, kind, i) for i in range(m)],), host))
     workers += [Worker(([("answer", i)],)) for i in range(m)]
     workers = [
         Worker(tuple([key for key in lane if key in jobs] for lane in each.lanes), each.host)
@@ -185,18 +188,23 @@ def alone(law: StepLaw, works: Sequence[StageWork], name: str) -> tuple[StepLaw,
                 each,
                 forward_s=each.forward_s * _ratio(now.forward_s, ran, stage, FORWARD),
                 backward_s=each.backward_s * _ratio(now.backward_s, ran, stage, BACKWARD),
+                send_s=each.send_s * _ratio(now.send_s, ran, "send", stage),
             )
             for stage, (now, each) in enumerate(zip(told, found, strict=True), start=-1)
         ]
         own = found[0]
-        law = replace(law, embedding_forward_s=own.forward_s, embedding_backward_s=own.backward_s)
+        law = replace(
+            law,
+            embedding_forward_s=own.forward_s,
+            embedding_backward_s=own.backward_s,
+            send_s=own.send_s,
+        )
     return law, found[1:]
 
 
-def _ratio(
-    measured_s: float, ran: Mapping[Key, tuple[float, float]], stage: int, kind: str
-) -> float:
-    """Return the ratio of measured to simulated seconds of a stage's actions of a kind."""
-    own = [key for key in ran if isinstance(key, tuple) and key[:2] == (stage, kind)]
+def _ratio(measured_s: float, ran: Mapping[Key, tuple[float, float]], *kind: Hashable) -> float:
+    """Return the ratio of measured to simulated seconds of the jobs whose keys begin with
+    ``kind``."""
+    own = [key for key in ran if key[: len(kind)] == kind]
     simulated_s = fmean(ran[key][1] - ran[key][0] for key in own)
     return measured_s / simulated_s if simulated_s else 1.0

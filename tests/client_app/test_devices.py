@@ -1,18 +1,19 @@
 """A unit's devices: what the server is told of them, and what another process goes on from."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from device_cluster import plan_of
 
 from client_app.devices import DevicePipeline, Devices
 from collapipe.devices.slowness import Slowness
-from collapipe.errors import RoundFailedError
-from collapipe.report import DeviceReport
-from collapipe.state import AffineLaw
+from collapipe.errors import RoundFailedError, WireError
+from collapipe.process.host import Host
 from collapipe.wire.channels import DeviceAddress
-
-LAW = AffineLaw(0.0, 1.0, 0.0, 0.0)  # a second a block
+from pipeline.devices.control_unit.action_times import StepTimes
 
 
 def devices(profile: bool | None = None) -> Devices:
@@ -23,28 +24,80 @@ def devices(profile: bool | None = None) -> Devices:
     return Devices(settings, cluster, 0)
 
 
-def report(name: str, chunk_s: float) -> DeviceReport:
-    """Of one block."""
-    return DeviceReport(name, 1, chunk_s, *[0.0] * 6)
+def learn(own: Devices, pi_s: float) -> None:
+    """A round of one block on each, planned with a second; the Jetson takes four."""
+    plan = plan_of(["jetson", "pi"], [1, 1])
+    times = StepTimes(
+        forward_s=(1.0, pi_s / 4),
+        backward_s=(3.0, pi_s * 3 / 4),
+        send_s={"jetson": 0.0, "pi": 0.0, None: 0.0},
+        embedding_forward_s=0.0,
+        embedding_backward_s=0.0,
+        submit_s=0.0,
+        head_s=0.0,
+        head_pace_s=0.0,
+        overhead_s=0.0,
+        step_s=12.0,
+    )
+    known = {name: own.slowness.times.get(name, 1.0) for name in ("jetson", "pi")}
+    own.learn(plan, times, {"jetson": Host("j", 4), "pi": Host("p", 4)}, known)
 
 
 def test_another_process_plans_as_the_one_before_it() -> None:
     first, second = devices(), devices()
-    events = [
-        *first.learn([report("jetson", 4.0), report("pi", 1.1)], {"jetson": LAW, "pi": LAW}, 1)
-    ]
-    assert len(events) == 1 and first.slowness == Slowness({"jetson": 4.0})
-    second.recall(first.slowness.pack() | Slowness({"sold": 2.0}).pack())
-    assert second.slowness == first.slowness
+    learn(first, pi_s=2.0)
+    assert first.slowness.times == pytest.approx({"jetson": 4.0, "pi": 2.0})
+    assert first.law is not None and first.law.blocks == {"jetson": 1, "pi": 1}
+    kept = first.kept()
+    kept["slowness"] |= Slowness({"sold": 2.0}).pack()
+    second.recall(kept)
+    assert (second.slowness, second.law) == (first.slowness, first.law)
     second.recall({})
-    assert second.slowness == Slowness()
+    assert (second.slowness, second.law) == (Slowness(), None)
+
+
+def test_a_busy_round_moves_an_estimate_by_half() -> None:
+    own = devices()
+    for pi_s in (1.0, 4.0, 1.0, 1.0):
+        learn(own, pi_s)
+    assert own.slowness.times["jetson"] == pytest.approx(4.0)
+    assert own.slowness.times["pi"] == pytest.approx(4.0**0.125)
 
 
 def test_laws_that_stay_as_they_are_described_are_never_changed() -> None:
-    own = devices(profile=False)
-    assert not [*own.learn([report("pi", 4.0)], {"pi": LAW}, 1)]
-    own.recall(Slowness({"pi": 2.0}).pack())
-    assert own.slowness == Slowness()
+    own, other = devices(profile=False), devices()
+    learn(own, pi_s=2.0)
+    learn(other, pi_s=2.0)
+    own.recall(other.kept())
+    assert (own.slowness, own.law) == (Slowness(), None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"factor": 0.0},
+        {"spread": -1.0},
+        {"head_s": 1e300},
+        {"num_micro_batches": 10**9},
+        {"host": "other"},
+        {"blocks": {"x" * 65: 1}},
+        {"cores": {}},
+        {"cores": {"j": 10**9}},
+        {"devices": {str(k): {"forward_share": 0.5, "send_s": 0, "host": "j"} for k in range(129)}},
+    ],
+    ids=str,
+)
+def test_an_impossible_law_is_refused(change: dict[str, Any]) -> None:
+    own = devices()
+    learn(own, pi_s=2.0)
+    law = own.kept()["step_law"]["law"]
+    told = json.loads(law.numpy().tobytes()) | change
+    bad = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+    with pytest.raises(WireError, match="law of a step"):
+        own.recall({"step_law": {"law": bad}})
+    for odd in ({"law": law.float()}, {"law": law, "more": law}, {"other": law}):
+        with pytest.raises(WireError, match="law of a step"):
+            own.recall({"step_law": odd})
 
 
 def test_the_error_of_a_unit_without_devices_has_no_address() -> None:

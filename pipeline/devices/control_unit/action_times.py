@@ -79,7 +79,7 @@ class OwnTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Typical times of a round's steps, in seconds of a micro-batch: medians after the first step.
+    """Typical times of a round's steps, in seconds of a micro-batch: means after the first step.
 
     ``forward_s`` and ``backward_s`` are by segment. ``send_s`` maps a device, or None for the
     control unit, to the time from the end of an action until its output was at a waiting stage. The
@@ -176,26 +176,26 @@ class Measurements:
             return None
         senders = {name: stage for stage, name in enumerate(names)} | {None: -1}
         pairs = [(kind, stage) for kind in (FORWARD, BACKWARD) for stage in range(len(names))]
-        chunks = [_median(t for each in later for t in each.chunks(*pair)) for pair in pairs]
+        chunks = [_mean(t for each in later for t in each.chunks(*pair)) for pair in pairs]
         embedding = [
-            _median(t for each in later for t in _lengths(each.own.embedding, kind))
+            _mean(t for each in later for t in _lengths(each.own.embedding, kind))
             for kind in (FORWARD, BACKWARD)
         ]
-        latency_s = _median(t for each in later for t in each.answers(queued=False))
+        latency_s = _mean(t for each in later for t in each.answers(queued=False))
         paces = [t for each in later for t in each.answers(queued=True)]
         return StepTimes(
             forward_s=tuple(chunks[: len(names)]),
             backward_s=tuple(chunks[len(names) :]),
             send_s={
-                name: _median(t for each in later for t in each.sent(stage))
+                name: _mean(t for each in later for t in each.sent(stage))
                 for name, stage in senders.items()
             },
             embedding_forward_s=embedding[0],
             embedding_backward_s=embedding[1],
-            submit_s=_median(t for each in later for t in _lengths(each.own.head, FORWARD)),
+            submit_s=_mean(t for each in later for t in _lengths(each.own.head, FORWARD)),
             head_s=latency_s,
-            head_pace_s=min(latency_s, median(paces)) if paces else latency_s,
-            overhead_s=_median(each.overhead_s for each in later),
+            head_pace_s=min(latency_s, fmean(paces)) if paces else latency_s,
+            overhead_s=_mean(each.overhead_s for each in later),
             step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
         )
 
@@ -281,7 +281,7 @@ def _lengths(times: Mapping[Action, tuple[float, float]], kind: str) -> Iterator
     return (end - begin for action, (begin, end) in times.items() if action.kind == kind)
 
 
-def _median(values: Iterable[float]) -> float:
-    """Return the median; 0 without values."""
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean; 0 without values."""
     found = [*values]
-    return median(found) if found else 0.0
+    return fmean(found) if found else 0.0

@@ -1,0 +1,133 @@
+"""The law of a step is fitted to measured steps, here to simulated ones of a known law."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from client_app.measured_law import measured_law, planned_step_s, updated
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.process.host import Host, this_host
+from collapipe.step_law import DeviceTimes, StepLaw
+from optim.step import Key, StageWork, play, step_s, works_of
+from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
+from pipeline.schedule import Action, build
+from tests.step_laws import law_of
+
+NAMES = ["a", "b", "c"]
+BLOCK_S = {"a": 0.02, "b": 0.01, "c": 0.03}
+AHEAD_S = {"a": 7.0, "b": -3.0, "c": 0.5}  # of the devices' clocks
+USAGE = torch.zeros(2, dtype=torch.float64)
+
+
+def plan_of(blocks: Mapping[str, int], m: int) -> ClusterPlan:
+    segments, first = [], 0
+    for name, count in blocks.items():
+        segments.append(SegmentPlan(name, Span(first, count)))
+        first += count
+    return ClusterPlan(0, tuple(segments), m, "one_f_one_b")
+
+
+def real_law(cores: int, apart: bool) -> StepLaw:
+    """On this machine, with everything that takes time."""
+    law = law_of(
+        NAMES,
+        apart=apart,
+        cores=cores,
+        embedding_forward_s=0.003,
+        embedding_backward_s=0.002,
+        submit_s=0.001,
+        send_s=0.004,
+        head_s=0.05,
+        head_pace_s=0.03,
+        overhead_s=0.006,
+    )
+    here = this_host().name
+    hosts = {"here": here} | {name: name for name in NAMES}
+    devices = {name: replace(each, host=hosts[each.host]) for name, each in law.devices.items()}
+    return replace(law, host=here, devices=devices, cores=dict.fromkeys(hosts.values(), cores))
+
+
+def run(law: StepLaw, plan: ClusterPlan, steps: int = 3) -> Measurements:
+    """Steps as devices and the control unit measure them; the first one takes twice as long."""
+    blocks = [each.span.blocks for each in plan.segments]
+    works = works_of(law, NAMES, [BLOCK_S[name] for name in NAMES], blocks)
+    ran, lists = play(law, works, plan.schedule), build(plan.schedule, 3, plan.num_micro_batches)
+    measured = Measurements()
+    for number in range(steps):
+        base_s, stretch = 100.0 * number, 1 if number else 2
+        now = {key: (base_s + t[0] * stretch, base_s + t[1] * stretch) for key, t in ran.items()}
+        for stage, name in enumerate(NAMES):
+            free_s, rows = base_s, []
+            for began_s, ended_s in times(now, stage, lists[stage]).values():
+                rows.append([free_s, began_s, ended_s, ended_s])
+                free_s = ended_s
+            table = torch.tensor(rows, dtype=torch.float64) + AHEAD_S[name]
+            measured.add(name, len(rows), table, USAGE)
+        end_s = max(end for _, end in now.values()) + law.overhead_s
+        measured.add_own(
+            OwnTimes(times(now, -1, lists[0]), times(now, 3, lists[-1]), base_s, end_s)
+        )
+    return measured
+
+
+def times(
+    ran: Mapping[Key, tuple[float, float]], stage: int, actions: Sequence[Action]
+) -> dict[Action, tuple[float, float]]:
+    """When each action of a stage began and ended."""
+    return {each: ran[stage, each.kind, each.micro_batch] for each in actions}
+
+
+def fitted(law: StepLaw, plan: ClusterPlan) -> tuple[StepLaw, list[StageWork]]:
+    clocks = {name: Clock(-ahead_s, 0.0) for name, ahead_s in AHEAD_S.items()}
+    times = run(law, plan).step_times(plan, clocks)
+    assert times is not None
+    hosts = {name: Host(each.host, law.cores[each.host]) for name, each in law.devices.items()}
+    found, works = measured_law(plan, times, hosts)
+    return replace(found, cores=dict.fromkeys(found.cores, law.cores[law.host])), works
+
+
+@pytest.mark.parametrize(("cores", "apart"), [(64, True), (64, False), (2, False), (1, False)])
+def test_a_fitted_law_predicts_the_steps_that_it_was_fitted_to_and_other_cuts(
+    cores: int, apart: bool
+) -> None:
+    law, plan = real_law(cores, apart), plan_of({"a": 2, "b": 2, "c": 2}, 4)
+    found, works = fitted(law, plan)
+    truth = works_of(law, NAMES, [*BLOCK_S.values()], [2, 2, 2])
+    mean_s = (4 / 3) * (step_s(law, truth, plan.schedule) - law.overhead_s) + law.overhead_s
+    assert step_s(found, works, plan.schedule) == pytest.approx(mean_s)  # the first step counts
+    block_s = {
+        name: (work.forward_s + work.backward_s) / 2
+        for name, work in zip(NAMES, works, strict=True)
+    }
+    unlike = replace(found, factor=1.0)
+    for cut in ({"a": 3, "b": 3}, {"a": 1, "b": 4, "c": 1}, {"b": 6}):
+        expected_s = planned_step_s(law, BLOCK_S, cut, plan.schedule)
+        assert planned_step_s(unlike, block_s, cut, plan.schedule) == pytest.approx(
+            expected_s, rel=0.01 if cores == 64 else 0.15
+        )
+
+
+def test_a_law_names_what_it_measured() -> None:
+    law, plan = real_law(64, True), plan_of({"a": 1, "b": 3, "c": 2}, 4)
+    found, _ = fitted(law, plan)
+    assert found.blocks == {"a": 1, "b": 3, "c": 2} and found.num_micro_batches == 4
+    assert found.head_s == pytest.approx(0.05) and found.send_s == pytest.approx(0.004)
+    assert found.devices["b"].forward_share == pytest.approx(1 / 3)
+    assert found.devices["c"].host == "c" and found.overhead_s == pytest.approx(0.006)
+
+
+def test_a_busy_round_fades() -> None:
+    """Each round without it halves what it added; other devices stay known."""
+    quiet = replace(real_law(64, True), factor=1.0, spread=0.1)
+    only = {"a": DeviceTimes(1 / 3, 0.004, "a")}
+    busy = replace(quiet, factor=3.0, embedding_forward_s=0.011, devices=only)
+    law = updated(quiet, busy, planned_s=1.0, step_s=3.0)
+    assert law.factor == 2.0 and law.embedding_forward_s == pytest.approx(0.007)
+    assert law.devices.keys() == {*NAMES}
+    assert law.spread == pytest.approx((0.5 * 0.1**2 + 0.5 * 1.0986**2) ** 0.5, rel=1e-3)
+    later = updated(law, quiet, planned_s=1.0, step_s=1.0)
+    assert later.factor == 1.5 and later.spread < law.spread
+    other = replace(quiet, num_micro_batches=2)
+    assert updated(law, other, planned_s=1.0, step_s=1.0) == other

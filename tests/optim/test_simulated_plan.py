@@ -1,0 +1,116 @@
+"""Plans of clusters whose steps were measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from collapipe.step_law import StepLaw
+from optim.baselines import AllUnits
+from optim.cluster_plan import cluster_problem
+from optim.cost import round_cost
+from optim.planner import RoundRequest
+from optim.problem import Partition
+from optim.simulated_plan import simulated_front
+from optim.step import step_s, works_of
+from tests.step_laws import law_of
+
+NAMES = "abc"
+SLOW_CONTROL_UNIT = {"embedding_forward_s": 2.0, "overhead_s": 5.0}
+
+
+def request_of(law: StepLaw | None, block_s: float = 1.0, most: int | None = None) -> RoundRequest:
+    """Six blocks, batches of eight in at most eight micro-batches, two steps."""
+    time = AffineLaw(block_s / 2, 0.0, 0.0, 0.0)  # in micro-batches of two samples
+    devices = tuple(DeviceProfile(name, time, max_blocks=most) for name in NAMES)
+    cluster = ClusterState(0, devices, 100, real_devices=True, step=law)
+    return RoundRequest(
+        round=1,
+        clusters=(cluster,),
+        num_blocks=6,
+        batch_size=8,
+        local_steps=2,
+        num_segments=None,
+        num_micro_batches=8,
+        schedule="one_f_one_b",
+        channels=(),
+        queues=(0.0,),
+        losses=(None,),
+    )
+
+
+def held(request: RoundRequest) -> dict[str, int]:
+    """The planned blocks of each device."""
+    plan = AllUnits().plan_round(request, np.random.default_rng(0)).clusters[0]
+    return {each.device: each.span.blocks for each in plan.segments}
+
+
+def test_the_number_of_micro_batches_is_that_of_the_measured_rounds() -> None:
+    """Another one would change the weights' last bits, so that a busy hour would change a model."""
+    assert (
+        AllUnits()
+        .plan_round(request_of(None), np.random.default_rng(0))
+        .clusters[0]
+        .num_micro_batches
+        == 8
+    )
+    for block_s in (0.01, 1.0, 100.0):
+        request = request_of(law_of(NAMES, m=4, apart=True, blocks={"a": 6}), block_s)
+        assert (
+            AllUnits().plan_round(request, np.random.default_rng(0)).clusters[0].num_micro_batches
+            == 4
+        )
+
+
+def test_it_is_free_if_memory_does_not_allow_it() -> None:
+    request = request_of(law_of(NAMES, m=1, apart=True), most=3)
+    problem = cluster_problem(request, request.clusters[0], "overlap")
+    assert (problem.min_micro_batches, problem.max_micro_batches) == (1, 1)
+    request = request_of(law_of(NAMES, m=1, apart=True), most=1)
+    problem = cluster_problem(request, request.clusters[0], "overlap")
+    assert (problem.min_micro_batches, problem.max_micro_batches) == (1, 8)
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.5])
+def test_a_plan_stays_unless_another_is_faster_by_more_than_the_interval(spread: float) -> None:
+    law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 2, "c": 1}, spread=spread)
+    assert held(request_of(law)) == (law.blocks if spread > 0.1 else {"a": 2, "b": 2, "c": 2})
+
+
+def test_a_plan_that_is_impossible_now_does_not_stay() -> None:
+    law = law_of(NAMES, apart=True, blocks={"a": 4, "b": 2}, spread=2.0)
+    assert held(request_of(law)) == law.blocks
+    assert held(request_of(law, most=2)) == {"a": 2, "b": 2, "c": 2}
+    assert held(request_of(replace(law, blocks={"sold": 6}))) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_one_machine_gets_the_segments_that_its_cores_can_run() -> None:
+    """With the closed law three segments are always best."""
+    one, three = (law_of(NAMES, cores=cores, send_s=0.1, spread=0.0) for cores in (1, 3))
+    assert held(request_of(one)) == {"a": 6}
+    assert held(request_of(three)) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_the_planned_time_is_the_simulated_one() -> None:
+    law = law_of(NAMES, apart=True, head_s=3.0, head_pace_s=2.0, **SLOW_CONTROL_UNIT)
+    request = request_of(replace(law, blocks={"a": 2, "b": 2, "c": 2}, factor=1.25, spread=0.1))
+    plan = AllUnits().plan_round(request, np.random.default_rng(0))
+    (cost,) = round_cost(plan, request, "overlap", "none", "streamed").clusters
+    works = works_of(law, NAMES, [1.0] * 3, [2, 2, 2])
+    expected_s = 2 * 1.25 * step_s(law, works, "one_f_one_b")
+    assert cost.pipeline_s == pytest.approx(expected_s)
+    assert plan.clusters[0].latency_s == pytest.approx(expected_s)
+    assert cost.spread == 0.1
+
+
+def test_the_front_ascends_in_segments_and_descends_in_time() -> None:
+    law = law_of(NAMES, apart=True, blocks={"a": 6})
+    request = request_of(law)
+    problem = cluster_problem(request, request.clusters[0], "overlap")
+    front = [Partition(each, 4, 99.0) for each in ((6, 0, 0), (1, 5, 0), (0, 2, 4), (4, 1, 1))]
+    found = simulated_front(front, problem, law, "one_f_one_b")
+    assert [each.num_segments for each in found] == [1, 2, 3]
+    times = [each.latency_s for each in found]
+    assert times == sorted(times, reverse=True)
+    assert found[1].blocks == (0, 3, 3) and found[2].blocks == (3, 2, 1)  # neighbours are better

@@ -1,0 +1,128 @@
+"""Simulated steps: against a longest path, against a formula, and on cores that are shared."""
+
+import math
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optim.step import Job, StageWork, Worker, alone, play, simulate, step_s, works_of
+from pipeline.schedule import BACKWARD, FORWARD, SCHEDULES, Action, build
+from tests.step_laws import HOST, law_of
+
+SECONDS = st.floats(0.001, 1.0)
+
+
+def test_jobs_share_the_cores_of_their_machine() -> None:
+    jobs = {name: Job(1.0) for name in "abc"}
+    for cores, ends in ((1, 3.0), (2, 1.5), (3, 1.0)):
+        workers = [Worker((name,), HOST) for name in "abc"]
+        ran = simulate(jobs, workers, {HOST: cores})
+        assert [end for _, end in ran.values()] == pytest.approx([ends] * 3)
+    elsewhere = [Worker(("a",), HOST), Worker(("b",), "there"), Worker(("c",))]
+    ran = simulate(jobs, elsewhere, {HOST: 1, "there": 1})
+    assert [end for _, end in ran.values()] == [1.0] * 3
+
+
+def test_a_worker_takes_the_first_lane_that_can_begin() -> None:
+    jobs = {"late": Job(1.0, ("slow",)), "slow": Job(3.0), "x": Job(2.0), "y": Job(2.0)}
+    ran = simulate(jobs, [Worker((["late"], ["x", "y"])), Worker((["slow"],))], {})
+    assert ran == {"x": (0, 2), "slow": (0, 3), "y": (2, 4), "late": (4, 5)}
+
+
+@given(
+    pairs=st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=4),
+    m=st.integers(1, 6),
+    send_s=st.floats(0, 0.3),
+    head_s=st.floats(0, 1.0),
+    name=st.sampled_from(sorted(SCHEDULES)),
+)
+def test_free_cores_give_the_longest_path(
+    pairs: list[tuple[float, float]], m: int, send_s: float, head_s: float, name: str
+) -> None:
+    """An independent recursion: an action ends after its device's earlier action and its input."""
+    works = [StageWork(*pair, send_s, None) for pair in pairs]
+    lists, last = build(name, len(works), m), len(works)
+
+    @cache
+    def sent(stage: int, action: Action) -> float:
+        """A link carries one tensor after the other."""
+        before = (
+            sent(stage, Action(action.kind, action.micro_batch - 1)) if action.micro_batch else 0
+        )
+        return max(ended(stage, action), before) + send_s
+
+    @cache
+    def ended(stage: int, action: Action) -> float:
+        if stage < 0:
+            return 0.0
+        if stage == last:
+            number = action.micro_batch
+            before = ended(stage, Action(BACKWARD, number - 1)) if number else 0.0
+            came = sent(stage - 1, Action(FORWARD, number))
+            return came if action.kind == FORWARD else max(came, before) + head_s
+        place = lists[stage].index(action)
+        before = ended(stage, lists[stage][place - 1]) if place else 0.0
+        source = stage - 1 if action.kind == FORWARD else stage + 1
+        work = works[stage]
+        seconds = work.forward_s if action.kind == FORWARD else work.backward_s
+        return max(before, sent(source, action)) + seconds
+
+    law = law_of([], m=m, send_s=send_s, head_s=head_s, head_pace_s=head_s)
+    expected_s = max(sent(0, Action(BACKWARD, number)) for number in range(m))
+    assert step_s(law, works, name) == pytest.approx(expected_s)
+
+
+def test_one_micro_batch_takes_the_sum_of_everything() -> None:
+    law = law_of(
+        "ab",
+        m=1,
+        embedding_forward_s=1.0,
+        embedding_backward_s=2.0,
+        submit_s=4.0,
+        send_s=8.0,
+        head_s=16.0,
+        head_pace_s=5.0,
+        overhead_s=32.0,
+    )
+    blocks_s = 2 * 64.0 + 3 * 128.0
+    works = works_of(law, "ab", [64.0, 128.0], [2, 3])
+    assert step_s(law, works, "gpipe") == 1 + 2 + 4 + 16 + 32 + 6 * 8 + blocks_s
+
+
+@given(
+    blocks=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    cores=st.integers(1, 4),
+    m=st.integers(1, 6),
+)
+def test_no_step_is_faster_than_its_processors(blocks: list[int], cores: int, m: int) -> None:
+    names = [str(place) for place in range(len(blocks))]
+    law = law_of(names, m=m, cores=cores, embedding_forward_s=0.2)
+    seconds = step_s(law, works_of(law, names, [1.0] * len(blocks), blocks), "one_f_one_b")
+    assert seconds >= m * (sum(blocks) + 0.2) / cores - 1e-9
+    assert seconds >= sum(blocks) + 0.2 - 1e-9
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_more_devices_help_only_on_machines_of_their_own(apart: bool) -> None:
+    law = law_of("abc", cores=1, apart=apart, send_s=0.003, embedding_forward_s=0.001)
+    cuts = {"a": [6], "ab": [3, 3], "abc": [2, 2, 2]}
+    times = [
+        step_s(law, works_of(law, names, [0.01] * len(cut), cut), "one_f_one_b")
+        for names, cut in cuts.items()
+    ]
+    best = times.index(min(times))
+    assert best == (2 if apart else 0)
+
+
+def test_waiting_for_cores_is_removed_from_measured_times() -> None:
+    law = law_of("abc", cores=2, send_s=0.003, embedding_forward_s=0.004)
+    works = works_of(law, "abc", [0.01] * 3, [2, 2, 2])
+    less, alone_works = alone(law, works, "one_f_one_b")
+    ran = play(less, alone_works, "one_f_one_b")
+    for stage, work in enumerate(works):
+        for kind, seconds in ((FORWARD, work.forward_s), (BACKWARD, work.backward_s)):
+            own = [end - begin for key, (begin, end) in ran.items() if key[:2] == (stage, kind)]
+            assert math.fsum(own) / len(own) == pytest.approx(seconds, rel=0.02)
+    assert alone_works[1].backward_s < works[1].backward_s
