@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -81,8 +81,10 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTrace:
-    """A device's timed actions in a round, in seconds since the round's first step.
+    """A stage's timed actions in a round, in seconds since the round's first step.
 
+    The stage is a device's segment, or the control unit's embedding or head. An answer of the head
+    begins when it is submitted, or when the one before has come.
     Times are on the control unit's clock; ``error_s`` bounds the error of the conversion. Each step
     has a row per action, in order. A row has four times: the device requests the action's input, it
     has the input, it has finished the action, and it has sent the output.
@@ -94,6 +96,7 @@ class DeviceTrace:
         tuple[Annotated[tuple[_Times, ...], Field(max_length=10_000)], ...],
         Field(max_length=TRACED_STEPS),
     ]
+    stage: Literal["segment", "embedding", "head"] = "segment"
 
 
 @dataclass(frozen=True, slots=True)

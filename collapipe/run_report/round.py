@@ -23,7 +23,9 @@ from collapipe.state import ClusterState
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
-from optim.timeline import SegmentTimes, stages_behind, timeline
+from optim.simulated_plan import simulates
+from optim.step import play, works_of
+from optim.timeline import stages_behind, timeline
 
 T = TypeVar("T")
 _STEM = Kind("frozen stem", "c3")
@@ -166,13 +168,36 @@ def _rows(
 
 def planned_stages(
     run: Run, line: RoundReport, cluster: ClusterPlan
-) -> list[tuple[str, SegmentTimes]]:
-    """Return each planned device with its times in a local step; empty without the request."""
+) -> dict[str, list[tuple[str, float, float]]]:
+    """Return each stage's planned times in a local step: a label, the beginning, and the seconds.
+
+    Stages are ``embedding``, the devices and ``head``, if the plan was simulated with a measured
+    law; else only the devices. Empty without the request.
+    """
     request = next(read_requests(run, line.round), None)
     if request is None:
-        return []
-    problem, partition, _ = _planned(run, request, cluster, _latency(run))
-    return [(problem.devices[each.device].name, each) for each in timeline(problem, partition)]
+        return {}
+    problem, partition, state = _planned(run, request, cluster, _latency(run))
+    names = [device.name for device in problem.devices]
+    law, m = state.step, partition.num_micro_batches
+    if law is None or not simulates(law, len(names), m):
+        return {
+            names[each.device]: [
+                (str(number), begin_s, each.compute_s)
+                for number, begin_s in enumerate(each.computes)
+            ]
+            for each in timeline(problem, partition)
+        }
+    size = problem.batch_size / m
+    block_s = [device.time.compute(1, size) for device in problem.devices]
+    ran = play(law, works_of(law, names, block_s, partition.blocks), cluster.schedule)
+    stages: dict[str, list[tuple[str, float, float]]] = {}
+    for key, (begin_s, end_s) in ran.items():
+        found = {-1: "embedding", "head": "head"} | dict(enumerate(names))
+        if (stage := found.get(key[0])) is not None and end_s > begin_s:
+            about = "".join(map(str, key[1:])), begin_s * law.factor
+            stages.setdefault(stage, []).append((*about, (end_s - begin_s) * law.factor))
+    return stages
 
 
 def _latency(run: Run) -> Latency:
@@ -258,7 +283,8 @@ def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
 def _planned_s(run: Run, line: RoundReport, cluster: ClusterPlan) -> dict[str, float]:
     """Return the planned seconds of a micro-batch on each device."""
     try:
-        return {name: times.compute_s for name, times in planned_stages(run, line, cluster)}
+        stages, m = planned_stages(run, line, cluster), cluster.num_micro_batches
+        return {name: sum(each[2] for each in times) / m for name, times in stages.items()}
     except (ConfigError, EOFError):  # the page then has only the measured seconds
         return {}
 

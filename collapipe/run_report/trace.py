@@ -85,21 +85,22 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
     """Yield the events of all units of a round."""
     process = 0
     for cluster in line.plan.clusters:
-        devices = traces.units.get(cluster.unit, ())
-        stages = planned_stages(run, line, cluster)
-        for stage, device in enumerate(devices):
+        traced, flow = traces.units.get(cluster.unit, ()), f"unit {cluster.unit}"
+        planned = planned_stages(run, line, cluster)
+        segments = [each for each in traced if each.stage == "segment"]
+        start_s = min((each.steps[0][0][1] for each in traced if any(each.steps)), default=0.0)
+        for device in traced:
             process += 1
-            yield from _named(process, f"{run.called(cluster.unit)}, {device.name}")
-            lists = [_actions(cluster, len(devices), stage, len(each)) for each in device.steps]
+            own = device.stage == "segment"
+            called = device.name if own else f"{device.name}, {device.stage}"
+            yield from _named(process, f"{run.called(cluster.unit)}, {called}")
+            stage = segments.index(device) if own else len(segments) * (device.stage == "head")
+            lists = [_actions(cluster, len(segments), stage, len(each)) for each in device.steps]
             yield from _measured(process, device, lists)
-            flow = f"unit {cluster.unit}"
-            yield from _flows(process, flow, stage, len(devices), device, lists)
-            planned = next((times for name, times in stages if name == device.name), None)
-            if planned is not None and device.steps:
-                start_s = device.steps[0][0][0]
-                for place, begin_s in enumerate(planned.computes):
-                    at = start_s + begin_s
-                    yield _slice(process, PLANNED, str(place), at, planned.compute_s)
+            if own:
+                yield from _flows(process, flow, stage, len(segments), device, lists)
+            for label, begin_s, length_s in planned.get(called if own else device.stage, ()):
+                yield _slice(process, PLANNED, label, start_s + begin_s, length_s)
 
 
 def _read(run: Run, number: int | None) -> RoundTraces:

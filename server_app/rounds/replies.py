@@ -154,14 +154,14 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
 
 
 def most_traced(plan: ClusterPlan, request: RoundRequest) -> int:
-    """Return the most actions that devices can trace in a unit's round.
+    """Return the most actions that a unit can trace in a round, with its embedding and head.
 
     The bound does not depend on which devices hold segments, because the server may not know which
     devices are real.
     """
     segments = min(len(_cluster(plan, request).devices), request.num_blocks)
     steps = min(request.local_steps, TRACED_STEPS)
-    return segments * steps * plan.num_micro_batches * _ACTIONS
+    return (segments + 2) * steps * plan.num_micro_batches * _ACTIONS
 
 
 def check_traces(report: ClusterReport, most: int) -> None:

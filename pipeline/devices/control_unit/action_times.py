@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -66,6 +67,28 @@ class OwnTimes:
     head: Mapping[Action, tuple[float, float]]
     began_s: float
     ended_s: float
+
+    def embedding_rows(self) -> Iterator[tuple[float, float, float]]:
+        """Yield when the control unit's thread became free, began and ended each action of the
+        embedding, in order."""
+        free = {action: free_s for action, of_head, free_s, _ in self.waited() if not of_head}
+        for action, (began_s, ended_s) in self.embedding.items():
+            yield free.get(action, began_s), began_s, ended_s
+
+    def head_rows(self, actions: Sequence[Action]) -> Iterator[tuple[float, float, float]]:
+        """Yield when the head became free, began and ended each of its ``actions``. Its forward is
+        the submission, its backward the answer."""
+        free_s = 0.0
+        for action in actions:
+            if action not in self.head:  # a smaller batch
+                continue
+            began_s, ended_s = self.head[action]
+            if action.kind == BACKWARD:
+                began_s = max(self.head[Action(FORWARD, action.micro_batch)][1], free_s)
+                yield free_s or began_s, began_s, ended_s
+                free_s = ended_s
+            else:
+                yield began_s, began_s, ended_s
 
     def waited(self) -> Iterator[tuple[Action, bool, float, float]]:
         """Yield each action, whether it is the head's, when its thread became free, and when it
@@ -151,9 +174,28 @@ class Measurements:
         ]
 
     def traces(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> list[DeviceTrace]:
-        """Return the times of the devices' actions by the control unit's clock."""
+        """Return the times of all stages' actions by the control unit's clock, in order."""
         names = [each.device for each in plan.segments if each.device in self._tables]
-        return [self._trace(name, clocks[name]) for name in names]
+        if not self._own:
+            return [self._trace(name, clocks[name]) for name in names]
+        own = self._own[:TRACED_STEPS]
+        actions = schedule.build(plan.schedule, len(plan.segments), plan.num_micro_batches)[-1]
+        return [
+            self._own_trace("embedding", [each.embedding_rows() for each in own]),
+            *(self._trace(name, clocks[name]) for name in names),
+            self._own_trace("head", [each.head_rows(actions) for each in own]),
+        ]
+
+    def _own_trace(
+        self, stage: Literal["embedding", "head"], steps: Iterable[Iterable[Sequence[float]]]
+    ) -> DeviceTrace:
+        """Return a stage of the control unit, with rows of when it became free, began and ended."""
+        rows = (
+            [(a - self._began_s, b - self._began_s, c - self._began_s) for a, b, c in step]
+            for step in steps
+        )
+        times = tuple(tuple((a, b, c, c) for a, b, c in step) for step in rows)
+        return DeviceTrace("control unit", 0.0, times, stage)
 
     def step_times(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> StepTimes | None:
         """Return the typical times of the plan's steps; None if no step has all its times."""
