@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from step_laws import law_of
 
 from client_app.measured_law import measured_law, planned_step_s, updated
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
@@ -13,7 +14,6 @@ from collapipe.step_law import DeviceTimes, StepLaw
 from optim.step import Key, StageWork, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
 from pipeline.schedule import Action, build
-from tests.step_laws import law_of
 
 NAMES = ["a", "b", "c"]
 BLOCK_S = {"a": 0.02, "b": 0.01, "c": 0.03}

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from step_laws import law_of
 
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.step_law import StepLaw
@@ -14,7 +15,6 @@ from optim.planner import RoundRequest
 from optim.problem import Partition
 from optim.simulated_plan import simulated_front
 from optim.step import step_s, works_of
-from tests.step_laws import law_of
 
 NAMES = "abc"
 SLOW_CONTROL_UNIT = {"embedding_forward_s": 2.0, "overhead_s": 5.0}

@@ -6,10 +6,10 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_laws import HOST, law_of
 
 from optim.step import Job, StageWork, Worker, alone, play, simulate, step_s, works_of
 from pipeline.schedule import BACKWARD, FORWARD, SCHEDULES, Action, build
-from tests.step_laws import HOST, law_of
 
 SECONDS = st.floats(0.001, 1.0)
 

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from federated import rewritten, run, weights
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from scripted_units import UNTRAINED, scripted_units
+from step_laws import law_of
 
 from client_app import link
 from client_app.app import app as client_app
@@ -542,7 +544,7 @@ LIES = [
     cuts_off,
     renames,
     is_the_next_one,
-    reports(traces=traces(1, 1 + 3 * 2 * 2 * 2)),  # of devices, steps, micro-batches and kinds
+    reports(traces=traces(1, 1 + 5 * 2 * 2 * 2)),  # of stages, steps, micro-batches and kinds
     reports(traces=traces(20, 8000)),
 ]
 
@@ -569,7 +571,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     causes = first["failures"]
     says = ["impossible for its round"] * 13 + ["cannot be read", "other weights"]
     says += ["a report"]
-    says += ["25 actions of devices, expected at most 24", "bytes of JSON, at most 1,0"]
+    says += ["41 actions of devices, expected at most 40", "bytes of JSON, at most 1,0"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out
@@ -582,7 +584,10 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
     budgets = EnergyBudget(high, law, "micro_batch"), memory
     devices = [DeviceProfile(f"{quotes}{k}", law, 10**18, *budgets) for k in range(128)]
     uplink = Uplink(*[high] * 4, (high,) * 20_000)
-    state = ClusterState(7, tuple(devices), 10**18, uplink)
+    names = [each.name for each in devices]
+    step = law_of(names, m=4096, apart=True, cores=4096, send_s=1.2345678901234567e-15)
+    step = replace(step, blocks=dict.fromkeys(names, 4096), factor=1.2345678901234567e-5)
+    state = ClusterState(7, tuple(devices), 10**18, uplink, step=step)
     plan, steps = ClusterPlan(7, (), 2, "one_f_one_b"), 3
     request = RoundRequest(1, (state,), 200, 6, steps, None, 2, "one_f_one_b", (), (0.0,), (None,))
     actions = ((low,) * 4,) * 2 * 2
@@ -591,7 +596,10 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
         *(2**61, 2**61, (low,) * steps),
         devices=tuple(DeviceReport(each.name, 10**6, *[high] * 7) for each in devices),
         events=('"' * 600,) * 100,
-        traces=tuple(DeviceTrace(each.name, high, (actions,) * steps) for each in devices),
+        traces=tuple(
+            DeviceTrace(name, high, (actions,) * steps, "embedding")
+            for name in (*names, "control unit", "control unit")
+        ),
     )
     content, most = records.pack_reply(TrainReply({}, report, state)), most_traced(plan, request)
     arrays = {records.WEIGHTS: questions.tensors_bytes({})}
