@@ -23,8 +23,9 @@ from collapipe.process.folders import in_home
 from collapipe.process.streams import complain, open_streams, write_rest
 
 _INTERRUPTED = 130
-# Problems of the machine, not bugs: a library without memory for its code is an ImportError.
-_FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError
+# Problems of the machine, not bugs: a library without memory for its code is an ImportError, and
+# Python without memory raises SystemError.
+_FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError, SystemError
 _log = logging.getLogger(__name__)
 RunDir = Annotated[Path, Argument(help="Folder of a run.")]
 Overrides = Annotated[
@@ -85,7 +86,7 @@ def _cause(error: Exception) -> str:
         return "the current folder is gone; change to another one"
     if isinstance(error, ModuleNotFoundError):
         return missing(error.name or str(error))
-    cause = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
+    cause = "no memory is left" if isinstance(error, MemoryError | SystemError) else one_line(error)
     return f"{cause}; collapipe --verbose … shows where"
 
 
