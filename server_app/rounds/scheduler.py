@@ -118,11 +118,11 @@ class Scheduler:
         """Return the checkpoint's state ``then`` with the clusters that units report ``now``.
 
         The log names units whose cluster has changed. Excluded units are asked again in the round
-        that the checkpoint has for them.
+        that the checkpoint has for them. Measured times of real devices are the checkpoint's.
         """
         pairs = zip(then.roster.reported, now.reported, strict=True)
         changed = {
-            unit: new
+            unit: _with_times(new, old)
             for unit, (old, new) in enumerate(pairs)
             if isinstance(old, ClusterState) and isinstance(new, ClusterState) and old != new
         }
@@ -408,6 +408,15 @@ def _next_error_queues(
         return queues if plan.clusters else spared
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
     return _updated(plan.error_queues, {unit: spared[unit] for unit in failed})
+
+
+def _with_times(cluster: ClusterState, then: ClusterState) -> ClusterState:
+    """Return a cluster of real devices with the measured times that it had ``then``."""
+    if not (cluster.real_devices and then.real_devices):
+        return cluster
+    times = {device.name: device.time for device in then.devices}
+    devices = (replace(each, time=times.get(each.name, each.time)) for each in cluster.devices)
+    return replace(cluster, devices=tuple(devices), step=then.step)
 
 
 def same_cluster(then: Reported, now: Reported) -> bool:

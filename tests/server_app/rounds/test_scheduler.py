@@ -13,6 +13,7 @@ from federated import rewritten, run, settings_of
 from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
 from scripted_units import UNTRAINED, scripted_units
+from step_laws import law_of
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
@@ -438,3 +439,18 @@ def test_real_devices_that_are_measured_anew_are_the_same_cluster() -> None:
     assert not same_cluster(cluster(1.0), cluster(1.0, name="another"))
     assert not same_cluster(cluster(1.0), cluster(1.0, rows=10))
     assert not same_cluster(cluster(1.0, real=False), cluster(2.0, real=False))
+
+
+def test_a_resumed_run_plans_real_devices_with_the_times_that_it_had(tmp_path: Path) -> None:
+    """A unit in a new process has not measured any yet; what is away now stays away."""
+    own = Scheduler(settings_of(tmp_path / "unused", ["federation.num_units=1"]))
+    fresh = replace(cluster(0), real_devices=True)
+    names = [each.name for each in fresh.devices]
+    then = own.begin([replace(cluster(0, speed=3.0), real_devices=True, step=law_of(names))])
+    there = replace(fresh.devices[1], max_blocks=0)
+    now = own.begin([replace(fresh, devices=(fresh.devices[0], there, fresh.devices[2]))]).roster
+    (resumed,) = own.resumed(then, now).roster.clusters
+    (before,) = then.roster.clusters
+    assert resumed.step == before.step
+    assert [each.time for each in resumed.devices] == [each.time for each in before.devices]
+    assert [each.max_blocks for each in resumed.devices] == [4, 0, 4]
