@@ -444,9 +444,10 @@ def test_real_devices_that_are_measured_anew_are_the_same_cluster() -> None:
 def test_a_resumed_run_plans_real_devices_with_the_times_that_it_had(tmp_path: Path) -> None:
     """A unit in a new process has not measured any yet; what is away now stays away."""
     own = Scheduler(settings_of(tmp_path / "unused", ["federation.num_units=1"]))
-    fresh = replace(cluster(0), real_devices=True)
+    fresh = replace(cluster(0), real_devices=True, uplink=None)
     names = [each.name for each in fresh.devices]
-    then = own.begin([replace(cluster(0, speed=3.0), real_devices=True, step=law_of(names))])
+    slow = cluster(0, speed=3.0).devices
+    then = own.begin([replace(fresh, devices=slow, step=law_of(names))])
     there = replace(fresh.devices[1], max_blocks=0)
     now = own.begin([replace(fresh, devices=(fresh.devices[0], there, fresh.devices[2]))]).roster
     (resumed,) = own.resumed(then, now).roster.clusters
