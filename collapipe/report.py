@@ -65,7 +65,8 @@ class DeviceReport:
     which may overlap with other actions. ``span_s`` sums the times from a step's first action to
     its last. ``chunk_s`` is the median time per step of a micro-batch, forward and backward.
     ``sent_bytes`` counts bytes to neighbours, including the control unit. ``peak_bytes`` is the
-    process's highest memory use so far.
+    process's highest memory use so far. ``control_unit_wait_s`` is the part of ``wait_s`` for
+    tensors from the control unit: embeddings, and gradients from the head.
     """
 
     name: Annotated[str, Field(max_length=64)]
@@ -77,6 +78,7 @@ class DeviceReport:
     span_s: Amount
     sent_bytes: Amount
     peak_bytes: Amount
+    control_unit_wait_s: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True)

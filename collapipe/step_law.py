@@ -90,11 +90,11 @@ class StepLaw:
             self._check("forward_share", 0 <= each.forward_share <= 1)
             self._check("host", each.host in self.cores)
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Factors from the planned time to the bounds of its interval, two deviations away."""
-        return math.exp(-2 * self.spread), math.exp(2 * self.spread)
-
     def _check(self, name: str, fits: bool) -> None:
         if not fits:
             raise ConfigError(f"step law: impossible {name}")
+
+
+def interval(planned_s: float, spread: float) -> tuple[float, float]:
+    """Return the bounds of a planned time, two deviations of its logarithm away."""
+    return planned_s * math.exp(-2 * spread), planned_s * math.exp(2 * spread)

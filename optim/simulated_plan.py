@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from collapipe.step_law import StepLaw
+from collapipe.step_law import StepLaw, interval
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
 from optim.step import pace_s, step_s, works_of
@@ -71,7 +71,7 @@ def simulated_front(
     points = [simulated(each, problem, law, schedule) for each in near.values()]
     if last is not None:
         last = simulated(last, problem, law, schedule)
-        limit_s = last.latency_s * law.interval[0]
+        limit_s, _ = interval(last.latency_s, law.spread)
         points = [last, *(each for each in points if each.latency_s < limit_s)]
     points.sort(key=lambda each: (each.num_segments, each.latency_s))
     kept = list[Partition]()

@@ -20,6 +20,7 @@ from collapipe.run_report.html import Markup, charts, join, note, table
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from collapipe.state import ClusterState
+from collapipe.step_law import interval
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
@@ -38,6 +39,8 @@ _ODD = Kind("odd micro-batch", "c0", 0, 0.75)
 _EVEN = Kind("even micro-batch", "c0", 0, 0.75, 0.5)
 _COMPUTES = Kind("computes", "c0")
 _WAITS = Kind("waits for its neighbours", "c1", 0.25, 0.5)
+_WAITS_CONTROL_UNIT = Kind("waits for the control unit or its head", "c2", 0.25, 0.5)
+_IDLE = Kind("between actions", QUIET, 0.4, 0.2)
 _SENT = Kind("hop to the next device", QUIET, 0.8, 0.2)
 
 
@@ -238,7 +241,12 @@ def devices(run: Run) -> Markup | None:
     bars = [
         stacked(
             f"{run.called(unit)}, {each.name}",
-            [(_COMPUTES, each.compute_s), (_WAITS, each.wait_s)],
+            [
+                (_COMPUTES, each.compute_s),
+                (_WAITS, each.wait_s - each.control_unit_wait_s),
+                (_WAITS_CONTROL_UNIT, each.control_unit_wait_s),
+                (_IDLE, max(0.0, each.span_s - each.compute_s - each.wait_s)),
+            ],
             seconds(each.span_s),
         )
         for unit, reports in last.devices.items()
@@ -252,13 +260,19 @@ def devices(run: Run) -> Markup | None:
 def _pipelines(run: Run) -> Markup:
     """Show measured and planned seconds of each unit's batches."""
     found: dict[str, list[tuple[float, float]]] = {}
+    bands: dict[str, list[tuple[float, float, float]]] = {}
     for line in run.rounds:
         for unit, measured_s in line.pipeline_s.items():
-            who = run.called(unit)
+            who, planned = run.called(unit), f"{run.called(unit)}, planned"
             found.setdefault(f"{who}, measured", []).append((line.round, measured_s))
             if cost := line.costs.get(unit):
-                found.setdefault(f"{who}, planned", []).append((line.round, cost.pipeline_s))
-    series = [Series(name, style, points) for style, (name, points) in enumerate(found.items())]
+                found.setdefault(planned, []).append((line.round, cost.pipeline_s))
+                bounds = interval(cost.pipeline_s, cost.spread)
+                bands.setdefault(planned, []).append((line.round, *bounds))
+    series = [
+        Series(name, style, points, band=bands.get(name, ()))
+        for style, (name, points) in enumerate(found.items())
+    ]
     return charts(lines("Pipelines of real devices", "round", "s", series, zero=True))
 
 

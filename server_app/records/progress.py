@@ -1,7 +1,6 @@
 """Show a run's progress: live lines on a terminal, plain lines elsewhere."""
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from rich.text import Text
 from collapipe.errors import Called, printable
 from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport, Score, UnitsEvaluation
+from collapipe.step_law import interval
 from server_app.evaluation import Evaluated
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class RunProgress:
             if measured_s := report.pipeline_s.get(unit):
                 share, planned = cost.pipeline_s / measured_s, seconds(cost.pipeline_s)
                 if cost.spread:
-                    bounds = (cost.pipeline_s * math.exp(k * cost.spread) for k in (-2, 2))
+                    bounds = interval(cost.pipeline_s, cost.spread)
                     planned += f" ({' … '.join(map(seconds, bounds))})"
                 how = f"pipeline took {seconds(measured_s)}, planned {planned}, {share:.0%}"
             _log.info("round %d: %s: %s", report.round, self._called(unit), how)

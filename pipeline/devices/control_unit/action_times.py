@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import WireError
-from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.plan import ClusterPlan
 from collapipe.report import TRACED_STEPS, DeviceReport, DeviceTrace
 from pipeline import schedule
 from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import LastStage, Passed, Stage
 
+_KINDS = 2  # of actions: forward and backward
 _MOST = 2.0**53  # seconds, or bytes: sums of them are finite
 
 
@@ -166,10 +167,9 @@ class Measurements:
 
     def reports(self, plan: ClusterPlan) -> list[DeviceReport]:
         """Summarise the measurements of the plan's devices, in their order."""
-        actions = len(schedule.build(plan.schedule, 1, 1)[0])  # per micro-batch
         return [
-            self._report(segment, actions, self._tables[segment.device])
-            for segment in plan.segments
+            self._report(plan, stage, self._tables[segment.device])
+            for stage, segment in enumerate(plan.segments)
             if segment.device in self._tables
         ]
 
@@ -241,14 +241,21 @@ class Measurements:
             step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
         )
 
-    def _report(self, segment: SegmentPlan, actions: int, tables: Sequence[Tensor]) -> DeviceReport:
+    def _report(self, plan: ClusterPlan, stage: int, tables: Sequence[Tensor]) -> DeviceReport:
+        segment, last = plan.segments[stage], len(plan.segments) - 1
         asked, began, ended, sent = torch.cat(list(tables)).T
+        control_unit_wait_s = 0.0
+        for table in tables:
+            lists = schedule.build(plan.schedule, last + 1, len(table) // _KINDS)
+            for action, wait_s in zip(lists[stage], table.diff()[:, 0].tolist(), strict=True):
+                if stage == (0 if action.kind == FORWARD else last):
+                    control_unit_wait_s += wait_s
         sent_bytes, peak_bytes = self._usage[segment.device]
         return DeviceReport(
             segment.device,
             segment.span.blocks,
             chunk_s=median(
-                float((each[:, 2] - each[:, 1]).sum()) * actions / len(each) for each in tables
+                float((each[:, 2] - each[:, 1]).sum()) * _KINDS / len(each) for each in tables
             ),
             compute_s=float((ended - began).sum()),
             wait_s=float((began - asked).sum()),
@@ -256,6 +263,7 @@ class Measurements:
             span_s=sum(float(table[:, 3].max() - table[0, 0]) for table in tables),
             sent_bytes=sent_bytes,
             peak_bytes=peak_bytes,
+            control_unit_wait_s=control_unit_wait_s,
         )
 
     def _trace(self, name: str, clock: Clock) -> DeviceTrace:

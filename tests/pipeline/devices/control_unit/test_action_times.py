@@ -6,7 +6,8 @@ from device_cluster import plan_of
 from torch import Tensor
 
 from collapipe.errors import WireError
-from pipeline.devices.control_unit.action_times import Clock, Measurements
+from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
+from pipeline.schedule import Action, build
 
 TABLE = torch.tensor([[0.0, 1.0, 2.0, 2.25], [2.0, 2.5, 5.5, 6.0]], dtype=torch.float64)
 USAGE = torch.tensor([100.0, 2000.0], dtype=torch.float64)
@@ -22,6 +23,7 @@ def test_actions_are_summed_up() -> None:
     assert (report.name, report.blocks, report.chunk_s) == ("here", 3, 4.0)
     assert (report.compute_s, report.wait_s, report.span_s) == (8.0, 3.0, 12.0)
     assert report.send_s == 1.5
+    assert report.control_unit_wait_s == 3.0  # it has no neighbours
     assert (report.sent_bytes, report.peak_bytes) == (100.0, 2000.0)
 
 
@@ -34,6 +36,34 @@ def test_a_trace_is_by_the_control_units_clock() -> None:
     first, second = (torch.tensor(step) for step in trace.steps)
     assert torch.allclose(second - first, torch.ones(2, 4))
     assert torch.allclose(first[:, 2] - first[:, 1], torch.tensor([1.0, 3.0]))
+
+
+def test_the_control_units_stages_are_traced_around_the_devices() -> None:
+    """The head answers the second micro-batch after the first one, though it came before that."""
+    plan, first, second = plan_of(["here"], (3,), 2), Action("F", 0), Action("F", 1)
+    back = Action("B", 0), Action("B", 1)
+    embedding = {first: (1.0, 2.0), second: (2.0, 4.0), back[0]: (9.0, 9.5), back[1]: (12.0, 13.0)}
+    head = {first: (4.0, 4.5), second: (6.0, 6.5), back[0]: (8.0, 8.5), back[1]: (11.0, 11.5)}
+    measured = Measurements()
+    measured.add("here", 2, TABLE, USAGE)
+    measured.add_own(OwnTimes(embedding, head, 0.0, 14.0))
+    before, here, after = measured.traces(plan, {"here": Clock(0.0, 0.25)})
+    assert [each.stage for each in (before, here, after)] == ["embedding", "segment", "head"]
+    zero = before.steps[0][0][1] - 1.0
+
+    def seconds(rows: tuple[tuple[float, ...], ...]) -> list[list[float]]:
+        return [[round(each - zero, 6) for each in row] for row in rows]
+
+    assert seconds(before.steps[0]) == [
+        [1, 1, 2, 2],
+        [2, 2, 4, 4],
+        [8.5, 9, 9.5, 9.5],
+        [11.5, 12, 13, 13],
+    ]
+    answers: dict[str, list[list[float]]] = {"F": [], "B": []}
+    for action, row in zip(build("gpipe", 1, 2)[-1], seconds(after.steps[0]), strict=True):
+        answers[action.kind].append(row[1:3])
+    assert answers == {"F": [[4, 4.5], [6, 6.5]], "B": [[4.5, 8.5], [8.5, 11.5]]}
 
 
 @pytest.mark.parametrize(
