@@ -14,6 +14,7 @@ from benchmarks.devices import (
     iteration,
     memory,
     plans,
+    predictions,
     recovery,
     replicas,
 )
@@ -21,7 +22,7 @@ from benchmarks.devices import (
 ROWS = {
     each.__name__.rpartition(".")[2]: each
     for each in (
-        *(iteration, hop, plans, recovery, availability),
+        *(iteration, hop, plans, predictions, recovery, availability),
         *(cores, memory, capacity, replicas),
     )
 }
