@@ -77,16 +77,20 @@ def check(
 @app.command()
 def measure(
     inventory: Inventory,
-    model: Annotated[
-        str | None, Option(help="As model.name; default: the inventory's model.")
+    overrides: Annotated[
+        list[str] | None,
+        Argument(help="Options of collapipe run; default: the inventory's model."),
     ] = None,
     write: Annotated[bool, Option("--write", help="Put the laws into the inventory.")] = False,
     repeats: Annotated[int, Option(min=1, max=100, help="Micro-batches of each size.")] = 5,
 ) -> None:
-    """Time micro-batches of the model on every device, and hops; collapipe plan uses the laws."""
+    """Time micro-batches of a model on every device, and hops; plans and runs use the laws.
+
+    Give the options of the run that is planned: collapipe device measure boxes.yaml model.dim=256
+    """
     from collapipe.cli.device.measure import measure_devices
 
-    raise typer.Exit(measure_devices(inventory, model, repeats, write))
+    raise typer.Exit(measure_devices(inventory, overrides or [], repeats, write))
 
 
 def memory_bytes(text: str | None) -> float:

@@ -11,6 +11,7 @@ from shlex import quote
 
 from rich.console import Console
 
+from collapipe import config
 from collapipe.cli.device.survey import (
     ANSWER_S,
     Hop,
@@ -21,11 +22,11 @@ from collapipe.cli.device.survey import (
 )
 from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
 from collapipe.devices.fitting import Fit, fit
-from collapipe.errors import CollaPipeError, ConfigError, LinkError, StageError, printable
+from collapipe.errors import CollaPipeError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted, print_lines, print_table, seconds
 from collapipe.inventory.model import TOKENS, read_spec
 from collapipe.inventory.rewriting import write_laws
-from collapipe.inventory.schema import InventorySection, ModelSection
+from collapipe.inventory.schema import InventorySection
 from collapipe.inventory.yaml_file import Document, load
 from collapipe.models.cost import measure_cost
 from collapipe.models.split import ModelSpec
@@ -136,47 +137,46 @@ class Measuring:
             cause = f"too slow for more than messages of {amount(way.trips[0].num_bytes, 'B')}"
             return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
         hop, cost = fit_hop(way.trips), self.trial.cost
-        both_ways = (cost.activation_bits + cost.gradient_bits) / 2 / _BITS
-        law = AffineLaw(chunk.each, chunk.fixed, hop.each * both_ways, hop.fixed)
+        law = AffineLaw(chunk.each, chunk.fixed, hop.each * cost.hop_bits / 2 / _BITS, hop.fixed)
         return MeasuredDevice(device, law, chunk.error, hop.error)
 
 
-def measure_devices(file: Path, model: str | None, repeats: int, write: bool) -> int:
+def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: bool) -> int:
     """Measure and print each device's law, and with ``write`` put the laws into the file.
 
-    Returns 1 if a device could not be measured, else 0. Raises ``ConfigError`` for an invalid file,
-    model or credentials.
+    The model is that of a run with the options ``overrides``; without options, the file's. Returns
+    1 if a device could not be measured, else 0. Raises ``ConfigError`` for an invalid file, model,
+    option or credentials.
     """
     document = load(file)
     section = document.parse(InventorySection)
-    tokens = section.model.tokens or TOKENS
-    spec = _spec(document, section.model, model)
-    cost = measure_cost(spec, tokens, section.batch_size)
-    trial = Trial(spec, cost, tokens, section.batch_size, repeats)
+    spec, tokens, batch_size = _of_run(overrides) if overrides else _of_file(document, section)
+    cost = measure_cost(spec, tokens, batch_size)
+    trial = Trial(spec, cost, tokens, batch_size, repeats)
     dialer = Dialer(own_credentials(file, section), ANSWER_S)
     found = Measuring(dialer, trial).laws(section)
     _show(found, trial)
     laws = {(each.device.cluster, each.device.name): each.law for each in found}
     known = {key: law for key, law in laws.items() if law is not None}
     if write and known:
-        write_laws(file, known)
-        print(
-            f"written     {counted(len(known), 'law')} to {file}; collapipe plan {quote(str(file))}"
-        )
+        write_laws(file, known, cost)
+        planned = "" if overrides else f"; collapipe plan {quote(str(file))}"
+        print(f"written     {counted(len(known), 'law')} to {file}{planned}")
     for fault in (each.fault for each in found if each.fault):
         print(f"error: {printable(fault)}; its law stays as it is", file=sys.stderr)
     return 0 if len(known) == len(found) else 1
 
 
-def _spec(document: Document, section: ModelSection, name: str | None) -> ModelSpec:
-    """Return the model with this name, or without a name the file's model."""
-    if name is None:
-        return read_spec(document, section)
-    try:
-        named = ModelSection.model_construct(name=name, num_blocks=section.num_blocks)
-        return read_spec(document, named)
-    except ConfigError as error:
-        raise ConfigError(f"--model {name}: {error}") from error
+def _of_run(overrides: Sequence[str]) -> tuple[ModelSpec, int, int]:
+    """Return the model of a run, the tokens of its samples, and the samples of a batch."""
+    settings = config.load_overrides(config.own_overrides(overrides))
+    return settings.model, settings.task.max_length, settings.batch_size
+
+
+def _of_file(document: Document, section: InventorySection) -> tuple[ModelSpec, int, int]:
+    """Return the same figures of an inventory."""
+    spec = read_spec(document, section.model)
+    return spec, section.model.tokens or TOKENS, section.batch_size
 
 
 def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
@@ -188,6 +188,7 @@ def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
         ("w, l", "a hop's, there and back; the last device's leads to the control unit"),
         ("off", "how far the law is from what was measured: root mean square"),
         ("sample", f"{trial.tokens} tokens, {amount(trial.cost.activation_bits / 8, 'B')}"),
+        ("block", f"{amount(trial.cost.flops, 'FLOP')} per sample; laws hold for this model only"),
         ("as it is", "control_unit, uplinks, channels and limits, which are not measured"),
     ]
     print_lines(console, lines)

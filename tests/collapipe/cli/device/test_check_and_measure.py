@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from device_cluster import Work, daemons, plan_of
-from federated import run
+from federated import TINY, run
 
 from collapipe import __version__
 from collapipe.cli.device import check as check_command
@@ -70,7 +70,13 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
         (planned,) = json.loads(out)["clusters"]
         assert sum(each["blocks"] for each in planned["segments"]) == 4
         options = ["cluster=devices", f"cluster.file={file}", "federation.num_units=1"]
+        with pytest.raises(ConfigError, match="another model"):
+            run(tmp_path / "refused", *options)
+        status, *_ = command("device", "measure", file, *TINY, *options, "--repeats", 1, "--write")
+        assert status == 0
         assert run(tmp_path / "run", *options)
+        status, _, err = command("plan", file)
+        assert status == 2 and "another model" in err
 
 
 def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None:
@@ -155,7 +161,7 @@ def test_a_box_at_work_does_not_fail_and_is_not_measured(command: Command, tmp_p
 
 
 def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) -> None:
-    """Its hop is measured as well, and the model may be named by the command."""
+    """Its hop is measured as well, and the command's options may name the model."""
     with daemons(1) as there:
         file = inventory(tmp_path, there)
         text = file.read_text().replace("name: transformer", "block_bytes: 4.0e7")
@@ -164,9 +170,9 @@ def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) ->
         )
         status, _, err = command("device", "measure", file)
         assert status == 2 and "model" in err
-        status, _, err = command("device", "measure", file, "--model", "transformr")
+        status, _, err = command("device", "measure", file, "model=transformr")
         assert status == 2 and "transformer" in err
-        options = ("--model", "transformer", "--repeats", 1, "--write")
+        options = ("model.dim=32", "--repeats", 1, "--write")
         assert command("device", "measure", file, *options)[0] == 0
         assert "chunk: {u: " in file.read_text()
 
