@@ -82,7 +82,9 @@ def measure(
         Argument(help="Options of collapipe run; default: the inventory's model."),
     ] = None,
     write: Annotated[bool, Option("--write", help="Put the laws into the inventory.")] = False,
-    repeats: Annotated[int, Option(min=1, max=100, help="Micro-batches of each size.")] = 5,
+    repeats: Annotated[
+        int, Option(min=1, max=100, help="Micro-batches of each size, 3 to 10 times.")
+    ] = 5,
 ) -> None:
     """Time micro-batches of a model on every device, and hops; plans and runs use the laws.
 

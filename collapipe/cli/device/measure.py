@@ -1,6 +1,7 @@
 """``collapipe device measure``: measure the laws of an inventory's devices, and write them."""
 
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from statistics import quantiles
 
 from rich.console import Console
 
@@ -35,6 +37,10 @@ from collapipe.state import AffineLaw
 from collapipe.wire.channels import Dialer
 
 _BITS = 8  # per byte
+# Passes over a host's devices, because a machine's load changes within seconds: the fewest, the
+# most, and the seconds for each device after which no further one begins.
+_FEWEST, _MOST, _MOST_S = 3, 10, 10.0
+Times = defaultdict[tuple[int, int], list[float]]  # seconds by blocks and samples
 _COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
 
 
@@ -69,7 +75,7 @@ class Measuring:
         found = list[MeasuredDevice]()
         for devices in clusters:
             _report(f"{devices[0].cluster}: hops")
-            ways = time_hops(devices, self.dialer, sizes, self.trial.repeats)[1:]
+            ways = time_hops(devices, self.dialer, sizes, _FEWEST * self.trial.repeats)[1:]
             found += map(self._measured, devices, ways, chunks)
         return found
 
@@ -78,14 +84,16 @@ class Measuring:
         hosts: defaultdict[str, list[int]] = defaultdict(list)
         for place, device in enumerate(devices):
             hosts[device.address.address.rpartition(":")[0]].append(place)
-        found: dict[int, Fit | CollaPipeError] = {}
+        found: list[Times | CollaPipeError] = [defaultdict(list) for _ in devices]
 
         def work(places: Sequence[int]) -> None:
-            for place in places:
-                try:
-                    found[place] = self._chunk(devices[place])
-                except CollaPipeError as error:
-                    found[place] = error
+            began, limit_s = time.monotonic(), _MOST_S * len(places)
+            for number in range(_MOST):
+                if number >= _FEWEST and time.monotonic() - began > limit_s:
+                    return
+                for place in places:
+                    _report(f"{devices[place].name}: pass {number + 1}")
+                    found[place] = self._timed(devices[place], found[place])
 
         with cancellable() as scope, ThreadPoolExecutor(len(hosts)) as pool:
             try:
@@ -96,26 +104,36 @@ class Measuring:
             except KeyboardInterrupt:
                 scope.cancel()
                 raise
-        return [found[place] for place in range(len(devices))]
+        return list(map(self._fit, devices, found))
 
-    def _chunk(self, device: SurveyedDevice) -> Fit:
-        """Measure u and v. Raises ``CollaPipeError`` if the device cannot be measured."""
-        _check_free(device)
-        samples = self.trial.samples
-        points, taken = list[tuple[float, float]](), list[float]()
-        for blocks in (1, 2) if self._holds_two(device) else (1,):
-            _report(f"{device.name}: {counted(blocks, 'block')}")
-            points += [(blocks * size, blocks) for size in samples]
-            taken += chunk_seconds(device.address, self.dialer, self.trial, blocks)
+    def _timed(
+        self, device: SurveyedDevice, times: Times | CollaPipeError
+    ) -> Times | CollaPipeError:
+        """Add the times of one pass, or return the error that prevented this or an earlier one."""
+        if isinstance(times, CollaPipeError):
+            return times
+        try:
+            _check_free(device)
+            for blocks in (1, 2) if self._holds_two(device) else (1,):
+                taken = chunk_seconds(device.address, self.dialer, self.trial, blocks)
+                for size, each in zip(self.trial.samples, taken, strict=True):
+                    times[blocks, size] += each
+        except CollaPipeError as error:
+            return error
+        return times
+
+    def _fit(self, device: SurveyedDevice, times: Times | CollaPipeError) -> Fit | CollaPipeError:
+        """Fit u and v to the lower quartiles of times: other work on the machine only adds time."""
+        if isinstance(times, CollaPipeError):
+            return times
+        taken = [quantiles(each, n=4)[0] for each in times.values()]
         if min(taken) <= 0:
-            raise StageError(device.name, "reports that blocks took 0 s; check its clock")
-        found = fit(points, taken)
+            return StageError(device.name, "reports that blocks took 0 s; check its clock")
+        found = fit([(blocks * size, blocks) for blocks, size in times], taken)
         if not found.each:
-            raise StageError(
-                device.name,
-                f"{samples[1]} samples took no longer than {samples[0]}; raise --repeats, or "
-                "batch_size",
-            )
+            least, most = self.trial.samples
+            cause = f"{most} samples took no longer than {least}; raise --repeats, or batch_size"
+            return StageError(device.name, cause)
         return found
 
     def _holds_two(self, device: SurveyedDevice) -> bool:

@@ -99,16 +99,18 @@ class LostDeviceError(LinkError):
         self.device = device
 
 
-def chunk_seconds(device: DeviceAddress, dialer: Dialer, trial: Trial, blocks: int) -> list[float]:
-    """Time a micro-batch, forward and backward, through the first ``blocks`` blocks.
+def chunk_seconds(
+    device: DeviceAddress, dialer: Dialer, trial: Trial, blocks: int
+) -> list[list[float]]:
+    """Time micro-batches, forward and backward, through the first ``blocks`` blocks.
 
-    Returns the median seconds over the trial's repeats for each of its sample counts. Raises
-    ``LinkError`` if the device is lost, fails or is busy.
+    Returns the seconds of the trial's repeats for each of its sample counts. Raises ``LinkError``
+    if the device is lost, fails or is busy.
     """
     m, dim = trial.repeats + _WARM_UPS, trial.spec.dim
     with _opened([device], dialer, trial.spec, blocks, m) as segments:
         return [
-            median(_chunks(segments, torch.randn(size, trial.tokens, dim), m, step)[_WARM_UPS:])
+            _chunks(segments, torch.randn(size, trial.tokens, dim), m, step)[_WARM_UPS:]
             for step, size in enumerate(trial.samples)
         ]
 
@@ -206,7 +208,7 @@ def _give_up(lost: Mapping[str, str]) -> ClusterPlan:
 def _chunks(segments: RemoteSegments, hidden: torch.Tensor, m: int, step: int) -> list[float]:
     """Return the seconds of each of m micro-batches with the activations ``hidden`` [b, s, d] on
     the only device."""
-    ends = _Ends(hidden)
+    ends = _Ends(hidden, head_start_s=0.0)
     segments.run(ends.first, ends, DropoutKey(0, 0, step), m)
     (table,) = segments.action_times
     taken = [0.0] * m
@@ -243,7 +245,7 @@ def _repeated(
 
 def _round_trips(segments: RemoteSegments, hidden: torch.Tensor, step: int) -> list[float]:
     """Return the seconds of a message, there and back, over each hop."""
-    ends = _Ends(hidden)
+    ends = _Ends(hidden, _HEAD_START_S)
     segments.run(ends.first, ends, DropoutKey(0, 0, step), 1)
     # of each end of a hop: forward received and sent, backward received and sent
     devices = [
@@ -266,7 +268,8 @@ def _hidden(num_bytes: int) -> torch.Tensor:
 class _First:
     """The control unit before the first device: sends the same activation for each micro-batch."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: torch.Tensor, head_start_s: float) -> None:
+        self._head_start_s = head_start_s
         self._passed = hidden, torch.ones(hidden.shape[:2], dtype=torch.bool)
         self.sent_s = self.came_s = 0.0
 
@@ -274,7 +277,7 @@ class _First:
         """Do nothing: the activation is kept."""
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
-        time.sleep(_HEAD_START_S)
+        time.sleep(self._head_start_s)
         self.sent_s = time.monotonic()
         return self._passed
 
@@ -286,8 +289,8 @@ class _First:
 class _Ends:
     """The control unit after the last device: returns activations as gradients."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.first = _First(hidden)
+    def __init__(self, hidden: torch.Tensor, head_start_s: float) -> None:
+        self.first = _First(hidden, head_start_s)
         self.came_s = self.sent_s = 0.0
         self._held = dict[int, torch.Tensor]()
 

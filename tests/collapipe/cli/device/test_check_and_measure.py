@@ -16,7 +16,7 @@ from federated import TINY, run
 
 from collapipe import __version__
 from collapipe.cli.device import check as check_command
-from collapipe.cli.device import survey, trial_round
+from collapipe.cli.device import measure, survey, trial_round
 from collapipe.cli.device.survey import SurveyedDevice, ask_all
 from collapipe.cli.device.trial_round import Trip
 from collapipe.errors import ConfigError, LinkError, NonFiniteLossError
@@ -39,6 +39,12 @@ DEVICE = """\
         d2d_rate_bps: 8.0e9
         memory_bytes: 1.0e9
 """
+
+
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_FEWEST", 2)
+    monkeypatch.setattr(measure, "_MOST", 2)
 
 
 def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> Path:
@@ -72,7 +78,8 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
         options = ["cluster=devices", f"cluster.file={file}", "federation.num_units=1"]
         with pytest.raises(ConfigError, match="another model"):
             run(tmp_path / "refused", *options)
-        status, *_ = command("device", "measure", file, *TINY, *options, "--repeats", 1, "--write")
+        options_of_run = (*TINY, *options, "batch_size=64")  # a larger one is easier to time
+        status, *_ = command("device", "measure", file, *options_of_run, "--write")
         assert status == 0
         assert run(tmp_path / "run", *options)
         status, _, err = command("plan", file)
