@@ -151,7 +151,8 @@ def _log_as(form: str) -> None:
 
     Raises ``ConfigError`` for an unknown form.
     """
-    forms = {"plain": logging.Formatter("%(message)s"), "json": JsonLines()}
+    plain = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")  # local time
+    forms = {"plain": plain, "json": JsonLines()}
     if form not in forms:
         raise ConfigError(f"--log-format {form}: must be plain or json")
     handler = logging.StreamHandler()
