@@ -234,7 +234,7 @@ def _pipelines(run: Run) -> Markup:
             if cost := line.costs.get(unit):
                 found.setdefault(f"{who}, planned", []).append((line.round, cost.pipeline_s))
     series = [Series(name, style, points) for style, (name, points) in enumerate(found.items())]
-    return charts(lines("Pipelines of real devices", "round", "s", series, zero=True))
+    return charts(lines("Pipelines of real devices", "round", "seconds", series, zero=True))
 
 
 def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
