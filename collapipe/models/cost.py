@@ -41,8 +41,9 @@ def get_ready() -> None:
 def rows_of_input(spec: ModelSpec, tokens: int) -> int:
     """Return the rows of the first block's input for a sample of ``tokens`` tokens, with the rows
     that a frozen stem appends."""
-    stem = isinstance(spec, StemSpec)
-    return tokens + (rows_behind(spec.base, spec.frozen_blocks) if stem else 0)
+    if not isinstance(spec, StemSpec):
+        return tokens
+    return tokens + rows_behind(spec.base, spec.frozen_blocks)
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it

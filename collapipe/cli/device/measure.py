@@ -162,9 +162,9 @@ class Measuring:
 def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: bool) -> int:
     """Measure and print each device's law, and with ``write`` put the laws into the file.
 
-    The model is that of a run with the options ``overrides``; without options, the file's. Returns
-    1 if a device could not be measured, else 0. Raises ``ConfigError`` for an invalid file, model,
-    option or credentials.
+    The options ``overrides`` of a run name the model; without them the file does. Returns 1 if a
+    device could not be measured, else 0. Raises ``ConfigError`` for an invalid file, model, option
+    or credentials.
     """
     document = load(file)
     section = document.parse(InventorySection)
