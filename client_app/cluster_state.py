@@ -132,7 +132,7 @@ def _head_seconds(
     if law is None:
         return 0.0
     flops = head_flops(settings.model, vocabulary, settings.task.max_length)
-    blocks = flops / (cost.forward_flops + cost.backward_flops)
+    blocks = flops / cost.flops
     step_s = blocks * law.compute(1, settings.batch_size)
     return settings.federation.local_steps * step_s
 

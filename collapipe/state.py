@@ -141,9 +141,19 @@ class BlockCost:
         return self.segment_bytes + blocks * (self.block_bytes + self.sample_bytes * samples)
 
     @property
+    def flops(self) -> float:
+        """FLOPs of both passes, per sample."""
+        return self.forward_flops + self.backward_flops
+
+    @property
+    def hop_bits(self) -> float:
+        """Bits of activations and gradients, per sample and hop."""
+        return self.activation_bits + self.gradient_bits
+
+    @property
     def forward_share(self) -> float:
         """Forward's fraction of a block's FLOPs."""
-        return self.forward_flops / (self.forward_flops + self.backward_flops)
+        return self.forward_flops / self.flops
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def _inventory(groups: Sequence[Sequence[LocalDevice]], credentials: Path) -> st
         "# Daemons of `collapipe up` on this machine. Speeds and rates are assumed alike, not",
         "# measured: `collapipe device measure` measures them.",
         "batch_size: 64",
-        "model: {name: transformer}",
+        "model: {name: dates_transformer, tokens: 32} # of a run without options",
         f"credentials: {json.dumps(str(credentials))}",
         "clusters:",
     ]

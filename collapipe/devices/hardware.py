@@ -48,11 +48,10 @@ class PhysicalDevice:
 
     def _law(self, cost: BlockCost) -> AffineLaw:
         assert self.flops_per_s is not None
-        sent = cost.activation_bits + cost.gradient_bits
         return AffineLaw(
-            u=(cost.forward_flops + cost.backward_flops) / self.flops_per_s,
+            u=cost.flops / self.flops_per_s,
             v=self.launch_s,
-            w=0.0 if self.d2d_rate_bps is None else sent / self.d2d_rate_bps,
+            w=0.0 if self.d2d_rate_bps is None else cost.hop_bits / self.d2d_rate_bps,
             ell=self.hop_latency_s,
         )
 

@@ -162,8 +162,7 @@ class HardwareCluster(_DrawnCluster):
                 f"{', '.join(each.name for each in self.kinds)}"
             )
         flops_per_s = kind.flops_per_s * sum(self.available) / 2
-        flops = cost.forward_flops + cost.backward_flops
-        return AffineLaw(flops / flops_per_s, self.launch_s, 0.0, 0.0)
+        return AffineLaw(cost.flops / flops_per_s, self.launch_s, 0.0, 0.0)
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         kind = self.kinds[rng.integers(len(self.kinds))]

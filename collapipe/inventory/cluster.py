@@ -23,9 +23,10 @@ class InventoryCluster:
     """Clusters read from an inventory: unit n has the devices of the file's cluster n, from 0.
 
     Further clusters are ignored; with one unit a file of one cluster serves any unit. The law of a
-    device with ``flops_per_s`` follows from the run's model and batch; a measured ``chunk`` is not
-    changed. The file's model and batch size serve ``collapipe plan`` only, as do its channels and
-    uplinks unless ``channel=file`` is set.
+    device with ``flops_per_s`` follows from the run's model and batch. A measured ``chunk`` is not
+    changed; ``draw`` raises ``ConfigError`` if it was measured with another model. The
+    file's model and batch size serve ``collapipe plan`` only, as do its channels and uplinks unless
+    ``channel=file`` is set.
     """
 
     file: str  # YAML, see docs/reference/inventory.md
@@ -42,7 +43,10 @@ class InventoryCluster:
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        return self._clusters(cost)[unit % self.num_units].profiles
+        cluster = self._clusters(cost)[unit % self.num_units]
+        if cluster.misfit:
+            raise cluster.misfit
+        return cluster.profiles
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
         """Return the law of the cluster's ``control_unit`` in the file; None if it has none."""

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from collapipe.devices.hardware import PhysicalDevice, from_db
 from collapipe.errors import ConfigError
+from collapipe.formatting import amount
 from collapipe.inventory import schema
 from collapipe.inventory.model import Model, read_model
 from collapipe.inventory.yaml_file import Document, Loc, load
@@ -17,6 +19,7 @@ _FIGURES_FOR = {  # key of a device → figures of the model that it needs
     "memory_bytes": ("block_bytes",),
 }
 _HEAD = ("head_blocks", "head_bits")
+_ALIKE = 1.3  # most ratio of two blocks' sizes for which one law serves both
 _ENERGY_PAIRS = (  # each is useless without the other
     ("energy_j", "power_w", "the watts that the device draws"),
     ("power_w", "energy_j", "the joules that a batch may take"),
@@ -33,6 +36,7 @@ class DescribedCluster:
     profiles: tuple[DeviceProfile, ...]
     uplink: Uplink | None  # None: no joint round
     control_unit: AffineLaw | None  # law of a block on it; None: not in the file
+    misfit: ConfigError | None  # a law that was measured with another model
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,13 @@ def _cluster(
     document: Document, place: int, section: schema.ClusterSection, model: Model, batch_size: int
 ) -> DescribedCluster:
     devices, profiles, uplink = [], [], None
+    misfit: ConfigError | None = None
     for k, each in enumerate(section.devices):
         loc = ("clusters", place, "devices", k)
         _check_figures(document, loc, each, model)
         chunk = each.chunk
+        if chunk and misfit is None:
+            misfit = _misfit(document, loc, chunk, model.cost)
         try:
             law = AffineLaw(chunk.u, chunk.v, chunk.w, chunk.l) if chunk else None
             described = each.model_dump(exclude={"chunk", "address", "process_id"})
@@ -93,7 +100,27 @@ def _cluster(
     if section.uplink:
         uplink = _uplink(section.uplink, model, control_unit, batch_size)
     held = tuple(devices), tuple(profiles)
-    return DescribedCluster(("clusters", place), section.name, *held, uplink, control_unit)
+    return DescribedCluster(("clusters", place), section.name, *held, uplink, control_unit, misfit)
+
+
+def _misfit(
+    document: Document, loc: Loc, chunk: schema.ChunkSection, cost: BlockCost
+) -> ConfigError | None:
+    """Return an error if the law was measured on blocks unlike the model's.
+
+    Only figures that both have are compared.
+    """
+    sizes = {"block_flops": (cost.flops, "FLOP"), "hop_bits": (cost.hop_bits, "bit")}
+    for key, (size, unit) in sizes.items():
+        measured = getattr(chunk, key)
+        if measured and size and not 1 / _ALIKE <= measured / size <= _ALIKE:
+            return document.error(
+                (*loc, "chunk", key),
+                f"this law was measured with another model; a block of yours has "
+                f"{amount(size, unit)} per sample; measure again: collapipe device measure "
+                f"{quote(document.file)} OPTIONS --write, with the options of collapipe run",
+            )
+    return None
 
 
 def _control_unit(
@@ -104,7 +131,7 @@ def _control_unit(
     _check_figures(document, ("clusters", place, "control_unit"), section, model)
     block_s = section.block_s
     if section.flops_per_s is not None:
-        block_s = (model.cost.forward_flops + model.cost.backward_flops) / section.flops_per_s
+        block_s = model.cost.flops / section.flops_per_s
     return AffineLaw(block_s or 0.0, 0.0, 0.0, 0.0)
 
 

@@ -163,6 +163,8 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
 def _plan_cluster(
     inventory: Inventory, cluster: DescribedCluster, activation_s: tuple[float, ...], solver: str
 ) -> PlannedCluster:
+    if cluster.misfit:
+        raise cluster.misfit
     solved = []
     for head in head_places(cluster.uplink):
         taking = (0.0,) if head == "control_unit" else activation_s

@@ -15,51 +15,53 @@ from collapipe.credentials.files import replace
 from collapipe.errors import ConfigError
 from collapipe.inventory.schema import DeviceSection, InventorySection
 from collapipe.inventory.yaml_file import Loc, from_text, read
-from collapipe.state import AffineLaw
+from collapipe.state import AffineLaw, BlockCost
 
 _DESCRIBED = ("flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s")
 _BY_HAND = "write the laws there by hand"
-Laws = Mapping[tuple[str, str], AffineLaw]  # by the names of cluster and device
+Key = tuple[str, str]  # the names of a cluster and a device
+Laws = Mapping[Key, AffineLaw]
 Edit = tuple[int, int, str]  # start and end of the replaced text, and the new text
 
 
-def write_laws(file: Path, laws: Laws) -> None:
-    """Write devices' laws as ``chunk`` to ``file``, atomically.
+def write_laws(file: Path, laws: Laws, cost: BlockCost) -> None:
+    """Write devices' laws, measured on blocks of ``cost``, as ``chunk`` to ``file``, atomically.
 
     Raises ``ConfigError`` if the file lacks a device, has a form that cannot be edited, or cannot
     be written.
     """
     target = file.resolve()  # of a link
-    content = with_laws(file, read(file), laws).encode()
+    content = with_laws(file, read(file), laws, cost).encode()
     replace(target, content, S_IMODE(target.stat().st_mode))
 
 
-def with_laws(file: Path, text: str, laws: Laws) -> str:
+def with_laws(file: Path, text: str, laws: Laws, cost: BlockCost) -> str:
     """Return ``text``, the content of ``file``, with ``laws`` inserted. Raises ``ConfigError``."""
     document = from_text(file, text)
     section = document.parse(InventorySection)
     places = dict(_places(section))
-    edits = list[Edit]()
-    for key, law in laws.items():
+    figures, edits = {key: _figures(law, cost) for key, law in laws.items()}, list[Edit]()
+    for key, each in figures.items():
         if key not in places:
             raise ConfigError(f"{file}: has no device {key[1]} in {key[0]} now; {_BY_HAND}")
-        edits += _edits(text, document.node(places[key]), _figures(law))
+        edits += _edits(text, document.node(places[key]), each)
     edited = text
     for start, stop, new in sorted(edits, reverse=True):
         edited = edited[:start] + new + edited[stop:]
-    if not _is_so(file, edited, _values(section, laws)) or _comments(edited) != _comments(text):
+    if not _is_so(file, edited, _values(section, figures)) or _comments(edited) != _comments(text):
         raise ConfigError(f"{file}: has a form in which laws cannot be put; {_BY_HAND}")
     return edited
 
 
-def _places(section: InventorySection) -> Iterator[tuple[tuple[str, str], Loc]]:
+def _places(section: InventorySection) -> Iterator[tuple[Key, Loc]]:
     for n, cluster in enumerate(section.clusters):
         for k, device in enumerate(cluster.devices):
             yield (cluster.name, device.name), ("clusters", n, "devices", k)
 
 
-def _figures(law: AffineLaw) -> dict[str, str]:
-    numbers = {"u": law.u, "v": law.v, "w": law.w, "l": law.ell}
+def _figures(law: AffineLaw, cost: BlockCost) -> dict[str, str]:
+    sizes = {"block_flops": cost.flops, "hop_bits": cost.hop_bits}
+    numbers = {"u": law.u, "v": law.v, "w": law.w, "l": law.ell} | sizes
     return {name: f"{number:.4g}" for name, number in numbers.items()}
 
 
@@ -120,13 +122,13 @@ def _is_so(file: Path, text: str, values: object) -> bool:
         return False
 
 
-def _values(section: InventorySection, laws: Laws) -> dict[str, Any]:
+def _values(section: InventorySection, figures: Mapping[Key, Mapping[str, str]]) -> dict[str, Any]:
     """Return all values of the file, with these laws inserted."""
     values = section.model_dump()
     for cluster in values["clusters"]:
         for device in cluster["devices"]:
-            if law := laws.get((cluster["name"], device["name"])):
-                device["chunk"] = {name: float(each) for name, each in _figures(law).items()}
+            if law := figures.get((cluster["name"], device["name"])):
+                device["chunk"] = {name: float(each) for name, each in law.items()}
                 fields = DeviceSection.model_fields
                 device |= {name: fields[name].default for name in _DESCRIBED}
     return values

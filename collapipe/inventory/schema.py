@@ -133,6 +133,8 @@ class ChunkSection(Section):
     v: NotNegative = 0.0
     w: NotNegative = 0.0
     l: NotNegative = 0.0  # noqa: E741  # ℓ
+    block_flops: Positive | None = None  # of the measured block and a sample, both passes
+    hop_bits: Positive | None = None  # of a sample's activations and gradients
 
 
 class DeviceSection(Section):

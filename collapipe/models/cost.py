@@ -38,6 +38,14 @@ def get_ready() -> None:
     FakeTensorMode()
 
 
+def rows_of_input(spec: ModelSpec, tokens: int) -> int:
+    """Return the rows of the first block's input for a sample of ``tokens`` tokens, with the rows
+    that a frozen stem appends."""
+    if not isinstance(spec, StemSpec):
+        return tokens
+    return tokens + rows_behind(spec.base, spec.frozen_blocks)
+
+
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it
 def measure_cost(
     spec: ModelSpec,
@@ -58,8 +66,7 @@ def measure_cost(
     fewer. With ``recompute`` saved tensors count for one micro-batch and inputs for the whole
     batch; FLOPs do not change.
     """
-    rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
-    shape, costs = torch.Size((1, tokens + rows, spec.dim)), []
+    shape, costs = torch.Size((1, rows_of_input(spec, tokens), spec.dim)), []
     for index in range(min(2, spec.num_blocks)):
         with torch.device("meta"):
             block = spec.build_block(index)

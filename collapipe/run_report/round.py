@@ -273,7 +273,7 @@ def _pipelines(run: Run) -> Markup:
         Series(name, style, points, band=bands.get(name, ()))
         for style, (name, points) in enumerate(found.items())
     ]
-    return charts(lines("Pipelines of real devices", "round", "s", series, zero=True))
+    return charts(lines("Pipelines of real devices", "round", "seconds", series, zero=True))
 
 
 def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:

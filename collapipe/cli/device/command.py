@@ -77,16 +77,22 @@ def check(
 @app.command()
 def measure(
     inventory: Inventory,
-    model: Annotated[
-        str | None, Option(help="As model.name; default: the inventory's model.")
+    overrides: Annotated[
+        list[str] | None,
+        Argument(help="Options of collapipe run; default: the inventory's model."),
     ] = None,
     write: Annotated[bool, Option("--write", help="Put the laws into the inventory.")] = False,
-    repeats: Annotated[int, Option(min=1, max=100, help="Micro-batches of each size.")] = 5,
+    repeats: Annotated[
+        int, Option(min=1, max=100, help="Micro-batches of each size, 3 to 10 times.")
+    ] = 5,
 ) -> None:
-    """Time micro-batches of the model on every device, and hops; collapipe plan uses the laws."""
+    """Time micro-batches of a model on every device, and hops; plans and runs use the laws.
+
+    Give the options of the run that is planned: collapipe device measure boxes.yaml model.dim=256
+    """
     from collapipe.cli.device.measure import measure_devices
 
-    raise typer.Exit(measure_devices(inventory, model, repeats, write))
+    raise typer.Exit(measure_devices(inventory, overrides or [], repeats, write))
 
 
 def memory_bytes(text: str | None) -> float:
@@ -145,7 +151,8 @@ def _log_as(form: str) -> None:
 
     Raises ``ConfigError`` for an unknown form.
     """
-    forms = {"plain": logging.Formatter("%(message)s"), "json": JsonLines()}
+    plain = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")  # local time
+    forms = {"plain": plain, "json": JsonLines()}
     if form not in forms:
         raise ConfigError(f"--log-format {form}: must be plain or json")
     handler = logging.StreamHandler()

@@ -1,6 +1,7 @@
 """``collapipe device measure``: measure the laws of an inventory's devices, and write them."""
 
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +9,11 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from statistics import quantiles
 
 from rich.console import Console
 
+from collapipe import config
 from collapipe.cli.device.survey import (
     ANSWER_S,
     Hop,
@@ -21,11 +24,11 @@ from collapipe.cli.device.survey import (
 )
 from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
 from collapipe.devices.fitting import Fit, fit
-from collapipe.errors import CollaPipeError, ConfigError, LinkError, StageError, printable
+from collapipe.errors import CollaPipeError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted, print_lines, print_table, seconds
 from collapipe.inventory.model import TOKENS, read_spec
 from collapipe.inventory.rewriting import write_laws
-from collapipe.inventory.schema import InventorySection, ModelSection
+from collapipe.inventory.schema import InventorySection
 from collapipe.inventory.yaml_file import Document, load
 from collapipe.models.cost import measure_cost
 from collapipe.models.split import ModelSpec
@@ -34,6 +37,10 @@ from collapipe.state import AffineLaw
 from collapipe.wire.channels import Dialer
 
 _BITS = 8  # per byte
+# Passes over a host's devices, because a machine's load changes within seconds: the fewest, the
+# most, and the seconds for each device after which no further one begins.
+_FEWEST, _MOST, _MOST_S = 3, 10, 10.0
+Times = defaultdict[tuple[int, int], list[float]]  # seconds by blocks and samples
 _COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
 
 
@@ -68,7 +75,7 @@ class Measuring:
         found = list[MeasuredDevice]()
         for devices in clusters:
             _report(f"{devices[0].cluster}: hops")
-            ways = time_hops(devices, self.dialer, sizes, self.trial.repeats)[1:]
+            ways = time_hops(devices, self.dialer, sizes, _FEWEST * self.trial.repeats)[1:]
             found += map(self._measured, devices, ways, chunks)
         return found
 
@@ -77,14 +84,16 @@ class Measuring:
         hosts: defaultdict[str, list[int]] = defaultdict(list)
         for place, device in enumerate(devices):
             hosts[device.address.address.rpartition(":")[0]].append(place)
-        found: dict[int, Fit | CollaPipeError] = {}
+        found: list[Times | CollaPipeError] = [defaultdict(list) for _ in devices]
 
         def work(places: Sequence[int]) -> None:
-            for place in places:
-                try:
-                    found[place] = self._chunk(devices[place])
-                except CollaPipeError as error:
-                    found[place] = error
+            began, limit_s = time.monotonic(), _MOST_S * len(places)
+            for number in range(_MOST):
+                if number >= _FEWEST and time.monotonic() - began > limit_s:
+                    return
+                for place in places:
+                    _report(f"{devices[place].name}: pass {number + 1}")
+                    found[place] = self._timed(devices[place], found[place])
 
         with cancellable() as scope, ThreadPoolExecutor(len(hosts)) as pool:
             try:
@@ -95,26 +104,36 @@ class Measuring:
             except KeyboardInterrupt:
                 scope.cancel()
                 raise
-        return [found[place] for place in range(len(devices))]
+        return list(map(self._fit, devices, found))
 
-    def _chunk(self, device: SurveyedDevice) -> Fit:
-        """Measure u and v. Raises ``CollaPipeError`` if the device cannot be measured."""
-        _check_free(device)
-        samples = self.trial.samples
-        points, taken = list[tuple[float, float]](), list[float]()
-        for blocks in (1, 2) if self._holds_two(device) else (1,):
-            _report(f"{device.name}: {counted(blocks, 'block')}")
-            points += [(blocks * size, blocks) for size in samples]
-            taken += chunk_seconds(device.address, self.dialer, self.trial, blocks)
+    def _timed(
+        self, device: SurveyedDevice, times: Times | CollaPipeError
+    ) -> Times | CollaPipeError:
+        """Add the times of one pass, or return the error that prevented this or an earlier one."""
+        if isinstance(times, CollaPipeError):
+            return times
+        try:
+            _check_free(device)
+            for blocks in (1, 2) if self._holds_two(device) else (1,):
+                taken = chunk_seconds(device.address, self.dialer, self.trial, blocks)
+                for size, each in zip(self.trial.samples, taken, strict=True):
+                    times[blocks, size] += each
+        except CollaPipeError as error:
+            return error
+        return times
+
+    def _fit(self, device: SurveyedDevice, times: Times | CollaPipeError) -> Fit | CollaPipeError:
+        """Fit u and v to the lower quartiles of times: other work on the machine only adds time."""
+        if isinstance(times, CollaPipeError):
+            return times
+        taken = [quantiles(each, n=4)[0] for each in times.values()]
         if min(taken) <= 0:
-            raise StageError(device.name, "reports that blocks took 0 s; check its clock")
-        found = fit(points, taken)
+            return StageError(device.name, "reports that blocks took 0 s; check its clock")
+        found = fit([(blocks * size, blocks) for blocks, size in times], taken)
         if not found.each:
-            raise StageError(
-                device.name,
-                f"{samples[1]} samples took no longer than {samples[0]}; raise --repeats, or "
-                "batch_size",
-            )
+            least, most = self.trial.samples
+            cause = f"{most} samples took no longer than {least}; raise --repeats, or batch_size"
+            return StageError(device.name, cause)
         return found
 
     def _holds_two(self, device: SurveyedDevice) -> bool:
@@ -136,47 +155,46 @@ class Measuring:
             cause = f"too slow for more than messages of {amount(way.trips[0].num_bytes, 'B')}"
             return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
         hop, cost = fit_hop(way.trips), self.trial.cost
-        both_ways = (cost.activation_bits + cost.gradient_bits) / 2 / _BITS
-        law = AffineLaw(chunk.each, chunk.fixed, hop.each * both_ways, hop.fixed)
+        law = AffineLaw(chunk.each, chunk.fixed, hop.each * cost.hop_bits / 2 / _BITS, hop.fixed)
         return MeasuredDevice(device, law, chunk.error, hop.error)
 
 
-def measure_devices(file: Path, model: str | None, repeats: int, write: bool) -> int:
+def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: bool) -> int:
     """Measure and print each device's law, and with ``write`` put the laws into the file.
 
-    Returns 1 if a device could not be measured, else 0. Raises ``ConfigError`` for an invalid file,
-    model or credentials.
+    The options ``overrides`` of a run name the model; without them the file does. Returns 1 if a
+    device could not be measured, else 0. Raises ``ConfigError`` for an invalid file, model, option
+    or credentials.
     """
     document = load(file)
     section = document.parse(InventorySection)
-    tokens = section.model.tokens or TOKENS
-    spec = _spec(document, section.model, model)
-    cost = measure_cost(spec, tokens, section.batch_size)
-    trial = Trial(spec, cost, tokens, section.batch_size, repeats)
+    spec, tokens, batch_size = _of_run(overrides) if overrides else _of_file(document, section)
+    cost = measure_cost(spec, tokens, batch_size)
+    trial = Trial(spec, cost, tokens, batch_size, repeats)
     dialer = Dialer(own_credentials(file, section), ANSWER_S)
     found = Measuring(dialer, trial).laws(section)
     _show(found, trial)
     laws = {(each.device.cluster, each.device.name): each.law for each in found}
     known = {key: law for key, law in laws.items() if law is not None}
     if write and known:
-        write_laws(file, known)
-        print(
-            f"written     {counted(len(known), 'law')} to {file}; collapipe plan {quote(str(file))}"
-        )
+        write_laws(file, known, cost)
+        planned = "" if overrides else f"; collapipe plan {quote(str(file))}"
+        print(f"written     {counted(len(known), 'law')} to {file}{planned}")
     for fault in (each.fault for each in found if each.fault):
         print(f"error: {printable(fault)}; its law stays as it is", file=sys.stderr)
     return 0 if len(known) == len(found) else 1
 
 
-def _spec(document: Document, section: ModelSection, name: str | None) -> ModelSpec:
-    """Return the model with this name, or without a name the file's model."""
-    if name is None:
-        return read_spec(document, section)
-    try:
-        named = ModelSection.model_construct(name=name, num_blocks=section.num_blocks)
-        return read_spec(document, named)
-    except ConfigError as error:
-        raise ConfigError(f"--model {name}: {error}") from error
+def _of_run(overrides: Sequence[str]) -> tuple[ModelSpec, int, int]:
+    """Return the model of a run, the tokens of its samples, and the samples of a batch."""
+    settings = config.load_overrides(config.own_overrides(overrides))
+    return settings.model, settings.task.max_length, settings.batch_size
+
+
+def _of_file(document: Document, section: InventorySection) -> tuple[ModelSpec, int, int]:
+    """Return the same figures of an inventory."""
+    spec = read_spec(document, section.model)
+    return spec, section.model.tokens or TOKENS, section.batch_size
 
 
 def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
@@ -188,6 +206,7 @@ def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
         ("w, l", "a hop's, there and back; the last device's leads to the control unit"),
         ("off", "how far the law is from what was measured: root mean square"),
         ("sample", f"{trial.tokens} tokens, {amount(trial.cost.activation_bits / 8, 'B')}"),
+        ("block", f"{amount(trial.cost.flops, 'FLOP')} per sample; laws hold for this model only"),
         ("as it is", "control_unit, uplinks, channels and limits, which are not measured"),
     ]
     print_lines(console, lines)

@@ -16,6 +16,7 @@ import torch
 import collapipe
 from collapipe.devices.fitting import Fit, fit
 from collapipe.errors import CancelledRoundError, LinkError
+from collapipe.models.cost import rows_of_input
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import prefixed
@@ -99,16 +100,18 @@ class LostDeviceError(LinkError):
         self.device = device
 
 
-def chunk_seconds(device: DeviceAddress, dialer: Dialer, trial: Trial, blocks: int) -> list[float]:
-    """Time a micro-batch, forward and backward, through the first ``blocks`` blocks.
+def chunk_seconds(
+    device: DeviceAddress, dialer: Dialer, trial: Trial, blocks: int
+) -> list[list[float]]:
+    """Time micro-batches, forward and backward, through the first ``blocks`` blocks.
 
-    Returns the median seconds over the trial's repeats for each of its sample counts. Raises
-    ``LinkError`` if the device is lost, fails or is busy.
+    Returns the seconds of the trial's repeats for each of its sample counts. Raises ``LinkError``
+    if the device is lost, fails or is busy.
     """
-    m, dim = trial.repeats + _WARM_UPS, trial.spec.dim
+    m, row = trial.repeats + _WARM_UPS, (rows_of_input(trial.spec, trial.tokens), trial.spec.dim)
     with _opened([device], dialer, trial.spec, blocks, m) as segments:
         return [
-            median(_chunks(segments, torch.randn(size, trial.tokens, dim), m, step)[_WARM_UPS:])
+            _chunks(segments, torch.randn(size, *row), trial.tokens, m, step)[_WARM_UPS:]
             for step, size in enumerate(trial.samples)
         ]
 
@@ -203,10 +206,12 @@ def _give_up(lost: Mapping[str, str]) -> ClusterPlan:
     raise LostDeviceError(*next(iter(lost.items())))
 
 
-def _chunks(segments: RemoteSegments, hidden: torch.Tensor, m: int, step: int) -> list[float]:
-    """Return the seconds of each of m micro-batches with the activations ``hidden`` [b, s, d] on
-    the only device."""
-    ends = _Ends(hidden)
+def _chunks(
+    segments: RemoteSegments, hidden: torch.Tensor, tokens: int, m: int, step: int
+) -> list[float]:
+    """Return the seconds of each of m micro-batches with the activations ``hidden`` [b, s, d] of
+    ``tokens`` tokens, at most s, on the only device."""
+    ends = _Ends(hidden, tokens, head_start_s=0.0)
     segments.run(ends.first, ends, DropoutKey(0, 0, step), m)
     (table,) = segments.action_times
     taken = [0.0] * m
@@ -243,7 +248,7 @@ def _repeated(
 
 def _round_trips(segments: RemoteSegments, hidden: torch.Tensor, step: int) -> list[float]:
     """Return the seconds of a message, there and back, over each hop."""
-    ends = _Ends(hidden)
+    ends = _Ends(hidden, hidden.shape[1], _HEAD_START_S)
     segments.run(ends.first, ends, DropoutKey(0, 0, step), 1)
     # of each end of a hop: forward received and sent, backward received and sent
     devices = [
@@ -266,15 +271,16 @@ def _hidden(num_bytes: int) -> torch.Tensor:
 class _First:
     """The control unit before the first device: sends the same activation for each micro-batch."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self._passed = hidden, torch.ones(hidden.shape[:2], dtype=torch.bool)
+    def __init__(self, hidden: torch.Tensor, tokens: int, head_start_s: float) -> None:
+        self._head_start_s = head_start_s
+        self._passed = hidden, torch.ones(len(hidden), tokens, dtype=torch.bool)
         self.sent_s = self.came_s = 0.0
 
     def forget(self) -> None:
         """Do nothing: the activation is kept."""
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
-        time.sleep(_HEAD_START_S)
+        time.sleep(self._head_start_s)
         self.sent_s = time.monotonic()
         return self._passed
 
@@ -286,8 +292,8 @@ class _First:
 class _Ends:
     """The control unit after the last device: returns activations as gradients."""
 
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.first = _First(hidden)
+    def __init__(self, hidden: torch.Tensor, tokens: int, head_start_s: float) -> None:
+        self.first = _First(hidden, tokens, head_start_s)
         self.came_s = self.sent_s = 0.0
         self._held = dict[int, torch.Tensor]()
 

@@ -50,6 +50,31 @@ def test_a_signal_ends_the_run_and_the_daemons(tmp_path: Path) -> None:
     assert not any(each.is_running() for each in started)
 
 
+def test_sigterm_ends_the_run_though_a_script_in_the_background_ignores_sigint() -> None:
+    """The child inherits the ignored SIGINT, as from ``collapipe up … -- run &`` in a script."""
+    child = (
+        "import signal, sys, time\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('runs', flush=True)\n"
+        "time.sleep(60)"
+    )
+    program = (
+        "import sys\n"
+        "from collapipe.cli import up\n"
+        "from collapipe.cli.interrupts import sure_interrupts\n"
+        f"up.child_command = lambda: [sys.executable, '-c', {child!r}]\n"
+        "with sure_interrupts():\n"
+        "    sys.exit(up.run_command([]))"
+    )
+    ignoring = "sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", program
+    with subprocess.Popen(ignoring, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 7
+
+
 def test_the_runs_exit_status_is_returned(tmp_path: Path) -> None:
     command = [*UP[:-1], "1", "--", "run", "nonsense=1"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -1,5 +1,7 @@
 """A run's clusters from an inventory: unit n has the file's cluster n, with the run's own model."""
 
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from collapipe.config import Settings
 from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import InventoryCluster
 from collapipe.inventory.file import read_inventory
+from collapipe.inventory.planning import plan_inventory
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile
 from server_app import training
 
@@ -39,6 +42,33 @@ def test_hardware_gets_the_law_of_the_runs_model() -> None:
 def test_measured_devices_have_what_was_measured() -> None:
     pi = drawn(COST, 1)[1]
     assert pi == DeviceProfile("pi-5", AffineLaw(0.022, 0.003, 0.0023, 0.002), 6)
+
+
+@pytest.mark.parametrize(
+    ("key", "measured", "serves"),
+    [
+        ("block_flops", 2.7e9, True),
+        ("block_flops", 2.7e9 / 1.2, True),
+        ("block_flops", 2.7e9 * 15, False),
+        ("hop_bits", 3e6, True),
+        ("hop_bits", 3e6 / 1.4, False),
+    ],
+)
+def test_a_law_of_another_model_is_refused(
+    key: str, measured: float, serves: bool, tmp_path: Path
+) -> None:
+    """By runs and plans alike; only the unit's own cluster counts."""
+    text = EXAMPLE.read_text().replace("name: transformer", f"num_blocks: 6\n{figures()}")
+    file = tmp_path / "inventory.yaml"
+    file.write_text(text.replace("{u: 0.022,", f"{{u: 0.022, {key}: {measured},"))
+    drawn(COST, 0, file)
+    with nullcontext() if serves else pytest.raises(ConfigError) as refused:
+        drawn(COST, 1, file)
+    with nullcontext() if serves else pytest.raises(ConfigError, match=f"chunk.{key}="):
+        plan_inventory(read_inventory(file), "exact")
+    if refused is not None:
+        assert re.search(rf":\d+: clusters\[1\]\.devices\[1\]\.chunk\.{key}=", str(refused.value))
+        assert f"collapipe device measure {file} " in str(refused.value)
 
 
 def test_a_plan_and_a_run_see_the_same_devices_for_the_same_model(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from collapipe.inventory.file import read_inventory
 from collapipe.inventory.rewriting import Laws, with_laws, write_laws
 from collapipe.inventory.schema import InventorySection
 from collapipe.inventory.yaml_file import from_text
-from collapipe.state import AffineLaw
+from collapipe.state import AffineLaw, BlockCost
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "docs/examples").glob("*.yaml"))
 LAW = AffineLaw(0.0123456, 0.0, 3.2e-5, 0.25)
-CHUNK = "chunk: {u: 0.01235, v: 0, w: 3.2e-05, l: 0.25}"
+COST = BlockCost(1e9, 2e9, 1.5e6, 1.5e6, 1.2e8)
+SIZES = "block_flops: 3e+09, hop_bits: 3e+06"
+CHUNK = f"chunk: {{u: 0.01235, v: 0, w: 3.2e-05, l: 0.25, {SIZES}}}"
 REPLACED = re.compile(r"\b(flops_per_s|d2d_rate_bps|launch_s|hop_latency_s|chunk)\b")
 FILE = Path("boxes.yaml")
 
@@ -67,6 +69,8 @@ clusters:
             127.0.0.1:1
           chunk:
             v: 0
+            block_flops: 3e+09
+            hop_bits: 3e+06
             w: 3.2e-05 # by hand
             u: 0.01235
             l: 0.25
@@ -82,15 +86,15 @@ def laws(text: str) -> Laws:
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
 def test_a_file_of_an_odd_form_stays_as_it_is(newline: str) -> None:
     text, expected = (each.replace("\n", newline) for each in (ODD, EXPECTED))
-    assert with_laws(FILE, text, laws(text)) == expected
-    assert with_laws(FILE, expected, laws(text)) == expected  # measured again
+    assert with_laws(FILE, text, laws(text), COST) == expected
+    assert with_laws(FILE, expected, laws(text), COST) == expected  # measured again
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda each: each.name)
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
 def test_other_lines_of_examples_stay(file: Path, newline: str) -> None:
     text = file.read_text().replace("\n", newline)
-    edited = with_laws(file, text, laws(text))
+    edited = with_laws(file, text, laws(text), COST)
     kept = [
         [line for line in each.split("\n") if not REPLACED.search(line)] for each in (text, edited)
     ]
@@ -109,12 +113,12 @@ def test_one_device_of_several(tmp_path: Path) -> None:
     file.chmod(0o640)
     link = tmp_path / "link.yaml"
     link.symlink_to(file)
-    write_laws(link, {("workshop", "b"): LAW})
+    write_laws(link, {("workshop", "b"): LAW}, COST)
     assert file.read_text() == "\n".join(
         line.replace("flops_per_s: 1.e8, d2d_rate_bps: 9.4e8", CHUNK) for line in ODD.split("\n")
     )
     assert link.is_symlink() and file.stat().st_mode & 0o777 == 0o640
-    assert read_inventory(file).clusters[0].profiles[1].time.u == 0.01235
+    assert read_inventory(file, COST).clusters[0].profiles[1].time.u == 0.01235
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
@@ -132,5 +136,5 @@ def test_what_cannot_be_edited_is_left_alone(old: str, new: str, tmp_path: Path)
     assert text != ODD
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"boxes\.yaml: has .*; write the laws"):
-        write_laws(file, wanted)
+        write_laws(file, wanted, COST)
     assert file.read_text() == text

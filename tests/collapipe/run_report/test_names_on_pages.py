@@ -43,6 +43,8 @@ def test_each_unit_has_its_name_or_else_its_number(
     here = names[unit]
     for text in ("{}, pi", "{}, measured", "{}, planned", "Round 20, {}: lost pi"):
         assert text.format(here) in shown
+    outside = re.sub(r'<div class="charts">.*?</div>', "", page.source, flags=re.DOTALL)
+    assert "<figure>" not in outside  # a small chart alone would fill the page's width
     (failed,) = [row for row in page.cells if row[:1] == ["3"] and "failed" in row]
     assert failed[1] in names
 

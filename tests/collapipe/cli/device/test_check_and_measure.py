@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from device_cluster import Work, daemons, plan_of
-from federated import run
+from federated import TINY, run
 
 from collapipe import __version__
 from collapipe.cli.device import check as check_command
-from collapipe.cli.device import survey, trial_round
+from collapipe.cli.device import measure, survey, trial_round
 from collapipe.cli.device.survey import SurveyedDevice, ask_all
 from collapipe.cli.device.trial_round import Trip
 from collapipe.errors import ConfigError, LinkError, NonFiniteLossError
@@ -39,6 +39,12 @@ DEVICE = """\
         d2d_rate_bps: 8.0e9
         memory_bytes: 1.0e9
 """
+
+
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_FEWEST", 2)
+    monkeypatch.setattr(measure, "_MOST", 2)
 
 
 def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> Path:
@@ -70,7 +76,14 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
         (planned,) = json.loads(out)["clusters"]
         assert sum(each["blocks"] for each in planned["segments"]) == 4
         options = ["cluster=devices", f"cluster.file={file}", "federation.num_units=1"]
+        with pytest.raises(ConfigError, match="another model"):
+            run(tmp_path / "refused", *options)
+        options_of_run = (*TINY, *options, "batch_size=64")  # a larger one is easier to time
+        status, *_ = command("device", "measure", file, *options_of_run, "--write")
+        assert status == 0
         assert run(tmp_path / "run", *options)
+        status, _, err = command("plan", file)
+        assert status == 2 and "another model" in err
 
 
 def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None:
@@ -155,7 +168,7 @@ def test_a_box_at_work_does_not_fail_and_is_not_measured(command: Command, tmp_p
 
 
 def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) -> None:
-    """Its hop is measured as well, and the model may be named by the command."""
+    """Its hop is measured as well, and the command's options may name the model."""
     with daemons(1) as there:
         file = inventory(tmp_path, there)
         text = file.read_text().replace("name: transformer", "block_bytes: 4.0e7")
@@ -164,9 +177,9 @@ def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) ->
         )
         status, _, err = command("device", "measure", file)
         assert status == 2 and "model" in err
-        status, _, err = command("device", "measure", file, "--model", "transformr")
+        status, _, err = command("device", "measure", file, "model=transformr")
         assert status == 2 and "transformer" in err
-        options = ("--model", "transformer", "--repeats", 1, "--write")
+        options = ("model.dim=32", "--repeats", 1, "--write")
         assert command("device", "measure", file, *options)[0] == 0
         assert "chunk: {u: " in file.read_text()
 

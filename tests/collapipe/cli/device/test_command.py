@@ -1,18 +1,22 @@
 """``collapipe device`` as its owner meets it: what it refuses, prints and ends with."""
 
 import json
+import logging
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from device_cluster import Result, Work, daemons, device_name, plan_of
 from device_process import COMMAND, device_process
 
+from collapipe.cli.device import command as device
 from collapipe.credentials.authority import temporary_authority
 
 Command = Callable[..., tuple[int, str, str]]
@@ -48,6 +52,19 @@ def test_bad_options_are_one_line_and_status_2(
     status, out, err = command("device", *options)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and says in err
+
+
+def test_lines_of_the_plain_log_begin_with_the_local_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = dict[str, Any]()
+    monkeypatch.setattr(logging, "basicConfig", lambda **options: given.update(options))
+    for library in ("GRPC", "TRANSFORMERS"):
+        monkeypatch.setenv(f"{library}_VERBOSITY", "kept")
+    device._log_as("plain")
+    record = logging.makeLogRecord({"msg": "unit 0 is gone", "created": 1.8e9})
+    (handler,) = given["handlers"]
+    assert handler.format(record) == f"{datetime.fromtimestamp(1.8e9)} unit 0 is gone"
 
 
 def test_another_name_than_the_certificates_is_refused(command: Command, tmp_path: Path) -> None:

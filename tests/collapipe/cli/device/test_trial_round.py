@@ -1,15 +1,19 @@
 """Blocks and hops are timed by trial rounds, or the cause why not is reported."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from device_cluster import INSECURE, SMALL, daemons, neighbours
+from huggingface import spec_of
 
 from collapipe.cli.device import trial_round
 from collapipe.cli.device.trial_round import Trial, Trip, chunk_seconds, expected_s, hop_trips
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
+from collapipe.models.lora import LoraSpec
+from collapipe.models.stem import StemSpec
 from collapipe.state import BlockCost
 from collapipe.wire.channels import Dialer
 from collapipe.wire.frames import Frame, FrameKind
@@ -21,8 +25,16 @@ TRIAL = Trial(SMALL, BlockCost(0.0, 0.0, 0.0, 0.0, 0.0), tokens=6, batch_size=16
 def test_a_device_times_its_chunks() -> None:
     with daemons(1) as there:
         seconds = chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, 2)
-    assert len(seconds) == 2
-    assert min(seconds) > 0
+    assert list(map(len, seconds)) == [3, 3]
+    assert min(map(min, seconds)) > 0
+
+
+def test_the_rows_that_a_frozen_stem_appends_are_part_of_a_chunk(tmp_path: Path) -> None:
+    """T5's blocks pass on the table of positions."""
+    stem = StemSpec(LoraSpec(spec_of(tmp_path, "t5", "decoder"), rank=3, first_block=2), 2)
+    with daemons(1) as there:
+        timed = chunk_seconds(neighbours(there)[0], INSECURE, replace(TRIAL, spec=stem), 1)
+    assert list(map(len, timed)) == [3, 3]
 
 
 def test_a_device_that_refuses_ends_the_timing_with_its_words() -> None:

@@ -1,0 +1,80 @@
+"""How ``collapipe device measure`` makes laws of times, with scripted times."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from collapipe.cli.device import measure
+from collapipe.cli.device.measure import MeasuredDevice, Measuring
+from collapipe.cli.device.survey import Hop, SurveyedDevice
+from collapipe.cli.device.trial_round import Trial, Trip
+from collapipe.errors import LinkError
+from collapipe.inventory.schema import InventorySection
+from collapipe.inventory.yaml_file import from_text
+from collapipe.models.transformer import TransformerSpec
+from collapipe.state import BlockCost
+from collapipe.wire.channels import DeviceAddress
+
+U, V = 3e-4, 2e-3
+DEVICE = "{name: device-%d, address: 127.0.0.1:%d, flops_per_s: 1, d2d_rate_bps: 1}"
+TRIAL = Trial(TransformerSpec(4, 1, 64, 4, 256, 0.0), BlockCost(1e6, 2e6, 1e6, 1e6, 1e6), 32, 64, 5)
+
+
+class Boxes:
+    """Devices of one machine with equal laws; ``slowed`` maps a pass to the factor of its times."""
+
+    def __init__(self, slowed: Sequence[float], lost_in: int | None = None) -> None:
+        self.slowed, self.lost_in = slowed, lost_in
+        self.asked = list[str]()
+
+    def chunk_seconds(
+        self, device: DeviceAddress, dialer: object, trial: Trial, blocks: int
+    ) -> list[list[float]]:
+        number = self.asked.count(device.name) // 2  # one and two blocks in each pass
+        self.asked.append(device.name)
+        if number == self.lost_in and device.name == "device-1":
+            raise LinkError("device-1: lost")
+        factor = self.slowed[number % len(self.slowed)]
+        return [[factor * blocks * (U * size + V)] * trial.repeats for size in trial.samples]
+
+
+def measured(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> list[MeasuredDevice]:
+    lines = "".join(f"      - {DEVICE % (k, 7000 + k)}\n" for k in range(2))
+    head = "batch_size: 64\nmodel: {name: transformer}\nclusters:\n  - name: a\n    devices:\n"
+    section = from_text(Path("boxes.yaml"), head + lines).parse(InventorySection)
+    status = cast(Any, SimpleNamespace(busy=False, memory_bytes=1e9))
+    found = [SurveyedDevice("a", each, status, None) for each in section.clusters[0].devices]
+    trips = Trip(1, 1e-3), Trip(1000, 2e-3)
+    monkeypatch.setattr(measure, "ask_all", lambda *what: [found])
+    monkeypatch.setattr(measure, "time_hops", lambda *what: [Hop("", "", trips)] * 3)
+    monkeypatch.setattr(measure, "chunk_seconds", boxes.chunk_seconds)
+    return Measuring(cast(Any, None), TRIAL).laws(section)
+
+
+def test_equal_devices_get_equal_laws_though_half_of_the_passes_are_slowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    boxes = Boxes([1.6, 1.0])
+    for each in measured(boxes, monkeypatch):
+        assert each.law is not None
+        assert (each.law.u, each.law.v) == pytest.approx((U, V))
+        assert each.compute_error == pytest.approx(0.0, abs=1e-6)
+    assert boxes.asked[:8] == ["device-0", "device-0", "device-1", "device-1"] * 2
+
+
+def test_slow_devices_get_the_fewest_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_MOST_S", 0.0)
+    boxes = Boxes([1.0])
+    assert all(each.law for each in measured(boxes, monkeypatch))
+    assert len(boxes.asked) == 2 * 2 * 3
+
+
+def test_a_device_that_is_lost_in_a_later_pass_has_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = Boxes([1.0], lost_in=1)
+    first, second = measured(boxes, monkeypatch)
+    assert first.law is not None
+    assert (second.law, second.fault) == (None, "device-1: lost")
+    assert boxes.asked.count("device-1") == 3  # it is not asked again
