@@ -35,6 +35,7 @@ from pipeline.devices.messages import RoundDescription
 from pipeline.engine import Pipeline
 from pipeline.head import PipelineHead
 from pipeline.phase_timer import PhaseTimer
+from pipeline.segment import first_trained
 
 _log = logging.getLogger(__name__)
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after which a device hangs
@@ -130,7 +131,8 @@ class DeviceFigures:
 
 
 class DevicePipeline:
-    """A round's pipeline on ``devices``, planned with ``profiles``, while the context is open."""
+    """A round's pipeline of the ``embedding`` and ``devices``, planned with ``profiles``, while the
+    context is open."""
 
     def __init__(
         self,
@@ -140,10 +142,11 @@ class DevicePipeline:
         request: TrainRequest,
         spec: ModelSpec,
         start: RoundStart,
+        embedding: Part,
     ) -> None:
         self._settings, self._plan = settings, request.plan
         self._devices = {each.name: each for each in profiles}
-        self._all, self._spec = devices, spec
+        self._all, self._spec, self._embedding = devices, spec, embedding
         self._timer = PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
@@ -169,6 +172,9 @@ class DevicePipeline:
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
             replicate_every=settings.pipeline.replicate_every,
+            first_trained=first_trained(
+                embedding.trains, (bool(f.trained) for f in forms.values())
+            ),
             frozen=start.frozen,
         )
         self._segments = RemoteSegments(
@@ -181,11 +187,11 @@ class DevicePipeline:
     def __exit__(self, *error: object) -> None:
         self._segments.__exit__(*error)
 
-    def pipeline(self, embedding: Part, head: PipelineHead) -> Pipeline:
+    def pipeline(self, head: PipelineHead) -> Pipeline:
         """Build the pipeline of the embedding, the devices' segments and the head."""
         m = self._plan.num_micro_batches
         head.on_answer(self._segments.arrived)
-        return Pipeline(m, embedding, self._segments, head, self._timer)
+        return Pipeline(m, self._embedding, self._segments, head, self._timer)
 
     def figures(self) -> DeviceFigures:
         """Return the devices' measurements and events in the round, and update their slowness."""

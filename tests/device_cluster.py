@@ -36,6 +36,7 @@ from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
 from pipeline.micro_batch import split as micro_batches_of
 from pipeline.phase_timer import PhaseTimer
+from pipeline.segment import first_trained
 from tests.sections import optimizer_settings
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
@@ -222,6 +223,7 @@ class Work:
                 raise RoundFailedError("no device is left")
             return even_plan(left, self.spec.num_blocks, plan)
 
+        embedding, parts, _ = self.parts()
         common = RoundDescription(
             version=collapipe.__version__,
             unit=UNIT,
@@ -233,6 +235,7 @@ class Work:
             dtype="float32",
             optimizer=self.optimizer,
             replicate_every=every,
+            first_trained=first_trained(embedding.trains, (part.trains for part in parts)),
         )
         blocks = range(self.spec.num_blocks)
         forms = block_forms(self.spec, blocks, self.optimizer, torch.float32)

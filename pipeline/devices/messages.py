@@ -41,6 +41,8 @@ class RoundDescription:
     ``epoch`` counts the round's plans. ``model`` is made by ``models.description``. ``frozen`` has
     the digests of blocks' frozen weights, which are sent only if the device lacks them. With
     ``replicate_every`` r, the device sends its parts after each r-th step; 0: only on request.
+    ``first_trained`` is the first block that trains, −1 if the embedding trains: only segments
+    after it send gradients back.
     """
 
     version: Text
@@ -54,6 +56,7 @@ class RoundDescription:
     wire_dtype: Precision = "float32"
     optimizer: OptimizerSettings
     replicate_every: CountFrom0
+    first_trained: Annotated[int, Field(ge=-1, lt=MOST_BLOCKS)] = -1
     frozen: Mapping[Text, Text] = field(default_factory=dict)
 
     def for_blocks(self, names: Collection[str]) -> dict[str, Any]:
