@@ -3,6 +3,7 @@
 ``FrameKind`` says which frame carries which message.
 """
 
+import functools
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -165,8 +166,7 @@ def unpacked(kind: type[T], data: Tensor) -> T:
 
 def as_json(message: object) -> bytes:
     """Return a message as JSON."""
-    text: bytes = TypeAdapter(type(message)).dump_json(message)
-    return text
+    return _adapter(type(message)).dump_json(message)
 
 
 def from_json(kind: type[T], data: bytes) -> T:
@@ -174,13 +174,18 @@ def from_json(kind: type[T], data: bytes) -> T:
     if len(data) > MOST_JSON_BYTES:
         raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
     try:
-        return TypeAdapter(kind).validate_json(data, strict=True)
+        return _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part)[:40] for part in fault["loc"])
         raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
     except Exception as error:  # raised by the message's __post_init__
         raise WireError(f"{kind.__name__}: {one_line(error)}") from error
+
+
+@functools.cache  # making an adapter takes longer than most messages travel
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
 
 
 def as_tensor(data: bytes) -> Tensor:
