@@ -1,6 +1,7 @@
 """The tensors of a block, by which each end checks the parts that the other end sends."""
 
-from collections.abc import Collection, Iterable
+import functools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -54,9 +55,10 @@ class BlockForm:
                 raise WireError(f"lacks {key[:80]!r}")
 
 
+@functools.lru_cache(maxsize=4)  # of this round and the next: building blocks takes a while
 def block_forms(
-    spec: ModelSpec, indices: Iterable[int], optimizer: OptimizerSettings, dtype: torch.dtype
-) -> dict[str, BlockForm]:
+    spec: ModelSpec, indices: range, optimizer: OptimizerSettings, dtype: torch.dtype
+) -> Mapping[str, BlockForm]:
     """Return the forms of blocks by name. Floating-point weights have the ``dtype``."""
 
     def cast(weight: Tensor) -> Tensor:
