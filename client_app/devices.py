@@ -1,6 +1,7 @@
 """A control unit's real devices: their addresses, speeds, pipeline, and the plan after a loss."""
 
 import logging
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from collapipe.process.allocator import return_large_blocks
 from collapipe.report import DeviceReport, DeviceTrace
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
-from collapipe.wire.channels import Dialer, without_addresses
+from collapipe.wire.channels import Channels, Dialer, without_addresses
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
@@ -51,7 +52,9 @@ class Devices:
         return_large_blocks()
         self.roster = {each.name: each for each in cluster.roster(unit)}
         own = cluster.credentials
-        self.dialer = Dialer(load(own) if own else None)
+        self._dialer = Dialer(load(own) if own else None)
+        self.channels = Channels(self._dialer)  # open in all rounds
+        weakref.finalize(self, self.channels.close)
         self._profile = settings.pipeline.profile is not False
         self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
         self.slowness = Slowness()
@@ -106,7 +109,7 @@ class Devices:
         return one_line(without_addresses(text, self.roster.values()))
 
     def _fault(self, name: str) -> str | None:
-        return self.dialer.fault(name, self.roster[name].address)
+        return self._dialer.fault(name, self.roster[name].address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ class DevicePipeline:
         needed = partial(block_cost(settings).segment_needs, samples=samples)
         cluster = Cluster(
             devices=devices.roster,
-            dialer=devices.dialer,
+            channels=devices.channels,
             replan=self._replan,
             hung_s=self._hung_s,
             relay=devices.relay,

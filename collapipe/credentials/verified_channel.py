@@ -80,14 +80,33 @@ def dial(
     Raises ``LinkError`` with the cause if either end refuses the other, and ``ConfigError`` for an
     invalid name or address.
     """
+    certificate = fetch_certificate(credentials, address, name, timeout_s)
+    return pinned_channel(credentials, address, name, certificate, options)
+
+
+def fetch_certificate(
+    credentials: Credentials, address: str, name: str, timeout_s: float = _TIMEOUT_S
+) -> bytes:
+    """Return the checked certificate (PEM) of the device ``name``; raises errors as ``dial``."""
     wanted = dns_name(check_name(name), Role.DEVICE)
     try:
         shown = _shown(credentials, address, wanted, timeout_s)
         credentials.check(shown)
     except (OSError, WireError) as error:
         raise LinkError(f"device {name} at {address}: {cause(error)}") from error
-    pinned = [*options, ("grpc.ssl_target_name_override", wanted)]
-    return grpc.secure_channel(address, credentials.channel(shown), options=pinned)
+    return shown
+
+
+def pinned_channel(
+    credentials: Credentials,
+    address: str,
+    name: str,
+    certificate: bytes,
+    options: Sequence[tuple[str, object]] = (),
+) -> grpc.Channel:
+    """Open a channel that trusts only this certificate of the device ``name``."""
+    pinned = [*options, ("grpc.ssl_target_name_override", dns_name(name, Role.DEVICE))]
+    return grpc.secure_channel(address, credentials.channel(certificate), options=pinned)
 
 
 def cause(error: OSError | WireError) -> str:

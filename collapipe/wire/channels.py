@@ -3,16 +3,30 @@
 import re
 import socket
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import grpc
 from pydantic import Field
 
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.verified_channel import cause, dial, host_and_port, require_loopback
-from collapipe.errors import LinkError, WireError
+from collapipe.credentials.verified_channel import (
+    cause,
+    dial,
+    fetch_certificate,
+    host_and_port,
+    pinned_channel,
+    require_loopback,
+)
+from collapipe.errors import (
+    BrokenLinkError,
+    BusyLinkError,
+    LinkError,
+    RefusedLinkError,
+    WireError,
+)
 from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
@@ -110,6 +124,85 @@ class Dialer:
     def hint(self) -> str:
         """A hint for the error message if a reachable device does not answer."""
         return "" if self.credentials else "; without credentials only --insecure devices answer"
+
+
+class Channels:
+    """Channels that stay open for the next streams, one to each device and method, until the
+    context ends.
+
+    A channel is dialled when its first stream is opened, and again if it turns out to be broken. It
+    is not used any more once the device's certificate is revoked or has expired.
+    """
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+        self._open: dict[tuple[DeviceAddress, str], grpc.Channel] = {}
+        self._trusted: dict[DeviceAddress, bytes] = {}  # certificates of devices
+
+    def __enter__(self) -> "Channels":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stream(
+        self,
+        device: DeviceAddress,
+        method: str,
+        max_bytes: int,
+        arrived: threading.Event,
+        metadata: Sequence[tuple[str, str]] = (),
+        peer: str | None = None,
+    ) -> FrameStream:
+        """Open a stream to ``device``, which is named ``peer`` in errors, as ``open_stream`` does.
+
+        Raises ``LinkError`` if the device cannot be reached or does not accept it.
+        """
+        began, again = time.monotonic(), (device, method) in self._open
+        how = method, peer or device.name, max_bytes, arrived, metadata
+        try:
+            return open_stream(self._channel(device, method, self._dialer), *how)
+        except (BusyLinkError, RefusedLinkError):
+            raise
+        except LinkError as error:
+            self._forget(device, method)
+            left_s = self._dialer.timeout_s - (time.monotonic() - began)
+            if not (again and isinstance(error, BrokenLinkError) and left_s > 0):
+                raise
+        dialer = replace(self._dialer, timeout_s=left_s)
+        return open_stream(self._channel(device, method, dialer), *how)
+
+    def drop(self, device: DeviceAddress) -> None:
+        """Close all channels to a device, and end their streams."""
+        for known, method in [*self._open]:
+            if known == device:
+                self._forget(device, method)
+
+    def close(self) -> None:
+        """Close all channels."""
+        for device, method in [*self._open]:
+            self._forget(device, method)
+
+    def _forget(self, device: DeviceAddress, method: str) -> None:
+        self._trusted.pop(device, None)
+        if (channel := self._open.pop((device, method), None)) is not None:
+            channel.close()
+
+    def _channel(self, device: DeviceAddress, method: str, dialer: Dialer) -> grpc.Channel:
+        own, key = dialer.credentials, (device, method)
+        if own is None:
+            if key not in self._open:
+                self._open[key] = dialer.channel(device.name, device.address)
+            return self._open[key]
+        where = own, device.address, device.name
+        try:
+            own.check(self._trusted.get(device, b""))
+        except WireError:  # unknown, expired or revoked
+            self.drop(device)
+            self._trusted[device] = fetch_certificate(*where, dialer.timeout_s)
+        if key not in self._open:
+            self._open[key] = pinned_channel(*where, self._trusted[device], CHANNEL_OPTIONS)
+        return self._open[key]
 
 
 def open_stream(
