@@ -14,7 +14,6 @@ from pydantic import Field
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.verified_channel import (
     cause,
-    dial,
     fetch_certificate,
     host_and_port,
     pinned_channel,
@@ -101,10 +100,17 @@ class Dialer:
         Raises ``LinkError`` if another device is at ``address``. Raises ``ConfigError`` if the
         channel would be unencrypted and ``address`` is not on this machine.
         """
+        return self.pinned(device, address)[0]
+
+    def pinned(self, device: str, address: str) -> tuple[grpc.Channel, bytes | None]:
+        """Open a channel as ``channel`` does. Also returns the certificate (PEM) that it trusts,
+        None without credentials."""
         if self.credentials is not None:
-            return dial(self.credentials, address, device, CHANNEL_OPTIONS, self.timeout_s)
+            where = self.credentials, address, device
+            certificate = fetch_certificate(*where, self.timeout_s)
+            return pinned_channel(*where, certificate, CHANNEL_OPTIONS), certificate
         require_loopback(address)
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS), None
 
     def fault(self, device: str, address: str) -> str | None:
         """Return why the device does not answer in time; None if it answers."""
@@ -136,8 +142,7 @@ class Channels:
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
-        self._open: dict[tuple[DeviceAddress, str], grpc.Channel] = {}
-        self._trusted: dict[DeviceAddress, bytes] = {}  # certificates of devices
+        self._open: dict[tuple[DeviceAddress, str], tuple[grpc.Channel, bytes | None]] = {}
 
     def __enter__(self) -> "Channels":
         return self
@@ -158,19 +163,19 @@ class Channels:
 
         Raises ``LinkError`` if the device cannot be reached or does not accept it.
         """
-        began, again = time.monotonic(), (device, method) in self._open
-        how = method, peer or device.name, max_bytes, arrived, metadata
-        try:
-            return open_stream(self._channel(device, method, self._dialer), *how)
-        except (BusyLinkError, RefusedLinkError):
-            raise
-        except LinkError as error:
-            self._forget(device, method)
-            left_s = self._dialer.timeout_s - (time.monotonic() - began)
-            if not (again and isinstance(error, BrokenLinkError) and left_s > 0):
+        until, dialer = time.monotonic() + self._dialer.timeout_s, self._dialer
+        kept, how = (device, method) in self._open, (peer or device.name, max_bytes, arrived)
+        while True:
+            try:
+                return open_stream(self._channel(device, method, dialer), method, *how, metadata)
+            except (BusyLinkError, RefusedLinkError):  # over a channel that works
                 raise
-        dialer = replace(self._dialer, timeout_s=left_s)
-        return open_stream(self._channel(device, method, dialer), *how)
+            except LinkError as error:
+                self._forget(device, method)
+                left_s = until - time.monotonic()
+                if not (kept and isinstance(error, BrokenLinkError) and left_s > 0):
+                    raise
+            kept, dialer = False, replace(self._dialer, timeout_s=left_s)
 
     def drop(self, device: DeviceAddress) -> None:
         """Close all channels to a device, and end their streams."""
@@ -184,25 +189,21 @@ class Channels:
             self._forget(device, method)
 
     def _forget(self, device: DeviceAddress, method: str) -> None:
-        self._trusted.pop(device, None)
-        if (channel := self._open.pop((device, method), None)) is not None:
-            channel.close()
+        if (kept := self._open.pop((device, method), None)) is not None:
+            kept[0].close()
 
     def _channel(self, device: DeviceAddress, method: str, dialer: Dialer) -> grpc.Channel:
-        own, key = dialer.credentials, (device, method)
-        if own is None:
-            if key not in self._open:
-                self._open[key] = dialer.channel(device.name, device.address)
-            return self._open[key]
-        where = own, device.address, device.name
-        try:
-            own.check(self._trusted.get(device, b""))
-        except WireError:  # unknown, expired or revoked
-            self.drop(device)
-            self._trusted[device] = fetch_certificate(*where, dialer.timeout_s)
-        if key not in self._open:
-            self._open[key] = pinned_channel(*where, self._trusted[device], CHANNEL_OPTIONS)
-        return self._open[key]
+        key = device, method
+        if key in self._open:
+            channel, certificate = self._open[key]
+            try:
+                if dialer.credentials is not None and certificate is not None:
+                    dialer.credentials.check(certificate)
+                return channel
+            except WireError:  # revoked or expired
+                self.drop(device)
+        self._open[key] = dialer.pinned(device.name, device.address)
+        return self._open[key][0]
 
 
 def open_stream(

@@ -5,7 +5,7 @@
 
 import functools
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
@@ -166,7 +166,8 @@ def unpacked(kind: type[T], data: Tensor) -> T:
 
 def as_json(message: object) -> bytes:
     """Return a message as JSON."""
-    return _adapter(type(message)).dump_json(message)
+    text: bytes = _adapter(type(message)).dump_json(message)
+    return text
 
 
 def from_json(kind: type[T], data: bytes) -> T:
@@ -174,17 +175,18 @@ def from_json(kind: type[T], data: bytes) -> T:
     if len(data) > MOST_JSON_BYTES:
         raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
     try:
-        return _adapter(kind).validate_json(data, strict=True)
+        message: T = _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part)[:40] for part in fault["loc"])
         raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
     except Exception as error:  # raised by the message's __post_init__
         raise WireError(f"{kind.__name__}: {one_line(error)}") from error
+    return message
 
 
 @functools.cache  # making an adapter takes longer than most messages travel
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 

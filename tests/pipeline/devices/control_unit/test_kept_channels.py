@@ -25,13 +25,13 @@ PLAN = plan_of(NAMES, (1, 2, 1))
 @pytest.fixture
 def dialled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The devices to which channels were opened, by whichever end."""
-    names, real = list[str](), Dialer.channel
+    names, real = list[str](), Dialer.pinned
 
-    def noted(dialer: Dialer, device: str, address: str) -> grpc.Channel:
+    def noted(dialer: Dialer, device: str, address: str) -> tuple[grpc.Channel, bytes | None]:
         names.append(device)
         return real(dialer, device, address)
 
-    monkeypatch.setattr(Dialer, "channel", noted)
+    monkeypatch.setattr(Dialer, "pinned", noted)
     return names
 
 
