@@ -11,6 +11,7 @@ import torch
 
 import collapipe
 from client_app.cluster_state import block_cost
+from client_app.copies import Sending, copy_interval
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.slowness import Slowness, drifted
@@ -18,17 +19,18 @@ from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
-from collapipe.models.split import ModelSpec
+from collapipe.models.split import ModelSpec, block_name
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.allocator import return_large_blocks
-from collapipe.report import DeviceReport, DeviceTrace
+from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
 from collapipe.wire.channels import Channels, Dialer, without_addresses
+from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
-from pipeline.devices.block_form import block_forms
+from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.control_unit.segments import RemoteSegments
@@ -59,6 +61,7 @@ class Devices:
         self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
         self.slowness = Slowness()
         self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
+        self.sending: dict[str, Sending] = {}  # as measured in the last round without a loss
         self.news: list[str] = []  # lost and returned devices since the last report
 
     def recall(self, kept: Tensors) -> None:
@@ -148,6 +151,7 @@ class DevicePipeline:
         embedding: Part,
     ) -> None:
         self._settings, self._plan = settings, request.plan
+        self._num_steps = len(settings.federation.steps_of(request.round))
         self._devices = {each.name: each for each in profiles}
         self._all, self._spec, self._embedding = devices, spec, embedding
         self._timer = PhaseTimer()
@@ -174,7 +178,7 @@ class DevicePipeline:
             wire_dtype=settings.pipeline.wire_dtype,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
-            replicate_every=settings.pipeline.replicate_every,
+            replicate_every=self._interval(request.plan, forms),
             first_trained=first_trained(
                 embedding.trains, (bool(f.trained) for f in forms.values())
             ),
@@ -203,6 +207,9 @@ class DevicePipeline:
         drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
         events = (*self._all.news, *self._segments.events, *drifts)
         self._all.news.clear()
+        if not self._segments.lost:
+            step_s = self._timer.seconds[PIPELINE] / self._num_steps
+            self._all.sending = {each.name: self._sending(each, step_s) for each in measured}
         self._all.relay = self._segments.relays
         return DeviceFigures(
             reports=measured,
@@ -210,6 +217,23 @@ class DevicePipeline:
             traces=tuple(self._segments.traces()),
             alive=frozenset(each.name for each in measured) - set(self._segments.lost),
         )
+
+    def _interval(self, plan: ClusterPlan, forms: Mapping[str, BlockForm]) -> int:
+        """Return the steps between two copies of the blocks in this round."""
+        every, cost = self._settings.pipeline.replicate_every, block_cost(self._settings)
+        if every != "auto":
+            return every
+        sent = sent_share(self._spec.dim, self._settings.pipeline.wire_dtype)
+        hop = Sending(self._settings.batch_size * sent * cost.activation_bits / 8)
+        copies = {
+            each.device: sum(forms[block_name(k)].copy_bytes for k in each.span.indices())
+            for each in plan.segments
+        }
+        return copy_interval(copies, {name: self._all.sending.get(name, hop) for name in copies})
+
+    def _sending(self, report: DeviceReport, step_s: float) -> Sending:
+        share = report.send_s / self._num_steps / step_s
+        return Sending(report.sent_bytes / self._num_steps, min(1.0, share))
 
     def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises

@@ -31,6 +31,11 @@ class BlockForm:
         return max((each.nbytes for each in self.tensors.values()), default=0)
 
     @property
+    def copy_bytes(self) -> int:
+        """Bytes of a copy: the trained weights and the optimiser state."""
+        return sum(t.nbytes for key, t in self.tensors.items() if "/" in key or key in self.trained)
+
+    @property
     def train_bytes(self) -> int:
         """Bytes of the weights, gradients and optimiser state."""
         gradients = sum(self.tensors[name].nbytes for name in self.trained)
