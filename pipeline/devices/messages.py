@@ -3,9 +3,8 @@
 ``FrameKind`` says which frame carries which message.
 """
 
-import functools
 import hashlib
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
@@ -30,6 +29,7 @@ BEFORE, BEHIND = "before", "behind"  # values of SIDE: the caller's place in the
 
 MOST_JSON_BYTES = 2**18  # of a message
 FRAME_SHARE = 8  # a hop's frame has at most this fraction of the memory: each block keeps more
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
@@ -166,8 +166,7 @@ def unpacked(kind: type[T], data: Tensor) -> T:
 
 def as_json(message: object) -> bytes:
     """Return a message as JSON."""
-    text: bytes = _adapter(type(message)).dump_json(message)
-    return text
+    return _adapter(type(message)).dump_json(message)
 
 
 def from_json(kind: type[T], data: bytes) -> T:
@@ -175,19 +174,20 @@ def from_json(kind: type[T], data: bytes) -> T:
     if len(data) > MOST_JSON_BYTES:
         raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
     try:
-        message: T = _adapter(kind).validate_json(data, strict=True)
+        return _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part)[:40] for part in fault["loc"])
         raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
     except Exception as error:  # raised by the message's __post_init__
         raise WireError(f"{kind.__name__}: {one_line(error)}") from error
-    return message
 
 
-@functools.cache  # making an adapter takes longer than most messages travel
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return the kind's adapter, which takes longer to make than most messages travel."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def as_tensor(data: bytes) -> Tensor:
