@@ -11,7 +11,7 @@ _MOST = 20  # steps that a loss repeats; the control unit keeps their activation
 @dataclass(frozen=True, slots=True)
 class Sending:
     """A device's hops in a step: their bytes, and their ``share`` of the step's time, measured in
-    an earlier round. Without a measurement the share is 1, the most that it can be."""
+    an earlier round; sends that overlap can exceed 1. Without a measurement the share is 1."""
 
     num_bytes: float
     share: float = 1.0
@@ -21,8 +21,9 @@ def copy_interval(copy_bytes: Mapping[str, float], sending: Mapping[str, Sending
     """Return the least number of steps r for which copies take at most 3 % of the time.
 
     ``copy_bytes`` has the bytes of a copy by device. A device that sends its hops' h bytes in a
-    share s of the step sends the c bytes of a copy in about s · c / h steps. So
+    share s ≤ 1 of the step sends the c bytes of a copy in about s · c / h steps. So
     r = ⌈max s · c / (0.03 h)⌉ over the devices, between 1 and 20.
     """
-    steps = (sending[name].share * c / sending[name].num_bytes for name, c in copy_bytes.items())
-    return max(1, min(_MOST, math.ceil(max(steps) / _SHARE)))
+    each = ((c, sending[name]) for name, c in copy_bytes.items())
+    steps = max(min(1.0, of.share) * c / max(1.0, of.num_bytes) for c, of in each)
+    return max(1, math.ceil(min(_MOST, steps / _SHARE)))

@@ -19,7 +19,7 @@ from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
-from collapipe.models.split import ModelSpec, block_name
+from collapipe.models.split import ModelSpec
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.allocator import return_large_blocks
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
@@ -208,8 +208,11 @@ class DevicePipeline:
         events = (*self._all.news, *self._segments.events, *drifts)
         self._all.news.clear()
         if not self._segments.lost:
-            step_s = self._timer.seconds[PIPELINE] / self._num_steps
-            self._all.sending = {each.name: self._sending(each, step_s) for each in measured}
+            steps_s = self._timer.seconds[PIPELINE]
+            self._all.sending = {
+                each.name: Sending(each.sent_bytes / self._num_steps, each.send_s / steps_s)
+                for each in measured
+            }
         self._all.relay = self._segments.relays
         return DeviceFigures(
             reports=measured,
@@ -225,15 +228,9 @@ class DevicePipeline:
             return every
         sent = sent_share(self._spec.dim, self._settings.pipeline.wire_dtype)
         hop = Sending(self._settings.batch_size * sent * cost.activation_bits / 8)
-        copies = {
-            each.device: sum(forms[block_name(k)].copy_bytes for k in each.span.indices())
-            for each in plan.segments
-        }
+        block = max(each.copy_bytes for each in forms.values())
+        copies = {each.device: block * each.span.blocks for each in plan.segments}
         return copy_interval(copies, {name: self._all.sending.get(name, hop) for name in copies})
-
-    def _sending(self, report: DeviceReport, step_s: float) -> Sending:
-        share = report.send_s / self._num_steps / step_s
-        return Sending(report.sent_bytes / self._num_steps, min(1.0, share))
 
     def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises

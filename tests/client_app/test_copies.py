@@ -11,7 +11,9 @@ from client_app.copies import Sending, copy_interval
         (1e4, Sending(1e6), 1),  # adapters
         (3e5, Sending(1e6), 10),  # by bytes alone
         (3e5, Sending(1e6, share=0.2), 2),  # a fast network
+        (3e5, Sending(1e6, share=7.0), 10),
         (2e7, Sending(4e6, share=0.5), 20),  # no loss may repeat more
+        (2e7, Sending(0.0, share=0.0), 1),  # as a faulty device reports
     ],
 )
 def test_copies_take_a_small_share_of_a_step(

@@ -4,9 +4,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import grpc
 
@@ -121,10 +120,16 @@ class DeviceConnection:
         if self.busy_s > hung_s:
             raise StageError(self.name, f"hangs in one action for {self.busy_s:.0f} s")
 
-    def _opened(self, method: str, *how: Any) -> FrameStream:
+    def _opened(
+        self,
+        method: str,
+        max_bytes: int,
+        arrived: threading.Event,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> FrameStream:
         """Open a stream; methods have separate channels, so commands do not wait for tensors."""
         try:
-            return self._channels.stream(self._device, method, *how)
+            return self._channels.stream(self._device, method, max_bytes, arrived, metadata)
         except LinkError as error:
             raise StageError(self.name, str(error)) from error
 
