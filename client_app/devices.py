@@ -1,6 +1,7 @@
 """A control unit's real devices: their addresses, speeds, pipeline, and the plan after a loss."""
 
 import logging
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ import torch
 
 import collapipe
 from client_app.cluster_state import block_cost
+from client_app.copies import Sending, copy_interval
 from client_app.measured_law import measured_law, planned_step_s, updated
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
@@ -24,16 +26,17 @@ from collapipe.models.split import ModelSpec
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.host import Host
-from collapipe.report import DeviceReport, DeviceTrace
+from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.state import DeviceProfile
 from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
 from collapipe.wire import messages
-from collapipe.wire.channels import Dialer, without_addresses
+from collapipe.wire.channels import Channels, Dialer, without_addresses
+from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
-from pipeline.devices.block_form import block_forms
+from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with
@@ -42,6 +45,7 @@ from pipeline.devices.messages import RoundDescription
 from pipeline.engine import Pipeline
 from pipeline.head import PipelineHead
 from pipeline.phase_timer import PhaseTimer
+from pipeline.segment import first_trained
 
 _log = logging.getLogger(__name__)
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after which a device hangs
@@ -58,12 +62,15 @@ class Devices:
         return_large_blocks()
         self.roster = {each.name: each for each in cluster.roster(unit)}
         own = cluster.credentials
-        self.dialer = Dialer(load(own) if own else None)
+        self._dialer = Dialer(load(own) if own else None)
+        self.channels = Channels(self._dialer)  # open in all rounds
+        weakref.finalize(self, self.channels.close)
         self._profile = settings.pipeline.profile is not False
         self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
         self.slowness = Slowness()
         self.law: StepLaw | None = None
         self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
+        self.sending: dict[str, Sending] = {}  # as measured in the last round without a loss
         self.news: list[str] = []  # lost and returned devices since the last report
 
     def recall(self, kept: Mapping[str, Tensors]) -> None:
@@ -123,7 +130,7 @@ class Devices:
         return one_line(without_addresses(text, self.roster.values()))
 
     def _fault(self, name: str) -> str | None:
-        return self.dialer.fault(name, self.roster[name].address)
+        return self._dialer.fault(name, self.roster[name].address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,8 @@ class DeviceFigures:
 
 
 class DevicePipeline:
-    """A round's pipeline on ``devices``, planned with ``profiles``, while the context is open."""
+    """A round's pipeline of the ``embedding`` and ``devices``, planned with ``profiles``, while the
+    context is open."""
 
     def __init__(
         self,
@@ -158,12 +166,14 @@ class DevicePipeline:
         request: TrainRequest,
         spec: ModelSpec,
         start: RoundStart,
+        embedding: Part,
     ) -> None:
         self._settings, self._plan = settings, request.plan
+        self._num_steps = len(settings.federation.steps_of(request.round))
         self._devices = {each.name: each for each in profiles}
         samples = settings.batch_size / request.plan.num_micro_batches
         self._block_s = {each.name: each.time.compute(1, samples) for each in profiles}
-        self._all, self._spec = devices, spec
+        self._all, self._spec, self._embedding = devices, spec, embedding
         self._timer = PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
@@ -171,7 +181,7 @@ class DevicePipeline:
         needed = partial(block_cost(settings).segment_needs, samples=samples)
         cluster = Cluster(
             devices=devices.roster,
-            dialer=devices.dialer,
+            channels=devices.channels,
             replan=self._replan,
             hung_s=self._hung_s,
             relay=devices.relay,
@@ -187,7 +197,10 @@ class DevicePipeline:
             wire_dtype=settings.pipeline.wire_dtype,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
-            replicate_every=settings.pipeline.replicate_every,
+            replicate_every=self._interval(request.plan, forms),
+            first_trained=first_trained(
+                embedding.trains, (bool(f.trained) for f in forms.values())
+            ),
             frozen=start.frozen,
         )
         self._segments = RemoteSegments(
@@ -200,11 +213,11 @@ class DevicePipeline:
     def __exit__(self, *error: object) -> None:
         self._segments.__exit__(*error)
 
-    def pipeline(self, embedding: Part, head: PipelineHead) -> Pipeline:
+    def pipeline(self, head: PipelineHead) -> Pipeline:
         """Build the pipeline of the embedding, the devices' segments and the head."""
         m = self._plan.num_micro_batches
         head.on_answer(self._segments.arrived)
-        return Pipeline(m, embedding, self._segments, head, self._timer)
+        return Pipeline(m, self._embedding, self._segments, head, self._timer)
 
     def figures(self) -> DeviceFigures:
         """Return the devices' measurements and events in the round, and update their slowness."""
@@ -214,6 +227,12 @@ class DevicePipeline:
         if times is not None:
             self._all.learn(segments.plan, times, segments.hosts, self._block_s)
         self._all.news.clear()
+        if not self._segments.lost:
+            steps_s = self._timer.seconds[PIPELINE]
+            self._all.sending = {
+                each.name: Sending(each.sent_bytes / self._num_steps, each.send_s / steps_s)
+                for each in reports
+            }
         self._all.relay = self._segments.relays
         return DeviceFigures(
             reports=reports,
@@ -239,6 +258,17 @@ class DevicePipeline:
                 f"blocks are now {new} instead of {old}: measured times give "
                 f"{seconds(new_s)} instead of {seconds(old_s)} a step"
             )
+
+    def _interval(self, plan: ClusterPlan, forms: Mapping[str, BlockForm]) -> int:
+        """Return the steps between two copies of the blocks in this round."""
+        every, cost = self._settings.pipeline.replicate_every, block_cost(self._settings)
+        if every != "auto":
+            return every
+        sent = sent_share(self._spec.dim, self._settings.pipeline.wire_dtype)
+        hop = Sending(self._settings.batch_size * sent * cost.activation_bits / 8)
+        block = max(each.copy_bytes for each in forms.values())
+        copies = {each.device: block * each.span.blocks for each in plan.segments}
+        return copy_interval(copies, {name: self._all.sending.get(name, hop) for name in copies})
 
     def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises

@@ -151,9 +151,10 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             request=request,
             spec=spec,
             start=RoundStart(start.weights, start.state, start.frozen),
+            embedding=_embedding(unit, spec, start),
         )
         stack.enter_context(devices)
-        pipeline = devices.pipeline(_embedding(unit, spec, start), head)
+        pipeline = devices.pipeline(head)
         yield RoundTrainer(stack.enter_context(pipeline), link, devices)
 
 

@@ -107,7 +107,7 @@ class PipelineSettings:
     dtype: Literal["float32", "float64"]
     threads: Count
     profile: bool | None
-    replicate_every: Annotated[int, Field(ge=0)]
+    replicate_every: CountFrom0 | Literal["auto"]
     relay: bool = False  # older runs lack this option
     wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # older runs lack this option
     recompute: bool = False  # older runs lack this option

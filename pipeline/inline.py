@@ -16,7 +16,7 @@ from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import FORWARD, Action
-from pipeline.segment import Segment
+from pipeline.segment import Segment, first_trained
 from pipeline.stage import LastStage, Passed, SegmentStage, Stage
 
 _Box = dict[Action, Passed]
@@ -32,7 +32,7 @@ def inline_pipeline(
 ) -> Pipeline:
     """A cluster's pipeline in one thread; see ``InlineSegments``."""
     timer = PhaseTimer()
-    segments = InlineSegments(plan, blocks, timer, recompute, wire_dtype)
+    segments = InlineSegments(plan, blocks, timer, recompute, wire_dtype, embedding.trains)
     return Pipeline(plan.num_micro_batches, embedding, segments, head, timer)
 
 
@@ -51,6 +51,7 @@ class InlineSegments:
         timer: PhaseTimer,
         recompute: bool,
         wire_dtype: Precision,
+        trained_embedding: bool,
     ) -> None:
         covered = sum(segment.span.blocks for segment in plan.segments)
         if covered != len(blocks):
@@ -60,9 +61,10 @@ class InlineSegments:
             )
         self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
         self._codec = HopCodec(wire_dtype, next(blocks[0].module.parameters()).dtype)
+        first = first_trained(trained_embedding, (block.trains for block in blocks))
         self.segments = [
-            Segment([blocks[index] for index in segment.span.indices()], recompute)
-            for segment in plan.segments
+            Segment(blocks[span.first : span.stop], recompute, first < span.first)
+            for span in (segment.span for segment in plan.segments)
         ]
 
     def run(

@@ -1,6 +1,6 @@
 """One device's blocks: forward, backward, and the tensors that are kept in between."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,15 +28,29 @@ class _Answered(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
+def first_trained(embedding: bool, blocks: Iterable[bool]) -> int:
+    """Return the index of the first block that trains, −1 if the ``embedding`` trains.
+
+    The arguments say which of these parts train. A segment computes the gradient of its input only
+    if its first block has a higher index: then a part before it trains. The last block counts as
+    trained, because the head always answers.
+    """
+    *before, _ = embedding, *blocks
+    return (*before, True).index(True) - 1
+
+
 class Segment:
     """Consecutive parts of the model that one device holds.
 
     With ``recompute`` only the inputs of a micro-batch are kept; the backward pass repeats the
-    forward pass with the same dropout.
+    forward pass with the same dropout. The gradient of the inputs is computed if
+    ``input_gradient``.
     """
 
-    def __init__(self, parts: Sequence[Part], recompute: bool = False) -> None:
-        self.parts, self._recompute = parts, recompute
+    def __init__(
+        self, parts: Sequence[Part], recompute: bool = False, input_gradient: bool = True
+    ) -> None:
+        self.parts, self._recompute, self._input_gradient = parts, recompute, input_gradient
         self._kept: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
@@ -45,18 +59,18 @@ class Segment:
         device = self.parts[0].device
         inputs, mask = inputs.to(device), tuple(each.to(device) for each in mask)
         if inputs.is_floating_point():  # token ids have no gradient
-            inputs = inputs.detach().requires_grad_()
+            inputs = inputs.detach().requires_grad_(self._input_gradient)
         compute = partial(self._through, inputs, mask, micro_batch, key)
         hidden = compute()  # always with a graph, so that recomputation gives the same bits
         self._kept[micro_batch] = inputs, compute if self._recompute else lambda: hidden
         return hidden.detach()
 
-    def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """Accumulate the parts' gradients, and return the inputs' gradient; None for token ids."""
+    def backward(self, micro_batch: int, gradient: Tensor | None = None) -> Tensor | None:
+        """Accumulate the parts' gradients, and return the inputs' gradient; None for token ids, or
+        if it is not computed. Without ``gradient`` nothing up to here trains."""
         inputs, output = self._kept.pop(micro_batch)
-        hidden = output()
-        gradient = gradient.to(hidden.device)
-        if hidden.requires_grad:  # False for a frozen embedding
+        if gradient is not None and (hidden := output()).requires_grad:
+            gradient = gradient.to(hidden.device)
             _Answered.apply(hidden, gradient).backward()  # type: ignore[no-untyped-call]
         return inputs.grad
 

@@ -14,7 +14,7 @@ from pipeline.segment import Segment
 
 Passed = tuple[Tensor, ...]
 """Tensors between stages: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s, d],)
-backward; empty if no tensor is passed."""
+backward; empty if no tensor is passed, such as a gradient that no part before needs."""
 
 
 class Stage(Protocol):
@@ -109,8 +109,7 @@ class SegmentStage:
     def backward(self, micro_batch: int, received: Passed) -> Passed:
         with self._timer.phase("backward"):
             gradient = self._segment.backward(micro_batch, *received)
-        assert gradient is not None  # activations have gradients
-        return (gradient,)
+        return () if gradient is None else (gradient,)
 
 
 class HeadStage:

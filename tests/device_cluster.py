@@ -24,7 +24,7 @@ from collapipe.sections import OptimizerSettings
 from collapipe.state import Precision
 from collapipe.tensors import IGNORED, Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.channels import DeviceAddress, Dialer
+from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with
@@ -36,6 +36,7 @@ from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
 from pipeline.micro_batch import split as micro_batches_of
 from pipeline.phase_timer import PhaseTimer
+from pipeline.segment import first_trained
 from tests.sections import optimizer_settings
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
@@ -188,6 +189,7 @@ class Work:
         daemons: Sequence[Listening],
         every: int = 1,
         dialer: Dialer = INSECURE,
+        kept: Channels | None = None,
         head_of: Callable[[HeadPart], LocalHead] = LocalHead,
         lost: Collection[str] = (),
     ) -> Result:
@@ -195,21 +197,23 @@ class Work:
         devices ``lost`` were lost: equal bits do not show a loss."""
         embedding, _, part = self.parts()
         head = head_of(part)
-        with self.segments(plan, daemons, every, dialer) as segments:
+        with self.segments(plan, daemons, every, dialer, kept) as segments:
             m = plan.num_micro_batches
             with Pipeline(m, embedding, segments, head, PhaseTimer()) as pipeline:
                 result = self._trained(pipeline, head)
             assert set(segments.lost) == set(lost), segments.events
             return result
 
+    @contextmanager
     def segments(
         self,
         plan: ClusterPlan,
         daemons: Sequence[Listening],
         every: int = 1,
         dialer: Dialer = INSECURE,
-    ) -> RemoteSegments:
-        """The encoder on daemons."""
+        kept: Channels | None = None,
+    ) -> Iterator[RemoteSegments]:
+        """The encoder on daemons, over channels that are ``kept`` from earlier rounds."""
         names = [device_name(k) for k in range(len(daemons))]
         roster = {
             name: DeviceAddress(name, daemon.address)
@@ -222,6 +226,7 @@ class Work:
                 raise RoundFailedError("no device is left")
             return even_plan(left, self.spec.num_blocks, plan)
 
+        embedding, parts, _ = self.parts()
         common = RoundDescription(
             version=collapipe.__version__,
             unit=UNIT,
@@ -233,12 +238,16 @@ class Work:
             dtype="float32",
             optimizer=self.optimizer,
             replicate_every=every,
+            first_trained=first_trained(embedding.trains, (part.trains for part in parts)),
         )
         blocks = range(self.spec.num_blocks)
         forms = block_forms(self.spec, blocks, self.optimizer, torch.float32)
         replica = Replica(forms, starting_with(self.start, self.state))
-        cluster = Cluster(roster, dialer, without, lambda _: self.hung_s, self.relay)
-        return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
+        with ExitStack() as stack:
+            channels = kept or stack.enter_context(Channels(dialer))
+            cluster = Cluster(roster, channels, without, lambda _: self.hung_s, self.relay)
+            made = RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
+            yield stack.enter_context(made)
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:
         losses, norms = [], []

@@ -59,7 +59,7 @@ class Ours:
     @property
     def timer(self) -> PhaseTimer:
         """What the control unit itself spends."""
-        return self.pipeline.phase_timer
+        return self.pipeline.timer
 
     def cut(self, num_micro_batches: int) -> None:
         """Go on with batches in so many micro-batches."""

@@ -16,7 +16,6 @@ from collapipe.credentials.member import Role, check_name, dns_name
 from collapipe.errors import ConfigError, LinkError, WireError
 
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([\w.-]+)):(\d{1,5})", re.ASCII)
-_TIMEOUT_S = 10.0
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -65,17 +64,8 @@ def require_loopback(address: str) -> None:
         )
 
 
-def dial(
-    credentials: Credentials,
-    address: str,
-    name: str,
-    options: Sequence[tuple[str, object]] = (),
-    timeout_s: float = _TIMEOUT_S,
-) -> grpc.Channel:
-    """Open a channel to the device ``name`` at ``address`` (HOST:PORT).
-
-    A first handshake fetches and checks the certificate. The channel then trusts only this
-    certificate, also when it reconnects. After a renewal the caller must dial again.
+def fetch_certificate(credentials: Credentials, address: str, name: str, timeout_s: float) -> bytes:
+    """Return the certificate (PEM) of the device ``name`` at ``address`` (HOST:PORT), checked.
 
     Raises ``LinkError`` with the cause if either end refuses the other, and ``ConfigError`` for an
     invalid name or address.
@@ -86,8 +76,20 @@ def dial(
         credentials.check(shown)
     except (OSError, WireError) as error:
         raise LinkError(f"device {name} at {address}: {cause(error)}") from error
-    pinned = [*options, ("grpc.ssl_target_name_override", wanted)]
-    return grpc.secure_channel(address, credentials.channel(shown), options=pinned)
+    return shown
+
+
+def pinned_channel(
+    credentials: Credentials,
+    address: str,
+    name: str,
+    certificate: bytes,
+    options: Sequence[tuple[str, object]],
+) -> grpc.Channel:
+    """Open a channel that trusts only this certificate of the device ``name``, also when it
+    reconnects. After a renewal the caller must fetch the certificate again."""
+    pinned = [*options, ("grpc.ssl_target_name_override", dns_name(name, Role.DEVICE))]
+    return grpc.secure_channel(address, credentials.channel(certificate), options=pinned)
 
 
 def cause(error: OSError | WireError) -> str:

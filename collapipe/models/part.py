@@ -20,7 +20,7 @@ from torch.optim.sgd import sgd
 
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
-from collapipe.models.split import Head
+from collapipe.models.split import Head, training_names
 from collapipe.process.torch_device import CPU
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
@@ -154,6 +154,11 @@ class Part:
         self.module = module.to(device).train()
         self._optimizer = Optimizer(settings, self.module)
         self.load_optimizer_state(state or {})
+
+    @property
+    def trains(self) -> bool:
+        """Whether any weight trains."""
+        return bool(training_names(self.module))
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Load this part's state from ``state``, which may hold the states of other parts too."""

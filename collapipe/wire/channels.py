@@ -3,16 +3,29 @@
 import re
 import socket
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import grpc
 from pydantic import Field
 
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.verified_channel import cause, dial, host_and_port, require_loopback
-from collapipe.errors import LinkError, WireError
+from collapipe.credentials.verified_channel import (
+    cause,
+    fetch_certificate,
+    host_and_port,
+    pinned_channel,
+    require_loopback,
+)
+from collapipe.errors import (
+    BrokenLinkError,
+    BusyLinkError,
+    LinkError,
+    RefusedLinkError,
+    WireError,
+)
 from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
@@ -87,10 +100,17 @@ class Dialer:
         Raises ``LinkError`` if another device is at ``address``. Raises ``ConfigError`` if the
         channel would be unencrypted and ``address`` is not on this machine.
         """
+        return self.pinned(device, address)[0]
+
+    def pinned(self, device: str, address: str) -> tuple[grpc.Channel, bytes | None]:
+        """Open a channel as ``channel`` does. Also returns the certificate (PEM) that it trusts,
+        None without credentials."""
         if self.credentials is not None:
-            return dial(self.credentials, address, device, CHANNEL_OPTIONS, self.timeout_s)
+            where = self.credentials, address, device
+            certificate = fetch_certificate(*where, self.timeout_s)
+            return pinned_channel(*where, certificate, CHANNEL_OPTIONS), certificate
         require_loopback(address)
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS), None
 
     def fault(self, device: str, address: str) -> str | None:
         """Return why the device does not answer in time; None if it answers."""
@@ -110,6 +130,80 @@ class Dialer:
     def hint(self) -> str:
         """A hint for the error message if a reachable device does not answer."""
         return "" if self.credentials else "; without credentials only --insecure devices answer"
+
+
+class Channels:
+    """Channels that stay open for the next streams, one to each device and method, until the
+    context ends.
+
+    A channel is dialled when its first stream is opened, and again if it turns out to be broken. It
+    is not used any more once the device's certificate is revoked or has expired.
+    """
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+        self._open: dict[tuple[DeviceAddress, str], tuple[grpc.Channel, bytes | None]] = {}
+
+    def __enter__(self) -> "Channels":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stream(
+        self,
+        device: DeviceAddress,
+        method: str,
+        max_bytes: int,
+        arrived: threading.Event,
+        metadata: Sequence[tuple[str, str]] = (),
+        peer: str | None = None,
+    ) -> FrameStream:
+        """Open a stream to ``device``, which is named ``peer`` in errors, as ``open_stream`` does.
+
+        Raises ``LinkError`` if the device cannot be reached or does not accept it.
+        """
+        until, dialer = time.monotonic() + self._dialer.timeout_s, self._dialer
+        kept, how = (device, method) in self._open, (peer or device.name, max_bytes, arrived)
+        while True:
+            try:
+                return open_stream(self._channel(device, method, dialer), method, *how, metadata)
+            except (BusyLinkError, RefusedLinkError):  # over a channel that works
+                raise
+            except LinkError as error:
+                self._forget(device, method)
+                left_s = until - time.monotonic()
+                if not (kept and isinstance(error, BrokenLinkError) and left_s > 0):
+                    raise
+            kept, dialer = False, replace(self._dialer, timeout_s=left_s)
+
+    def drop(self, device: DeviceAddress) -> None:
+        """Close all channels to a device, and end their streams."""
+        for known, method in [*self._open]:
+            if known == device:
+                self._forget(device, method)
+
+    def close(self) -> None:
+        """Close all channels."""
+        for device, method in [*self._open]:
+            self._forget(device, method)
+
+    def _forget(self, device: DeviceAddress, method: str) -> None:
+        if (kept := self._open.pop((device, method), None)) is not None:
+            kept[0].close()
+
+    def _channel(self, device: DeviceAddress, method: str, dialer: Dialer) -> grpc.Channel:
+        key = device, method
+        if key in self._open:
+            channel, certificate = self._open[key]
+            try:
+                if dialer.credentials is not None and certificate is not None:
+                    dialer.credentials.check(certificate)
+                return channel
+            except WireError:  # revoked or expired
+                self.drop(device)
+        self._open[key] = dialer.pinned(device.name, device.address)
+        return self._open[key][0]
 
 
 def open_stream(

@@ -1,6 +1,7 @@
 """The tensors of a block, by which each end checks the parts that the other end sends."""
 
-from collections.abc import Collection, Iterable
+import functools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,11 @@ class BlockForm:
         return max((each.nbytes for each in self.tensors.values()), default=0)
 
     @property
+    def copy_bytes(self) -> int:
+        """Bytes of a copy: the trained weights and the optimiser state."""
+        return sum(t.nbytes for key, t in self.tensors.items() if "/" in key or key in self.trained)
+
+    @property
     def train_bytes(self) -> int:
         """Bytes of the weights, gradients and optimiser state."""
         gradients = sum(self.tensors[name].nbytes for name in self.trained)
@@ -54,9 +60,10 @@ class BlockForm:
                 raise WireError(f"lacks {key[:80]!r}")
 
 
+@functools.lru_cache(maxsize=4)  # of this round and the next: building blocks takes a while
 def block_forms(
-    spec: ModelSpec, indices: Iterable[int], optimizer: OptimizerSettings, dtype: torch.dtype
-) -> dict[str, BlockForm]:
+    spec: ModelSpec, indices: range, optimizer: OptimizerSettings, dtype: torch.dtype
+) -> Mapping[str, BlockForm]:
     """Return the forms of blocks by name. Floating-point weights have the ``dtype``."""
 
     def cast(weight: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ class Fence:
 class StreamPorts:
     """Ports to the stages ``before`` and ``behind``; None if there is no such stage.
 
-    The shape of each sent activation is kept, to check the gradient that returns for it.
+    The shape of each sent activation is kept, to check the gradient that returns for it. Without
+    ``returns`` no gradient returns, and none is waited for.
     """
 
     def __init__(
@@ -84,17 +85,19 @@ class StreamPorts:
         behind: FrameStream | None,
         fence: Fence,
         wait: Wait,
+        returns: bool = True,
     ) -> None:
         self._before, self._behind, self._fence, self._wait = before, behind, fence, wait
+        self._returns = returns
         self._sent: dict[int, torch.Size] = {}
 
     def holds(self, action: Action) -> bool:
-        stream = self._before if action.kind == FORWARD else self._behind
+        stream = self._source(action)
         return stream is None or stream.waiting()
 
     def receive(self, action: Action) -> Passed:
         forward = action.kind == FORWARD
-        stream = self._before if forward else self._behind
+        stream = self._source(action)
         if stream is None:
             return ()
         self._wait(lambda: self.holds(action))
@@ -112,13 +115,19 @@ class StreamPorts:
     def send(self, action: Action, made: Passed) -> None:
         forward = action.kind == FORWARD
         stream = self._behind if forward else self._before
-        if stream is None:
+        if stream is None or not made:
             return
-        if forward:
+        if forward and self._returns:
             self._sent[action.micro_batch] = made[0].shape
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
         encoded = self._fence.codec.encode(made)
         stream.send(self._fence.frame(kind, action.micro_batch, *encoded))
+
+    def _source(self, action: Action) -> FrameStream | None:
+        """The stream that brings the action's input, or None if it needs none."""
+        if action.kind == FORWARD:
+            return self._before
+        return self._behind if self._returns else None
 
 
 def relay(front: FrameStream, behind: FrameStream) -> None:

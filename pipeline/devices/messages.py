@@ -30,6 +30,7 @@ BEFORE, BEHIND = "before", "behind"  # values of SIDE: the caller's place in the
 
 MOST_JSON_BYTES = 2**18  # of a message
 FRAME_SHARE = 8  # a hop's frame has at most this fraction of the memory: each block keeps more
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
@@ -42,6 +43,8 @@ class RoundDescription:
     ``epoch`` counts the round's plans. ``model`` is made by ``models.description``. ``frozen`` has
     the digests of blocks' frozen weights, which are sent only if the device lacks them. With
     ``replicate_every`` r, the device sends its parts after each r-th step; 0: only on request.
+    ``first_trained`` is the first block that trains, −1 if the embedding trains: only segments
+    after it send gradients back.
     """
 
     version: Text
@@ -55,6 +58,7 @@ class RoundDescription:
     wire_dtype: Precision = "float32"
     optimizer: OptimizerSettings
     replicate_every: CountFrom0
+    first_trained: Annotated[int, Field(ge=-1, lt=MOST_BLOCKS)] = -1
     frozen: Mapping[Text, Text] = field(default_factory=dict)
 
     def for_blocks(self, names: Collection[str]) -> dict[str, Any]:
@@ -165,8 +169,7 @@ def unpacked(kind: type[T], data: Tensor) -> T:
 
 def as_json(message: object) -> bytes:
     """Return a message as JSON."""
-    text: bytes = TypeAdapter(type(message)).dump_json(message)
-    return text
+    return _adapter(type(message)).dump_json(message)
 
 
 def from_json(kind: type[T], data: bytes) -> T:
@@ -174,13 +177,20 @@ def from_json(kind: type[T], data: bytes) -> T:
     if len(data) > MOST_JSON_BYTES:
         raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
     try:
-        return TypeAdapter(kind).validate_json(data, strict=True)
+        return _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part)[:40] for part in fault["loc"])
         raise WireError(f"{kind.__name__}: {where}: {one_line(fault['msg'])}") from error
     except Exception as error:  # raised by the message's __post_init__
         raise WireError(f"{kind.__name__}: {one_line(error)}") from error
+
+
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return the kind's adapter, which takes longer to make than most messages travel."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def as_tensor(data: bytes) -> Tensor:

@@ -61,7 +61,7 @@ def run(law: StepLaw, plan: ClusterPlan, steps: int = 3) -> Measurements:
         for stage, name in enumerate(NAMES):
             free_s, rows = base_s, []
             for began_s, ended_s in times(now, stage, lists[stage]).values():
-                rows.append([free_s, began_s, ended_s, ended_s])
+                rows.append([free_s, began_s, ended_s, ended_s + 1e-6])
                 free_s = ended_s
             table = torch.tensor(rows, dtype=torch.float64) + AHEAD_S[name]
             measured.add(name, len(rows), table, USAGE)

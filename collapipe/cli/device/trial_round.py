@@ -28,7 +28,7 @@ from collapipe.process.cancellation import cancellable
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.tensors import Tensors
-from collapipe.wire.channels import DeviceAddress, Dialer
+from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from pipeline import schedule
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.control_unit.cluster import Cluster
@@ -190,14 +190,17 @@ def _opened(
     for index in indices:
         weights |= prefixed(block_name(index), spec.build_block(index).state_dict())
     forms = block_forms(spec, indices, _NO_STEP, torch.float32)
-    with RemoteSegments(
-        ClusterPlan(0, tuple(held), num_micro_batches, _SCHEDULE),
-        Cluster(known, dialer, _give_up, lambda plan: _HUNG_S, busy_s=_BUSY_S),
-        common,
-        spec.dim,
-        Replica(forms, starting_with(weights, {})),
-        PhaseTimer(),
-    ) as segments:
+    with (
+        Channels(dialer) as channels,
+        RemoteSegments(
+            ClusterPlan(0, tuple(held), num_micro_batches, _SCHEDULE),
+            Cluster(known, channels, _give_up, lambda plan: _HUNG_S, busy_s=_BUSY_S),
+            common,
+            spec.dim,
+            Replica(forms, starting_with(weights, {})),
+            PhaseTimer(),
+        ) as segments,
+    ):
         yield segments
 
 

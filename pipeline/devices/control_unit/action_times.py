@@ -311,7 +311,8 @@ class _Step:
             ended |= {a: t[1] for a, t in self.own.head.items() if a.kind == BACKWARD}
             came = {FORWARD: self.rows[0], BACKWARD: self.rows[last]}
         else:
-            ended = {action: row[2] for action, row in self.rows[stage].items()}
+            # a device that sends no output has sent it at once
+            ended = {a: row[2] for a, row in self.rows[stage].items() if row[3] > row[2]}
             own = {
                 action: (free_s, began_s)
                 for action, of_head, free_s, began_s in self.own.waited()

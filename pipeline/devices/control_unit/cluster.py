@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from collapipe.plan import ClusterPlan
-from collapipe.wire.channels import DeviceAddress, Dialer
+from collapipe.wire.channels import Channels, DeviceAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Cluster:
     """
 
     devices: Mapping[str, DeviceAddress]
-    dialer: Dialer
+    channels: Channels
     replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: Callable[[ClusterPlan], float]
     relay: bool = False

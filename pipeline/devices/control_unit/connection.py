@@ -4,7 +4,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import grpc
@@ -17,7 +17,7 @@ from collapipe.errors import (
     WireError,
     one_line,
 )
-from collapipe.wire.channels import DeviceAddress, Dialer, open_stream
+from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream, reason
 from pipeline.devices.messages import (
@@ -58,7 +58,8 @@ def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
 
 
 class DeviceConnection:
-    """A device's streams during a round. ``arrived`` is set when the device sends a frame.
+    """A device's streams during a round, over ``channels`` that outlive it. ``arrived`` is set when
+    the device sends a frame.
 
     ``control`` is for sending; this class receives its frames. Parts from the device may have at
     most ``part_bytes``. Raises ``StageError`` if the device does not answer or refuses the
@@ -68,33 +69,29 @@ class DeviceConnection:
     def __init__(
         self,
         device: DeviceAddress,
-        dialer: Dialer,
+        channels: Channels,
         arrived: threading.Event,
         on_part: OnPart,
         part_bytes: int,
     ) -> None:
         self.name, self._arrived = device.name, arrived
+        self._device, self._channels = device, channels
         self._on_part = on_part
         self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None
         self.busy_s = 0.0
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._channels = list[grpc.Channel]()
-        try:
-            for _ in range(2):  # a second channel, so that commands do not wait for tensors
-                self._channels.append(dialer.channel(device.name, device.address))
-            self.control = open_stream(
-                self._channels[0], CONTROL, device.name, part_bytes, threading.Event()
-            )
-        except LinkError as error:
-            self.close()
-            raise StageError(device.name, str(error)) from error
+        self.control = self._opened(CONTROL, part_bytes, threading.Event())
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
 
     def close(self) -> None:
-        """End all streams."""
-        for channel in self._channels:
-            channel.close()
+        """End the control stream; the owner of hops ends those."""
+        self.control.close()
+
+    def drop(self) -> None:
+        """End all streams, and close the channels: the device is lost."""
+        self.close()
+        self._channels.drop(self._device)
 
     def answer(self, like: Frame) -> Frame | None:
         """Return the answer of the kind, round, epoch and step of ``like``, or None if it has not
@@ -108,10 +105,7 @@ class DeviceConnection:
     def hop(self, session: str, side: str) -> FrameStream:
         """Open a stream to the device as its neighbour on that ``side``."""
         said = (SESSION, secret_for(session, side)), (SIDE, side)
-        try:
-            return open_stream(self._channels[1], HOP, self.name, _FEW_BYTES, self._arrived, said)
-        except LinkError as error:
-            raise StageError(self.name, str(error)) from error
+        return self._opened(HOP, _FEW_BYTES, self._arrived, said)
 
     def check(self, hung_s: float) -> None:
         """Raise ``StageError`` if the device is lost or its current action exceeds ``hung_s``.
@@ -125,6 +119,19 @@ class DeviceConnection:
             raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")
         if self.busy_s > hung_s:
             raise StageError(self.name, f"hangs in one action for {self.busy_s:.0f} s")
+
+    def _opened(
+        self,
+        method: str,
+        max_bytes: int,
+        arrived: threading.Event,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> FrameStream:
+        """Open a stream; methods have separate channels, so commands do not wait for tensors."""
+        try:
+            return self._channels.stream(self._device, method, max_bytes, arrived, metadata)
+        except LinkError as error:
+            raise StageError(self.name, str(error)) from error
 
     def _listen(self) -> None:
         try:

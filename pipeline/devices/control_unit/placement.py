@@ -141,7 +141,7 @@ class Placement:
     def drop(self, device: str) -> None:
         """End all streams of a device."""
         if connection := self.connections.pop(device, None):
-            connection.close()
+            connection.drop()
 
     def frame(self, kind: FrameKind, step: int = 0, *tensors: Tensor) -> Frame:
         """Make a frame of this round and epoch."""
@@ -220,12 +220,12 @@ class Placement:
         """
         if name not in self.cluster.devices:
             raise StageError(name, "the cluster's file has no such device")
-        device, dialer = self.cluster.devices[name], self.cluster.dialer
+        device, channels = self.cluster.devices[name], self.cluster.channels
         replica = self.replica
         while True:
             try:
                 part_bytes = replica.most_bytes()
-                return DeviceConnection(device, dialer, self.arrived, replica.put, part_bytes)
+                return DeviceConnection(device, channels, self.arrived, replica.put, part_bytes)
             except StageError as refused:
                 busy = refused.__cause__
                 if not isinstance(busy, BusyLinkError):

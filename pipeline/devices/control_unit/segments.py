@@ -272,9 +272,10 @@ class RemoteSegments:
         fence = self._fence(record.step)
         placed.tell(FrameKind.BEGIN, record.step, torch.tensor([m]))
         lists = schedule.build(self.plan.schedule, len(segments), m)
-        front = RecordingPorts(StreamPorts(None, first, fence, placed.wait), record, placed.hops)
+        returns = self._common.first_trained < 0
+        front = StreamPorts(None, first, fence, placed.wait, returns)
         back = StreamPorts(last, None, fence, placed.wait)
-        before = StageRun(lists[0], front_stage, front)
+        before = StageRun(lists[0], front_stage, RecordingPorts(front, record, placed.hops))
         interleave([before, *head_runs(lists[-1], back_stage, back)], placed.idle)
         answers = placed.all_answer(FrameKind.NORMS, record.step)
         self._norms.clear()

@@ -113,7 +113,7 @@ class HeldSegment:
     def segment(self) -> Segment:
         """Make a segment of the blocks."""
         d = self.description
-        return Segment(self.parts, d.recompute)
+        return Segment(self.parts, d.recompute, d.first_trained < d.span.first)
 
     def key(self, step: int) -> DropoutKey:
         """Return the key of the step's dropout."""

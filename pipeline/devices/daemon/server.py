@@ -18,7 +18,13 @@ from collapipe.credentials.verified_channel import require_loopback
 from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU
-from collapipe.wire.channels import SERVER_OPTIONS, DeviceAddress, Dialer, open_stream, serve_stream
+from collapipe.wire.channels import (
+    SERVER_OPTIONS,
+    Channels,
+    DeviceAddress,
+    Dialer,
+    serve_stream,
+)
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
@@ -70,7 +76,8 @@ class Daemon:
         settings: DeviceSettings,
         credentials: Credentials | None,
     ) -> None:
-        self._settings, self._dialer = settings, Dialer(credentials)
+        self._settings, self._credentials = settings, credentials
+        self._channels = Channels(Dialer(credentials))  # to next devices
         kept = default_folder() / "devices" / quote(settings.name, safe="")
         self._frozen = FrozenStore(kept, settings.memory_bytes)
         self._session: Session | None = None
@@ -99,6 +106,7 @@ class Daemon:
         self._ask_to_leave()
         self._server.stop(_GOODBYE_S).wait()
         self._threads.shutdown(wait=False)
+        self._channels.close()
 
     def leave(self) -> None:
         """Finish the current action, however long it takes, and report to the control unit."""
@@ -166,8 +174,8 @@ class Daemon:
         yield from serve_stream(stream, messages, context)
 
     def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        own, credentials = self._settings, self._dialer.credentials
-        expires = credentials.expires if credentials else None
+        own = self._settings
+        expires = self._credentials.expires if self._credentials else None
         return as_json(device_status(own.name, own.memory_bytes, expires, self._session))
 
     @contextmanager
@@ -198,13 +206,6 @@ class Daemon:
         """Open the stream to the next stage."""
         running = self._session
         assert running is not None
-        channel = self._dialer.channel(neighbour.name, neighbour.address)
         said = (SESSION, session), (SIDE, BEFORE)
         peer = f"{neighbour.name} ({neighbour.address})"
-        try:
-            stream = open_stream(channel, HOP, peer, self._most, running.arrived, said)
-        except BaseException:
-            channel.close()
-            raise
-        stream.on_close(channel.close)
-        return stream
+        return self._channels.stream(neighbour, HOP, self._most, running.arrived, said, peer)

@@ -184,7 +184,7 @@ class Session:
             if stream.backlog()[1]:
                 raise HopError(side, "has not read the tensors of the last step")
         around = self.neighbours[BEFORE], self.neighbours[BEHIND]
-        hops = StreamPorts(*around, fence, self._wait_for)
+        hops = StreamPorts(*around, fence, self._wait_for, d.first_trained < d.span.stop)
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
         for _ in run_stage(held.actions(m), stage, ports):

@@ -18,8 +18,8 @@ from collapipe.credentials import verified_channel
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Member, Role, dns_name
-from collapipe.credentials.verified_channel import dial
 from collapipe.errors import LinkError, WireError
+from collapipe.wire.channels import Dialer
 
 PATIENCE_S = 60.0
 AGO = timedelta(hours=-1)
@@ -95,7 +95,10 @@ def refusal(channel: grpc.Channel, kind: str = "unary_unary") -> grpc.StatusCode
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_good_one_is_heard_and_known(kind: str, cluster: Cluster) -> None:
     unit = cluster.member("boss", Role.CONTROL_UNIT)
-    with serving(cluster.member()) as server, dial(unit, server.address, "jetson") as channel:
+    with (
+        serving(cluster.member()) as server,
+        Dialer(unit).channel("jetson", server.address) as channel,
+    ):
         assert echo(channel, kind) == b"ab"
     assert server.callers == [unit.member]
     assert b"".join(server.messages) == b"ab"
@@ -105,7 +108,7 @@ def test_devices_dial_devices_where_they_may(cluster: Cluster) -> None:
     pi = cluster.member("pi")
     with (
         serving(cluster.member(), Role.DEVICE, Role.CONTROL_UNIT) as server,
-        dial(pi, server.address, "jetson") as channel,
+        Dialer(pi).channel("jetson", server.address) as channel,
     ):
         assert echo(channel) == b"ab"
     assert server.callers == [pi.member]
@@ -131,21 +134,27 @@ def test_tls_refuses_callers_without_a_valid_certificate(cluster: Cluster, other
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_wrong_role_is_refused_before_a_message_is_read(kind: str, cluster: Cluster) -> None:
     pi = cluster.member("pi")
-    with serving(cluster.member()) as server, dial(pi, server.address, "jetson") as channel:
+    with (
+        serving(cluster.member()) as server,
+        Dialer(pi).channel("jetson", server.address) as channel,
+    ):
         assert refusal(channel, kind) == UNAUTHENTICATED
     assert (server.callers, server.messages) == ([], [])
 
 
 def test_a_running_server_learns_of_a_revocation(cluster: Cluster) -> None:
     unit, other = cluster.member("boss", Role.CONTROL_UNIT), cluster.member("b", Role.CONTROL_UNIT)
-    with serving(cluster.member()) as server, dial(unit, server.address, "jetson") as channel:
+    with (
+        serving(cluster.member()) as server,
+        Dialer(unit).channel("jetson", server.address) as channel,
+    ):
         assert echo(channel) == b"ab"
         cluster.revoke(unit.member)
         for kind in KINDS:
             with pytest.raises(grpc.RpcError) as error:
                 echo(channel, kind)
             assert error.value.code() == UNAUTHENTICATED
-        with dial(other, server.address, "jetson") as another:
+        with Dialer(other).channel("jetson", server.address) as another:
             assert echo(another) == b"ab"
     assert server.callers == [unit.member, other.member]
     assert server.messages == [b"ab", b"ab"]
@@ -153,7 +162,10 @@ def test_a_running_server_learns_of_a_revocation(cluster: Cluster) -> None:
 
 def test_an_open_stream_ends_with_the_message_after_the_revocation(cluster: Cluster) -> None:
     unit = cluster.member("boss", Role.CONTROL_UNIT)
-    with serving(cluster.member()) as server, dial(unit, server.address, "jetson") as channel:
+    with (
+        serving(cluster.member()) as server,
+        Dialer(unit).channel("jetson", server.address) as channel,
+    ):
 
         def sent() -> Iterator[bytes]:
             yield b"a"
@@ -198,7 +210,7 @@ def test_a_dialer_refuses_a_server(
     unit = cluster.member("boss", Role.CONTROL_UNIT)
     with serving(make(cluster, others)) as server:
         with pytest.raises(LinkError, match=says) as error:
-            dial(unit, server.address, "jetson")
+            Dialer(unit).channel("jetson", server.address)
         assert server.address in str(error.value)
         if says != "revoked":  # which gRPC's own TLS does not know
             assert refusal(unpinned(server, unit.channel(unit.authority))) == UNAVAILABLE
@@ -210,7 +222,7 @@ def test_a_dialer_is_told_that_it_is_refused(cluster: Cluster, others: Cluster) 
         serving(cluster.member()) as server,
         pytest.raises(LinkError, match=r"control-unit boss .* clocks"),
     ):
-        dial(late, server.address, "jetson")
+        Dialer(late).channel("jetson", server.address)
 
 
 def test_a_channel_trusts_one_certificate_alone(
@@ -224,8 +236,8 @@ def test_a_channel_trusts_one_certificate_alone(
     )
     monkeypatch.setattr(verified_channel, "_shown", lambda *_: first.certificate)
     with serving(thief) as server:
-        assert refusal(dial(unit, server.address, "jetson")) == UNAVAILABLE
-    with serving(first) as server, dial(unit, server.address, "jetson") as channel:
+        assert refusal(Dialer(unit).channel("jetson", server.address)) == UNAVAILABLE
+    with serving(first) as server, Dialer(unit).channel("jetson", server.address) as channel:
         assert echo(channel) == b"ab"
 
 
@@ -234,9 +246,9 @@ def test_nobody_and_somebody_silent_are_no_devices(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(LinkError, match=f"jetson at {address}"):
-            dial(unit, address, "jetson", timeout_s=0.2)
+            Dialer(unit, 0.2).channel("jetson", address)
     with pytest.raises(LinkError, match=f"jetson at {address}"):
-        dial(unit, address, "jetson")
+        Dialer(unit).channel("jetson", address)
 
 
 def test_who_sends_a_byte_now_and_then_is_no_device(cluster: Cluster) -> None:
@@ -256,7 +268,7 @@ def test_who_sends_a_byte_now_and_then_is_no_device(cluster: Cluster) -> None:
         thread.start()
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(LinkError, match=f"jetson at {address}"):
-            dial(unit, address, "jetson", timeout_s=0.5)
+            Dialer(unit, 0.5).channel("jetson", address)
         thread.join(10)
         assert not thread.is_alive()
 

@@ -7,8 +7,9 @@ import pytest
 
 from collapipe.credentials.authority import temporary_authority
 from collapipe.credentials.credentials import load
-from collapipe.credentials.verified_channel import dial, host_and_port, require_loopback
+from collapipe.credentials.verified_channel import host_and_port, require_loopback
 from collapipe.errors import ConfigError, LinkError
+from collapipe.wire.channels import Dialer
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,6 @@ def test_who_is_stopped_or_not_there_is_told_in_words(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
         with pytest.raises(LinkError, match=r"jetson at .*timed out$"):
-            dial(own, address, "jetson", timeout_s=0.2)
+            Dialer(own, 0.2).channel("jetson", address)
     with pytest.raises(LinkError, match=r": Connection refused; .*collapipe device"):
-        dial(own, address, "jetson", timeout_s=0.2)
+        Dialer(own, 0.2).channel("jetson", address)

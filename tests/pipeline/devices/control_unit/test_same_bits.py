@@ -5,13 +5,32 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import device_cluster
 import pytest
-from device_cluster import SMALL, Result, Work, daemons, device_name, plan_of
+import torch
+from device_cluster import (
+    CLIP,
+    RATE,
+    SEED,
+    SMALL,
+    UNIT,
+    Result,
+    Work,
+    daemons,
+    device_name,
+    plan_of,
+)
 from huggingface import VOCABULARY, batch_for, spec_of
 
+from collapipe.models.dropout import DropoutKey
 from collapipe.models.lora import LoraSpec
+from collapipe.models.stem import StemSpec
 from collapipe.state import Precision
+from collapipe.tensors import Tensors
 from pipeline.devices.daemon.server import Daemon
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import SCHEDULES
 from tests.thorough import chosen
 
@@ -70,6 +89,8 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Work]:
         "ours": Work(steps=1),
         "t5": Work(t5, VOCABULARY, batch_for("decoder"), steps=1),  # its blocks share a table
         "lora": Work(LoraSpec(SMALL, rank=2, alpha=4.0), steps=1),
+        "frozen block": Work(LoraSpec(SMALL, rank=2, alpha=4.0, first_block=1), steps=1),
+        "stem": Work(StemSpec(replace(SMALL, num_blocks=5), 1), steps=1),
     }
 
 
@@ -89,12 +110,15 @@ def two_rounds(work: Work, run: Callable[[Work], Result]) -> Result:
             *itertools.product(["ours"], SCHEDULES, (False, True)),
             *(("t5", schedule, schedule != "one_f_one_b") for schedule in SCHEDULES),
             *(("lora", schedule, schedule == "one_f_one_b") for schedule in SCHEDULES),
+            *itertools.product(["frozen block", "stem"], SCHEDULES, (False, True)),
         ],
         [  # each schedule, each kind, with a backward that recomputes and one that does not
             ("ours", "gpipe", False),
             ("ours", "one_f_one_b", True),
             ("t5", "one_f_one_b", False),
             ("lora", "gpipe", True),
+            ("frozen block", "one_f_one_b", False),
+            ("stem", "gpipe", False),
         ],
     ),
 )
@@ -110,3 +134,35 @@ def test_two_rounds_equal_those_of_the_unsplit_model(
     work, plan = replace(works[kind], recompute=recompute), plan_of(NAMES, (1, 3), 3, schedule)
     assert two_rounds(work, lambda each: each.inline(plan)).equals(unsplit(kind))
     assert two_rounds(work, lambda each: each.remote(plan, two)).equals(unsplit(kind))
+
+
+def sent_bytes(work: Work, two: list[Daemon]) -> tuple[list[float], Tensors]:
+    """Of each device in a step, and the blocks' weights after it."""
+    plan = plan_of(NAMES, (1, 3))
+    embedding, _, head = work.parts()
+    with (
+        work.segments(plan, two) as segments,
+        Pipeline(3, embedding, segments, LocalHead(head), PhaseTimer()) as pipeline,
+    ):
+        pipeline.run(work.batch, DropoutKey(SEED, UNIT, 0))
+        pipeline.step(RATE, CLIP)
+        return [each.sent_bytes for each in segments.measured()], segments.weights()
+
+
+@pytest.mark.parametrize(
+    ("kind", "saves"), [("lora", [True, False]), ("frozen block", [True, True])]
+)
+def test_gradients_that_no_weight_needs_are_not_sent(
+    works: dict[str, Work],
+    two: list[Daemon],
+    kind: str,
+    saves: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the first device to a frozen embedding, and by the second one to a frozen block."""
+    sent, weights = sent_bytes(works[kind], two)
+    monkeypatch.setattr(device_cluster, "first_trained", lambda *parts: -1)
+    all_sent, same = sent_bytes(works[kind], two)
+    assert [less < 0.55 * more for less, more in zip(sent, all_sent, strict=True)] == saves
+    assert weights.keys() == same.keys()
+    assert all(torch.equal(each, same[name]) for name, each in weights.items())

@@ -67,6 +67,7 @@ OTHERS: list[dict[str, Any]] = [
     {"num_segments": 512, "num_micro_batches": 4096},
     {"num_micro_batches": 0},
     {"stage": -1},
+    {"first_trained": -2},
     {"epoch": 2**16},
     {"round": 2**32},
     {"seed": 10**300},

@@ -13,7 +13,6 @@ from made_cluster import Cluster
 
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role, dns_name
-from collapipe.credentials.verified_channel import dial
 from collapipe.errors import LinkError
 from collapipe.wire.channels import Dialer, open_stream
 from pipeline.devices.daemon.server import Daemon, DeviceSettings
@@ -97,13 +96,13 @@ def test_questions_that_are_never_asked_hold_no_thread(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     jetson, pi, boss = cluster.member(), cluster.member("pi"), cluster.member("boss", UNIT)
     with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
-        with dial(pi, daemon.address, "jetson") as channel:
+        with Dialer(pi).channel("jetson", daemon.address) as channel:
             silence = queue.SimpleQueue[bytes]()
             for _ in range(20):
                 asked = channel.stream_stream(STATUS)(iter(silence.get, b""))
                 assert asked.code() == grpc.StatusCode.UNAUTHENTICATED
         silence.put(b"")
-        with dial(boss, daemon.address, "jetson") as channel:
+        with Dialer(boss).channel("jetson", daemon.address) as channel:
             assert channel.unary_unary(STATUS)(b"", timeout=60)
 
 
@@ -121,7 +120,7 @@ def test_a_silent_control_unit_that_is_revoked_leaves_the_device(tmp_path: Path)
             with pytest.raises(LinkError):
                 while True:  # signs of life
                     held.receive(60)
-        with dial(boss, daemon.address, "jetson") as channel:
+        with Dialer(boss).channel("jetson", daemon.address) as channel:
             deadline = time.monotonic() + 60
             while b'"busy":true' in channel.unary_unary(STATUS)(b"", timeout=60):
                 assert time.monotonic() < deadline

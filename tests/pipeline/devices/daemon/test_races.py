@@ -9,9 +9,9 @@ import pytest
 from device_cluster import daemons
 
 from collapipe.errors import LinkError, RefusedLinkError
+from collapipe.wire import channels
 from collapipe.wire.channels import DeviceAddress, Dialer
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.daemon import server
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import BEFORE, secret_for
 
@@ -86,8 +86,8 @@ def test_a_neighbour_that_refuses_leaves_no_connection(monkeypatch: pytest.Monke
         raise LinkError("refused")
 
     channel = SimpleNamespace(close=closed.set)
-    monkeypatch.setattr(server, "open_stream", refuse)
-    monkeypatch.setattr(Dialer, "channel", lambda *arguments: channel)
+    monkeypatch.setattr(channels, "open_stream", refuse)
+    monkeypatch.setattr(Dialer, "pinned", lambda *arguments: (channel, None))
     with daemons(1) as (daemon,):
         daemon._session = session()
         with pytest.raises(LinkError):

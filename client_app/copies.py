@@ -1,0 +1,29 @@
+"""Choose how many steps lie between two copies of real devices' blocks."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SHARE = 0.03  # of a step's time that copies may take
+_MOST = 20  # steps that a loss repeats; the control unit keeps their activations in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A device's hops in a step: their bytes, and their ``share`` of the step's time, measured in
+    an earlier round; sends that overlap can exceed 1. Without a measurement the share is 1."""
+
+    num_bytes: float
+    share: float = 1.0
+
+
+def copy_interval(copy_bytes: Mapping[str, float], sending: Mapping[str, Sending]) -> int:
+    """Return the least number of steps r for which copies take at most 3 % of the time.
+
+    ``copy_bytes`` has the bytes of a copy by device. A device that sends its hops' h bytes in a
+    share s ≤ 1 of the step sends the c bytes of a copy in about s · c / h steps. So
+    r = ⌈max s · c / (0.03 h)⌉ over the devices, between 1 and 20.
+    """
+    each = ((c, sending[name]) for name, c in copy_bytes.items())
+    steps = max(min(1.0, of.share) * c / max(1.0, of.num_bytes) for c, of in each)
+    return max(1, math.ceil(min(_MOST, steps / _SHARE)))

@@ -1,0 +1,27 @@
+"""How often real devices send copies of their blocks."""
+
+import pytest
+
+from client_app.copies import Sending, copy_interval
+
+
+@pytest.mark.parametrize(
+    ("copy_bytes", "sending", "steps"),
+    [
+        (1e4, Sending(1e6), 1),  # adapters
+        (3e5, Sending(1e6), 10),  # by bytes alone
+        (3e5, Sending(1e6, share=0.2), 2),  # a fast network
+        (3e5, Sending(1e6, share=7.0), 10),
+        (2e7, Sending(4e6, share=0.5), 20),  # no loss may repeat more
+        (2e7, Sending(0.0, share=0.0), 1),  # as a faulty device reports
+    ],
+)
+def test_copies_take_a_small_share_of_a_step(
+    copy_bytes: float, sending: Sending, steps: int
+) -> None:
+    assert copy_interval({"pi": copy_bytes}, {"pi": sending}) == steps
+
+
+def test_the_device_that_sends_copies_longest_decides() -> None:
+    sending = {"pi": Sending(1e6, share=0.5), "jetson": Sending(1e6, share=0.1)}
+    assert copy_interval({"pi": 1.2e5, "jetson": 3e5}, sending) == 2

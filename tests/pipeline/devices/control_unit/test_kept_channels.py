@@ -1,0 +1,97 @@
+"""Channels to devices stay open between rounds, and broken ones are dialled again."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from device_cluster import INSECURE, Work, daemons, device_name, plan_of
+from made_cluster import Cluster
+
+from collapipe.credentials.member import Role
+from collapipe.errors import LinkError
+from collapipe.wire.channels import Channels, DeviceAddress, Dialer
+from pipeline.devices.daemon.server import Daemon, DeviceSettings
+from pipeline.devices.messages import CONTROL
+
+NAMES = [device_name(k) for k in range(3)]
+PLAN = plan_of(NAMES, (1, 2, 1))
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices to which channels were opened, by whichever end."""
+    names, real = list[str](), Dialer.pinned
+
+    def noted(dialer: Dialer, device: str, address: str) -> tuple[grpc.Channel, bytes | None]:
+        names.append(device)
+        return real(dialer, device, address)
+
+    monkeypatch.setattr(Dialer, "pinned", noted)
+    return names
+
+
+@pytest.fixture
+def kept() -> Iterator[Channels]:
+    with Channels(INSECURE) as channels:
+        yield channels
+
+
+def test_a_second_round_dials_no_device(kept: Channels, dialled: list[str]) -> None:
+    work = Work()
+    with daemons(3) as there:
+        first = work.remote(PLAN, there, kept=kept)
+        assert len(dialled) == 7  # a control stream each, two hops, and two between neighbours
+        second = work.remote(PLAN, there, kept=kept)
+    assert len(dialled) == 7
+    assert first.equals(second)
+
+
+def test_a_device_that_started_again_is_dialled_again(kept: Channels) -> None:
+    work = Work()
+    with daemons(3) as there, ExitStack() as stack:
+        expected = work.remote(PLAN, there, kept=kept)
+        there[1].__exit__()
+        settings = DeviceSettings(NAMES[1], there[1].address, 1e9)
+        there[1] = stack.enter_context(Daemon(settings, None))
+        assert work.remote(PLAN, there, kept=kept).equals(expected)
+
+
+def test_a_device_that_left_between_rounds_is_lost_at_once(kept: Channels) -> None:
+    work = Work()
+    with daemons(3) as there:
+        expected = work.remote(PLAN, there, kept=kept)
+        there[1].__exit__()
+        began = time.monotonic()
+        assert work.remote(PLAN, there, kept=kept, lost=[NAMES[1]]).equals(expected)
+        assert time.monotonic() - began < 10
+
+
+def test_a_revoked_device_is_not_reached_over_a_kept_channel(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    jetson, boss = cluster.member(), cluster.member("boss", Role.CONTROL_UNIT)
+    with (
+        Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon,
+        Channels(Dialer(boss)) as channels,
+    ):
+        device, arrived = DeviceAddress("jetson", daemon.address), threading.Event()
+        channels.stream(device, CONTROL, 2**20, arrived).close()
+        cluster.revoke(jetson.member)
+        with pytest.raises(LinkError, match="revoked"):
+            channels.stream(device, CONTROL, 2**20, arrived)
+
+
+def test_a_device_with_a_renewed_certificate_is_dialled_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    boss, arrived = cluster.member("boss", Role.CONTROL_UNIT), threading.Event()
+    settings = DeviceSettings("jetson", "127.0.0.1:0", 1e9)
+    with Channels(Dialer(boss)) as channels:
+        with Daemon(settings, cluster.member()) as daemon:
+            device = DeviceAddress("jetson", daemon.address)
+            channels.stream(device, CONTROL, 2**20, arrived).close()
+        with Daemon(replace(settings, listen=daemon.address), cluster.member()):
+            channels.stream(device, CONTROL, 2**20, arrived).close()
