@@ -21,6 +21,8 @@ from collapipe.wire.frames import Frame, FrameKind
 
 PIECE_BYTES = 512 * 1024  # small, so that no message occupies a slow link for long
 WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
+_RETURNED = WINDOW // 2  # tensors that one credit is for: half of the messages, same window
+_FEW = 32  # frames to send; the owner may wait until no more are left
 _MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``
 _MORE, _LAST = 0, 1  # first byte of a piece
 _PART = 2  # added to the first byte: a piece of a part; other frames may come between its pieces
@@ -40,8 +42,8 @@ class FrameStream:
     gRPC sends the messages that ``outgoing`` yields. A thread of the owner runs ``feed`` on the
     messages that gRPC receives.
 
-    ``arrived`` is set when a frame can be received or everything was sent. The owner may replace
-    the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC has taken all pieces of
+    ``arrived`` is set when a frame can be received, and when few of many queued frames are left.
+    The owner may replace the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC has taken all pieces of
     an activation or a gradient. A received frame is dropped if ``accepts`` returns False for it.
 
     The stream ends if the peer sends a frame of more than ``max_bytes``, a damaged frame, or more
@@ -65,7 +67,7 @@ class FrameStream:
         self._tensors: deque[Frame] = deque()
         self._parts: deque[Callable[[], Frame]] = deque()
         self._unmade = 0  # parts that are not made yet
-        self._credit = WINDOW
+        self._credit, self._owed = WINDOW, 0  # sent but not credited, received but not credited
         self._closed = False
         self._cancel: Callable[[], object] = lambda: None
         self.on_sent: Callable[[Frame], None] = _nothing
@@ -134,8 +136,10 @@ class FrameStream:
                 raise self._end()
             received, _ = self._incoming.popleft()
             self._changed.notify_all()
-        if received.kind in _COUNTED:
-            self.send(Frame(FrameKind.CREDIT, received.round, received.step, 0))
+        self._owed += received.kind in _COUNTED
+        if self._owed == _RETURNED:
+            self._owed = 0
+            self.send(Frame(FrameKind.CREDIT, received.round, received.step, _RETURNED))
         return received
 
     def wait_until_accepted(self, timeout_s: float) -> None:
@@ -163,7 +167,7 @@ class FrameStream:
         for message in self._messages(until or (lambda: False)):
             self.bytes_out += len(message) - 1
             yield message
-            if not self.backlog()[0]:
+            if self.backlog()[0] == _FEW:
                 self.arrived.set()
 
     def on_close(self, cancel: Callable[[], object]) -> None:
@@ -198,17 +202,18 @@ class FrameStream:
         """Queue a received frame once there is room for it."""
         with self._changed:
             if frame.kind == FrameKind.CREDIT:
-                self._credit = min(self._credit + 1, WINDOW)
-            else:
-                self.bytes_in += size
-                ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
-                if frame.kind in _COUNTED and ahead == WINDOW:
-                    raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
-                self._changed.wait_for(lambda: self._closed or self._has_room(size))
-                self.heard = time.monotonic()  # while there was no room, no message could arrive
-                if self._closed or not self.accepts(frame):
-                    return
-                self._incoming.append((frame, size))
+                self._credit = min(self._credit + frame.micro_batch, WINDOW)
+                self._changed.notify_all()
+                return  # nothing can be received
+            self.bytes_in += size
+            ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
+            if frame.kind in _COUNTED and ahead == WINDOW:
+                raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
+            self._changed.wait_for(lambda: self._closed or self._has_room(size))
+            self.heard = time.monotonic()  # while there was no room, no message could arrive
+            if self._closed or not self.accepts(frame):
+                return
+            self._incoming.append((frame, size))
             self._changed.notify_all()
         self.arrived.set()
 

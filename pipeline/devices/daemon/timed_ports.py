@@ -32,7 +32,7 @@ class TimedPorts:
         self._ports, self._streams = ports, streams
         self._on_busy, self._arrived = on_busy, arrived
         self._rows = list[tuple[Action, float, float, float]]()
-        self._sending = 0
+        self._sending, self._ending = 0, False
         self._sent: dict[tuple[FrameKind, int], float] = {}
         for stream in streams:
             stream.on_sent = self._has_left
@@ -58,6 +58,7 @@ class TimedPorts:
 
     def all_sent(self) -> bool:
         """Whether all outputs have been sent, or a stream has ended."""
+        self._ending = True
         return len(self._sent) == self._sending or any(each.over for each in self._streams)
 
     def table(self) -> Tensor:
@@ -71,4 +72,5 @@ class TimedPorts:
 
     def _has_left(self, frame: Frame) -> None:
         self._sent[frame.kind, frame.micro_batch] = time.monotonic()
-        self._arrived.set()
+        if self._ending:  # else nobody waits for it
+            self._arrived.set()

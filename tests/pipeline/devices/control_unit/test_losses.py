@@ -34,7 +34,7 @@ def chosen_of(count: int, seed: int) -> list[Any]:
     return [*drawn[: count // 2], *late]
 
 
-SENT = {"READY": 1, "ACTIVATION": 6, "GRADIENT": 6, "NORMS": 2, "PART": 2, "CREDIT": 6, "CLOCK": 3}
+SENT = {"READY": 1, "ACTIVATION": 6, "GRADIENT": 6, "NORMS": 2, "PART": 2, "CREDIT": 3, "CLOCK": 3}
 TAKEN = {"LOAD": 1, "PART": 1, "OPEN": 1, "CLOCK": 3, "BEGIN": 2, "STEP": 2}
 TAKEN |= {"ACTIVATION": 6, "GRADIENT": 6}  # so many of a kind by each device at least
 
