@@ -157,6 +157,13 @@ def _rows(
     rows of the stages after the last device."""
     who = run.called(cluster.unit)
     problem, partition, state = _planned(run, request, cluster, latency)
+    if (stages := _simulated(problem, partition, state, cluster.schedule)) is not None:
+        for name, times in stages.items():
+            micro_batches = [int(label.lstrip("FB")) for label, *_ in times]
+            spans = [(begin_s, begin_s + length_s) for _, begin_s, length_s in times]
+            kinds = ((_ODD, _EVEN)[number % 2] for number in micro_batches)
+            yield Row(f"{who}, {name}", [*zip(kinds, spans, strict=True)])
+        return
     for stage in timeline(problem, partition):
         starts = enumerate(stage.computes)
         boxes = [((_ODD, _EVEN)[n % 2], (start, start + stage.compute_s)) for n, start in starts]
@@ -181,19 +188,28 @@ def planned_stages(
     if request is None:
         return {}
     problem, partition, state = _planned(run, request, cluster, _latency(run))
+    if (stages := _simulated(problem, partition, state, cluster.schedule)) is not None:
+        return stages
+    return {
+        problem.devices[each.device].name: [
+            (str(number), begin_s, each.compute_s) for number, begin_s in enumerate(each.computes)
+        ]
+        for each in timeline(problem, partition)
+    }
+
+
+def _simulated(
+    problem: ClusterProblem, partition: Partition, state: ClusterState, schedule: str
+) -> dict[str, list[tuple[str, float, float]]] | None:
+    """Return the simulated times of each stage, see ``planned_stages``; None without a measured
+    law."""
     names = [device.name for device in problem.devices]
     law, m = state.step, partition.num_micro_batches
     if law is None or not simulates(law, len(names), m):
-        return {
-            names[each.device]: [
-                (str(number), begin_s, each.compute_s)
-                for number, begin_s in enumerate(each.computes)
-            ]
-            for each in timeline(problem, partition)
-        }
+        return None
     size = problem.batch_size / m
     block_s = [device.time.compute(1, size) for device in problem.devices]
-    ran = play(law, works_of(law, names, block_s, partition.blocks), cluster.schedule)
+    ran = play(law, works_of(law, names, block_s, partition.blocks), schedule)
     stages: dict[str, list[tuple[str, float, float]]] = {}
     for key, (begin_s, end_s) in ran.items():
         found = {-1: "embedding", "head": "head"} | dict(enumerate(names))

@@ -43,8 +43,9 @@ class FrameStream:
     messages that gRPC receives.
 
     ``arrived`` is set when a frame can be received, and when few of many queued frames are left.
-    The owner may replace the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC has taken all pieces of
-    an activation or a gradient. A received frame is dropped if ``accepts`` returns False for it.
+    The owner may replace the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC
+    has taken all pieces of an activation or a gradient. A received frame is dropped if ``accepts``
+    returns False for it.
 
     The stream ends if the peer sends a frame of more than ``max_bytes``, a damaged frame, or more
     than ``WINDOW`` activations or gradients that have not been received. ``feed`` blocks while the
