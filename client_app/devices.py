@@ -17,7 +17,7 @@ from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.devices.slowness import Slowness
-from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
+from collapipe.errors import ConfigError, InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.formatting import seconds
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
@@ -114,7 +114,11 @@ class Devices:
         the planned seconds of a block in a micro-batch by device."""
         if not self._profile:
             return
-        law, works = measured_law(plan, times, hosts)
+        try:
+            law, works = measured_law(plan, times, hosts)
+        except ConfigError as error:  # a device may send any times
+            _log.warning("unit %d: times of the round are not used: %s", plan.unit, error)
+            return
         if (before := self.law) is not None:
             planned_s = planned_step_s(before, block_s, law.blocks, plan.schedule)
             law = updated(before, law, planned_s=planned_s, step_s=times.step_s)

@@ -51,11 +51,11 @@ def measured_law(
     return law, works
 
 
-def updated(before: StepLaw | None, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:
+def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:
     """Return the law after a round that measured ``now``: the mean of both, so that a busy round
     fades. ``planned_s`` are the seconds of a step that ``before`` predicted for the measured
     ``step_s``."""
-    if before is None or before.num_micro_batches != now.num_micro_batches:
+    if before.num_micro_batches != now.num_micro_batches:
         return now
     error = math.log(step_s / planned_s) if min(step_s, planned_s) > 0 else 0.0
     spread = math.sqrt(_mean(before.spread**2, error**2))

@@ -112,10 +112,6 @@ def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple
         for kind, stage in ((FORWARD, place - 1), (BACKWARD, place)):
             workers.append(Worker(([("send", stage, kind, i) for i in range(m)],), host))
     workers += [Worker(([("answer", i)],)) for i in range(m)]
-    workers = [
-        Worker(tuple([key for key in lane if key in jobs] for lane in each.lanes), each.host)
-        for each in workers
-    ]
     return simulate(jobs, workers, law.cores)
 
 

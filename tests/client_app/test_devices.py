@@ -24,13 +24,13 @@ def devices(profile: bool | None = None) -> Devices:
     return Devices(settings, cluster, 0)
 
 
-def learn(own: Devices, pi_s: float) -> None:
+def learn(own: Devices, pi_s: float, send_s: float = 0.0) -> None:
     """A round of one block on each, planned with a second; the Jetson takes four."""
     plan = plan_of(["jetson", "pi"], [1, 1])
     times = StepTimes(
         forward_s=(1.0, pi_s / 4),
         backward_s=(3.0, pi_s * 3 / 4),
-        send_s={"jetson": 0.0, "pi": 0.0, None: 0.0},
+        send_s={"jetson": 0.0, "pi": send_s, None: 0.0},
         embedding_forward_s=0.0,
         embedding_backward_s=0.0,
         submit_s=0.0,
@@ -54,6 +54,14 @@ def test_another_process_plans_as_the_one_before_it() -> None:
     assert (second.slowness, second.law) == (first.slowness, first.law)
     second.recall({})
     assert (second.slowness, second.law) == (Slowness(), None)
+
+
+def test_impossible_times_of_a_device_are_not_used() -> None:
+    own = devices()
+    learn(own, pi_s=2.0)
+    before = own.slowness, own.law
+    learn(own, pi_s=8.0, send_s=1e9)
+    assert (own.slowness, own.law) == before
 
 
 def test_a_busy_round_moves_an_estimate_by_half() -> None:
