@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice, pairwise
 
 from collapipe.step_law import StepLaw, interval
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
 from optim.step import pace_s, step_s, works_of
 
-_MOST_ACTIONS = 2048  # segments times micro-batches; larger steps take too long to simulate
-_MOST_POINTS = 8  # of a front, whose neighbours are also simulated
+_MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
+_MOST_SIMULATED = 2**14  # the same, of all steps that are compared for a cluster: about a second
 
 
 def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
@@ -66,9 +67,11 @@ def simulated_front(
     ):
         return list(front)
     last = _last(front[0], problem, law)
-    best = sorted(front, key=lambda each: each.latency_s)[:_MOST_POINTS]
-    near = {each.blocks: each for point in best for each in _neighbours(point, problem)}
-    points = [simulated(each, problem, law, schedule) for each in near.values()]
+    best = sorted(front, key=lambda each: each.latency_s)
+    near = chain(best, (each for point in best for each in _neighbours(point, problem)))
+    each_takes = max(each.num_segments * each.num_micro_batches for each in best)
+    compared = {each.blocks: each for each in islice(near, _MOST_SIMULATED // each_takes)}
+    points = [simulated(each, problem, law, schedule) for each in compared.values()]
     if last is not None:
         last = simulated(last, problem, law, schedule)
         limit_s, _ = interval(last.latency_s, law.spread)
@@ -93,16 +96,15 @@ def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition |
 
 
 def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:
-    """Yield the point, and those in which one block is on another device of the same segments."""
-    yield point
+    """Yield the points in which one block is on the segment before or behind its own."""
     held = [place for place, count in enumerate(point.blocks) if count]
-    for source in held:
-        for sink in held:
+    for pair in pairwise(held):
+        for source, sink in (pair, reversed(pair)):
             blocks = list(point.blocks)
             blocks[source] -= 1
             blocks[sink] += 1
             near = replace(point, blocks=tuple(blocks))
-            if source != sink and blocks[source] and _possible(near, problem):
+            if blocks[source] and _possible(near, problem):
                 yield near
 
 

@@ -3,7 +3,8 @@
 The closed laws in ``optim.latency`` find candidates; this simulation compares and predicts them.
 """
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -42,11 +43,12 @@ class Worker:
     def __post_init__(self) -> None:
         self.places = [0] * len(self.lanes)
 
-    def begin(self, jobs: Mapping[Key, Job], done: Mapping[Key, float]) -> Key | None:
-        """Take the next job that can begin; None if there is none."""
-        for lane, place in enumerate(self.places):
+    def begin(self, missing: Mapping[Key, int]) -> Key | None:
+        """Take the next job whose needs are all done (``missing`` 0); None if there is none or one
+        is running."""
+        for lane, place in enumerate(self.places if self.running is None else ()):
             keys = self.lanes[lane]
-            if place < len(keys) and all(need in done for need in jobs[keys[place]].needs):
+            if place < len(keys) and not missing[keys[place]]:
                 self.places[lane] += 1
                 self.running = keys[place]
                 return self.running
@@ -69,26 +71,38 @@ def simulate(
 ) -> dict[Key, tuple[float, float]]:
     """Return when each job begins and ends, in seconds. Workers on a machine with fewer cores
     than running jobs share the cores equally."""
-    now, began = 0.0, dict[Key, float]()
-    done, left = dict[Key, float](), dict[Key, float]()
+    owners = {key: worker for worker in workers for lane in worker.lanes for key in lane}
+    missing = {key: len(job.needs) for key, job in jobs.items()}
+    after = defaultdict[Key, list[Key]](list)
+    for key, job in jobs.items():
+        for need in job.needs:
+            after[need].append(key)
+    now, idle, active = 0.0, list(workers), dict[Key, str | None]()
+    began, left, ran = dict[Key, float](), dict[Key, float](), dict[Key, tuple[float, float]]()
     while True:
-        for worker in workers:
-            if worker.running is None and (key := worker.begin(jobs, done)) is not None:
-                began[key], left[key] = now, jobs[key].seconds
-        active = [(each, each.running) for each in workers if each.running is not None]
+        for worker in idle:
+            if (taken := worker.begin(missing)) is not None:
+                began[taken], left[taken], active[taken] = now, jobs[taken].seconds, worker.host
         if not active:
-            return {key: (began[key], end) for key, end in done.items()}
-        load = Counter(worker.host for worker, _ in active)
+            return ran
+        load = Counter(active.values())
         rates = {
-            key: 1.0 if (host := worker.host) is None else min(1.0, cores[host] / load[host])
-            for worker, key in active
+            key: 1.0 if host is None else min(1.0, cores[host] / load[host])
+            for key, host in active.items()
         }
-        step = min(left[key] / rates[key] for _, key in active)
+        step = min(left[key] / rates[key] for key in active)
         now += step
-        for worker, key in active:
-            left[key] -= step * rates[key]
+        idle = []
+        for key, rate in rates.items():
+            left[key] -= step * rate
             if left[key] <= _DONE_S:
-                done[key], worker.running = now, None
+                ran[key] = began[key], now
+                del active[key]
+                owners[key].running = None
+                idle.append(owners[key])
+                for later in after[key]:
+                    missing[later] -= 1
+                    idle.append(owners[later])
 
 
 def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple[float, float]]:
@@ -111,7 +125,9 @@ def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple
         host = before if before == behind else None  # else a network sends, without processors
         for kind, stage in ((FORWARD, place - 1), (BACKWARD, place)):
             workers.append(Worker(([("send", stage, kind, i) for i in range(m)],), host))
-    workers += [Worker(([("answer", i)],)) for i in range(m)]
+    delay_s = law.head_s - law.head_pace_s  # answers of several micro-batches may be on their way
+    ways = max(1, min(m, math.ceil(delay_s / law.head_pace_s))) if law.head_pace_s else m
+    workers += [Worker(([("answer", i) for i in range(way, m, ways)],)) for way in range(ways)]
     return simulate(jobs, workers, law.cores)
 
 
