@@ -25,7 +25,7 @@ from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.allocator import return_large_blocks
-from collapipe.process.host import Host
+from collapipe.process.host import Host, this_host
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.state import DeviceProfile
 from collapipe.step_law import StepLaw
@@ -69,6 +69,7 @@ class Devices:
         self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
         self.slowness = Slowness()
         self.law: StepLaw | None = None
+        self._labels = {this_host().name: ""}  # of machines: the first device that was there
         self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
         self.sending: dict[str, Sending] = {}  # as measured in the last round without a loss
         self.news: list[str] = []  # lost and returned devices since the last report
@@ -109,25 +110,36 @@ class Devices:
         times: StepTimes,
         hosts: Mapping[str, Host],
         block_s: Mapping[str, float],
+        lost: Collection[str] = (),
     ) -> None:
         """Update slowness and law from the ``times`` of a round with this ``plan``. ``block_s`` are
-        the planned seconds of a block in a micro-batch by device."""
+        the planned seconds of a block in a micro-batch by device. Impossible times are ignored."""
         if not self._profile:
             return
+        present = [name for name in block_s if name not in {*self.absent, *lost}]
         try:
-            law, works = measured_law(plan, times, hosts)
+            law, works = measured_law(plan, times, self._labelled(hosts), present)
+            if (before := self.law) is not None:
+                planned_s = planned_step_s(before, block_s, law.blocks, plan.schedule)
+                law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
         except ConfigError as error:  # a device may send any times
             _log.warning("unit %d: times of the round are not used: %s", plan.unit, error)
             return
-        if (before := self.law) is not None:
-            planned_s = planned_step_s(before, block_s, law.blocks, plan.schedule)
-            law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
         ratios = {}
         for segment, work in zip(plan.segments, works, strict=True):
             name, seconds = segment.device, (work.forward_s + work.backward_s) / segment.span.blocks
             if block_s[name]:
                 ratios[name] = seconds / block_s[name] * self.slowness.times.get(name, 1.0)
         self.slowness, self.law = self.slowness.after(ratios), law
+
+    def _labelled(self, hosts: Mapping[str, Host]) -> dict[str | None, Host]:
+        """Replace machines' names by labels, so that the server learns only which devices share
+        one. None is the control unit."""
+        found: dict[str | None, Host] = {
+            name: replace(host, name=self._labels.setdefault(host.name, name))
+            for name, host in hosts.items()
+        }
+        return found | {None: replace(this_host(), name="")}
 
     def told(self, text: str) -> str:
         """Remove addresses from a text on devices, and put it on one line, for the server."""
@@ -229,7 +241,7 @@ class DevicePipeline:
         reports, times = tuple(segments.measured()), segments.step_times()
         events = (*self._all.news, *self._changed_cut(), *segments.events)
         if times is not None:
-            self._all.learn(segments.plan, times, segments.hosts, self._block_s)
+            self._all.learn(segments.plan, times, segments.hosts, self._block_s, segments.lost)
         self._all.news.clear()
         if not self._segments.lost:
             steps_s = self._timer.seconds[PIPELINE]
@@ -249,7 +261,9 @@ class DevicePipeline:
         """Yield a message if the round's plan differs from the last one because of measured
         times."""
         law, plan = self._all.law, self._plan
-        if law is None or not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
+        if law is None or law.num_micro_batches != plan.num_micro_batches:
+            return
+        if not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
             return
         blocks = {each.device: each.span.blocks for each in plan.segments}
         if blocks != law.blocks:
@@ -293,10 +307,13 @@ class DevicePipeline:
             min_micro_batches=m,
         )
         try:
-            blocks = exact_partition(problem).best.blocks
+            solution = exact_partition(problem)
         except InfeasibleRoundError as error:
             raise RoundFailedError(f"without {named}: {error}") from error
-        segments = segment_plans(left, blocks)
+        most = settings.pipeline.num_segments or len(left)
+        allowed = [each for each in solution.front if each.num_segments <= most]
+        best = min(allowed or [solution.best], key=lambda each: each.latency_s)
+        segments = segment_plans(left, best.blocks)
         return ClusterPlan(self._plan.unit, segments, m, self._plan.schedule)
 
     def _hung_s(self, plan: ClusterPlan) -> float:

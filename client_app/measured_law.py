@@ -1,27 +1,33 @@
 """Fit the law of a step to a round's measurements on real devices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from collapipe.plan import ClusterPlan
-from collapipe.process.host import Host, this_host
+from collapipe.process.host import Host
 from collapipe.step_law import DeviceTimes, StepLaw
 from optim.step import StageWork, alone, step_s, works_of
 from pipeline.devices.control_unit.action_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
-_LEAST_SPREAD = 0.02
+_LEAST_SPREAD, _MOST_SPREAD = 0.02, 1.0
 
 
 def measured_law(
-    plan: ClusterPlan, times: StepTimes, hosts: Mapping[str, Host]
+    plan: ClusterPlan,
+    times: StepTimes,
+    hosts: Mapping[str | None, Host],
+    present: Collection[str],
 ) -> tuple[StepLaw, list[StageWork]]:
     """Return the law and the work of each segment that explain a round's ``times``.
 
+    ``hosts`` are the machines of the plan's devices, and of the control unit by None. ``present``
+    are all devices that can hold blocks.
+
     Waiting for cores that workers of one machine share is removed from the times of actions.
     """
-    names, own = [each.device for each in plan.segments], this_host()
+    names, own = [each.device for each in plan.segments], hosts[None]
     works = [
         StageWork(forward_s, backward_s, times.send_s[name], hosts[name].name)
         for name, forward_s, backward_s in zip(
@@ -31,9 +37,10 @@ def measured_law(
     law = StepLaw(
         num_micro_batches=plan.num_micro_batches,
         blocks={each.device: each.span.blocks for each in plan.segments},
+        present=tuple(present),
         devices={},
         host=own.name,
-        cores={each.name: each.cores for each in (own, *hosts.values())},
+        cores={each.name: each.cores for each in (*map(hosts.__getitem__, names), own)},
         embedding_forward_s=times.embedding_forward_s,
         embedding_backward_s=times.embedding_backward_s,
         submit_s=times.submit_s,
@@ -57,19 +64,21 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
     ``step_s``."""
     if before.num_micro_batches != now.num_micro_batches:
         return now
+    devices = _devices(before, now)
+    hosts = {now.host, *(each.host for each in devices.values())}
     error = math.log(step_s / planned_s) if min(step_s, planned_s) > 0 else 0.0
     spread = math.sqrt(_mean(before.spread**2, error**2))
     return replace(
         now,
-        devices=_devices(before, now),
-        cores={**before.cores, **now.cores},
-        spread=max(spread, _LEAST_SPREAD),
+        devices=devices,
+        cores={k: n for k, n in {**before.cores, **now.cores}.items() if k in hosts},
+        spread=min(max(spread, _LEAST_SPREAD), _MOST_SPREAD),
         embedding_forward_s=_mean(before.embedding_forward_s, now.embedding_forward_s),
         embedding_backward_s=_mean(before.embedding_backward_s, now.embedding_backward_s),
         submit_s=_mean(before.submit_s, now.submit_s),
         send_s=_mean(before.send_s, now.send_s),
         head_s=_mean(before.head_s, now.head_s),
-        head_pace_s=_mean(before.head_pace_s, now.head_pace_s),
+        head_pace_s=_mean(before.head_pace_s, now.head_pace_s or before.head_pace_s),
         overhead_s=_mean(before.overhead_s, now.overhead_s),
         factor=_mean(before.factor, now.factor),
     )

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, is_printable
 
-_MOST_S = 1e6
+_LEAST_S, _MOST_S = 1e-15, 1e4  # of an action
 _MOST_NAME = 64  # characters
 _MOST_DEVICES, _MOST_CORES, _MOST_MICRO_BATCHES = 128, 4096, 4096
 _LEAST_FACTOR = 1e-6
@@ -18,8 +18,8 @@ class DeviceTimes:
     """A device's part of the law.
 
     ``forward_share`` is the fraction of a block's time that forward takes. ``send_s`` are the
-    seconds from the end of an action until its output is at the next stage. ``host`` is the name
-    of the device's machine.
+    seconds from the end of an action until its output is at the next stage. ``host`` is the label
+    of the device's machine, the same for devices of one machine.
     """
 
     forward_share: float
@@ -34,7 +34,8 @@ class StepLaw:
     The devices' profiles have the time of a block. The control unit's thread computes the
     embedding (``embedding_forward_s``, ``embedding_backward_s`` for a micro-batch), submits
     activations to the head (``submit_s``), and sends tensors (``send_s`` until they arrive). The
-    head answers after ``head_s``; if it has a queue, answers follow each other in ``head_pace_s``.
+    head answers after ``head_s``; if it has a queue, answers follow each other in ``head_pace_s``,
+    which is 0 if it never had one. ``embedding_backward_s`` is 0 if no gradient returns to it.
     ``overhead_s`` is the rest of a step: its start, and the norms at its end.
 
     Attributes
@@ -42,13 +43,15 @@ class StepLaw:
     num_micro_batches
         m of the measured steps.
     blocks
-        Blocks of each device in the last round.
+        Blocks of each device at the end of the last round.
+    present
+        Names of the devices that could hold blocks then.
     devices
         Parts of all devices that were measured in this run.
     host
-        Name of the control unit's machine.
+        Label of the control unit's machine.
     cores
-        Number of cores of each machine.
+        Number of cores of each machine by its label.
     factor
         Ratio of a step's measured time to the simulated time, a mean over the last rounds.
     spread
@@ -57,6 +60,7 @@ class StepLaw:
 
     num_micro_batches: int
     blocks: Mapping[str, int]
+    present: tuple[str, ...]
     devices: Mapping[str, DeviceTimes]
     host: str
     cores: Mapping[str, int]
@@ -74,18 +78,20 @@ class StepLaw:
         own = self.embedding_forward_s, self.embedding_backward_s, self.submit_s, self.send_s
         seconds = *own, self.head_s, self.head_pace_s, self.overhead_s
         sent = (each.send_s for each in self.devices.values())
-        self._check("seconds", all(0 <= each <= _MOST_S for each in (*seconds, *sent)))
+        for time_s in (*seconds, *sent):
+            self._check("seconds", time_s == 0 or _LEAST_S <= time_s <= _MOST_S)
         self._check("factor", _LEAST_FACTOR <= self.factor <= 1 / _LEAST_FACTOR)
         self._check("spread", 0 <= self.spread <= 10)
         self._check("num_micro_batches", 1 <= self.num_micro_batches <= _MOST_MICRO_BATCHES)
-        self._check("devices", max(len(self.devices), len(self.blocks)) <= _MOST_DEVICES)
+        counts = map(len, (self.devices, self.blocks, self.present))
+        self._check("devices", max(counts) <= _MOST_DEVICES)
         self._check(
             "blocks", all(1 <= each <= _MOST_MICRO_BATCHES for each in self.blocks.values())
         )
         self._check("cores", self.host in self.cores and len(self.cores) <= _MOST_DEVICES + 1)
         self._check("cores", all(1 <= each <= _MOST_CORES for each in self.cores.values()))
-        names = (*self.devices, *self.blocks, *self.cores)
-        self._check("names", all(len(each) <= _MOST_NAME for each in names))
+        for name in (*self.devices, *self.blocks, *self.present, *self.cores):
+            self._check("names", len(name) <= _MOST_NAME and is_printable(name))
         for each in self.devices.values():
             self._check("forward_share", 0 <= each.forward_share <= 1)
             self._check("host", each.host in self.cores)

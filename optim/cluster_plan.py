@@ -11,7 +11,9 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, UplinkPlan, segment_plans
 from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
+from collapipe.step_law import StepLaw
 from optim.channel import payload_links, power_limits
+from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
     Allocation,
@@ -24,7 +26,7 @@ from optim.problem import (
     RoundSolution,
     RoundSolver,
 )
-from optim.simulated_plan import as_measured, simulated_front
+from optim.simulated_plan import as_measured, law_for, simulated, simulated_front, simulates
 from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")
@@ -63,7 +65,8 @@ def cluster_problem(
         head_s=uplink.head_s / steps if uplink else 0.0,
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
     )
-    return problem if cluster.step is None else as_measured(problem, cluster.step)
+    measured = cluster.step if cluster.real_devices else None
+    return problem if measured is None else as_measured(problem, measured)
 
 
 def of_each(
@@ -205,14 +208,32 @@ def _front(
         front = solve_cached(replace(problem, devices=tuple(free)), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
     kept = [point for point in front if most is None or point.num_segments <= most]
-    if kept and cluster.step is not None:
-        kept = simulated_front(kept, problem, cluster.step, request.schedule)
+    if kept and (law := law_for(cluster)) is not None:
+        kept = _by_law(kept, problem, law, request, solve)
     if not kept:
         raise InfeasibleRoundError(
             f"no plan was found with fewer than {front[0].num_segments} segments, "
             f"pipeline.num_segments={most}; raise it"
         )
     return tuple(_of_round(point, request, cluster) for point in kept)
+
+
+def _by_law(
+    front: list[Partition],
+    problem: ClusterProblem,
+    law: StepLaw,
+    request: RoundRequest,
+    solve: ClusterSolver,
+) -> list[Partition]:
+    """Return the front by simulated times. Only the exact solver's points are exchanged for better
+    ones; other rules keep theirs."""
+    if request.partition is None and getattr(solve, "func", solve) is exact_partition:
+        return simulated_front(front, problem, law, request.schedule, request.num_segments)
+    known = (simulates(law, each) for each in front)
+    return [
+        simulated(each, problem, law, request.schedule) if fits else each
+        for each, fits in zip(front, known, strict=True)
+    ]
 
 
 def fastest(front: Front) -> Partition:

@@ -12,12 +12,13 @@ import numpy as np
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
+from collapipe.step_law import StepLaw
 from optim.channel import Fading, links
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.latency import partition_of, streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
-from optim.simulated_plan import simulated, simulates
+from optim.simulated_plan import law_for, simulated, simulates
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ def _cluster_cost(
     fading: Fading,
     uplink: str,
 ) -> ClusterCost:
-    state = as_planned(state, cluster.uplink)
+    law, state = law_for(state), as_planned(state, cluster.uplink)
     if cluster.segments:
-        step = _pipelined(cluster, state, request, latency)
+        step = _pipelined(cluster, state, request, latency, law)
     else:
         step = _replicated(state, request)
     steps, upload_s, upload_j = request.local_steps, None, 0.0
@@ -112,14 +113,18 @@ def _cluster_cost(
 
 
 def _pipelined(
-    cluster: ClusterPlan, state: ClusterState, request: RoundRequest, latency: Latency
+    cluster: ClusterPlan,
+    state: ClusterState,
+    request: RoundRequest,
+    latency: Latency,
+    law: StepLaw | None,
 ) -> _Step:
     m, known = cluster.num_micro_batches, {device.name: device for device in state.devices}
     devices = [known[segment.device] for segment in cluster.segments]
     blocks = [segment.span.blocks for segment in cluster.segments]
     problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
     partition, spread = partition_of(problem, blocks, m), 0.0
-    if (law := state.step) is not None and simulates(law, len(blocks), m):
+    if law is not None and simulates(law, partition):
         partition, spread = simulated(partition, problem, law, cluster.schedule), law.spread
     joules = {
         device.name: m * device.energy.law.chunk(count, request.batch_size / m)

@@ -1,21 +1,24 @@
 """Compare a cluster's plans by simulating their steps with the measured law of real devices."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 
+from collapipe.state import ClusterState
 from collapipe.step_law import StepLaw, interval
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
 from optim.step import pace_s, step_s, works_of
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
+_MOST_DOUBT = 0.1  # spread of predictions; a larger one would keep a wrong plan the longer
 _MOST_SIMULATED = 2**14  # the same, of all steps that are compared for a cluster: about a second
 
 
 def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
-    """Return the problem with the law's hops, and with the number of micro-batches m that the run
-    began with, because another m would change the weights' last bits.
+    """Return the problem with the law's hops, and with the number of micro-batches m of the
+    measured rounds, because another m would change the weights' last bits.
 
     If memory does not allow m any more, it is free.
     """
@@ -26,17 +29,28 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
         else each
         for each in problem.devices
     )
-    known = replace(problem, devices=devices, head_s=max(problem.head_s, m * law.head_pace_s))
+    known = replace(problem, devices=devices)
     if m > problem.max_micro_batches:
         return known
     fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
     return fixed if block_caps(fixed)[m - 1].sum() >= problem.num_blocks else known
 
 
-def simulates(law: StepLaw, num_segments: int, num_micro_batches: int) -> bool:
-    """Whether steps of so many segments and micro-batches are simulated with this law."""
-    fits = num_micro_batches == law.num_micro_batches
-    return fits and num_segments * num_micro_batches <= _MOST_ACTIONS
+def law_for(cluster: ClusterState) -> StepLaw | None:
+    """Return the law by which the cluster's steps are simulated, or None.
+
+    None if the planner also chooses where the head trains: only one place was measured.
+    """
+    places = {each.head for each in cluster.uplink.payloads} if cluster.uplink else set()
+    return cluster.step if cluster.real_devices and len(places) <= 1 else None
+
+
+def simulates(law: StepLaw, point: Partition) -> bool:
+    """Whether the point's steps are simulated with this law. Replicas, other numbers of
+    micro-batches and very long steps are not."""
+    m = point.num_micro_batches
+    fits = m == law.num_micro_batches and not point.replicated
+    return fits and point.num_segments * m <= _MOST_ACTIONS
 
 
 def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule: str) -> Partition:
@@ -50,32 +64,39 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
         [device.time.compute(1, size) for device, _ in held],
         [count for _, count in held],
     )
-    return replace(point, latency_s=step_s(law, works, schedule), slowest_s=pace_s(law, works))
+    return replace(
+        point,
+        latency_s=step_s(law, works, schedule),
+        slowest_s=pace_s(law, works),
+        fastest_s=(0.0, math.inf),  # the range of the closed law's times
+    )
 
 
 def simulated_front(
-    front: Sequence[Partition], problem: ClusterProblem, law: StepLaw, schedule: str
+    front: Sequence[Partition],
+    problem: ClusterProblem,
+    law: StepLaw,
+    schedule: str,
+    most_segments: int | None = None,
 ) -> list[Partition]:
     """Return the front by simulated times: of the ``front``, its neighbours and the last plan.
 
-    The last plan stays unless another one is faster by more than the prediction's interval.
-    Replicas, and plans with other micro-batches than the law's, keep their times.
+    The last plan stays, if the same devices are present, unless another one is faster by more than
+    the prediction's interval. Slower plans with fewer segments stay in the front, too.
     """
-    if not all(
-        simulates(law, each.num_segments, each.num_micro_batches) and not each.replicated
-        for each in front
-    ):
+    if not all(simulates(law, each) for each in front):
         return list(front)
-    last = _last(front[0], problem, law)
     best = sorted(front, key=lambda each: each.latency_s)
     near = chain(best, (each for point in best for each in _neighbours(point, problem)))
     each_takes = max(each.num_segments * each.num_micro_batches for each in best)
     compared = {each.blocks: each for each in islice(near, _MOST_SIMULATED // each_takes)}
     points = [simulated(each, problem, law, schedule) for each in compared.values()]
-    if last is not None:
+    last = _last(front[0], problem, law)
+    if last is not None and (most_segments is None or last.num_segments <= most_segments):
         last = simulated(last, problem, law, schedule)
-        limit_s, _ = interval(last.latency_s, law.spread)
-        points = [last, *(each for each in points if each.latency_s < limit_s)]
+        limit_s, _ = interval(last.latency_s, min(law.spread, _MOST_DOUBT))
+        points = [each for each in points if not limit_s <= each.latency_s <= last.latency_s]
+        points.append(last)
     points.sort(key=lambda each: (each.num_segments, each.latency_s))
     kept = list[Partition]()
     for point in points:
@@ -86,13 +107,14 @@ def simulated_front(
 
 
 def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition | None:
-    """Return the partition of the last round, or None if it is not possible any more."""
+    """Return the partition of the last round, or None if it is not possible or other devices are
+    present now."""
     names = [device.name for device in problem.devices]
-    if not law.blocks.keys() <= set(names):
+    if {*names} != {*law.present} or not law.blocks.keys() <= {*names}:
         return None
-    blocks = tuple(law.blocks.get(name, 0) for name in names)
-    point = replace(like, blocks=blocks)
-    return point if _possible(point, problem) else None
+    point = replace(like, blocks=tuple(law.blocks.get(name, 0) for name in names))
+    fits = point.num_segments * point.num_micro_batches <= _MOST_ACTIONS
+    return point if fits and _possible(point, problem) else None
 
 
 def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:

@@ -149,7 +149,8 @@ def _jobs(law: StepLaw, works: Sequence[StageWork]) -> Iterator[tuple[Key, Job]]
         for stage, work in enumerate(works):
             came = ("send", stage + 1, BACKWARD, i)
             yield (stage, BACKWARD, i), Job(work.backward_s, (came,))
-            yield ("send", stage, BACKWARD, i), Job(work.send_s, ((stage, BACKWARD, i),))
+            send_s = work.send_s if stage or law.embedding_backward_s else 0.0
+            yield ("send", stage, BACKWARD, i), Job(send_s, ((stage, BACKWARD, i),))
         yield (-1, BACKWARD, i), Job(law.embedding_backward_s, (("send", 0, BACKWARD, i),))
 
 

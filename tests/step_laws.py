@@ -17,7 +17,7 @@ def law_of(
     times = dict.fromkeys(
         ("embedding_forward_s", "embedding_backward_s", "submit_s", "send_s", "head_s"), 0.0
     )
-    nothing = {**times, "head_pace_s": 0.0, "overhead_s": 0.0, "blocks": {}}
+    nothing = {**times, "head_pace_s": 0.0, "overhead_s": 0.0, "blocks": {}, "present": (*names,)}
     send_s = float(values.get("send_s", 0.0))
     return StepLaw(
         num_micro_batches=m,

@@ -86,7 +86,9 @@ def _cause(error: Exception) -> str:
         return "the current folder is gone; change to another one"
     if isinstance(error, ModuleNotFoundError):
         return missing(error.name or str(error))
-    cause = "no memory is left" if isinstance(error, MemoryError | SystemError) else one_line(error)
+    cause = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
+    if isinstance(error, SystemError):
+        cause = f"Python failed, perhaps without memory ({cause})"
     return f"{cause}; collapipe --verbose … shows where"
 
 

@@ -24,7 +24,7 @@ from collapipe.step_law import interval
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
-from optim.simulated_plan import simulates
+from optim.simulated_plan import law_for, simulates
 from optim.step import play, works_of
 from optim.timeline import stages_behind, timeline
 
@@ -204,10 +204,9 @@ def _simulated(
     """Return the simulated times of each stage, see ``planned_stages``; None without a measured
     law."""
     names = [device.name for device in problem.devices]
-    law, m = state.step, partition.num_micro_batches
-    if law is None or not simulates(law, len(names), m):
+    if (law := law_for(state)) is None or not simulates(law, partition):
         return None
-    size = problem.batch_size / m
+    size = problem.batch_size / partition.num_micro_batches
     block_s = [device.time.compute(1, size) for device in problem.devices]
     ran = play(law, works_of(law, names, block_s, partition.blocks), schedule)
     stages: dict[str, list[tuple[str, float, float]]] = {}

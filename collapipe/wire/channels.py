@@ -183,10 +183,11 @@ class Channels:
             if known == device:
                 self._forget(device, method)
 
-    def close(self) -> None:
-        """Close all channels."""
+    def close(self, but: DeviceAddress | None = None) -> None:
+        """Close all channels, except those to the device ``but``."""
         for device, method in [*self._open]:
-            self._forget(device, method)
+            if device != but:
+                self._forget(device, method)
 
     def _forget(self, device: DeviceAddress, method: str) -> None:
         if (kept := self._open.pop((device, method), None)) is not None:
@@ -201,7 +202,7 @@ class Channels:
                     dialer.credentials.check(certificate)
                 return channel
             except WireError:  # revoked or expired
-                self.drop(device)
+                self._forget(device, method)
         self._open[key] = dialer.pinned(device.name, device.address)
         return self._open[key][0]
 

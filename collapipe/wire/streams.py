@@ -203,6 +203,8 @@ class FrameStream:
         """Queue a received frame once there is room for it."""
         with self._changed:
             if frame.kind == FrameKind.CREDIT:
+                if not 1 <= frame.micro_batch <= WINDOW:
+                    raise WireError(f"CREDIT for {frame.micro_batch}, expected 1 … {WINDOW}")
                 self._credit = min(self._credit + frame.micro_batch, WINDOW)
                 self._changed.notify_all()
                 return  # nothing can be received

@@ -271,7 +271,8 @@ class Scheduler:
         if its uplink has not this run's number of channels or offers other payloads."""
         if isinstance(reported, Failure):
             return reported
-        reported = replace(reported, name="")
+        step = reported.step if reported.real_devices else None
+        reported = replace(reported, name="", step=step)
         if reported.uplink is None:
             return reported
         gains, expected = len(reported.uplink.gains), len(self._channels)

@@ -84,14 +84,20 @@ def test_laws_that_stay_as_they_are_described_are_never_changed() -> None:
     "change",
     [
         {"factor": 0.0},
+        {"head_s": 1e-30},
         {"spread": -1.0},
         {"head_s": 1e300},
         {"num_micro_batches": 10**9},
         {"host": "other"},
+        {"blocks": {"\x1b": 1}},
         {"blocks": {"x" * 65: 1}},
         {"cores": {}},
-        {"cores": {"j": 10**9}},
-        {"devices": {str(k): {"forward_share": 0.5, "send_s": 0, "host": "j"} for k in range(129)}},
+        {"cores": {"": 4, "jetson": 4, "pi": 10**9}},
+        {
+            "devices": {
+                str(k): {"forward_share": 0.5, "send_s": 0, "host": "jetson"} for k in range(129)
+            }
+        },
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from step_laws import law_of
 
 from client_app.measured_law import measured_law, planned_step_s, updated
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.process.host import Host, this_host
+from collapipe.process.host import Host
 from collapipe.step_law import DeviceTimes, StepLaw
 from optim.step import Key, StageWork, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
@@ -30,8 +30,8 @@ def plan_of(blocks: Mapping[str, int], m: int) -> ClusterPlan:
 
 
 def real_law(cores: int, apart: bool) -> StepLaw:
-    """On this machine, with everything that takes time."""
-    law = law_of(
+    """With everything that takes time."""
+    return law_of(
         NAMES,
         apart=apart,
         cores=cores,
@@ -43,10 +43,6 @@ def real_law(cores: int, apart: bool) -> StepLaw:
         head_pace_s=0.03,
         overhead_s=0.006,
     )
-    here = this_host().name
-    hosts = {"here": here} | {name: name for name in NAMES}
-    devices = {name: replace(each, host=hosts[each.host]) for name, each in law.devices.items()}
-    return replace(law, host=here, devices=devices, cores=dict.fromkeys(hosts.values(), cores))
 
 
 def run(law: StepLaw, plan: ClusterPlan, steps: int = 3) -> Measurements:
@@ -83,9 +79,9 @@ def fitted(law: StepLaw, plan: ClusterPlan) -> tuple[StepLaw, list[StageWork]]:
     clocks = {name: Clock(-ahead_s, 0.0) for name, ahead_s in AHEAD_S.items()}
     times = run(law, plan).step_times(plan, clocks)
     assert times is not None
-    hosts = {name: Host(each.host, law.cores[each.host]) for name, each in law.devices.items()}
-    found, works = measured_law(plan, times, hosts)
-    return replace(found, cores=dict.fromkeys(found.cores, law.cores[law.host])), works
+    names = {None: law.host} | {name: each.host for name, each in law.devices.items()}
+    hosts = {name: Host(host, law.cores[host]) for name, host in names.items()}
+    return measured_law(plan, times, hosts, NAMES)
 
 
 @pytest.mark.parametrize(("cores", "apart"), [(64, True), (64, False), (2, False), (1, False)])
@@ -131,3 +127,25 @@ def test_a_busy_round_fades() -> None:
     assert later.factor == 1.5 and later.spread < law.spread
     other = replace(quiet, num_micro_batches=2)
     assert updated(law, other, planned_s=1.0, step_s=1.0) == other
+
+
+def test_steps_that_were_repeated_after_a_loss_are_not_measured() -> None:
+    """Their recorded tensors need no embedding and no head."""
+    law, plan = real_law(64, True), plan_of({"a": 2, "b": 2, "c": 2}, 4)
+    clocks = {name: Clock(-ahead_s, 0.0) for name, ahead_s in AHEAD_S.items()}
+    measured, whole = run(law, plan), run(law, plan).step_times(plan, clocks)
+    instant = dict.fromkeys(build(plan.schedule, 3, 4)[0], (300.0, 300.0))
+    measured.add_own(OwnTimes(instant, instant, 300.0, 300.1, whole=False))
+    for name in NAMES:
+        measured.add(name, 8, torch.full((8, 4), 300.0, dtype=torch.float64), USAGE)
+    assert measured.step_times(plan, clocks) == whole
+
+
+def test_machines_of_earlier_rounds_are_forgotten_and_the_spread_is_bounded() -> None:
+    law = real_law(64, True)
+    for boot in range(200):
+        devices = {"a": DeviceTimes(1 / 3, 0.004, f"boot-{boot}")}
+        now = replace(law, devices=devices, cores={law.host: 64, f"boot-{boot}": 4})
+        law = updated(law, now, planned_s=1e-6, step_s=1e6)
+    assert law.cores == {law.host: 64, "boot-199": 4, "b": 64, "c": 64}
+    assert law.spread == 1.0

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from step_laws import law_of
 
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 from collapipe.step_law import StepLaw
 from optim.baselines import AllUnits
 from optim.cluster_plan import cluster_problem
 from optim.cost import round_cost
 from optim.planner import RoundRequest
 from optim.problem import Partition
-from optim.simulated_plan import simulated_front
+from optim.simulated_plan import law_for, simulated_front
 from optim.step import step_s, works_of
 
 NAMES = "abc"
@@ -114,3 +114,31 @@ def test_the_front_ascends_in_segments_and_descends_in_time() -> None:
     times = [each.latency_s for each in found]
     assert times == sorted(times, reverse=True)
     assert found[1].blocks == (0, 3, 3) and found[2].blocks == (3, 2, 1)  # neighbours are better
+
+
+def test_a_device_that_is_back_is_used_though_predictions_are_rough() -> None:
+    law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 3}, spread=1.0)
+    assert held(request_of(law)) == {"a": 2, "b": 2, "c": 2}  # faster by more than 18 %
+    law = law_of(NAMES, apart=True, blocks={"a": 2, "b": 3, "c": 1}, spread=1.0, head_s=30.0)
+    assert held(request_of(law)) == law.blocks
+    assert held(request_of(replace(law, present=("a", "b")))) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_prescribed_split_is_not_exchanged() -> None:
+    law = law_of(NAMES, apart=True, blocks={"a": 6}, spread=0.02)
+    for rule in ("pipeline", "gpipe"):
+        request = replace(request_of(law), partition=rule, num_micro_batches=4)
+        assert held(request) == {"a": 2, "b": 2, "c": 2}
+        assert held(replace(request_of(law), num_segments=3)) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_law_of_one_place_of_the_head_does_not_decide_between_two() -> None:
+    request = request_of(law_of(NAMES, apart=True))
+    (cluster,) = request.clusters
+    payloads = tuple(
+        Payload("float32", "float32", 1.0, 0.0, 0.0, head) for head in ("server", "control_unit")
+    )
+    assert law_for(cluster) == cluster.step
+    uplink = Uplink(1.0, 1.0, 1.0, 0.0, (), payloads=payloads)
+    assert law_for(replace(cluster, uplink=uplink)) is None
+    assert law_for(replace(cluster, real_devices=False)) is None

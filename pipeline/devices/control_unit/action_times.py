@@ -4,7 +4,7 @@ the control unit's."""
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, median
 from typing import Literal
 
@@ -62,12 +62,16 @@ class TimedHead(TimedStage):
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """A step on the control unit: its embedding, its head, and when the step began and ended."""
+    """A step on the control unit: its embedding, its head, and when the step began and ended.
+
+    A step that is not ``whole`` was repeated after a loss, with recorded tensors.
+    """
 
     embedding: Mapping[Action, tuple[float, float]]
     head: Mapping[Action, tuple[float, float]]
     began_s: float
     ended_s: float
+    whole: bool = True
 
     def embedding_rows(self) -> Iterator[tuple[float, float, float]]:
         """Yield when the control unit's thread became free, began and ended each action of the
@@ -107,9 +111,9 @@ class StepTimes:
 
     ``forward_s`` and ``backward_s`` are by segment. ``send_s`` maps a device, or None for the
     control unit, to the time from the end of an action until its output was at a waiting stage. The
-    head's answer takes ``head_s``, and follows the one before after ``head_pace_s``. ``overhead_s``
-    is the part of a step before the embedding's first action and after its last. ``step_s`` is the
-    mean of all steps.
+    head's answer takes ``head_s``, and follows the one before after ``head_pace_s``, 0 if none had
+    to wait. ``overhead_s`` is the part of a step before the first action and after the last one.
+    ``step_s`` is the mean of all steps.
     """
 
     forward_s: tuple[float, ...]
@@ -204,7 +208,8 @@ class Measurements:
         steps = []
         for number, own in enumerate(self._own):
             tables = [self._tables[name][number] for name in names]
-            if len(tables[0]) == len(lists[0]):  # a smaller batch may have fewer micro-batches
+            # a smaller batch may have fewer micro-batches
+            if own.whole and len(tables[0]) == len(lists[0]):
                 shifted = (
                     (table + clocks[name].offset_s).tolist()
                     for name, table in zip(names, tables, strict=True)
@@ -233,10 +238,10 @@ class Measurements:
                 for name, stage in senders.items()
             },
             embedding_forward_s=embedding[0],
-            embedding_backward_s=embedding[1],
+            embedding_backward_s=embedding[1] if any(each.returns for each in later) else 0.0,
             submit_s=_mean(t for each in later for t in _lengths(each.own.head, FORWARD)),
             head_s=latency_s,
-            head_pace_s=min(latency_s, fmean(paces)) if paces else latency_s,
+            head_pace_s=min(latency_s, fmean(paces)) if paces else 0.0,
             overhead_s=_mean(each.overhead_s for each in later),
             step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
         )
@@ -283,8 +288,17 @@ class _Step:
 
     @property
     def overhead_s(self) -> float:
-        busy = [*self.own.embedding.values()]
-        return self.own.ended_s - self.own.began_s - busy[-1][1] + busy[0][0]
+        first = min(began_s for began_s, _ in self.own.embedding.values())
+        own = [*self.own.embedding.values(), *self.own.head.values()]
+        ends = (end_s for _, end_s in own), (row[2] for rows in self.rows for row in rows.values())
+        busy_s = max(chain(*ends)) - first
+        return max(0.0, self.own.ended_s - self.own.began_s - busy_s)
+
+    @property
+    def returns(self) -> bool:
+        """Whether the first segment sends gradients to the embedding."""
+        rows = self.rows[0].items()
+        return any(row[3] > row[2] for action, row in rows if action.kind == BACKWARD)
 
     def chunks(self, kind: str, stage: int) -> Iterator[float]:
         """Yield the seconds of a segment's actions of a kind."""

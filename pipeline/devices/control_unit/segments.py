@@ -268,6 +268,7 @@ class RemoteSegments:
         """Run forward and backward of a batch through all segments, and collect their norms."""
         placed, segments, m = self._placed, self.plan.segments, record.num_micro_batches
         first, last = placed.hops[:2]
+        whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
         placed.tell(FrameKind.BEGIN, record.step, torch.tensor([m]))
@@ -282,7 +283,7 @@ class RemoteSegments:
         for segment, actions, frame in zip(segments, lists, answers, strict=False):
             self._take_norms(segment, len(actions), frame)
         times = front_stage.times, back_stage.times
-        self._measured.add_own(OwnTimes(*times, began_s, time.monotonic()))
+        self._measured.add_own(OwnTimes(*times, began_s, time.monotonic(), whole))
 
     def _fence(self, step: int) -> Fence:
         common = self._placed.common

@@ -206,6 +206,7 @@ class Daemon:
         """Open the stream to the next stage."""
         running = self._session
         assert running is not None
+        self._channels.close(but=neighbour)  # a control unit may name any number
         said = (SESSION, session), (SIDE, BEFORE)
         peer = f"{neighbour.name} ({neighbour.address})"
         return self._channels.stream(neighbour, HOP, self._most, running.arrived, said, peer)

