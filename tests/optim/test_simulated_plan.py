@@ -79,7 +79,7 @@ def test_a_plan_stays_unless_another_is_faster_by_more_than_the_interval(spread:
 
 
 def test_a_plan_that_is_impossible_now_does_not_stay() -> None:
-    law = law_of(NAMES, apart=True, blocks={"a": 4, "b": 2}, spread=2.0)
+    law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 2, "c": 1}, spread=2.0, head_s=30.0)
     assert held(request_of(law)) == law.blocks
     assert held(request_of(law, most=2)) == {"a": 2, "b": 2, "c": 2}
     assert held(request_of(replace(law, blocks={"sold": 6}))) == {"a": 2, "b": 2, "c": 2}
