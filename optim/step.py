@@ -114,7 +114,7 @@ def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple
     last, m = len(works), law.num_micro_batches
     lists = schedule.build(name, last, m)
     jobs = dict(_jobs(law, works))
-    own = [(-1, each.kind, each.micro_batch) for each in lists[0]]
+    own = [(-1, each.kind, each.micro_batch) for each in schedule.embedding(name, last, m)]
     heads = [[(last, kind, i) for i in range(m)] for kind in (BACKWARD, FORWARD)]
     workers = [Worker((*heads, own), law.host), Worker(([("head", i) for i in range(m)],))]
     for stage, (work, actions) in enumerate(zip(works, lists, strict=False)):

@@ -71,15 +71,15 @@ class InlineSegments:
         self, embedding: Stage, head: LastStage, key: DropoutKey, num_micro_batches: int
     ) -> None:
         segments = [SegmentStage(segment, key, self._timer) for segment in self.segments]
-        first, *others = schedule.build(self._schedule, len(segments), num_micro_batches)
+        shape = self._schedule, len(segments), num_micro_batches
+        first, lists = schedule.embedding(*shape), schedule.build(*shape)
         boxes: list[_Box] = [{} for _ in range(len(segments) + 2)]
         boxes[0] |= {action: () for action in first if action.kind == FORWARD}  # needs no input
         outside: _Box = {}  # for outputs before the embedding and after the head
         around = zip(boxes, [outside, *boxes], [*boxes[1:], outside], strict=False)
         ports = [_Boxes(*each, self._codec) for each in around]
-        lists = first, first, *others[:-1]
-        before = map(StageRun, lists, (embedding, *segments), ports)
-        interleave([*before, *head_runs(others[-1], head, ports[-1])])
+        before = map(StageRun, (first, *lists[:-1]), (embedding, *segments), ports)
+        interleave([*before, *head_runs(lists[-1], head, ports[-1])])
 
     def squared_norms(self) -> list[float]:
         return [block.squared_norm() for block in self._blocks]

@@ -62,6 +62,12 @@ def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
     return schedule
 
 
+def embedding(name: str, num_segments: int, num_micro_batches: int) -> tuple[Action, ...]:
+    """Return the actions of the stage before the first segment: those of the first of one more
+    segments. So it is one micro-batch ahead, and no segment waits for a gradient's way back."""
+    return build(name, num_segments + 1, num_micro_batches)[0]
+
+
 def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
     """Whether all actions on which ``action`` depends are ``done``; ``done`` has a set per
     stage."""

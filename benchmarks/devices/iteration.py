@@ -87,7 +87,8 @@ def _ideal_s(mine: Ours, before: dict[str, float], name: str, m: int) -> float:
         forward.append(Chunk(_mean([s for action, s in pairs if action.kind == FORWARD])))
         backward.append(Chunk(_mean([s for action, s in pairs if action.kind == BACKWARD])))
     behind = Behind(head_s=took["head"] / m)
-    return makespan((lists[0], *lists), forward, backward, "link", behind)
+    first = schedule.embedding(name, len(mine.tables), m)
+    return makespan((first, *lists), forward, backward, "link", behind)
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -95,7 +95,8 @@ def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]
             called = device.name if own else f"{device.name}, {device.stage}"
             yield from _named(process, f"{run.called(cluster.unit)}, {called}")
             stage = segments.index(device) if own else len(segments) * (device.stage == "head")
-            lists = [_actions(cluster, len(segments), stage, len(each)) for each in device.steps]
+            stages = len(segments) + (device.stage == "embedding")  # as ``schedule.embedding``
+            lists = [_actions(cluster, stages, stage, len(each)) for each in device.steps]
             yield from _measured(process, device, lists)
             if own:
                 yield from _flows(process, flow, stage, len(segments), device, lists)

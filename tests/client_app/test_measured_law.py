@@ -13,7 +13,7 @@ from collapipe.process.host import Host
 from collapipe.step_law import DeviceTimes, StepLaw
 from optim.step import Key, StageWork, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
-from pipeline.schedule import Action, build
+from pipeline.schedule import Action, build, embedding
 
 NAMES = ["a", "b", "c"]
 BLOCK_S = {"a": 0.02, "b": 0.01, "c": 0.03}
@@ -63,7 +63,12 @@ def run(law: StepLaw, plan: ClusterPlan, steps: int = 3) -> Measurements:
             measured.add(name, len(rows), table, USAGE)
         end_s = max(end for _, end in now.values()) + law.overhead_s
         measured.add_own(
-            OwnTimes(times(now, -1, lists[0]), times(now, 3, lists[-1]), base_s, end_s)
+            OwnTimes(
+                times(now, -1, embedding(plan.schedule, 3, plan.num_micro_batches)),
+                times(now, 3, lists[-1]),
+                base_s,
+                end_s,
+            )
         )
     return measured
 

@@ -276,7 +276,8 @@ class RemoteSegments:
         returns = self._common.first_trained < 0
         front = StreamPorts(None, first, fence, placed.wait, returns)
         back = StreamPorts(last, None, fence, placed.wait)
-        before = StageRun(lists[0], front_stage, RecordingPorts(front, record, placed.hops))
+        first_actions = schedule.embedding(self.plan.schedule, len(segments), m)
+        before = StageRun(first_actions, front_stage, RecordingPorts(front, record, placed.hops))
         interleave([before, *head_runs(lists[-1], back_stage, back)], placed.idle)
         answers = placed.all_answer(FrameKind.NORMS, record.step)
         self._norms.clear()
