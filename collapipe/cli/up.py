@@ -1,6 +1,7 @@
 """``collapipe up``: start daemons on this machine, with an inventory of them, for trials."""
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -88,7 +89,8 @@ def run_or_wait(arguments: Sequence[str], on_them: Sequence[str], where: str, st
     """Run a command on what was ``started``; return its exit status. Without ``arguments`` print
     ``where`` it is and the options ``on_them`` that use it, and return 0 after Ctrl-C."""
     if arguments:
-        return run_command(arguments)
+        verbose = logging.getLogger("collapipe").isEnabledFor(logging.DEBUG)
+        return run_command(["--verbose", *arguments] if verbose else arguments)
     with suppress(KeyboardInterrupt):
         print(f"{where}\n{shlex.join(['collapipe', 'run', *on_them])}")
         print(f"Ctrl-C ends {started}", flush=True)

@@ -1,5 +1,6 @@
 """``collapipe up``: daemons with what was asked for, which are gone at the end."""
 
+import logging
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import psutil
 import pytest
 from federated import TINY
 
+from collapipe.cli import up
 from collapipe.inventory.file import read_inventory
 from collapipe.state import BlockCost
 
@@ -87,3 +89,14 @@ def test_memory_that_fits_no_device_starts_none(command: Command, memory: str) -
     status, _, errors = command("up", "--devices", 2, "--memory", memory)
     assert status == 2
     assert "--memory" in errors
+
+
+def test_a_verbose_command_is_verbose_on_devices(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = list[list[str]]()
+    monkeypatch.setattr(up, "run_command", lambda arguments: given.append([*arguments]) or 0)
+    for level in (logging.INFO, logging.DEBUG):
+        with caplog.at_level(level, "collapipe"):
+            up.run_or_wait(["run"], [], "", "")
+    assert given == [["run"], ["--verbose", "run"]]
