@@ -127,9 +127,9 @@ class Devices:
             return
         ratios = {}
         for segment, work in zip(plan.segments, works, strict=True):
-            name, seconds = segment.device, (work.forward_s + work.backward_s) / segment.span.blocks
+            name, taken_s = segment.device, (work.forward_s + work.backward_s) / segment.span.blocks
             if block_s[name]:
-                ratios[name] = seconds / block_s[name] * self.slowness.times.get(name, 1.0)
+                ratios[name] = taken_s / block_s[name] * self.slowness.times.get(name, 1.0)
         self.slowness, self.law = self.slowness.after(ratios), law
 
     def _labelled(self, hosts: Mapping[str, Host]) -> dict[str | None, Host]:

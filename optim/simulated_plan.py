@@ -9,7 +9,7 @@ from collapipe.state import ClusterState
 from collapipe.step_law import StepLaw, interval
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
-from optim.step import pace_s, step_s, works_of
+from optim.step import StageWork, pace_s, step_s, works_of
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
 _MOST_DOUBT = 0.1  # spread of predictions; a larger one would keep a wrong plan the longer
@@ -55,20 +55,25 @@ def simulates(law: StepLaw, point: Partition) -> bool:
 
 def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule: str) -> Partition:
     """Return the point with the seconds of a simulated step, and those of its slowest stage."""
-    size = problem.batch_size / point.num_micro_batches
-    pairs = zip(problem.devices, point.blocks, strict=True)
-    held = [(device, count) for device, count in pairs if count]
-    works = works_of(
-        law,
-        [device.name for device, _ in held],
-        [device.time.compute(1, size) for device, _ in held],
-        [count for _, count in held],
-    )
+    works = works_in(point, problem, law)
     return replace(
         point,
         latency_s=step_s(law, works, schedule),
         slowest_s=pace_s(law, works),
         fastest_s=(0.0, math.inf),  # the range of the closed law's times
+    )
+
+
+def works_in(point: Partition, problem: ClusterProblem, law: StepLaw) -> list[StageWork]:
+    """Return the work of each device that holds blocks, in pipeline order."""
+    size = problem.batch_size / point.num_micro_batches
+    pairs = zip(problem.devices, point.blocks, strict=True)
+    held = [(device, count) for device, count in pairs if count]
+    return works_of(
+        law,
+        [device.name for device, _ in held],
+        [device.time.compute(1, size) for device, _ in held],
+        [count for _, count in held],
     )
 
 
@@ -87,11 +92,12 @@ def simulated_front(
     if not all(simulates(law, each) for each in front):
         return list(front)
     best = sorted(front, key=lambda each: each.latency_s)
-    near = chain(best, (each for point in best for each in _neighbours(point, problem)))
+    caps = _caps(problem, law)
+    near = chain(best, (each for point in best for each in _neighbours(point, caps)))
     each_takes = max(each.num_segments * each.num_micro_batches for each in best)
     compared = {each.blocks: each for each in islice(near, _MOST_SIMULATED // each_takes)}
     points = [simulated(each, problem, law, schedule) for each in compared.values()]
-    last = _last(front[0], problem, law)
+    last = _last(front[0], problem, law, caps)
     if last is not None and (most_segments is None or last.num_segments <= most_segments):
         last = simulated(last, problem, law, schedule)
         limit_s, _ = interval(last.latency_s, min(law.spread, _MOST_DOUBT))
@@ -106,18 +112,20 @@ def simulated_front(
     return kept
 
 
-def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition | None:
+def _last(
+    like: Partition, problem: ClusterProblem, law: StepLaw, caps: Sequence[int]
+) -> Partition | None:
     """Return the partition of the last round, or None if it is not possible or other devices are
     present now."""
     names = [device.name for device in problem.devices]
     if {*names} != {*law.present} or not law.blocks.keys() <= {*names}:
         return None
     point = replace(like, blocks=tuple(law.blocks.get(name, 0) for name in names))
-    fits = point.num_segments * point.num_micro_batches <= _MOST_ACTIONS
-    return point if fits and _possible(point, problem) else None
+    fits = sum(point.blocks) == problem.num_blocks and _within(point, caps)
+    return point if fits and simulates(law, point) else None
 
 
-def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:
+def _neighbours(point: Partition, caps: Sequence[int]) -> Iterator[Partition]:
     """Yield the points in which one block is on the segment before or behind its own."""
     held = [place for place, count in enumerate(point.blocks) if count]
     for pair in pairwise(held):
@@ -126,11 +134,15 @@ def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition
             blocks[source] -= 1
             blocks[sink] += 1
             near = replace(point, blocks=tuple(blocks))
-            if blocks[source] and _possible(near, problem):
+            if blocks[source] and _within(near, caps):
                 yield near
 
 
-def _possible(point: Partition, problem: ClusterProblem) -> bool:
-    caps = block_caps(problem)[point.num_micro_batches - 1].tolist()
-    within = all(count <= cap for count, cap in zip(point.blocks, caps, strict=True))
-    return within and sum(point.blocks) == problem.num_blocks
+def _caps(problem: ClusterProblem, law: StepLaw) -> list[int]:
+    """Return the most blocks of each device with the law's micro-batches."""
+    caps: list[int] = block_caps(problem)[law.num_micro_batches - 1].tolist()
+    return caps
+
+
+def _within(point: Partition, caps: Sequence[int]) -> bool:
+    return all(count <= cap for count, cap in zip(point.blocks, caps, strict=True))

@@ -7,9 +7,10 @@ from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
 
-MOST_BYTES = 2**17  # of a law with the most devices, whose names have the most letters
+_MOST_BYTES = 2**17  # of a law with the most devices, whose names have the most letters
 _LAW = TypeAdapter(StepLaw)
 _NAME = "law"
+LARGEST = {_NAME: torch.empty(_MOST_BYTES, dtype=torch.uint8, device="meta")}
 
 
 def pack_law(law: StepLaw | None) -> Tensors:
@@ -24,7 +25,7 @@ def unpack_law(tensors: Tensors) -> StepLaw | None:
     if not tensors:
         return None
     told = tensors.get(_NAME, torch.empty(0))
-    if len(tensors) > 1 or told.dtype != torch.uint8 or not 0 < told.nbytes <= MOST_BYTES:
+    if len(tensors) > 1 or told.dtype != torch.uint8 or not 0 < told.nbytes <= _MOST_BYTES:
         raise WireError(f"the law of a step: {[*tensors][:3]}, {told.dtype} {list(told.shape)}")
     try:
         return _LAW.validate_json(told.numpy().tobytes())

@@ -24,8 +24,8 @@ from collapipe.step_law import interval
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
-from optim.simulated_plan import law_for, simulates
-from optim.step import play, works_of
+from optim.simulated_plan import law_for, simulates, works_in
+from optim.step import play
 from optim.timeline import stages_behind, timeline
 
 T = TypeVar("T")
@@ -203,12 +203,10 @@ def _simulated(
 ) -> dict[str, list[tuple[str, float, float]]] | None:
     """Return the simulated times of each stage, see ``planned_stages``; None without a measured
     law."""
-    names = [device.name for device in problem.devices]
     if (law := law_for(state)) is None or not simulates(law, partition):
         return None
-    size = problem.batch_size / partition.num_micro_batches
-    block_s = [device.time.compute(1, size) for device in problem.devices]
-    ran = play(law, works_of(law, names, block_s, partition.blocks), schedule)
+    names = [device.name for device in problem.devices]
+    ran = play(law, works_in(partition, problem, law), schedule)
     stages: dict[str, list[tuple[str, float, float]]] = {}
     for key, (begin_s, end_s) in ran.items():
         found = {-1: "embedding", "head": "head"} | dict(enumerate(names))

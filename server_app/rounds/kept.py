@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.devices.kept_law import MOST_BYTES, unpack_law
+from collapipe.devices.kept_law import LARGEST, unpack_law
 from collapipe.devices.slowness import Slowness
 from collapipe.errors import WireError
 from collapipe.models.cut import extra_rows
@@ -69,7 +69,7 @@ def most_kept(
     slowness = Slowness({each.name: 1.0 for each in cluster.devices}).pack()
     state = state_like(settings.optimizer, weights)
     groups = {messages.OPTIMIZER: state, messages.RESIDUAL: weights, messages.SLOWNESS: slowness}
-    groups[messages.STEP_LAW] = {"law": torch.empty(MOST_BYTES, dtype=torch.uint8, device="meta")}
+    groups[messages.STEP_LAW] = LARGEST
     most = {name: questions.tensors_bytes({}) + size for name, size in most.items()}
     return most | {name: questions.tensors_bytes(each) for name, each in groups.items()}
 
