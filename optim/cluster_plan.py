@@ -227,7 +227,7 @@ def _by_law(
 ) -> list[Partition]:
     """Return the front by simulated times. Only the exact solver's points are exchanged for better
     ones; other rules keep theirs."""
-    if request.partition is None and getattr(solve, "func", solve) is exact_partition:
+    if getattr(solve, "func", solve) is exact_partition:
         return simulated_front(front, problem, law, request.schedule, request.num_segments)
     known = (simulates(law, each) for each in front)
     return [
