@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optim.allocation.exact import exact_allocation as exact_allocation
     from optim.dssra import Dssra as Dssra
-    from optim.dssra import plan_round as plan_round
+    from optim.library import plan_cluster as plan_cluster
+    from optim.library import plan_round as plan_round
     from optim.partition.exact import exact_partition as exact_partition
     from optim.planner import Planner as Planner
     from optim.planner import RoundRequest as RoundRequest
@@ -30,7 +31,8 @@ _MODULES = {
     "RoundRequest": "planner",
     "exact_allocation": "allocation.exact",
     "exact_partition": "partition.exact",
-    "plan_round": "dssra",
+    "plan_cluster": "library",
+    "plan_round": "library",
     "verify_cluster": "verify",
     "verify_plan": "verify",
     "verify_round": "verify",

@@ -109,8 +109,7 @@ class AllUnits:
 
     @property
     def _options(self) -> RoundOptions:
-        """The options of ``minimize_makespan``: with queues of 0 there is no drift, so only the
-        makespan counts."""
+        """The options of ``minimize_makespan``: with queues of 0 only the makespan counts."""
         return RoundOptions(
             drift_weight=1.0,
             interference_constant_w=0.0,

@@ -111,8 +111,7 @@ def _links(
     fading: Fading,
     energy: str,
 ) -> Links:
-    """Return the pairs for ``bits`` of model and activations, [Q, N, 2]; NaN marks a missing
-    payload."""
+    """Return the pairs for ``bits`` of model and activations, [Q, N, 2]; NaN: no such payload."""
     units = np.array([(up.max_power_w, up.energy_j) for up in uplinks], dtype=np.float64)
     bands = np.array(
         [(each.bandwidth_hz, each.interference_w, each.noise_w_per_hz) for each in channels],

@@ -25,6 +25,7 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
     RoundSolver,
+    UplinkTimes,
 )
 from optim.simulated_plan import as_measured, law_for, simulated, simulated_front, simulates
 from optim.verify import verify_cluster, verify_round
@@ -160,7 +161,6 @@ def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
 
 
 def _no_uplink(num_channels: int) -> Uplink:
-    """Return an uplink with a gain of 0 on every channel."""
     return Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * num_channels)
 
 
@@ -245,7 +245,7 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
     """Return the solver's verified front, from the cache if an equal problem was solved.
 
     A front is cached only if another call would find the same front. It is not cached if the solver
-    drew from ``rng`` or a time limit ended its search. Raises like the solver and
+    drew from ``rng`` or a limit ended its search. Raises like the solver and
     ``verify_cluster``.
     """
     key = problem, solver
@@ -273,7 +273,7 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
         blocks=tuple(held.get(device.name, 0) for device in cluster.devices),
         latency_s=steps * point.latency_s,
         slowest_s=steps * point.slowest_s,
-        fastest_s=(steps * first, steps * last),
+        fastest_s=UplinkTimes(steps * first, steps * last),
     )
 
 

@@ -36,6 +36,8 @@ def scheduled_gamma(
 ) -> Floats:
     """Return Γ = κ·(φ²·(S²/L + 1 + ρ) + ε(p)), broadcast, for ``error`` = ε(p); eq. (28) has ρ = 0.
 
+    S²/L is part of it only with ``segment_price`` ``paper``.
+
     ``gradient_error`` is ρ, the second moment that rounding adds to the gradient, relative to φ².
     Unbiased rounding leaves the gradient unbiased to first order, so ρφ² adds to φ² in eq. (23)
     (docs/explanation/paper.md).
@@ -43,7 +45,8 @@ def scheduled_gamma(
     S²/L comes from Lemma 1, which does not hold as printed (docs/explanation/paper.md). It is a
     price on segments. It does not bound the gradient, which is equal for every S.
     """
-    split = options.gradient_bound * np.square(num_segments) / num_blocks
+    priced = options.segment_price == "paper"
+    split = options.gradient_bound * np.square(num_segments) / num_blocks * priced
     noise = options.gradient_bound * (1.0 + np.asarray(gradient_error))
     return np.asarray(options.kappa * (split + error + noise))
 

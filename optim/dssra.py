@@ -1,6 +1,5 @@
-"""DSSRA: solve the round as one joint problem (Algorithm 4); also from Python, outside of a run."""
+"""DSSRA: solve the round as one joint problem (Algorithm 4)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import cast
@@ -9,15 +8,13 @@ import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
-from collapipe.state import Channel, ClusterState
 from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import fronts, solve_round
 from optim.convergence import idle_gamma, next_error_queues, next_queues, round_gammas
 from optim.partition.exact import exact_partition
-from optim.planner import Planner, RoundRequest
+from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterSolver, Latency, RoundOptions, RoundSolver, check_choice
 from optim.solvers import cluster_solver, round_solver
-from optim.verify import verify_plan
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Dssra(RoundOptions):
 
     solver: str = "exact"
     latency: str = "overlap"  # the law of the pipeline's time
-    time_limit_s: float = 10.0  # of ``exact``, per cluster and for the round; may leave a gap
+    max_nodes: int = 100_000  # of ``exact``, per cluster and for the round; may leave a gap
     constants: str = "set"  # ``set`` takes κ and φ² from the options
 
     def __post_init__(self) -> None:
@@ -69,10 +66,10 @@ class Dssra(RoundOptions):
                 f"strategy.solver={self.solver}: chooses no payload; set compression.activation, "
                 "compression.upload and decoder.mode, or solver=exact"
             )
-        name, exact = request.partition or self.solver, _exact(self.time_limit_s)
+        name, exact = request.partition or self.solver, _exact(self.max_nodes)
         splitter = exact if name == "exact" else cluster_solver(name)
         found = fronts(request, cast(Latency, self.latency), splitter, rng, self)
-        allocate: RoundSolver = partial(exact_allocation, time_limit_s=self.time_limit_s)
+        allocate: RoundSolver = partial(exact_allocation, max_nodes=self.max_nodes)
         if self.solver != "exact":
             allocate = round_solver(self.solver)
         errors = request.error_queues or (0.0,) * len(request.queues)
@@ -97,43 +94,5 @@ class Dssra(RoundOptions):
 
 
 @cache  # the same object for the same limit, because ``solve_cached`` compares solvers
-def _exact(time_limit_s: float) -> ClusterSolver:
-    return partial(exact_partition, time_limit_s=time_limit_s)
-
-
-def plan_round(
-    clusters: Sequence[ClusterState],
-    channels: Sequence[Channel],
-    *,
-    num_blocks: int,
-    batch_size: int,
-    strategy: Planner | None = None,
-    queues: Sequence[float] = (),
-    local_steps: int = 1,
-    schedule: str = "one_f_one_b",
-    seed: int = 0,
-) -> RoundPlan:
-    """Plan one round: participants, channels, powers, and the blocks of each device.
-
-    ``strategy`` defaults to ``Dssra()``; its ``plan_round`` gets the whole request, for round 1.
-    ``queues`` are Y_n of each cluster from the previous plan; empty means zeros.
-
-    Raises ``InfeasibleRoundError`` with the numbers and what would make the round feasible, and
-    ``PlanViolationError`` if the strategy's plan violates a constraint.
-    """
-    request = RoundRequest(
-        round=1,
-        clusters=tuple(clusters),
-        num_blocks=num_blocks,
-        batch_size=batch_size,
-        local_steps=local_steps,
-        num_segments=None,
-        num_micro_batches=batch_size,
-        schedule=schedule,
-        channels=tuple(channels),
-        queues=tuple(queues) or (0.0,) * len(clusters),
-        losses=(None,) * len(clusters),
-    )
-    plan = (strategy or Dssra()).plan_round(request, np.random.default_rng(seed))
-    verify_plan(plan, request)
-    return plan
+def _exact(max_nodes: int) -> ClusterSolver:
+    return partial(exact_partition, max_nodes=max_nodes)

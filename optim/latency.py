@@ -168,6 +168,9 @@ def model_too_large(problem: ClusterProblem, limits: Sequence[str] = ()) -> Infe
             binds = f"energy_j {device.energy.limit_j:g} where {blocks} {joules} J"
         bound.append(f"{device.name}: {cap} by {binds}")
     ways = [f"raise {_remedy(problem, caps, m, limits)}"]
+    if most := max(caps):
+        more = math.ceil((problem.num_blocks - held) / most)
+        ways.append(f"add {more} more like {problem.devices[caps.index(most)].name}")
     ways += [f"lower model.num_blocks to {held}"] * (held > 0) + ["use LoRA"] * (not limits)
     return InfeasibleRoundError(
         f"the devices hold at most {held} of {problem.num_blocks} blocks in {m} "
@@ -199,7 +202,6 @@ def _energy_binds(problem: ClusterProblem, m: int, device: DeviceProfile, cap: i
 
 
 def _joules(budget: EnergyBudget, blocks: int, m: int, problem: ClusterProblem) -> str:
-    """Return the joules that ``blocks`` need, as text."""
     spent = budget.law.chunk(blocks, problem.batch_size / m)
     return round_up(spent * m if budget.scope == "batch" else spent)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ LATENCIES = get_args(Latency)
 FADINGS = ("none", "rayleigh")
 UPLINKS = ("streamed", "after")
 ENERGIES = ("all", "adapters")
+SEGMENT_PRICES = ("paper", "none")
 _LEAST_BUDGET = 1e-18  # least error budget; its inverse is squared and must be finite
 
 
@@ -51,6 +52,16 @@ class ClusterProblem:
     min_micro_batches: int = 1  # equal to the maximum in a round that must keep its m
 
 
+class UplinkTimes(NamedTuple):
+    """A range of seconds that a batch's activations take on the uplink."""
+
+    first_s: float = 0.0
+    last_s: float = math.inf
+
+
+EVERY_TIME = UplinkTimes()
+
+
 @dataclass(frozen=True, slots=True)
 class Partition:
     """A point of a cluster's front.
@@ -68,7 +79,7 @@ class Partition:
     slowest_s: float = 0.0  # M of a micro-batch; 0 if uploads wait for the whole batch
     replicated: bool = False
     over_limits: bool = False
-    fastest_s: tuple[float, float] = (0.0, math.inf)  # uplink times for which it is the fastest
+    fastest_s: UplinkTimes = EVERY_TIME  # for which it is the fastest
     head: HeadPlace | None = None  # None: the configured place
 
     @property
@@ -85,8 +96,8 @@ class ClusterSolution:
     are fastest among all with at most S, ordered by the uplink times for which they are fastest.
     Partitions with more segments than the fastest one are dominated, because the drift Γ grows with
     S. Heuristics return a single point. The certificate refers to ``best`` at its uplink time. If
-    not ``complete``, a time limit ended the search and the front may lack points or hold slower
-    ones.
+    not ``complete``, a limit of nodes ended the search and the front may lack points or hold
+    slower ones.
     """
 
     front: tuple[Partition, ...]
@@ -114,6 +125,9 @@ class RoundOptions:
 
     With energy ``all`` E^max covers everything that a unit sends. With ``adapters`` it covers only
     the model's update, as printed in C8.
+
+    With segment price ``paper`` Γ has the term κ·φ²·S²/L of eq. 28, with ``none`` it has not. Drift
+    ``paper`` charges S in any case.
     """
 
     drift: str = "gamma"
@@ -127,15 +141,17 @@ class RoundOptions:
     fading: str = "none"
     uplink: str = "streamed"
     energy: str = "all"
+    segment_price: str = "none"
 
     def __post_init__(self) -> None:
         check_choice("drift", self.drift, ("gamma", "paper"))
         check_choice("fading", self.fading, FADINGS)
         check_choice("uplink", self.uplink, UPLINKS)
         check_choice("energy", self.energy, ENERGIES)
+        check_choice("segment_price", self.segment_price, SEGMENT_PRICES)
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+            if isinstance(value, float | int) and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{field.name}={value}: must be finite and not negative")
         if self.error_budget < _LEAST_BUDGET:
             raise ConfigError(

@@ -1,6 +1,5 @@
 """Compare a cluster's plans by simulating their steps with the measured law of real devices."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
@@ -8,7 +7,7 @@ from itertools import chain, islice, pairwise
 from collapipe.state import ClusterState
 from collapipe.step_law import StepLaw, interval
 from optim.latency import block_caps
-from optim.problem import ClusterProblem, Partition
+from optim.problem import EVERY_TIME, ClusterProblem, Partition
 from optim.step import StageWork, pace_s, step_s, works_of
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
@@ -60,7 +59,7 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
         point,
         latency_s=step_s(law, works, schedule),
         slowest_s=pace_s(law, works),
-        fastest_s=(0.0, math.inf),  # the range of the closed law's times
+        fastest_s=EVERY_TIME,  # the closed law's times have another range
     )
 
 

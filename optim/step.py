@@ -132,7 +132,6 @@ def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple
 
 
 def _jobs(law: StepLaw, works: Sequence[StageWork]) -> Iterator[tuple[Key, Job]]:
-    """Yield the jobs of a step by key."""
     last = len(works)
     for i in range(law.num_micro_batches):
         yield (-1, FORWARD, i), Job(law.embedding_forward_s)

@@ -66,10 +66,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _PairChoices:
-    """Pairs of a unit and a channel, each with its best point of the front, [N, J].
-
-    Powers of infeasible pairs are undefined.
-    """
+    """Pairs of a unit and a channel, [N, J], with the best point; power undefined if infeasible."""
 
     problem: RoundProblem
     links: Links

@@ -13,33 +13,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.allocation.matching import Matching, min_cost_matching
+from optim.allocation.matching import NODES_PER_DEADLINE, Matching, min_cost_matching
 from optim.allocation.options import Choice, OptionTable, option_table, round_solution
 from optim.allocation.paper_drift import allocate_paper_drift
 from optim.convergence import gamma_changes, idle_gamma
 from optim.problem import Floats, Ints, RoundProblem, RoundSolution
 
 
-def exact_allocation(problem: RoundProblem, time_limit_s: float = math.inf) -> RoundSolution:
+def exact_allocation(problem: RoundProblem, max_nodes: float = math.inf) -> RoundSolution:
     """Minimise V·makespan + drift over all rounds that schedule as many units as possible.
 
     The number of units is ν, the size of the largest matching of feasible pairs of units and
     channels. It is fixed, because fewer units would always cost less. Of points with equal cost,
-    the one with the fewest segments is chosen. At the time limit the best round so far is returned
-    with a valid lower bound.
+    the one with the fewest segments is chosen. After ``max_nodes`` the best round so far is
+    returned with a valid lower bound; a deadline, or an interval, counts as
+    ``NODES_PER_DEADLINE``.
 
     Raises ``InfeasibleRoundError`` like ``option_table``, if ν = 0.
     """
     started = time.perf_counter()
     options = option_table(problem)
     allocate = allocate_gamma if problem.options.drift == "gamma" else allocate_paper_drift
-    choice = allocate(problem, options, started + time_limit_s)
+    choice = allocate(problem, options, max_nodes)
     return round_solution(problem, options, choice, "exact", started)
 
 
-def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
-    """Return the best choice, or the best one found until ``time.perf_counter()`` reaches
-    ``stop_at``."""
+def allocate_gamma(problem: RoundProblem, options: OptionTable, max_nodes: float) -> Choice:
+    """Return the best choice, or the best one found within ``max_nodes``."""
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
     points, finish, segments = _first_of_size(options)
@@ -52,7 +52,7 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     lined_up = -1, *costs.shape[2:]  # merges the axes of payloads and sizes
     points, finish, costs = (each.reshape(lined_up) for each in (points, finish, costs))
     search = _Search(finish, costs, weight)
-    best, bound = _best(search, stop_at)
+    best, bound = _best(search, max_nodes)
     matching = best.matching
     pairs_of = matching.units, matching.channels
     places, payloads = (best.points, *pairs_of), best.points // len(segments)
@@ -67,11 +67,9 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
 
 
 def _first_of_size(options: OptionTable) -> tuple[Ints, Floats, Floats]:
-    """Find the point that finishes first for each payload, S, unit and channel.
-
-    Returns the points and their finish times, [Q, S, N, J], and the values of S, [S, 1, 1]. Γ and ρ
-    are equal for all points with the same S and payload.
-    """
+    """Find the point that finishes first for each payload, S, unit and channel. Returns the points
+    and their finish times, [Q, S, N, J], and the values of S, [S, 1, 1]. Γ and ρ are equal for all
+    points with the same S and payload."""
     sizes = np.unique(options.points.segments)
     sizes = sizes[sizes > 0]
     payloads, _, *pairs = options.finish_s.shape
@@ -99,8 +97,7 @@ class _MatchedRound:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Computes G(D) and lower bounds of it, for finish times and costs [I, N, J]; both are infinite
-    for infeasible options."""
+    """Computes G(D) and its lower bounds; both arrays [I, N, J] are infinite if infeasible."""
 
     finish_s: Floats
     costs: Floats
@@ -169,7 +166,7 @@ def _least_sums(units: Ints, costs: Floats, cardinality: int) -> Floats:
     return sums
 
 
-def _best(search: _Search, stop_at: float) -> tuple[_MatchedRound, float]:
+def _best(search: _Search, max_nodes: float) -> tuple[_MatchedRound, float]:
     """Return the best round, and a lower bound of V·D + G(D) over all rounds."""
     # Infeasible options have infinite finish times, which exceed this.
     best = search.round(sys.float_info.max)
@@ -180,8 +177,9 @@ def _best(search: _Search, stop_at: float) -> tuple[_MatchedRound, float]:
     best = min(best, guess, key=_MatchedRound.rank)
     deadlines, bounds = search.candidates(relaxed, drifts, best.value)
     while len(alive := np.flatnonzero(bounds < best.value)):
-        if time.perf_counter() >= stop_at:
+        if max_nodes <= 0:
             return best, float(bounds[alive].min())
+        max_nodes -= NODES_PER_DEADLINE
         deadlines, bounds = deadlines[alive], bounds[alive]
         middle = len(deadlines) // 2
         found = search.round(deadlines[middle])

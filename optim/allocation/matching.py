@@ -8,6 +8,8 @@ from scipy.optimize import linear_sum_assignment
 
 from optim.problem import Floats, Ints
 
+NODES_PER_DEADLINE = 10  # its matchings take about as long as so many nodes of a cluster
+
 
 @dataclass(frozen=True, slots=True)
 class Matching:

@@ -118,8 +118,7 @@ def option_table(problem: RoundProblem) -> OptionTable:
 
 
 def _of_payloads(problem: RoundProblem, most: int) -> Floats:
-    """Return ρ of each unit's payloads and the numbers of their heads' places, [2, Q, N, 1]; 0 for
-    missing payloads."""
+    """Return ρ of payloads and their heads' places as numbers, [2, Q, N, 1]; 0 without one."""
     figures = np.zeros((2, most, len(problem.uplinks), 1))
     for unit, uplink in enumerate(problem.uplinks):
         for place, each in enumerate(uplink.payloads):
@@ -227,9 +226,8 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
 
 def _payable(uplink: Uplink, bits: float, payable: float, smallest: bool) -> str:
     """Describe how a unit could send fewer bits, if its energy pays for fewer than ``payable``.
-
-    ``smallest`` means that the unit may choose its precisions, and even the smallest is too large.
-    """
+    ``smallest`` means that the unit may choose its precisions, and even the smallest is too
+    large."""
     left = payable - uplink.model_bits
     if bits == uplink.model_bits or left <= 0:
         return f"send fewer than {payable:.4g} bits (LoRA, fewer bits a parameter) "

@@ -8,7 +8,6 @@ deadline found exclude wide intervals, because the slopes there sum to zero.
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,12 @@ import numpy as np
 from scipy.optimize import brentq
 
 from optim.allocation.curves import PowerCurves, power_curves, relaxed_curves
-from optim.allocation.matching import Matching, bottleneck, min_cost_matching
+from optim.allocation.matching import (
+    NODES_PER_DEADLINE,
+    Matching,
+    bottleneck,
+    min_cost_matching,
+)
 from optim.allocation.options import Choice, OptionTable
 from optim.problem import Bools, Floats, Ints, RoundProblem
 
@@ -30,13 +34,12 @@ _BOTH_SIDES = np.array([1 - 1e-15, 1 + 1e-15])
 _INSIDE = 1e-9
 
 
-def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
-    """Return the best choice, or the best one found until ``time.perf_counter()`` reaches
-    ``stop_at``."""
+def allocate_paper_drift(problem: RoundProblem, options: OptionTable, max_nodes: float) -> Choice:
+    """Return the best choice, or the best one found within ``max_nodes``."""
     first, most = bottleneck(options.finish_s.min(axis=(0, 1)))
     curves_of = partial(power_curves, problem, options)
     search = DeadlineSearch(problem.options.drift_weight, most, curves_of)
-    best, bound = search.best(relaxed_curves(problem, options), first, stop_at)
+    best, bound = search.best(relaxed_curves(problem, options), first, max_nodes)
     powers, _ = best.curves.power(best.deadline_s)
     units, payloads, points = best.curves.places
     return Choice(units, best.channels, payloads, points, powers[:, 0], bound)
@@ -106,12 +109,15 @@ class DeadlineSearch:
     most: int
     curves_of: Callable[[Ints], PowerCurves]
 
-    def best(self, relaxed: PowerCurves, first_s: float, stop_at: float) -> tuple[SlowRound, float]:
+    def best(
+        self, relaxed: PowerCurves, first_s: float, max_nodes: float
+    ) -> tuple[SlowRound, float]:
         """Return the best round, and a lower bound of all rounds. No round can end before
         ``first_s``."""
         best, intervals = self.prepared(relaxed, first_s)
         least = best.value  # least bound of intervals that are too short to be split
-        while len(intervals) and time.perf_counter() < stop_at:
+        while len(intervals) and max_nodes > 0:
+            max_nodes -= len(intervals) * NODES_PER_DEADLINE
             best, intervals = self.bounded(best, intervals)
             middle = intervals.middles(best.deadline_s)
             long = (intervals.start_s < middle) & (middle < intervals.stop_s)
@@ -251,11 +257,8 @@ def _matchings(curves: PowerCurves, costs: Floats, count: int) -> list[Matching]
 
 def _cheapest(curves: PowerCurves, costs: Floats, matching: Matching) -> tuple[PowerCurves, Ints]:
     """Return the cheapest loads of a matching, and their channels."""
-    units, channels, stops = (
-        matching.units,
-        matching.channels,
-        np.append(curves.starts, len(curves)),
-    )
+    units, channels = matching.units, matching.channels
+    stops = np.append(curves.starts, len(curves))
     ranges = zip(stops[units].tolist(), stops[units + 1].tolist(), channels.tolist(), strict=True)
     chosen = [start + costs[start:stop, channel].argmin() for start, stop, channel in ranges]
     return curves.on(np.array(chosen, dtype=np.intp), channels), channels

@@ -6,7 +6,6 @@ few bottlenecks. Then each bottleneck becomes a node. Nodes that the relaxation 
 solved exactly.
 """
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,32 +25,37 @@ FIRST_FACTORS = np.array([1.0, 1.15, 1.5])
 WIDE_FACTORS = np.array([0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.8, 2.4, 1e9])
 NEAR_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.2, 1e9])
 LAST_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.15, 1.3])
+# An exact solution, with the new envelope, takes about as long as so many relaxed nodes.
+NODES_PER_SOLUTION = 100
 
 
-def sum_splits(rates: Rates, best: Envelope, deadline: float) -> float:
-    """Add the best partitions of each S ≥ 2 to ``best``; return a lower bound in seconds.
+def sum_splits(rates: Rates, best: Envelope, max_nodes: float) -> float:
+    """Add the best partitions of each S ≥ 2 to ``best``, which already holds S = 1.
 
-    The bound holds for all latencies at the first uplink time, also if ``deadline`` (on
-    ``time.perf_counter``, s) ends the search. ``best`` already holds S = 1.
+    Returns a lower bound, s, of the latencies at the first uplink time that the search left open
+    after ``max_nodes``; infinite after a complete search. A node that is solved exactly counts as
+    ``NODES_PER_SOLUTION``.
     """
     search = _Search(rates, best)
     nodes = _roots(search.rates)
     nodes = nodes.relaxed(nodes.critical_prices()[:, None] * FIRST_FACTORS)
     nodes = nodes.below(best).fitting()
-    prices, factors = _Prices.of(nodes, float(best.times[0])), WIDE_FACTORS
+    prices, factors, left = _Prices.of(nodes, float(best.times[0])), WIDE_FACTORS, max_nodes
     while len(nodes.row):
+        left -= len(nodes.row)
         search.round(nodes, prices, factors)
         nodes = nodes.below(best)
-        if nodes.bottleneck is not None or time.perf_counter() > deadline:
+        if nodes.bottleneck is not None or left < 0:
             break
         nodes, factors = _split(nodes), NEAR_FACTORS
         nodes = nodes.relaxed(prices.of_nodes(nodes)).below(best).fitting()
     if nodes.bottleneck is not None:
         nodes = nodes.relaxed(prices.around(nodes)).below(best)
-        while len(nodes.row) and time.perf_counter() < deadline:
-            nodes = search.settle(nodes, prices)
-    open_s = nodes.latency(float(best.times[0])).min(initial=np.inf)
-    return min(best.least, float(open_s))
+        while len(nodes.row) and left > 0:
+            count = 1 + len(best.knot) // 4  # each turn rebuilds the envelope, which takes longer
+            left -= count * NODES_PER_SOLUTION
+            nodes = search.settle(nodes, prices, count)
+    return float(nodes.latency(float(best.times[0])).min(initial=np.inf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,7 @@ def _split(nodes: Nodes) -> Nodes:
 
 
 def _leaves(nodes: Nodes, fewer: Floats) -> Nodes:
-    """Make a node of each possible bottleneck: a device with more than ``fewer`` blocks, or its
-    hop."""
+    """Make a node of each bottleneck: a device with more than ``fewer`` blocks, or its hop."""
     rates = nodes.rates
     if rates.overlapping:
         # With fewer blocks the hop takes longer than the computation.
@@ -136,8 +139,7 @@ def _leaves(nodes: Nodes, fewer: Floats) -> Nodes:
 
 
 def _steps(fewer: Floats, more: Floats) -> tuple[Ints, Ints, Floats]:
-    """Return node, device and each number of blocks above ``fewer`` and up to ``more``, which are
-    [N, K]."""
+    """Return node, device and each number of blocks above ``fewer`` up to ``more``, both [N, K]."""
     count = np.maximum(more - fewer, 0).astype(int).ravel()
     place = np.repeat(np.arange(count.size), count)
     above = np.arange(1, len(place) + 1) - np.repeat(np.cumsum(count) - count, count)
@@ -146,8 +148,7 @@ def _steps(fewer: Floats, more: Floats) -> tuple[Ints, Ints, Floats]:
 
 
 def _hops_within(nodes: Nodes) -> tuple[Ints, Ints]:
-    """Return node and device of each hop that is in the node's range and at least as long as a
-    block."""
+    """Return node and device of each hop in the node's range, at least as long as a block."""
     low, high = (edge[:, None] * (1 + SAME) for edge in (nodes.low, nodes.high))
     usable = (nodes.rates.caps[nodes.row] > 0) & ~nodes.twins()
     usable &= nodes.hop * (1 + SAME) >= nodes.per_block
@@ -177,14 +178,11 @@ class _Search:
         prices.of_size[sizes] *= factors[bounds[:, :-1].argmax(axis=1)]
         self._offer(row, blocks)
 
-    def settle(self, nodes: Nodes, prices: "_Prices") -> Nodes:
-        """Solve the most promising nodes, and return the other nodes that are still open.
-
-        The more pieces the envelope has, the more nodes are solved before it is rebuilt.
-        """
+    def settle(self, nodes: Nodes, prices: "_Prices", count: int) -> Nodes:
+        """Solve the ``count`` most promising nodes, and return the others that are still open."""
         goals = np.minimum(nodes.goal(self._best), np.finfo(float).max)
         promise = np.maximum(goals - nodes.least, 0)
-        order, count = np.argsort(-promise.max(axis=1)), 1 + len(self._best.knot) // 4
+        order = np.argsort(-promise.max(axis=1))
         solved = [
             self._solve(nodes.where(np.array([index])), prices, goals[index], promise[index])
             for index in order[:count]

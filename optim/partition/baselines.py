@@ -49,8 +49,7 @@ def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolu
 
 
 def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> str:
-    """Describe the memory or energy that a device lacks for all L blocks on ``share`` samples;
-    empty if it suffices."""
+    """Describe what a device lacks for all L blocks on ``share`` samples; empty if nothing."""
     if (held := device.memory_cap(share, problem.num_blocks)) < problem.num_blocks:
         return f"{device.name} holds at most {held}"
     if device.energy is None:
@@ -159,8 +158,7 @@ def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
 
 
 def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]) -> Cut:
-    """Return the split with the least latency over all m. ``choose`` selects the devices from the
-    stage times [K, L]."""
+    """Return the fastest split over all m; ``choose`` picks devices by stage times [K, L]."""
     splits = []
     for m in fitting_micro_batches(problem):
         stages = stage_times(problem, m)

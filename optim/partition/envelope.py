@@ -65,8 +65,8 @@ class Splits:
 class Envelope:
     """The best of the splits offered so far, for each S and each requested uplink time a.
 
-    The requested times are ``times``, ascending; if ``continuous``, all times from the first to the
-    last.
+    The requested times are ``times``, ascending; if ``continuous``, the last two are the ends of a
+    range, and all times between them are requested.
     """
 
     times: Floats
@@ -113,7 +113,7 @@ class Envelope:
         if not (self.continuous and len(self.splits.row)):
             return goal
         bend = (row + 1) * slowest
-        inside = (self.times[0] < bend) & (bend < self.times[-1])
+        inside = (self.times[-2] < bend) & (bend < self.times[-1])
         if inside.any():
             at_bend = self._values_at(bend[inside]) * (1 - PROGRESS) - bend[inside, None]
             goal[inside] = np.maximum(goal[inside], at_bend)
@@ -121,13 +121,22 @@ class Envelope:
 
     def samples(self) -> list[float]:
         """Return some of the requested uplink times; partitions best there are good nearby."""
-        low, high = float(self.times[0]), float(self.times[-1])
-        if not self.continuous or low == high:
-            some = np.linspace(0, len(self.times) - 1, min(len(self.times), _SAMPLES))
-            return [float(each) for each in self.times[some.astype(int)]]
+        separate = self._separate
+        some = np.linspace(0, len(separate) - 1, min(len(separate), _SAMPLES)).astype(int)
+        found: list[float] = separate[some].tolist()
+        if not self.continuous:
+            return found
+        low, high = self.times[-2:].tolist()
+        if low == high:
+            return [*found, low]
         first = max(low, high / _WIDE)
         between = np.geomspace(first, high, 2 + int(2 * math.log2(high / first)))
-        return [low, *between[1:].tolist()]
+        return [*found, low, *between[1:].tolist()]
+
+    @property
+    def _separate(self) -> Floats:
+        """The requested times outside of a range."""
+        return self.times[: -2 if self.continuous else None]
 
     @property
     def least(self) -> float:
@@ -143,6 +152,7 @@ class Envelope:
         chosen, ranges = list[int](), list[tuple[float, float]]()
         for size, (pieces, starts) in enumerate(zip(self.piece, self.start, strict=True), start=1):
             ends = np.append(starts[1:], np.inf)
+            ends[: len(self._separate)] = starts[: len(self._separate)]
             for place in dict.fromkeys(pieces.tolist()):
                 if place >= 0 and self.splits.segments[place] == size:
                     (own,) = np.nonzero((pieces == place) & np.isfinite(starts))
@@ -155,12 +165,11 @@ class Envelope:
     def _without_equals(
         self, chosen: Ints, ranges: list[tuple[float, float]]
     ) -> tuple[Splits, Floats]:
-        """Drop splits that are never faster than an earlier one, and extend the earlier one's
-        interval."""
+        """Drop splits that are never faster than an earlier one, which gets their interval."""
         splits, times = self.splits.where(chosen), self.times
         if self.continuous:  # two splits differ most at their bends
-            bends = (splits.row + 1) * splits.slowest
-            times = np.maximum(np.append(bends, times[0]), times[0])
+            bends = np.maximum((splits.row + 1) * splits.slowest, times[-2])
+            times = np.append(times[:-1], bends)
         seconds, kept = self.splits.latency(times[:, None], chosen), list[int]()
         for place, own in enumerate(seconds.T):
             equal = [q for q in kept if (seconds[:, q] <= own * (1 + PROGRESS)).all()]
@@ -181,8 +190,7 @@ class Envelope:
         return np.where(piece >= 0, self.splits.latency(activation_s, piece), np.inf)
 
     def _rebuild(self) -> None:
-        """Rebuild the envelope of each S from the envelope of S - 1 and the splits with S
-        segments."""
+        """Rebuild the envelope of each S from that of S - 1 and the splits with S segments."""
         pieces, starts = list[Ints](), list[Floats]()
         before = np.zeros(0, dtype=int)
         for size in range(1, self.max_segments + 1):
@@ -213,19 +221,20 @@ class Envelope:
         equal splits the first is chosen."""
         if not len(pool):
             return pool, np.zeros(0)
-        times = self.times[: 1 if self.continuous else None, None]
+        times = self.times[: -1 if self.continuous else None, None]
         value = self.splits.latency(times, pool)
         nearly = value <= value.min(axis=1, keepdims=True) * (1 + PROGRESS)
         found = nearly.argmax(axis=1)
         if not self.continuous:
             return pool[found], self.times
-        return self._swept(pool, int(found[0]))
+        swept, starts = self._swept(pool, int(found[-1]))
+        return np.append(pool[found[:-1]], swept), np.append(self._separate, starts)
 
     def _swept(self, pool: Ints, now: int) -> tuple[Ints, Floats]:
         """Do the work of ``_fastest`` for a range; ``now`` is the fastest at its start."""
         count, total = self.splits.row[pool] + 1, self.splits.total[pool]
         slowest, high = self.splits.slowest[pool], float(self.times[-1])
-        found, starts = [now], [float(self.times[0])]
+        found, starts = [now], [float(self.times[-2])]
         slope, bend = 1 / count, count * slowest
         early = total + (count - 1) * slowest  # + slope·a before the bend; total + a after it
         flat = np.where(slope < 1, 1 - slope, np.inf)

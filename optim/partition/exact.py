@@ -16,18 +16,18 @@ from optim.latency import batch_s, model_too_large, partition_of
 from optim.partition.additive import sum_splits
 from optim.partition.envelope import Envelope, Splits
 from optim.partition.rates import PROGRESS, Rates, batch_seconds, segments_needed
-from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints
+from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints, UplinkTimes
 
 GRID = 12
 
 
 def exact_partition(
-    problem: ClusterProblem, rng: np.random.Generator | None = None, time_limit_s: float = math.inf
+    problem: ClusterProblem, rng: np.random.Generator | None = None, max_nodes: float = math.inf
 ) -> ClusterSolution:
     """Return the whole front of Sub-1: for each S the proven fastest partition with at most S.
 
-    ``rng`` is not used. A time limit may leave the front incomplete; the certificate's lower bound
-    of the latency still holds.
+    ``rng`` is not used. ``max_nodes``, the nodes after which the search ends, may leave the front
+    incomplete; the certificate's lower bound of the latency still holds.
 
     Raises ``InfeasibleRoundError`` if the caps cannot hold the model for any m.
     """
@@ -39,22 +39,21 @@ def exact_partition(
     continuous = math.isinf(problem.activation_s[-1])
     best = Envelope(asked, continuous, rates.max_segments, _alone(rates))
     search = bound_splits if rates.paced else sum_splits
-    lower = search(rates, best, start + time_limit_s)
+    open_s = search(rates, best, max_nodes)
     splits, ranges = best.front()
     found = zip(splits.blocks.tolist(), splits.row.tolist(), ranges.tolist(), strict=True)
     front = tuple(
-        replace(partition_of(problem, blocks, row + 1), fastest_s=(first, last))
+        replace(partition_of(problem, blocks, row + 1), fastest_s=UplinkTimes(first, last))
         for blocks, row, (first, last) in found
     )
     # Of equally fast points the first one has the fewest segments.
     times = [batch_s(point, low) for point in front]
     fastest = min(range(len(front)), key=times.__getitem__)
     # After a complete search the gap is only rounding.
+    lower = min(best.least, open_s)
     lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
-    elapsed = time.perf_counter() - start
-    certificate = Certificate(times[fastest], lower, "exact", elapsed)
-    # Within the time limit the search was complete.
-    return ClusterSolution(front, front[fastest], certificate, complete=elapsed < time_limit_s)
+    certificate = Certificate(times[fastest], lower, "exact", time.perf_counter() - start)
+    return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
 
 
 def _times(problem: ClusterProblem, rates: Rates) -> Floats:
@@ -75,24 +74,23 @@ def _alone(rates: Rates) -> Splits:
     return Splits.of(rates, row, blocks)
 
 
-def bound_splits(rates: Rates, best: Envelope, deadline: float) -> float:
-    """Add the best partitions of each S ≥ 2 to ``best``; return a lower bound in seconds.
+def bound_splits(rates: Rates, best: Envelope, max_nodes: float) -> float:
+    """Add the best partitions of each S ≥ 2 to ``best``, which already holds S = 1.
 
-    The bound holds for all latencies at the first uplink time, also if ``deadline`` (on
-    ``time.perf_counter``, s) ends the search. A grid of thresholds gives each pair (S, m) an
+    Returns a lower bound, s, of the latencies at the first uplink time that the search left open;
+    infinite after a complete search. A grid of thresholds gives each pair (S, m), a node, an
     interval of latencies. Pairs that are certainly the fastest at the ends of the uplink times are
-    solved exactly first, then all others that may still be fastest somewhere. ``best`` already
-    holds S = 1.
+    solved exactly first, then all others that may still be fastest somewhere, if ``max_nodes``
+    allows that many.
     """
     pairs = _pairs(rates)
     for activation_s in {float(best.times[0]), float(best.times[-1])}:
         _offer(best, rates, pairs.fastest(rates, activation_s))
     pairs = pairs.below(rates, best)
-    if time.perf_counter() < deadline:
+    if len(pairs.row) <= max_nodes:
         _offer(best, rates, pairs, prune=True)
         pairs = pairs.where(np.zeros(len(pairs.row), bool))
-    open_s = pairs.latency(rates, pairs.low, float(best.times[0])).min(initial=math.inf)
-    return min(best.least, float(open_s))
+    return float(pairs.latency(rates, pairs.low, float(best.times[0])).min(initial=math.inf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +127,7 @@ class _Brackets:
 
 
 def _offer(best: Envelope, rates: Rates, pairs: _Brackets, prune: bool = False) -> None:
-    """Make the pairs exact and offer them; with ``prune`` drop pairs that cannot improve
-    ``best``."""
+    """Make the pairs exact and offer them; ``prune`` drops pairs that cannot improve ``best``."""
     pairs = _exact(rates, pairs, best if prune else None)
     held = rates.held(pairs.row, pairs.high)
     blocks = _filled(rates, pairs.row, held, pairs.segments)

@@ -111,7 +111,7 @@ def _check_order(front: Sequence[Partition], problem: ClusterProblem) -> None:
     uplinks = np.array(problem.activation_s)
     if math.isinf(uplinks[-1]):  # a range: two points differ most at their bends
         bends = [point.num_micro_batches * point.slowest_s for point in front]
-        uplinks = np.maximum([uplinks[-2], *bends], uplinks[-2])
+        uplinks = np.append(uplinks[:-1], np.maximum(bends, uplinks[-2]))
     times = np.array([_with_uplink(point, uplinks) for point in front])
     for place, after in enumerate(front[1:], start=1):
         before = front[place - 1]
@@ -175,13 +175,13 @@ def _refute_bound(solution: ClusterSolution, problem: ClusterProblem) -> None:
 def _near(point: Partition, problem: ClusterProblem) -> tuple[Ints, Ints]:
     """Return partitions near ``point`` and their m, [P, K] and [P].
 
-    These are the same blocks with every m, one or all blocks of a device moved to another device,
-    and all blocks on one device.
+    These are the same blocks with every allowed m, one or all blocks of a device moved to another
+    device, and all blocks on one device.
     """
     one = np.eye(len(problem.devices), dtype=np.int64)
     alone = problem.num_blocks * one
     held = alone[0] if point.replicated else np.array(point.blocks)
-    every_m = np.arange(1, problem.max_micro_batches + 1)
+    every_m = np.arange(problem.min_micro_batches, problem.max_micro_batches + 1)
     moved = [
         held + amount * (one - one[source])
         for source in np.flatnonzero(held)

@@ -32,24 +32,21 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
     for cluster in plan.clusters:
         if cluster.unit not in states:
             raise violation("C3", f"unit {cluster.unit}: the request has units {sorted(states)}")
+        state = states[cluster.unit]
         try:
-            _check_cluster(cluster, states[cluster.unit], request)
+            if cluster.uplink is not None:
+                _check_uplink(cluster.uplink, state, len(request.channels))
+            if cluster.over_limits and request.partition is None:
+                raise violation("C7", "a plan over limits, though no framework prescribes a split")
+            _check_blocks(cluster, state, request)
         except PlanViolationError as error:
-            raise PlanViolationError(f"{states[cluster.unit].called}: {error}") from error
+            raise PlanViolationError(f"{state.called}: {error}") from error
 
 
 def _check_once(what: str, used: list[int], most: int) -> None:
     twice = [number for number, times in Counter(used).items() if times > 1]
     if twice or len(used) > most:
         raise violation("C5", f"{what} {used}: each of {most} may be used once")
-
-
-def _check_cluster(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
-    if cluster.uplink is not None:
-        _check_uplink(cluster.uplink, state, len(request.channels))
-    if cluster.over_limits and request.partition is None:
-        raise violation("C7", "a plan over limits, though the framework prescribes no partition")
-    _check_blocks(cluster, state, request)
 
 
 def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) -> None:

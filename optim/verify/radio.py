@@ -135,7 +135,7 @@ def gammas(pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundPr
     corruption = per(
         np.array(options.interference_constant_w), power_w * pairs.gain + pairs.interference_w
     )
-    spread = options.gradient_bound * segments**2 / problem.num_blocks
+    spread = options.gradient_bound * _charged(segments, problem) ** 2 / problem.num_blocks
     noise = options.gradient_bound * (1 + pairs.gradient_error)
     return options.kappa * (spread + corruption + noise)
 
@@ -200,7 +200,8 @@ def _feasible(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Bools:
 
 def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floats:
     """Return the least power, W, with Γ ≤ Γ^max at the front's smallest S; infinite if none."""
-    options, fewest = problem.options, np.array([_fewest(front) for front in problem.fronts])
+    options = problem.options
+    fewest = _charged(np.array([_fewest(front) for front in problem.fronts]), problem)
     noise = 1 + pairs.gradient_error
     spread = (
         options.kappa * options.gradient_bound * (fewest[:, None] ** 2 / problem.num_blocks + noise)
@@ -209,6 +210,11 @@ def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floa
     signal = per(np.array(options.kappa * options.interference_constant_w), left)
     power = np.maximum(per(signal - pairs.interference_w, pairs.gain), 0.0)
     return np.where(options.gamma_max * ease < spread, math.inf, power)
+
+
+def _charged(segments: Ints, problem: RoundProblem) -> Ints:
+    """Return the S that have a price in Γ: 0 if segments have none."""
+    return segments if problem.options.segment_price == "paper" else np.zeros_like(segments)
 
 
 def _fewest(front: Sequence[Partition]) -> int:

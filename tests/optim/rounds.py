@@ -43,6 +43,7 @@ def random_round(
         fading=fading,
         uplink="streamed" if rng.random() < 0.7 else "after",
         energy="all" if rng.random() < 0.5 else "adapters",
+        segment_price="paper",
     )
     channels = tuple(
         Channel(float(rng.uniform(4e5, 6e5)), float(rng.uniform(0.06, 0.08)), 4e-21)
@@ -208,7 +209,8 @@ def gamma(problem: RoundProblem, unit: int, channel: int, point: Partition, powe
     options = problem.options
     received = power * problem.uplinks[unit].gains[channel]
     error = options.interference_constant_w / (received + problem.channels[channel].interference_w)
-    split = options.gradient_bound * point.num_segments**2 / problem.num_blocks
+    priced = point.num_segments if options.segment_price == "paper" else 0
+    split = options.gradient_bound * priced**2 / problem.num_blocks
     noise = options.gradient_bound * (1 + gradient_error(problem, unit))
     return options.kappa * (split + error + noise)
 

@@ -60,7 +60,7 @@ def test_gammas_of_a_round() -> None:
 def test_idle_gamma_of_the_preset() -> None:
     """About 1.24, and about 0.24 for a scheduled unit."""
     channels = (Channel(5e5, 0.06, 4e-21), Channel(5e5, 0.08, 4e-21))
-    options = RoundOptions()
+    options = RoundOptions(segment_price="paper")
     assert idle_gamma(channels, options) == pytest.approx(0.08 / 0.07 + 0.1)
     error = interference_error(0.5, 0.977, 0.07, 0.08)
     assert float(scheduled_gamma(1, error, 12, options)) == pytest.approx(0.25, abs=0.01)
@@ -78,7 +78,9 @@ def test_no_interference_makes_an_idle_unit_infinitely_bad() -> None:
 def test_gamma_power_is_the_least_within_the_limit(
     segments: int, gain: float, interference: float, gamma_max: float, constant: float
 ) -> None:
-    options = RoundOptions(gamma_max=gamma_max, interference_constant_w=constant)
+    options = RoundOptions(
+        gamma_max=gamma_max, interference_constant_w=constant, segment_price="paper"
+    )
     problem = rounds.random_round(np.random.default_rng(0), "gamma")
     problem = type(problem)((), (), (), (), problem.num_blocks, options)
 
@@ -101,7 +103,7 @@ def test_gamma_power_is_the_least_within_the_limit(
 def test_a_limit_that_is_met_exactly_needs_no_power(segments: int) -> None:
     """Where nothing depends on the power."""
     problem = rounds.random_round(np.random.default_rng(0), "gamma")
-    options = RoundOptions(interference_constant_w=0.0)
+    options = RoundOptions(interference_constant_w=0.0, segment_price="paper")
     met = float(scheduled_gamma(segments, np.zeros(()), problem.num_blocks, options))
     options = replace(options, gamma_max=met)
     problem = replace(problem, options=options)

@@ -60,9 +60,9 @@ def test_who_draws_is_asked_every_time() -> None:
     assert len(found) > 1
 
 
-def test_a_search_that_a_time_limit_ended_is_searched_again() -> None:
+def test_a_search_that_a_limit_ended_is_searched_again() -> None:
     """Also where its fastest point happens to be the best: the other points may not be."""
-    problem, limits = cluster(SLOW, FAST, SLOW, FAST), iter((0.0, math.inf))
+    problem, limits = cluster(SLOW, FAST, SLOW, FAST), iter((0, math.inf))
 
     def limited(asked: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
         return exact_partition(asked, rng, next(limits))

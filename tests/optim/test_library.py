@@ -5,10 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import optim
+from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.plan import RoundPlan, SegmentPlan, Span
+from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Uplink
+from optim import ClusterProblem, exact_partition, plan_cluster, plan_round
+from optim.planner import RoundRequest
+from optim.problem import UplinkTimes
 
+FAST, SLOW = AffineLaw(u=0.02, v=0.01, w=0.0, ell=0.05), AffineLaw(u=0.08, v=0.01, w=0.0, ell=0.05)
+DEVICES = DeviceProfile("jetson", FAST, max_blocks=8), DeviceProfile("pi", SLOW, max_blocks=6)
 ROOT = Path(__file__).parents[2]
 WITHOUT = "import sys\nsys.modules |= dict.fromkeys(('torch', 'flwr', 'hydra', 'datasets'))\n"
 
@@ -21,8 +30,11 @@ def run(source: str) -> str:
 
 def test_the_example_runs_without_torch_and_flower_and_prints_what_the_page_says() -> None:
     page = (ROOT / "docs/how-to/planner-library.md").read_text()
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert "\n".join(f"    {line}" for line in run(WITHOUT + source).splitlines()) in page
+    sources = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shown = [line[4:] for line in page.splitlines() if line.startswith("    ")]
+    code = [line for source in sources for line in source.splitlines()]
+    printed = run(WITHOUT + "".join(sources)).splitlines()
+    assert printed == [line for line in shown if f"    {line}" not in code]
 
 
 def test_importing_it_loads_nothing_until_a_name_is_used() -> None:
@@ -39,3 +51,91 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="'nosuch'"):
         optim.nosuch  # noqa: B018
+
+
+def test_a_cluster_is_planned_with_names_and_a_certificate() -> None:
+    plan = plan_cluster(DEVICES, num_blocks=12, batch_size=16)
+    solution = exact_partition(ClusterProblem(DEVICES, 12, 16, 16, "overlap"))
+    assert plan.segments == (SegmentPlan("jetson", Span(0, 8)), SegmentPlan("pi", Span(8, 4)))
+    assert (plan.num_micro_batches, plan.certificate) == (8, solution.certificate)
+    assert (plan.latency_s, plan.front) == (solution.best.latency_s, solution.front)
+    assert [point.fastest_s for point in plan.front] == [UplinkTimes(first_s=0.0)]
+
+
+def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> None:
+    even = plan_cluster(DEVICES, num_blocks=12, batch_size=16, max_micro_batches=3, solver="gpipe")
+    assert [each.span.blocks for each in even.segments] == [6, 6]
+    assert even.num_micro_batches <= 3
+    assert (even.certificate.solver, even.certificate.lower_bound) == ("gpipe", 0.0)
+    few = plan_cluster(DEVICES, num_blocks=6, batch_size=4, latency="bound", solver="vanilla_fl")
+    assert few.segments == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": ()}, r"^len\(devices\)=0: must be at least 1$"),
+        ({"num_blocks": 0}, "^num_blocks=0: "),
+        ({"batch_size": 0}, "^batch_size=0: "),
+        ({"max_micro_batches": 0}, "^max_micro_batches=0: "),
+        ({"latency": "sum"}, "^latency=sum: must be one of bound"),
+        ({"solver": "best"}, "^solver best: must be one of exact"),
+    ],
+)
+def test_an_impossible_cluster_is_refused(changes: dict[str, object], message: str) -> None:
+    asked = {"devices": DEVICES, "num_blocks": 12, "batch_size": 16, **changes}
+    with pytest.raises(ConfigError, match=message):
+        plan_cluster(**asked)
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InfeasibleRoundError, match="at most 14 of 20 blocks"):
+        plan_cluster(DEVICES, num_blocks=20, batch_size=16)
+
+
+UPLINK = Uplink(
+    max_power_w=0.5, energy_j=100.0, model_bits=2e6, activation_bits=1e6, gains=(0.9, 0.8)
+)
+CLUSTERS = [ClusterState(unit, DEVICES, 100, UPLINK) for unit in range(3)]
+CHANNELS = [Channel(5e5, 0.07, 4e-21), Channel(4e5, 0.06, 4e-21)]
+SIZES = {"num_blocks": 12, "batch_size": 8}
+
+
+def test_a_unit_that_was_left_out_takes_part_in_the_next_round() -> None:
+    first = plan_round(CLUSTERS, CHANNELS, **SIZES)
+    second = plan_round(CLUSTERS, CHANNELS, **SIZES, previous=first)
+    assert (first.round, second.round) == (1, 2)
+    (left_out,) = {0, 1, 2} - {each.unit for each in first.clusters}
+    assert left_out in {each.unit for each in second.clusters}
+
+
+class Recorder:
+    """A strategy that schedules nobody, and keeps its requests and a draw of each round."""
+
+    def __init__(self) -> None:
+        self.requests, self.draws = list[RoundRequest](), set[float]()
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        """See ``Planner.plan_round``."""
+        self.requests.append(request)
+        self.draws.add(rng.random())
+        return RoundPlan(request.round, (), queues=(1.0, 2.0, 3.0), error_queues=(0.5, 0.0, 1.5))
+
+
+def test_the_round_number_and_both_queues_continue() -> None:
+    strategy, plan = Recorder(), None
+    for _ in range(3):
+        plan = plan_round(CLUSTERS, CHANNELS, **SIZES, strategy=strategy, previous=plan)
+    first, second, third = strategy.requests
+    assert (first.round, first.queues, first.error_queues) == (1, (0.0, 0.0, 0.0), ())
+    assert (second.round, second.queues) == (2, (1.0, 2.0, 3.0))
+    assert second.error_queues == (0.5, 0.0, 1.5)
+    assert third.round == 3
+    assert len(strategy.draws) == 3
+
+
+@pytest.mark.parametrize("name", ["queues", "error_queues"])
+def test_a_last_plan_of_other_clusters_is_refused(name: str) -> None:
+    last = RoundPlan(4, (), **{name: (0.0, 0.0)})
+    with pytest.raises(ConfigError, match=f"^previous: has 2 {name}, expected 3$"):
+        plan_round(CLUSTERS, CHANNELS, **SIZES, previous=last)

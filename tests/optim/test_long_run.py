@@ -84,7 +84,7 @@ def _cluster(rng: np.random.Generator) -> ClusterProblem:
 def planned(seed: int, weight: float, gamma_max: float = 0.84, num_rounds: int = ROUNDS) -> Run:
     """Rounds by ``exact_allocation``."""
     fixed, rng = scenario(seed), np.random.default_rng(1000 + seed)
-    options = RoundOptions(drift_weight=weight, gamma_max=gamma_max)
+    options = RoundOptions(drift_weight=weight, gamma_max=gamma_max, segment_price="paper")
     queues = (0.0,) * UNITS
     counts, delays, means = np.zeros(UNITS), [], []
     for index in range(num_rounds):
@@ -185,7 +185,7 @@ def test_without_a_weight_rounds_are_slower_than_by_chance() -> None:
 def test_queues_are_stable_above_half_the_way_to_an_idle_round(share: float, grows: bool) -> None:
     """ν/N = 1/2: the mean of Γ_idle and Γ_sched, at the smallest S, is what Γ^max must exceed."""
     for seed in range(2):
-        fixed, options = scenario(seed), RoundOptions()
+        fixed, options = scenario(seed), RoundOptions(segment_price="paper")
         idle = idle_gamma(fixed.channels, options)
         fewest = np.array([front[0].num_segments for front in fixed.fronts])
         gains = np.array([uplink.gains for uplink in fixed.uplinks])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from typing import Literal
@@ -20,7 +21,7 @@ from optim.allocation.paper_drift import DeadlineIntervals, DeadlineSearch
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
-from tests.thorough import chosen, seeds
+from tests.thorough import cases, chosen, seeds
 
 
 def check(problem: RoundProblem, solution: RoundSolution) -> None:
@@ -71,21 +72,46 @@ def against_enumeration(problem: RoundProblem) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", seeds(5, 15))
+@pytest.mark.parametrize("seed", seeds(2, 15))
 def test_gamma_drift_equals_enumeration(seed: int) -> None:
     rng = np.random.default_rng(seed)
     feasible = [against_enumeration(rounds.random_round(rng, "gamma")) for _ in range(20)]
     assert sum(feasible) > 10
 
 
-@pytest.mark.parametrize("seed", seeds(4, 15))
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_a_round_whose_segments_have_no_price_equals_enumeration(
+    drift: Literal["gamma", "paper"],
+) -> None:
+    rng, feasible, more = np.random.default_rng(400), 0, 0
+    for _ in range(15):
+        problem = rounds.random_round(rng, drift, most_units=3, most_segments=3)
+        free = dataclasses.replace(problem.options, segment_price="none")
+        unpriced = dataclasses.replace(problem, options=free)
+        if against_enumeration(unpriced):
+            feasible += 1
+            more += segments(unpriced) > segments(problem)
+    assert feasible > 8
+    assert (more > 0) == (drift == "gamma")  # eq. 32 charges S itself
+
+
+def segments(problem: RoundProblem) -> int:
+    """Of all units in the best round; 0 if no round is feasible."""
+    try:
+        chosen = exact_allocation(problem).allocations
+    except InfeasibleRoundError:
+        return 0
+    return sum(each.partition.num_segments for each in chosen)
+
+
+@pytest.mark.parametrize("seed", seeds(2, 15))
 def test_paper_drift_equals_enumeration(seed: int) -> None:
     rng = np.random.default_rng(100 + seed)
     drawn = [rounds.random_round(rng, "paper", most_segments=3) for _ in range(12)]
     assert sum(map(against_enumeration, drawn)) > 5
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, 4))
 def test_gamma_drift_with_fading_equals_enumeration(seed: int) -> None:
     rng = np.random.default_rng(200 + seed)
     drawn = [rounds.random_round(rng, "gamma", "rayleigh") for _ in range(8)]
@@ -93,9 +119,9 @@ def test_gamma_drift_with_fading_equals_enumeration(seed: int) -> None:
 
 
 def test_paper_drift_with_fading_equals_enumeration() -> None:
-    rng = np.random.default_rng(300)
-    drawn = [rounds.random_round(rng, "paper", "rayleigh", 2, 2, 2) for _ in range(24)]
-    assert sum(map(against_enumeration, drawn)) > 5
+    rng, count = np.random.default_rng(300), cases(12, 24)
+    drawn = [rounds.random_round(rng, "paper", "rayleigh", 2, 2, 2) for _ in range(count)]
+    assert sum(map(against_enumeration, drawn)) > 5 * count // 24
 
 
 def test_the_draws_have_every_difficulty() -> None:
@@ -162,7 +188,7 @@ def clusters(
 
 
 # Of the first 300 seeds, the last two are those that a search notices that skips one deadline.
-@pytest.mark.parametrize("seed", chosen([*range(40), 179, 204], [*range(12), 179, 204]))
+@pytest.mark.parametrize("seed", chosen([*range(40), 179, 204], [*range(5), 179, 204]))
 def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
     """Where pruning shows."""
     rng = np.random.default_rng(seed)
@@ -231,7 +257,7 @@ def test_paper_drift_is_within_a_fine_grid_of_deadlines(seed: int) -> None:
     assert objective * (1 - 1e-9) <= least <= objective * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("seed", seeds(4, 10))
+@pytest.mark.parametrize("seed", seeds(2, 10))
 def test_no_deadline_is_below_the_bounds_of_its_interval(seed: int) -> None:
     """Which the search prunes by; with the best deadline before, at and after the intervals."""
     rng = np.random.default_rng(seed)
@@ -267,17 +293,31 @@ def test_no_deadline_is_below_the_bounds_of_its_interval(seed: int) -> None:
 
 
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-def test_a_time_limit_gives_a_true_gap(drift: Literal["gamma", "paper"]) -> None:
-    """The bound is below the optimum, the answer above it."""
+def test_a_limit_of_nodes_gives_a_true_gap(drift: Literal["gamma", "paper"]) -> None:
+    """The bound is below the optimum, the answer above it; more nodes are never worse."""
     gaps = 0
-    for seed in range(10):
+    for seed in range(5):
         problem = clusters(np.random.default_rng(seed), drift)
-        exact, stopped = exact_allocation(problem), exact_allocation(problem, time_limit_s=0.0)
-        verify_round(stopped, problem)
-        assert stopped.certificate.lower_bound <= exact.certificate.objective * (1 + 1e-12)
-        assert stopped.certificate.objective >= exact.certificate.objective * (1 - 1e-12)
-        gaps += stopped.certificate.gap > 1e-6
-    assert gaps > 5
+        exact, before = exact_allocation(problem).certificate, math.inf
+        for nodes in (0, 40, 10_000):
+            stopped = exact_allocation(problem, max_nodes=nodes)
+            verify_round(stopped, problem)
+            assert stopped.certificate.lower_bound <= exact.objective * (1 + 1e-12)
+            assert exact.objective * (1 - 1e-12) <= stopped.certificate.objective <= before
+            before = stopped.certificate.objective
+            gaps += stopped.certificate.gap > 1e-6
+        assert stopped.certificate == exact
+    assert gaps > 2
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_a_limited_search_ends_at_the_same_node_on_a_slow_machine(
+    drift: Literal["gamma", "paper"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = clusters(np.random.default_rng(3), drift)
+    found = [exact_allocation(problem, max_nodes=nodes) for nodes in (0, 5, 10_000)]
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=1000).__next__)
+    assert [exact_allocation(problem, max_nodes=nodes) for nodes in (0, 5, 10_000)] == found
 
 
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
@@ -308,7 +348,9 @@ def one_unit(**changes: float) -> RoundProblem:
     """A unit and two channels."""
     uplink = Uplink(0.5, 10.0, 9.6e6, 0.0, (0.9, 0.8))
     options = RoundOptions(
-        gamma_max=changes.pop("gamma_max", 0.84), hard_gamma=bool(changes.pop("hard_gamma", 0))
+        gamma_max=changes.pop("gamma_max", 0.84),
+        hard_gamma=bool(changes.pop("hard_gamma", 0)),
+        segment_price="paper",
     )
     return RoundProblem(
         fronts=((Partition((12,), 4, 80.0), Partition((6, 6), 4, 50.0)),),

@@ -105,7 +105,7 @@ def of_all(drawn: Round) -> RoundProblem:
 
 
 @each_law
-@pytest.mark.parametrize(("drift", "count"), [("gamma", cases(12, 40)), ("paper", cases(5, 12))])
+@pytest.mark.parametrize(("drift", "count"), [("gamma", cases(6, 40)), ("paper", cases(3, 12))])
 def test_the_best_places(drift: str, count: int, latency: Latency) -> None:
     rng, chosen = np.random.default_rng(0), Counter[str | None]()
     for _ in range(count):

@@ -127,7 +127,7 @@ def check(drawn: Round) -> Counter[str]:
     ("drift", "fading", "count"),
     [
         ("gamma", "none", cases(20, 60)),
-        ("paper", "none", cases(7, 20)),
+        ("paper", "none", cases(4, 20)),
         ("gamma", "rayleigh", cases(4, 12)),
         ("paper", "rayleigh", 4),
     ],

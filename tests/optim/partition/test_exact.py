@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
@@ -165,14 +165,18 @@ def streaming(rng: np.random.Generator, problem: ClusterProblem, scale_s: float)
 
 
 def samples(problem: ClusterProblem, front: Iterable[Partition], scale_s: float) -> Floats:
-    """The problem's times; of a range some, with all at which a point of the front changes."""
+    """The problem's times; of a range some, with all at which a point of the front changes.
+
+    A range begins at the last finite time; the times before it are possible alone.
+    """
     *_, low, last = 0.0, *problem.activation_s
     if math.isfinite(last):
         return np.array(problem.activation_s)
     some = [low, *np.linspace(0, 3 * scale_s, 12), *np.geomspace(0.01, 100, 12) * scale_s]
     bends = [point.num_micro_batches * point.slowest_s for point in front]
     edges = [each for point in front for each in point.fastest_s if math.isfinite(each)]
-    return np.unique(np.maximum([*some, *bends, *edges], low))
+    ranged = np.maximum([*some, *bends, *edges], low)
+    return np.unique([*problem.activation_s[:-1], *ranged])
 
 
 def check_streamed(problem: ClusterProblem, reference: Reference, scale_s: float) -> None:
@@ -234,6 +238,21 @@ def test_as_fast_as_every_partition_whatever_the_uplink(latency: Latency, seed: 
             exact_partition(streaming(rng, problem, 1.0))
     else:
         check_streamed(streaming(rng, problem, scale_s), by_enumeration, scale_s)
+
+
+@each_law
+@given(seed=st.integers(0, 2**32))
+def test_several_times_and_all_from_the_last_one_on(latency: Latency, seed: int) -> None:
+    """No point is the fastest only between the single times, where nobody asked for one."""
+    rng = np.random.default_rng(seed)
+    problem = heterogeneous(rng, int(rng.integers(2, 5)), 6, latency, 8)
+    scale_s = float(by_enumeration(problem)[-1])
+    assume(math.isfinite(scale_s))
+    finite = np.sort(scale_s * rng.uniform(0, 3, rng.integers(1, 4)))
+    times = (0.0, *finite.tolist(), math.inf)
+    behind = scale_s * rng.choice([0.0, 0.3], 2)
+    problem = replace(problem, activation_s=times, head_s=behind[0], gradient_s=behind[1])
+    check_streamed(problem, by_enumeration, scale_s)
 
 
 @pytest.mark.parametrize("seed", seeds(1, 3))
@@ -531,13 +550,13 @@ def test_stopped_early_it_claims_no_more_than_it_knows(latency: Latency) -> None
     """A feasible front, and a lower bound that is one."""
     alone = heterogeneous(np.random.default_rng(7), 12, 24, latency)
     scale_s = exact_partition(alone).best.latency_s
-    check(alone, exact_partition(alone, time_limit_s=0.0))
+    check(alone, exact_partition(alone, max_nodes=0))
     smaller = heterogeneous(np.random.default_rng(7), 8, 14, latency, 24)
     uplink, behind = (0.5 * scale_s, math.inf), (0.3 * scale_s, 0.6 * scale_s)
     streamed = replace(smaller, activation_s=uplink, head_s=behind[0], gradient_s=behind[1])
     for problem in (alone, streamed):
         best = exact_partition(problem).certificate.objective
-        stopped = exact_partition(problem, time_limit_s=0.0)
+        stopped = exact_partition(problem, max_nodes=0)
         verify_cluster(stopped, problem)
         assert not stopped.complete
         assert stopped.certificate.objective >= best
@@ -545,6 +564,23 @@ def test_stopped_early_it_claims_no_more_than_it_knows(latency: Latency) -> None
         assert stopped.certificate.gap > 0
         assert stopped.certificate.solver == "exact"
         assert stopped.certificate.solve_time_s > 0
+
+
+@each_law
+def test_a_limited_search_ends_at_the_same_node_on_a_slow_machine(
+    latency: Latency, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the more nodes, the higher the bound, until the front is complete."""
+    problem = heterogeneous(np.random.default_rng(7), 6, 10, latency, 24)
+    problem = replace(problem, activation_s=(0.0, 10.0, math.inf))
+    limits = (0, 100, 500, 20_000)
+    found = [exact_partition(problem, max_nodes=nodes) for nodes in limits]
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=1000).__next__)
+    assert [exact_partition(problem, max_nodes=nodes) for nodes in limits] == found
+    assert (found[0].complete, found[-1].complete) == (False, True)
+    assert found[-1] == exact_partition(problem)
+    bounds = [each.certificate.lower_bound for each in found]
+    assert bounds == sorted(bounds)
 
 
 def with_budget(limits: list[int | None], joules: float, num_blocks: int) -> ClusterProblem:

@@ -430,3 +430,10 @@ def test_a_right_front_passes_and_a_spoilt_one_does_not(law: Latency, seed: int)
     for spoilt in spoilt_fronts(solution, problem, rng):
         with pytest.raises(PlanViolationError):
             verify_cluster(spoilt, problem)
+
+
+def test_a_bound_for_one_number_of_micro_batches_is_not_refuted_by_another() -> None:
+    """By hand: a micro-batch takes 1 s of any size, so that m = 1 were faster than the fixed 4."""
+    device = DeviceProfile("a", AffineLaw(0.0, 1.0, 0.0, 0.0))
+    fixed = ClusterProblem((device,), 1, 4, 4, "overlap", min_micro_batches=4)
+    verify_cluster(solved((Partition((1,), 4, 4.0, 1.0),), certified(4.0)), fixed)

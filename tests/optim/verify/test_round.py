@@ -43,7 +43,7 @@ UPLINKS = (
 CHANNELS = (Channel(1.0, 0.5, 0.5), Channel(1.0, 0.5, 0.5))
 OPTIONS = RoundOptions(
     drift_weight=0.1, kappa=1.0, gradient_bound=0.3, interference_constant_w=0.7, gamma_max=0.9,
-    energy="adapters",
+    energy="adapters", segment_price="paper",
 )  # fmt: skip
 ROUND = RoundProblem(
     ((ALONE, BOTH), (ALONE, BOTH), ()), UPLINKS, CHANNELS, (1.0, 2.0, 3.0), 3, OPTIONS

@@ -1,0 +1,119 @@
+"""Plan a round or a cluster from Python, outside of a run; every answer is verified."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from collapipe.errors import ConfigError
+from collapipe.plan import Certificate, RoundPlan, SegmentPlan, segment_plans
+from collapipe.state import Channel, ClusterState, DeviceProfile
+from optim.dssra import Dssra
+from optim.planner import Planner, RoundRequest
+from optim.problem import LATENCIES, ClusterProblem, Latency, Partition, check_choice
+from optim.solvers import cluster_solver
+from optim.verify import verify_cluster, verify_plan
+
+
+@dataclass(frozen=True, slots=True)
+class CertifiedPlan:
+    """The fastest plan of a cluster that a solver found, and how far it can be from the best one.
+
+    ``segments`` are in pipeline order; without segments every device trains all blocks
+    (``vanilla_fl``). ``front`` has the fastest partition for each number of segments; its blocks
+    are in the devices' order.
+    """
+
+    segments: tuple[SegmentPlan, ...]
+    num_micro_batches: int  # m
+    latency_s: float  # of a batch
+    certificate: Certificate
+    front: tuple[Partition, ...]
+
+
+def plan_cluster(
+    devices: Sequence[DeviceProfile],
+    *,
+    num_blocks: int,
+    batch_size: int,
+    max_micro_batches: int | None = None,
+    latency: Latency = "overlap",
+    solver: str = "exact",
+    seed: int = 0,
+) -> CertifiedPlan:
+    """Split ``num_blocks`` blocks and a batch over the devices of one cluster.
+
+    The plan is a pipeline of single devices, in the given order; devices may be left out.
+    ``max_micro_batches`` is at most, and by default, the batch's samples. ``solver`` is a name that
+    ``collapipe plan --solver`` knows; ``seed`` matters only if the solver draws.
+
+    Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
+    devices cannot hold the blocks, and ``PlanViolationError`` if the solver's answer is wrong.
+    """
+    most = batch_size if max_micro_batches is None else min(max_micro_batches, batch_size)
+    for name, size in (
+        ("len(devices)", len(devices)),
+        ("num_blocks", num_blocks),
+        ("batch_size", batch_size),
+        ("max_micro_batches", most),
+    ):
+        if size < 1:
+            raise ConfigError(f"{name}={size}: must be at least 1")
+    check_choice("latency", latency, LATENCIES)
+    problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency)
+    solution = cluster_solver(solver)(problem, np.random.default_rng(seed))
+    verify_cluster(solution, problem)
+    best = solution.best
+    return CertifiedPlan(
+        segments=() if best.replicated else segment_plans(devices, best.blocks),
+        num_micro_batches=best.num_micro_batches,
+        latency_s=best.latency_s,
+        certificate=solution.certificate,
+        front=solution.front,
+    )
+
+
+def plan_round(
+    clusters: Sequence[ClusterState],
+    channels: Sequence[Channel],
+    *,
+    num_blocks: int,
+    batch_size: int,
+    strategy: Planner | None = None,
+    previous: RoundPlan | None = None,
+    local_steps: int = 1,
+    schedule: str = "one_f_one_b",
+    seed: int = 0,
+) -> RoundPlan:
+    """Plan one round: participants, channels, powers, and the blocks of each device.
+
+    ``strategy`` defaults to ``Dssra()``; its ``plan_round`` gets the whole request. ``previous`` is
+    the last round's plan, from which the round's number and all queues continue; None plans round 1
+    with empty queues. After an infeasible round continue from ``replace(previous,
+    round=previous.round + 1, queues=error.queues)``.
+
+    Raises ``InfeasibleRoundError`` with the numbers and what would make the round feasible,
+    ``ConfigError`` if ``previous`` is of another number of clusters, and ``PlanViolationError`` if
+    the strategy's plan violates a constraint.
+    """
+    last = previous or RoundPlan(0, ())
+    for name in ("queues", "error_queues"):
+        if (count := len(getattr(last, name))) not in (0, len(clusters)):
+            raise ConfigError(f"previous: has {count} {name}, expected {len(clusters)}")
+    request = RoundRequest(
+        round=last.round + 1,
+        clusters=tuple(clusters),
+        num_blocks=num_blocks,
+        batch_size=batch_size,
+        local_steps=local_steps,
+        num_segments=None,
+        num_micro_batches=batch_size,
+        schedule=schedule,
+        channels=tuple(channels),
+        queues=last.queues or (0.0,) * len(clusters),
+        losses=(None,) * len(clusters),
+        error_queues=last.error_queues,
+    )
+    plan = (strategy or Dssra()).plan_round(request, np.random.default_rng((seed, request.round)))
+    verify_plan(plan, request)
+    return plan
