@@ -119,10 +119,8 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def _read_json(path: Path, needed: Collection[str]) -> Dataset:
-    """Read one JSON object per line, or a list of objects; missing values become None.
-
-    Python parses them, because ``datasets`` would convert texts that look like dates.
-    """
+    """Read one JSON object per line, or a list of objects; missing values become None. Python
+    parses them, because ``datasets`` would convert texts that look like dates."""
     objects = list(_objects(path))
     names = dict.fromkeys(chain.from_iterable(row for _, row in objects))
     columns = {name: [row.get(name) for _, row in objects] for name in names}
@@ -147,10 +145,7 @@ def _held(columns: Mapping[str, list[Any]]) -> Dataset | str:
 
 
 def _fault(name: str, cells: list[Any]) -> tuple[int, str] | None:
-    """Return the first cell (from 0) that Arrow cannot hold with the cells before, and why.
-
-    Returns None if Arrow can hold all cells.
-    """
+    """Return the first cell (from 0) that Arrow cannot hold with those before, and why, or None."""
     cause = _held({name: cells})
     if isinstance(cause, Dataset):
         return None

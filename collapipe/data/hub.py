@@ -125,9 +125,7 @@ def _place(name: str) -> str:
 
 def _check_card(place: str, name: str) -> None:
     """Raise ``ConfigError`` if a card's configurations name files of other file systems.
-
-    ``reference://`` fills in templates, which can run any code.
-    """
+    ``reference://`` fills in templates, which can run any code."""
     for file in (REPOCARD_FILENAME, REPOYAML_FILENAME):
         if (path := _fetch(place, file)) is None:
             continue

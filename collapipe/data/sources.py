@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 from datasets import ClassLabel, Dataset, concatenate_datasets
 
+from collapipe.data.conversations import MESSAGES, read_conversations
 from collapipe.data.files import read_file
 from collapipe.data.folders import OUTSIDE, Splits, fault_of
 from collapipe.data.hub import hub_rows
@@ -124,11 +125,13 @@ def _quiet() -> Iterator[None]:
 def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
     """Rename the columns of ``rows`` from the values of ``names`` to its keys, and convert them.
 
-    Tokens and tags become lists of texts, other columns texts; label numbers become names. Another
-    column that has the name of a key is removed. Raises ``DataError``, which names ``where``, the
-    column and the row (from 1), for an invalid value.
+    Tokens and tags become lists of texts, conversations lists of messages, other columns texts;
+    label numbers become names. Another column that has the name of a key is removed. Raises
+    ``DataError``, which names ``where``, the column and the row (from 1), for an invalid value.
     """
     flat = rows.flatten()
+    if MESSAGES in names:
+        return _beside(flat, names, read_conversations(flat, names, where))
     for column, name in names.items():
         if name not in flat.column_names:
             there = ", ".join(map(repr, flat.column_names[:_SHOWN]))
@@ -146,8 +149,13 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
     read = {column: _read(flat, column, name, where) for column, name in names.items()}
     if "tokens" in read and "tags" in read:
         _check_tags(read["tokens"], read["tags"], where)
-    gone = {*names, *names.values()} & set(flat.column_names)
-    others, mine = flat.remove_columns(sorted(gone)), Dataset.from_dict(read)
+    return _beside(flat, names, Dataset.from_dict(read))
+
+
+def _beside(flat: Dataset, names: Mapping[str, str], mine: Dataset) -> Dataset:
+    """Return the task's columns ``mine`` with the other columns of ``flat``."""
+    gone = {*names, *names.values(), *mine.column_names} & set(flat.column_names)
+    others = flat.remove_columns(sorted(gone))
     return concatenate_datasets([others, mine], axis=1) if others.column_names else mine
 
 

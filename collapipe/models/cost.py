@@ -14,9 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_f
 
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import drawing_from
+from collapipe.models.kept import Widened, widest_bytes
+from collapipe.models.output_layer import in_one_piece
 from collapipe.models.part import moments, state_like
-from collapipe.models.split import Head, ModelSpec
+from collapipe.models.split import Head, ModelSpec, kinds_of_blocks
 from collapipe.models.stem import StemSpec
+from collapipe.models.without_values import WithoutValues
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
@@ -56,21 +59,22 @@ def measure_cost(
 ) -> BlockCost:
     """Return the cost of the most expensive block for samples of ``tokens`` tokens, in float32.
 
-    Planners treat all blocks as equal, but T5's first block also holds the table of positions that
-    the others use, and its last block does not pass the table on. Each figure is therefore the
-    larger one of the first and the second block.
+    Planners treat all blocks as equal, but a model may have several kinds: blocks with and without
+    experts, or T5's first block, which also holds the table of positions for the others. Each
+    figure is therefore the largest one of all kinds. A token costs the experts that compute it.
 
     FLOPs count the matrix products, attention included, of one sample's forward and backward pass.
     Bytes are weights, gradients and optimiser moments (AdamW's without ``optimizer``) plus the
     tensors that autograd saves for all ``batch_size`` samples, as GPipe keeps them; 1F1B keeps
-    fewer. With ``recompute`` saved tensors count for one micro-batch and inputs for the whole
+    fewer. A segment also needs its largest frozen weight once more if it is kept narrow and widened
+    to compute. With ``recompute`` saved tensors count for one micro-batch and inputs for the whole
     batch; FLOPs do not change.
     """
     shape, costs = torch.Size((1, rows_of_input(spec, tokens), spec.dim)), []
-    for index in range(min(2, spec.num_blocks)):
-        with torch.device("meta"):
+    for index in kinds_of_blocks(spec):
+        with WithoutValues():
             block = spec.build_block(index)
-        with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone: nothing is computed
+        with FakeTensorMode(allow_non_fake_inputs=True), _AllRows():  # type: ignore[no-untyped-call]
             shape, cost = _measure(block, shape, tokens, optimizer)
         costs.append(astuple(_keeping(cost, batch_size, recompute)))
     return BlockCost(*map(max, zip(*costs, strict=True)))
@@ -79,7 +83,8 @@ def measure_cost(
 def _keeping(cost: BlockCost, batch_size: int, recompute: bool) -> BlockCost:
     """Add the memory of a whole batch: saved tensors, or with ``recompute`` the inputs alone."""
     if recompute:
-        return replace(cost, segment_bytes=batch_size * cost.activation_bits / 8)
+        kept_bytes = batch_size * cost.activation_bits / 8
+        return replace(cost, segment_bytes=cost.segment_bytes + kept_bytes)
     kept = batch_size * cost.sample_bytes
     return replace(cost, block_bytes=cost.block_bytes + kept, sample_bytes=0.0)
 
@@ -90,17 +95,15 @@ def _measure(
     tokens: int,
     optimizer: OptimizerSettings | None,
 ) -> tuple[torch.Size, BlockCost]:
-    """Return the shape of the block's output and its cost for a single sample in flight.
-
-    ``shape`` is the shape of the block's input.
-    """
+    """Return the shape of the block's output, and its cost for a sample of ``shape``."""
     block = block.train().to_empty(device="cpu")
     hidden = torch.zeros(shape, requires_grad=True)
     mask = torch.ones(1, tokens, dtype=torch.bool)
     saved: list[Tensor] = []
 
     def save(tensor: Tensor) -> Tensor:
-        saved.append(tensor)
+        if not isinstance(tensor, Widened):  # stands for a weight
+            saved.append(tensor)
         return tensor
 
     with (
@@ -122,6 +125,7 @@ def _measure(
         gradient_bits=float(out.numel() * _FLOAT_BITS),
         block_bytes=float(sum(own.values()) + (1 + count) * trained),
         sample_bytes=float(stash),
+        segment_bytes=float(widest_bytes(block)),
     )
     return out.shape, cost
 
@@ -132,21 +136,21 @@ def head_flops(spec: ModelSpec, vocabulary: Vocabulary, tokens: int) -> float:
 
     Counted as in ``measure_cost``.
     """
-    with torch.device("meta"):
+    with WithoutValues():
         head = spec.build_head(vocabulary).train()
-    with FakeTensorMode(allow_non_fake_inputs=True), _AllTargets():  # type: ignore[no-untyped-call]
+    with FakeTensorMode(allow_non_fake_inputs=True), _AllRows():  # type: ignore[no-untyped-call]
         head = head.to_empty(device="cpu")
         hidden = torch.zeros(1, tokens, spec.dim, requires_grad=True)
         mask = torch.ones(1, tokens, dtype=torch.bool)
         targets = torch.zeros(1, 1 if spec.head == "pooled" else tokens, dtype=torch.int64)
-        with flop_counter() as counter, drawing_from(torch.Generator()):
+        with flop_counter() as counter, drawing_from(torch.Generator()), in_one_piece():
             cast(Head, head).loss(hidden, mask, targets).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops())
 
 
-class _AllTargets(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Replace operations that read values, which fake tensors lack: masks select all rows, scalars
-    are 0."""
+class _AllRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replace reads of values, which fake tensors lack: masks select all rows, scalars are 0, and
+    the first expert computes every token, once for each of the token's experts."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -157,7 +161,18 @@ class _AllTargets(TorchDispatchMode):  # type: ignore[no-untyped-call]
             picked, (mask, *_) = args
             if mask is not None and mask.dtype == torch.bool:
                 return picked.flatten(0, mask.dim() - 1)
+        if func is _aten.nonzero.default:  # the experts that have tokens, or the tokens of one
+            rows = args[0].numel() if args[0].dim() > 1 else 1
+            return torch.zeros(rows, args[0].dim(), dtype=torch.int64)
         return func(*args, **(kwargs or {}))
+
+
+def end_bytes(spec: ModelSpec, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return the bytes of embedding and head: weights, gradients and AdamW's moments."""
+    with WithoutValues():
+        parts = spec.build_embedding(vocabulary), spec.build_head(vocabulary)
+    copies = 1, 2 + _ADAMW  # of a frozen weight, and of one that trains
+    return tuple(sum(w.nbytes * copies[w.requires_grad] for w in p.parameters()) for p in parts)
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it
@@ -165,17 +180,14 @@ def head_state_bits(
     spec: ModelSpec, vocabulary: Vocabulary, optimizer: OptimizerSettings, dtype: torch.dtype
 ) -> float:
     """Return the size in bits of the head's optimiser state; the head computes in ``dtype``."""
-    with torch.device("meta"):
+    with WithoutValues():
         weights = spec.build_head(vocabulary).to(dtype).named_parameters()
     trained = {name: weight for name, weight in weights if weight.requires_grad}
     return 8.0 * sum(each.nbytes for each in state_like(optimizer, trained).values())
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Map the identity of each distinct storage of ``tensors`` to its bytes.
-
-    Fake tensors have no address.
-    """
+    """Map the identity of each distinct storage to its bytes; fake tensors have no address."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage._cdata: storage.nbytes() for storage in storages}
 
@@ -193,7 +205,7 @@ def upload_bits(
     These are the trainable weights of embedding and blocks in the ``precision`` of
     ``compression.upload``; ``with_head`` adds the head's weights. The model computes in ``dtype``.
     """
-    with torch.device("meta"):
+    with WithoutValues():
         parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]
         parts += [spec.build_head(vocabulary)] if with_head else []
     state = [weight for part in parts for weight in part.state_dict(keep_vars=True).values()]

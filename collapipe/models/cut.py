@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
 from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, through
-from collapipe.models.stem import StemSpec
+from collapipe.models.stem import StemSpec, without_stem
+from collapipe.models.without_values import WithoutValues
 from collapipe.text.vocabulary import Vocabulary
 
 
@@ -45,6 +46,9 @@ class CutSpec(DerivedSpec):
     """
 
     num_blocks: int
+
+    def name_in_base(self, name: str) -> str:
+        return name.removeprefix(f"{HEAD}.")
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
         rest = range(self.num_blocks, self.base.num_blocks)
@@ -83,6 +87,17 @@ def uncut(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{HEAD}."): weight for name, weight in weights.items()}
 
 
+def without_cut(
+    spec: ModelSpec, weights: Mapping[str, Tensor]
+) -> tuple[ModelSpec, Mapping[str, Tensor]]:
+    """Return the model without cut or stem, and the weights by their names in it."""
+    if isinstance(spec, CutSpec):
+        return spec.base, uncut(weights)
+    if isinstance(spec, StemSpec):
+        return spec.base, without_stem(weights, spec.frozen_blocks)
+    return spec, weights
+
+
 def extra_rows(spec: ModelSpec) -> int:
     """Return how many rows the units' last block appends to the token rows: [b, s + rows, d].
 
@@ -95,7 +110,7 @@ def extra_rows(spec: ModelSpec) -> int:
 @functools.lru_cache(maxsize=8)  # every session of every round asks for it
 def rows_behind(spec: ModelSpec, num_blocks: int) -> int:
     """Return the rows appended by the first ``num_blocks`` blocks, from a pass on fake tensors."""
-    with torch.device("meta"):
+    with WithoutValues():
         blocks = [spec.build_block(index).eval() for index in range(num_blocks)]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         empty = [block.to_empty(device="cpu") for block in blocks]

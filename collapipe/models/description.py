@@ -22,7 +22,8 @@ _DERIVED: dict[str, type[DerivedSpec]] = {"lora": LoraSpec, "stem": StemSpec, "c
 _LOCAL = {"base", "store"}  # base has its own description; store is not described
 _Scalar = (str, int, float, bool, type(None))
 MOST_BLOCKS = 512  # four times those of the deepest known model
-_MOST_SIZE = 2**24
+_MOST_SIZE, _MOST_HEADS = 2**24, 2**12  # some models have a norm for each head
+_ROTARY = "partial_rotary_factor"  # of a table that is computed at once
 
 
 def describe(spec: ModelSpec) -> Description:
@@ -79,13 +80,16 @@ def _built(description: Mapping[str, Any], derivations: frozenset[str]) -> Model
 
 
 def _check_sizes(values: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for an implausible size.
-
-    Each layer takes time to build, and other sizes may allocate memory before it can be counted.
-    """
+    """Raise ``ValueError`` for an implausible size. Each layer takes time to build, and other sizes
+    may allocate memory before it can be counted."""
     for name, value in values.items():
-        most = MOST_BLOCKS if "layer" in name or name == "num_blocks" else _MOST_SIZE
-        if isinstance(value, int) and abs(value) > most:
+        few = "layer" in name or name == "num_blocks"
+        most = MOST_BLOCKS if few else _MOST_HEADS if "head" in name else _MOST_SIZE
+        if isinstance(value, dict):
+            _check_sizes(value)
+        elif name == _ROTARY and value is not None and not 0 < value <= 1:
+            raise ValueError(f"{name}={value}: must be above 0, at most 1")
+        elif isinstance(value, int) and abs(value) > most and "theta" not in name:
             raise ValueError(f"{name[:40]}={value}: at most {most:,}")
 
 

@@ -88,17 +88,52 @@ def _on(device: torch.device, generators: _Generators) -> torch.Generator:
 
 
 class ForeignDropout(TorchFunctionMode):
-    """Let every ``torch.nn.functional.dropout`` call draw from the part's generator.
+    """Let the dropout of other libraries' modules draw from the part's generator.
 
-    It serves modules of other libraries without changing them: ``nn.Dropout``, functional calls and
-    dropout of attention weights.
+    It serves ``nn.Dropout``, functional calls, and dropout of attention weights. Attention that
+    drops nothing remains torch's fused kernel.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace dropout calls; torch calls this method for every function in the mode."""
-        return (_redirected if func is functional.dropout else func)(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is functional.dropout:
+            func = _redirected
+        elif func is functional.scaled_dot_product_attention and kwargs.get("dropout_p"):
+            func = _attention
+        return func(*args, **kwargs)
 
 
 def _redirected(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Replace ``functional.dropout``; same signature."""
     return dropout(x, p) if training else x
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Replace ``functional.scaled_dot_product_attention``, whose kernels draw from torch's global
+    generator; same signature. Bits equal transformers' eager attention."""
+    if enable_gqa:
+        key, value = (_for_queries(each, query.shape[1]) for each in (key, value))
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = scores.new_ones(scores.shape[2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        none = scores.new_zeros(attn_mask.shape)
+        attn_mask = none.masked_fill(~attn_mask, torch.finfo(scores.dtype).min)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    return dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def _for_queries(x: Tensor, heads: int) -> Tensor:
+    """Return keys or values [b, groups, s, d] for each of the queries' heads: [b, heads, s, d]."""
+    return x[:, :, None].expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)

@@ -21,7 +21,7 @@ from torch.optim.sgd import sgd
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import Head, training_names
-from collapipe.process.torch_device import CPU
+from collapipe.process.torch_device import CPU, moved
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
 
@@ -49,6 +49,10 @@ class Optimizer:
         """Drop the accumulated gradients."""
         for weight in self._weights.values():
             weight.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """Return the accumulated gradients."""
+        return [each.grad for each in self._weights.values() if each.grad is not None]
 
     def state(self) -> Tensors:
         """Return the state tensors on the CPU."""
@@ -104,9 +108,7 @@ class Optimizer:
         self._state |= {key: each for key, each in found if each is not None}
 
     def _of(self, names: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the named weights and their gradients."""
-        weights: list[Tensor] = [self._weights[name] for name in names]
-        return weights, [each.grad for each in weights if each.grad is not None]
+        return [self._weights[name] for name in names], self.gradients()
 
 
 def moments(settings: OptimizerSettings) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ class Part:
         device: torch.device = CPU,
     ) -> None:
         self.name, self.device = name, device
-        self.module = module.to(device).train()
+        self.module = moved(module, device).train()
         self._optimizer = Optimizer(settings, self.module)
         self.load_optimizer_state(state or {})
 
@@ -164,16 +166,13 @@ class Part:
         """Load this part's state from ``state``, which may hold the states of other parts too."""
         self._optimizer.load_state(select(state, self.name))
 
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.module.parameters() if p.grad is not None]
-
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the part's gradient."""
-        return float(get_total_norm(self._gradients())) ** 2
+        return float(get_total_norm(self._optimizer.gradients())) ** 2
 
     def step(self, rate: float, scale: float) -> None:
         """Step with learning rate ``rate`` and gradients times ``scale``; then drop gradients."""
-        for gradient in self._gradients() if scale != 1.0 else ():
+        for gradient in self._optimizer.gradients() if scale != 1.0 else ():
             gradient.mul_(scale)
         self._optimizer.step(rate)
 

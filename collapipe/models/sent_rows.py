@@ -44,6 +44,7 @@ class RowsRead:
 
     def of(self, mask: Tensor, targets: Tensor) -> Tensor:
         """Return [b, s + extra], True at rows to send; ``mask`` [b, s], ``targets`` [b, t]."""
+        mask = mask.bool()
         read = torch.ones_like(mask)
         if self.reads == "first":
             read[:, 1:] = False

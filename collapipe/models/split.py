@@ -1,14 +1,17 @@
 """Interfaces of a model's three kinds of parts, and the unsplit model made of them."""
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from collapipe.models.dropout import DropoutKey, drawing_from
+from collapipe.models.without_values import WithoutValues
 from collapipe.tensors import IGNORED, Batch, aligned
 from collapipe.text.vocabulary import Vocabulary
 
@@ -16,7 +19,7 @@ M = TypeVar("M", bound=nn.Module)
 EMBEDDING, HEAD = "embedding", "head"
 TASKS = {  # kind of head → options of the tasks that train it
     "decoder": "task=dates or task=multi30k",
-    "causal": "task=causal_lm",
+    "causal": "task=causal_lm or task=chat",
     "tokens": "task=ner",
     "pooled": "task=classification",
 }
@@ -79,6 +82,11 @@ def masks_for(embedding: nn.Module, mask: Tensor) -> tuple[Tensor, ...]:
     return (mask,) if isinstance(embedding, MaskedEmbedding) else ()
 
 
+def packs(spec: ModelSpec) -> bool:
+    """Whether blocks and head accept masks of several sequences in a row; see ``Batch.mask``."""
+    return bool(getattr(spec, "packs", False))
+
+
 @dataclass(frozen=True)
 class DerivedSpec:
     """A model derived from ``base``: the properties that both share."""
@@ -97,11 +105,27 @@ class DerivedSpec:
     def own_tokenizer(self) -> str | None:
         return self.base.own_tokenizer
 
+    @property
+    def packs(self) -> bool:
+        """See ``packs``."""
+        return packs(self.base)
+
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return self.base.build_embedding(vocabulary)
 
     def build_block(self, index: int) -> nn.Module:
         return self.base.build_block(index)
+
+    def name_in_base(self, name: str) -> str:
+        """Return the name in ``base`` of a weight that both have."""
+        return name
+
+
+def builders(spec: ModelSpec, vocabulary: Vocabulary) -> dict[str, Callable[[], nn.Module]]:
+    """Return a function for each part that builds it, in the order in which weights are drawn."""
+    blocks = {block_name(n): partial(spec.build_block, n) for n in range(spec.num_blocks)}
+    embedding, head = (partial(f, vocabulary) for f in (spec.build_embedding, spec.build_head))
+    return {EMBEDDING: embedding, **blocks, HEAD: head}
 
 
 class SplitModel(nn.Module):
@@ -178,12 +202,25 @@ def decode_greedily(
     return [list(takewhile(end.__ne__, row)) for row in ids[:, 1:].tolist()]
 
 
+@functools.lru_cache(maxsize=8)  # a unit asks for it in each round
+def kinds_of_blocks(spec: ModelSpec, start: int = 0) -> tuple[int, ...]:
+    """Return the first block from number ``start`` on of each set of weights: names, shapes, and
+    whether they train."""
+    first: dict[Any, int] = {}
+    for index in range(start, spec.num_blocks):
+        with WithoutValues():
+            weights = spec.build_block(index).state_dict(keep_vars=True)
+        kind = ((name, each.shape, each.requires_grad) for name, each in weights.items())
+        first.setdefault(frozenset(kind), index)
+    return tuple(first.values())
+
+
 def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
     """Return the names in ``SplitModel``'s state of frozen weights and constants.
 
     Empty if every weight trains.
     """
-    with torch.device("meta"):
+    with WithoutValues():
         model = SplitModel(spec, vocabulary)
     if all(weight.requires_grad for weight in model.parameters()):
         return frozenset()
@@ -206,7 +243,7 @@ def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:
 
     Raises torch's ``RuntimeError`` if names or shapes do not match.
     """
-    with torch.device("meta"):
+    with WithoutValues():
         module = build()
     module.load_state_dict({name: aligned(each) for name, each in weights.items()}, assign=True)
     return module  # each weight keeps the requires_grad that it was built with

@@ -153,6 +153,9 @@ class StemSpec(split.DerivedSpec):
         """Number of blocks that follow the stem."""
         return self.base.num_blocks - self.frozen_blocks
 
+    def name_in_base(self, name: str) -> str:
+        return _name_in_base(name, self.frozen_blocks)
+
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         embedding = self.base.build_embedding(vocabulary)
         blocks = [self.base.build_block(index) for index in range(self.frozen_blocks)]
@@ -185,8 +188,11 @@ class Stem(split.MaskedEmbedding):
     @torch.no_grad()
     def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
         """Return hidden states [b, s + r, d], zero at padding; T5 blocks append r shared rows."""
-        rows = [self._row(ids[real]) for ids, real in zip(inputs, mask, strict=True)]
-        return _padded(rows, mask.sum(1).tolist(), mask.shape[1])
+        rows = [
+            torch.cat([self._row(ids[real == n]) for n in range(1, int(real.max()) + 1)])
+            for ids, real in zip(inputs, mask, strict=True)
+        ]
+        return _padded(rows, mask.bool().sum(1).tolist(), mask.shape[1])
 
     def _row(self, ids: Tensor) -> Tensor:
         """Return the last block's output [n + r, d] for the n tokens of one row."""

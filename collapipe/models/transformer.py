@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
+from collapipe.models.output_layer import OutputLayer
 from collapipe.models.split import decode_greedily, shift_right
 from collapipe.sections import Count, Share
 from collapipe.tensors import IGNORED
@@ -205,15 +206,15 @@ class Decoder(nn.Module):
         inputs = shift_right(targets, self.vocabulary.bos, self.vocabulary.pad)
         x, _ = self._step(inputs, 0, self._memories(hidden), mask, None)
         real = targets != IGNORED  # skip padding: the output layer is the most expensive
-        return functional.cross_entropy(self._logits(x[real]), targets[real], reduction="sum")
+        return self._output().loss(x[real], targets[real])
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        memories, past = self._memories(hidden), None
+        memories, past, output = self._memories(hidden), None, self._output()
 
         def logits(ids: Tensor, position: int) -> Tensor:
             nonlocal past
             x, past = self._step(ids, position, memories, mask, past)
-            return self._logits(x[:, -1])
+            return functional.linear(x[:, -1], output.weight, output.bias)
 
         return decode_greedily(logits, mask, self.vocabulary.bos, self.vocabulary.eos, max_length)
 
@@ -238,10 +239,10 @@ class Decoder(nn.Module):
             present.append(kept)
         return self.norm(x), present
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def _output(self) -> OutputLayer:
         if self.output is None:
-            return functional.linear(x, self.embedding.tokens.weight)
-        return self.output(x)  # type: ignore[no-any-return]
+            return OutputLayer(self.embedding.tokens.weight, None)
+        return OutputLayer(self.output.weight, self.output.bias)
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

@@ -10,12 +10,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from collapipe.errors import ConfigError, NonFiniteLossError
+from collapipe.errors import NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
 from collapipe.process import cancellation
 from collapipe.statistics import Statistics, exact_sum
+from collapipe.tasks.continued_text import ContinuedText, correct_tokens
 from collapipe.tasks.task import Examples, Score, Task
-from collapipe.tensors import IGNORED, Batch, mask_of, padded
+from collapipe.tensors import IGNORED, Batch, padded
 from collapipe.text.tokenizer import Tokenizer
 
 APART = "rows apart"
@@ -44,25 +45,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """Predicts with a run's model; with ``scored`` predictions have scores.
-
-    A causal model continues a text by at most ``max_new_tokens`` tokens.
-    """
+    """Predicts with a run's model; with ``scored`` predictions have scores."""
 
     model: SplitModel
     task: Task
     tokenizer: Tokenizer
-    max_new_tokens: int | None = None
     scored: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ConfigError(f"--max-new-tokens {self.max_new_tokens}: must be at least 1")
-        if self.max_new_tokens is not None and not self._causal:
-            raise ConfigError(
-                f"--max-new-tokens: a model of task={self.task.name} continues no text; leave it "
-                "out"
-            )
 
     def predict(self, texts: Sequence[str]) -> Iterator[Prediction]:
         """Yield predictions for ``texts`` in their order."""
@@ -70,16 +58,10 @@ class Predictor:
         for start in range(0, len(texts), size):
             yield from self._batch(texts[start : start + size])
 
-    @property
-    def _causal(self) -> bool:
-        return "causal" in self.task.heads
-
     @torch.inference_mode()
     def _batch(self, texts: Sequence[str]) -> list[Prediction]:
         examples = self.task.inputs(texts, self.tokenizer)
         batch = examples.batch(range(len(texts))).to(self.model.device)
-        if self._causal and (self.scored or self.max_new_tokens is not None):
-            return self._continued(batch)
         head = cast(Head, self.model.head)
         hidden = self.model.encode(batch.inputs, batch.mask)
         ids = head.generate(hidden, batch.mask, self.task.max_length)
@@ -96,35 +78,11 @@ class Predictor:
             return [examples.scores(row, probabilities[row]) for row in range(len(ids))]
         end, longest = self.tokenizer.vocabulary.eos, self.task.max_length
         targets = [[*row, end][:longest] for row in ids]
+        if "causal" in self.task.heads:  # the token after the last one is the prediction
+            targets = [[*[IGNORED] * (len(row) - 1), row[-1]] for row in ids]
         return [
             {"log_probability": _log_probability(head, hidden, mask, n, row)}
             for n, row in enumerate(targets)
-        ]
-
-    def _continued(self, batch: Batch) -> list[Prediction]:
-        """Continue texts greedily with the most likely token, until EOS."""
-        head, longest = cast(Head, self.model.head), self.task.max_length
-        end, fill = self.tokenizer.vocabulary.eos, self.tokenizer.vocabulary.pad
-        given = [row[real].tolist() for row, real in zip(batch.inputs, batch.mask, strict=True)]
-        written: list[list[int]] = [[] for _ in given]
-        log_probability = [0.0] * len(given)
-        for _ in range(self.max_new_tokens or 1):
-            going = [n for n, ids in enumerate(written) if ids[-1:] != [end]]
-            if not going:
-                break
-            seen = [[*given[n], *written[n]][-longest:] for n in going]
-            mask = mask_of(seen).to(self.model.device)
-            hidden = self.model.encode(padded(seen, fill).to(mask.device), mask)
-            found = head.generate(hidden, mask, longest)
-            for row, n in enumerate(going):
-                written[n].append(found[row][-1])
-                if self.scored:
-                    targets = [*[IGNORED] * (len(seen[row]) - 1), found[row][-1]]
-                    log_probability[n] += _log_probability(head, hidden, mask, row, targets)
-        texts = self.tokenizer.decode(written)
-        return [
-            Prediction(text, {"log_probability": each} if self.scored else {})
-            for text, each in zip(texts, log_probability, strict=True)
         ]
 
 
@@ -186,7 +144,9 @@ class Evaluator:
         self, task: Task, rows: Dataset, tokenizer: Tokenizer, apart: bool = False
     ) -> None:
         self._task, self._rows, self._labels = task, rows, tokenizer.labels
-        self._apart, self._at_once = apart, rows_at_once(task, tokenizer)
+        # Predictions of causal models take as long as their loss: nothing is gained by batches.
+        one = apart and isinstance(task, ContinuedText)
+        self._apart, self._at_once = apart, 1 if one else rows_at_once(task, tokenizer)
         encode = task.encode_apart if apart else task.encode
         self._examples = encode(rows, tokenizer)
 
@@ -199,7 +159,7 @@ class Evaluator:
     def statistics(self, model: SplitModel) -> Statistics:
         """Return the statistics of the model's greedy predictions. Raises as ``evaluate``."""
         model.eval()
-        losses, tokens = list[float](), 0
+        losses, tokens, correct = list[float](), 0, 0
         predictions: dict[int, list[int]] = {}
         for rows in self._batches():
             cancellation.check()
@@ -207,17 +167,19 @@ class Evaluator:
             hidden = model.encode(batch.inputs, batch.mask)
             losses += (
                 [self._loss_alone(model, row) for row in rows]
-                if self._apart
+                if self._apart and len(rows) > 1
                 else [_loss(model, hidden, batch)]
             )
             tokens += batch.num_targets
             head = cast(Head, model.head)
             generated = head.generate(hidden, batch.mask, self._task.max_length)
             predictions |= zip(rows, generated, strict=True)
+            if isinstance(self._task, ContinuedText):
+                correct += correct_tokens(generated, batch.targets)
         if not all(map(math.isfinite, losses)):
             raise NonFiniteLossError(f"the evaluation's loss is {sum(losses)}; lower optimizer.lr")
         texts = self._examples.decode([predictions[row] for row in sorted(predictions)])
-        counts = self._task.count(texts, self._rows, self._labels)
+        counts = self._task.count(texts, self._rows, self._labels) + correct
         return Statistics(len(self._rows), tokens, exact_sum(losses), counts)
 
     def _batches(self) -> Iterator[list[int]]:

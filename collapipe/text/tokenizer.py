@@ -1,5 +1,6 @@
 """Convert a run's texts and labels to numbers, count words, and check untrusted tokenisers."""
 
+import functools
 import json
 import os
 import subprocess
@@ -10,11 +11,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from collapipe.errors import ConfigError, one_line
+from collapipe.text.chat_template import ChatTemplate
 from collapipe.text.vocabulary import Vocabulary
 
 _MOST_TOKENS = 2**22
@@ -48,8 +53,8 @@ def _failures(what: str) -> Iterator[None]:
 class Tokenizer:
     """Converts text to token ids and back, and has the labels' names in the order of their ids.
 
-    ``json_text`` is in the format of the tokenizers library. Raises ``ConfigError`` if it is
-    invalid or lacks the special tokens.
+    ``json_text`` is in the format of the tokenizers library. ``chat_template`` makes texts of
+    conversations. Raises ``ConfigError`` if ``json_text`` is invalid or lacks the special tokens.
     """
 
     def __init__(
@@ -57,14 +62,12 @@ class Tokenizer:
         json_text: str,
         special_tokens: SpecialTokens = SpecialTokens(),
         labels: Sequence[str] = (),
+        chat_template: ChatTemplate | None = None,
     ) -> None:
         self.json_text, self.special_tokens = json_text, special_tokens
-        self.labels = tuple(labels)
-        with _failures("not a tokeniser's JSON"):
-            self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        self.labels, self.chat_template = tuple(labels), chat_template
+        self._tokenizer = _loaded(json_text)
         self._tokenizer.encode_special_tokens = True  # a typed "</s>" is text
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
         ids = self._tokenizer.get_vocab()
         special = asdict(special_tokens)
         for token in special.values():
@@ -84,20 +87,29 @@ class Tokenizer:
             kept = json.loads(text)
             words, labels = kept["tokenizer"], kept["labels"]
             special_tokens = SpecialTokens(**kept["marks"])
+            template = None if kept["chat"] is None else ChatTemplate(**kept["chat"])
             if not isinstance(words, str) or not all(isinstance(name, str) for name in labels):
                 raise TypeError("a name that is no text")
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"not a packed tokeniser ({error})") from error
-        return cls(words, special_tokens, labels)
+        return cls(words, special_tokens, labels, template)
 
     def pack(self) -> str:
         """Return the tokeniser as JSON, to send it to units and save it with the run."""
-        marks = asdict(self.special_tokens)  # the key is "marks" in saved runs
-        return json.dumps({"tokenizer": self.json_text, "marks": marks, "labels": self.labels})
+        return json.dumps({"tokenizer": self.json_text, **self.described()})
+
+    def described(self) -> dict[str, Any]:
+        """Return special tokens, labels and chat template, as in ``model.json`` of a run."""
+        chat = None if self.chat_template is None else asdict(self.chat_template)
+        return {"marks": asdict(self.special_tokens), "labels": self.labels, "chat": chat}
 
     def with_labels(self, labels: Sequence[str]) -> "Tokenizer":
         """Return this tokeniser with other names of labels."""
-        return Tokenizer(self.json_text, self.special_tokens, labels)
+        return Tokenizer(self.json_text, self.special_tokens, labels, self.chat_template)
+
+    def with_chat_template(self, template: ChatTemplate) -> "Tokenizer":
+        """Return this tokeniser with another chat template."""
+        return Tokenizer(self.json_text, self.special_tokens, self.labels, template)
 
     @classmethod
     def train_from_counts(cls, counts: Mapping[str, int], vocabulary: int) -> "Tokenizer":
@@ -129,6 +141,22 @@ class Tokenizer:
             encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
+    def encode_chat(
+        self, texts: Sequence[str]
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+        """Return each text's token ids [n], special tokens included, and the first character of
+        each token and the first one after it [n, 2]. A chat template made the texts."""
+        with _failures("the tokeniser fails on a text"):
+            encoded = self._of_chats.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            (np.array(each.ids, np.int32), np.array(each.offsets, np.int64).reshape(-1, 2))
+            for each in encoded
+        ]
+
+    @functools.cached_property
+    def _of_chats(self) -> tokenizers.Tokenizer:
+        return _loaded(self.json_text)
+
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each sequence, without special tokens."""
         with _failures("the tokeniser fails on its own tokens"):
@@ -144,6 +172,14 @@ class Tokenizer:
         words = list(dict.fromkeys(chain.from_iterable(rows)))  # a corpus repeats its words
         ids = dict(zip(words, self.encode([self._blank + word for word in words]), strict=True))
         return [[ids[word] for word in row] for row in rows]
+
+
+def _loaded(json_text: str) -> tokenizers.Tokenizer:
+    with _failures("not a tokeniser's JSON"):
+        found = tokenizers.Tokenizer.from_str(json_text)
+    found.no_padding()
+    found.no_truncation()
+    return found
 
 
 def check_tokenizer(json_text: str, *how: str) -> None:

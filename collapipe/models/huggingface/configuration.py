@@ -18,13 +18,16 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.families import FAMILIES
+from collapipe.models.huggingface.families import DECODERS, FAMILIES, UNFIT
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import nearest
 
 _CONFIG = "config.json"
 _PATIENCE_S = 2.5  # for an answer, name resolution included; HF_HUB_ETAG_TIMEOUT overrides it
-SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
+SUPPORTED = (
+    f"supported families: {', '.join(name for name in FAMILIES if name not in DECODERS)}, and "
+    f"{len(DECODERS)} decoder-only ones such as llama, qwen3, gemma2 and mistral"
+)
 
 
 @functools.lru_cache(maxsize=8)  # every part asks for it
@@ -35,8 +38,10 @@ def read(name: str | None, kind: str | None = None) -> Any:
     run. Raises ``ConfigError`` with one line that names the missing value and lists the families.
     """
     if not name:
-        if kind is None or kind not in FAMILIES:
+        if kind is None:
             raise _refusal("model.name: give a hub id or a folder, or model.family")
+        if kind not in FAMILIES:
+            raise _refusal(f"model.family={kind}: cannot be taken apart ({_why_not(kind)})")
         return CONFIG_MAPPING[kind]()
     where = f"model.name={name}: "
     try:
@@ -53,7 +58,7 @@ def read(name: str | None, kind: str | None = None) -> Any:
         raise _refusal(f"model.family={kind}: model.name={name} is a {own}")
     kind = str(own or kind)
     if kind not in FAMILIES:
-        raise _refusal(f"{where}model_type {kind} cannot be taken apart")
+        raise _refusal(f"{where}model_type {kind} cannot be taken apart ({_why_not(kind)})")
     for size in (*FAMILIES[kind].sizes, "vocab_size"):
         if not isinstance(raw.get(size), int):
             raise _refusal(f"{where}its config.json, of a {kind}, has no {size}")
@@ -77,6 +82,14 @@ def portable_fields(kind: str) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in about and name[0] != "_"}
 
 
+def _why_not(kind: str) -> str:
+    if kind not in CONFIG_MAPPING:
+        return f"transformers {transformers.__version__} does not know it"
+    if "text_config" in CONFIG_MAPPING[kind].sub_configs:
+        return "it reads more than text"
+    return UNFIT.get(kind, "its parts were never compared with the whole model")
+
+
 def _refusal(message: str) -> ConfigError:
     return ConfigError(f"{message}; {SUPPORTED}")
 
@@ -94,6 +107,10 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
             raise ConfigError(
                 f"model.config.{name}={value}: a {config.model_type} refuses it ({one_line(error)})"
             ) from error
+    kinds = getattr(changed, "layer_types", None)
+    if kinds and "layer_types" not in fields and len(kinds) < changed.num_hidden_layers:
+        rest = {name: value for name, value in changed.to_dict().items() if name != "layer_types"}
+        changed = type(changed).from_dict(rest)  # with kinds for the new layers
     return changed
 
 

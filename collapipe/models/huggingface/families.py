@@ -6,7 +6,7 @@ Our names have the original name after ``original.``; in a block, the part after
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -42,7 +42,8 @@ class Family:
     def build_head(self, head: str, original: Any, num_blocks: int) -> nn.Module:
         """Return a ``Head`` that wraps the rest of the model after the blocks."""
         if head == "causal":
-            return heads.CausalHead(original, num_blocks, self.layers)
+            of_gpt2 = self.block is layers.GPT2Block
+            return heads.GPT2Head(original, num_blocks) if of_gpt2 else heads.CausalHead(original)
         if head == "decoder":
             kind = heads.T5Head if self.block is layers.T5Block else heads.Seq2SeqHead
             return kind(original)
@@ -101,14 +102,37 @@ def _encoder(
     )
 
 
-def _causal(path: str, tokens: str, positions: tuple[str, ...], sizes: Sizes) -> Family:
-    twins, embedding = (f"{tokens}weight", "lm_head.weight"), (tokens, *positions)
-    return Family(
-        path, embedding, sizes, ("causal",), layers.CausalEmbedding, layers.CausalBlock, twins=twins
-    )
-
-
-_LLAMA = _causal("model.layers", "model.embed_tokens.", (), ("num_hidden_layers", "hidden_size"))
+DECODERS = (  # each has a test
+    *("afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "bailing_hybrid", "beam"),
+    *("cohere", "cohere2", "cohere2_moe", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
+    *("diffllama", "doge", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe"),
+    *("flex_olmo", "flint", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe"),
+    *("glm4_moe_lite", "gpt_neox", "gpt_oss", "granite", "granite_swa", "granitemoe"),
+    *("granitemoe_swa", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+    *("hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba", "kimi_linear"),
+    *("kolibri1", "laguna", "lfm2", "lfm2_moe", "llama", "mellum", "mimo_v2_flash", "minicpm3"),
+    *("minimax", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral"),
+    *("mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "phi", "phi3"),
+    *("phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
+    *("qwen3_next", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma"),
+    "youtu",
+)
+UNFIT = {  # why other families with a list of layers cannot be taken apart
+    **dict.fromkeys(("gemma3n_text", "gemma4_text"), "each layer has an embedding of token ids"),
+    "deepseek_v4": "token ids choose its first layers' experts",
+    **dict.fromkeys(("glm_moe_dsa", "hy_v4"), "a layer passes on more than an activation"),
+    "hrm_text": "its layers are applied repeatedly",
+    "nanochat": "it normalises its input, so each part would",
+}
+_DECODER = Family(
+    "model.layers",
+    ("model.embed_tokens.",),
+    ("num_hidden_layers", "hidden_size"),
+    ("causal",),
+    layers.DecoderEmbedding,
+    layers.DecoderBlock,
+    twins=("model.embed_tokens.weight", "lm_head.weight"),
+)
 _BART = Family(
     "model.encoder.layers",
     ("model.encoder.",),
@@ -121,14 +145,18 @@ _BART = Family(
 )
 FAMILIES: Mapping[str, Family] = {
     "bert": _encoder("bert"),
-    "roberta": _encoder("roberta"),
+    **dict.fromkeys(layers.LIKE_ROBERTA, _encoder("roberta")),
     "electra": _encoder("electra"),
     "distilbert": _encoder("distilbert", "transformer.layer", ("n_layers", "dim")),
-    "gpt2": _causal(
-        "transformer.h", "transformer.wte.", ("transformer.wpe.",), ("n_layer", "n_embd")
+    "gpt2": Family(
+        "transformer.h",
+        ("transformer.wte.", "transformer.wpe."),
+        ("n_layer", "n_embd"),
+        ("causal",),
+        layers.GPT2Embedding,
+        layers.GPT2Block,
+        twins=("transformer.wte.weight", "lm_head.weight"),
     ),
-    "llama": _LLAMA,
-    "qwen2": _LLAMA,
     "bart": _BART,
     "marian": _BART,
     "t5": Family(
@@ -140,5 +168,14 @@ FAMILIES: Mapping[str, Family] = {
         layers.T5Block,
         dict.fromkeys(("lm_head.weight", "shared.weight"), "decoder.embed_tokens.weight"),
         ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    ),
+    "eurobert": replace(_DECODER, heads=("tokens", "pooled"), twins=None),
+    "modernbert": replace(_encoder("model", "layers"), block=layers.DecoderBlock),
+    **dict.fromkeys(DECODERS, _DECODER),
+    "gpt_neox": replace(
+        _DECODER,
+        layers="gpt_neox.layers",
+        embedding=("gpt_neox.embed_in.",),
+        twins=("gpt_neox.embed_in.weight", "lm_head.weight"),
     ),
 }

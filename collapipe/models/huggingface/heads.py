@@ -1,16 +1,33 @@
 """Heads, the parts after the blocks: a task head, a causal model's last layers, or a decoder."""
 
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import ForeignDropout
-from collapipe.models.huggingface.layers import apply_layer, check_length
+from collapipe.models.huggingface.layers import (
+    apply_layer,
+    check_length,
+    seeing,
+    take_input_as_it_is,
+)
+from collapipe.models.output_layer import OutputLayer
 from collapipe.models.split import decode_greedily, shift_right
 from collapipe.tensors import IGNORED
+
+
+@dataclass
+class _Output(BaseModelOutputWithPoolingAndCrossAttentions):  # type: ignore[misc]
+    """What the forward of any model with a head may read of its base model's output."""
+
+    router_logits: None = None
 
 
 class Encoded(nn.Module):
@@ -23,7 +40,7 @@ class Encoded(nn.Module):
     def forward(self, *none: None, inputs_embeds: Tensor, **named: Any) -> Any:
         """Return the encoder's output, given its last layer's activation ``inputs_embeds``."""
         pooled = None if self.pooler is None else self.pooler(inputs_embeds)
-        return BaseModelOutputWithPooling(inputs_embeds, pooled)
+        return _Output(inputs_embeds, pooled)
 
 
 class TiedOutput(nn.Module):
@@ -32,10 +49,30 @@ class TiedOutput(nn.Module):
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         self._embedding = (embedding,)  # not a submodule: its weight has one name
+        self.bias = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The embedding's weight [vocabulary, d]."""
+        return self._embedding[0].weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden […, d] to logits […, vocabulary]."""
-        return functional.linear(hidden, self._embedding[0].weight)
+        return functional.linear(hidden, self.weight)
+
+
+def output_layer(original: Any, finish: Callable[[Tensor], Tensor]) -> OutputLayer | None:
+    """Return the model's output layer, or None if it has adapters."""
+    layer = original.lm_head
+    plain = isinstance(layer, nn.Linear | TiedOutput)
+    return OutputLayer(layer.weight, layer.bias, finish) if plain else None
+
+
+def _shared(original: Any) -> Any:
+    """Return a copy of a model that shares its modules until some are replaced."""
+    found = copy.copy(original)
+    vars(found)["_modules"] = dict(original._modules)
+    return found
 
 
 class _Head(nn.Module):
@@ -58,7 +95,7 @@ class _Head(nn.Module):
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
         """Return the most likely class of every token; for a causal model, the next token."""
         best = self.logits(hidden, mask).argmax(-1)
-        return [row[real].tolist() for row, real in zip(best, mask, strict=True)]
+        return [row[real].tolist() for row, real in zip(best, mask.bool(), strict=True)]
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -71,8 +108,9 @@ class TaskHead(_Head):
     """The family's classification head, which gives each token a label."""
 
     def __init__(self, original: Any) -> None:
-        pooler = getattr(original.base_model, "pooler", None)
-        setattr(original, original.base_model_prefix, Encoded(pooler))
+        if not hasattr(original.base_model, "layers"):  # else its own forward needs none of them
+            pooler = getattr(original.base_model, "pooler", None)
+            setattr(original, original.base_model_prefix, Encoded(pooler))
         super().__init__(original)
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -100,26 +138,67 @@ class PooledHead(TaskHead):
 
 
 class CausalHead(_Head):
-    """A causal model's layers after the blocks, the last norm and the output layer.
+    """A decoder-only model after its blocks: further layers, the last norm and the output layer.
 
-    Target i is the token after input i: targets are the inputs, shifted left by one. Continuing a
-    text would need one pass of the whole pipeline per token; an exported model can generate.
+    Target i is the token after input i: targets are the inputs, shifted left by one.
     """
 
-    def __init__(self, original: Any, first: int, layers: str) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__(original)
-        self._first, self._layers = first, layers
+        take_input_as_it_is(original.base_model)
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return logits [b, s, vocabulary]."""
-        base, config = self.original.base_model, self.original.config
-        layers = self.original.get_submodule(self._layers)
-        rotary = getattr(base, "rotary_emb", None)
         with ForeignDropout():
-            for index in range(self._first, len(layers)):
-                hidden = apply_layer(layers[index], index, config, rotary, hidden, mask)
-            norm = base.ln_f if hasattr(base, "ln_f") else base.norm
-            return self.original.lm_head(norm(hidden))  # type: ignore[no-any-return]
+            return self.original(  # type: ignore[no-any-return]
+                inputs_embeds=hidden, **seeing(mask), use_cache=False
+            ).logits
+
+    def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+        layer = output_layer(self.original, self._finish)
+        if layer is None or layer.at_once(targets.numel(), hidden.dtype):
+            return super().loss(hidden, mask, targets)
+        real = targets != IGNORED
+        return layer.loss(self.states(hidden, mask)[:, : targets.shape[1]][real], targets[real])
+
+    def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
+        layer = output_layer(self.original, self._finish)
+        if layer is None or layer.at_once(mask.numel(), hidden.dtype):
+            return super().generate(hidden, mask, max_length)
+        best = layer.most_likely(self.states(hidden, mask)[mask.bool()])
+        return [row.tolist() for row in torch.split(best, mask.bool().sum(1).tolist())]
+
+    def states(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Return the output layer's input [b, s, d]."""
+        with ForeignDropout():
+            return self.original.base_model(  # type: ignore[no-any-return]
+                inputs_embeds=hidden, **seeing(mask), use_cache=False
+            ).last_hidden_state
+
+    def _finish(self, logits: Tensor) -> Tensor:
+        """Apply what the model's forward does to its output layer's result [n, vocabulary]."""
+        rest = _shared(self.original)
+        rest.lm_head = nn.Identity()
+        setattr(rest, rest.base_model_prefix, Encoded(None))
+        return rest(inputs_embeds=logits[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+
+class GPT2Head(CausalHead):
+    """GPT-2's last layers, from number ``first`` on. Its own forward would add positions again."""
+
+    def __init__(self, original: Any, first: int) -> None:
+        super().__init__(original)
+        self._first = first
+
+    def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return self.original.lm_head(self.states(hidden, mask))  # type: ignore[no-any-return]
+
+    def states(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        base, config = self.original.base_model, self.original.config
+        with ForeignDropout():
+            for layer in base.h[self._first :]:
+                hidden = apply_layer(layer, config, hidden, mask)
+        return base.ln_f(hidden)  # type: ignore[no-any-return]
 
 
 class Seq2SeqHead(_Head):
@@ -133,9 +212,19 @@ class Seq2SeqHead(_Head):
         config = self.original.config
         check_length(config, targets)
         inputs = shift_right(targets, config.decoder_start_token_id, config.pad_token_id)
+        memory, layer = self.memory(hidden), output_layer(self.original, self._finish)
         with ForeignDropout():
-            logits = self._decoded(self.memory(hidden), mask, inputs, use_cache=False).logits
-        return _cross_entropy(logits, targets)
+            if layer is None or layer.at_once(targets.numel(), hidden.dtype):
+                logits = self._decoded(memory, mask, inputs, use_cache=False).logits
+                return _cross_entropy(logits, targets)
+            states = self.original.get_decoder()(
+                inputs,
+                encoder_hidden_states=memory,
+                encoder_attention_mask=mask,
+                use_cache=False,
+            ).last_hidden_state
+        real = targets != IGNORED
+        return layer.loss(states[real], targets[real])
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
         config, memory, past = self.original.config, self.memory(hidden), None
@@ -153,6 +242,18 @@ class Seq2SeqHead(_Head):
         return self.original(
             encoder_outputs=(memory,), attention_mask=mask, decoder_input_ids=ids, **cache
         )
+
+    def _finish(self, logits: Tensor) -> Tensor:
+        """Apply what the model's forward does to its output layer's result [n, vocabulary]."""
+        rest = _shared(self.original)
+        rest.lm_head = nn.Identity()
+        base = rest
+        if rest.base_model is not rest:  # T5 has no model within
+            base = _shared(rest.base_model)
+            setattr(rest, rest.base_model_prefix, base)
+        base.decoder = Encoded(None)
+        out = rest(encoder_outputs=(logits[None],), decoder_inputs_embeds=logits[None])
+        return out.logits[0]  # type: ignore[no-any-return]
 
 
 class T5Head(Seq2SeqHead):

@@ -8,6 +8,8 @@ table takes ⌈buckets · heads / d⌉ rows: one row in each of T5's published s
 """
 
 import copy
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,11 +18,40 @@ from torch.nn import functional
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
-    create_sliding_window_causal_mask,
 )
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import ForeignDropout
+
+LIKE_ROBERTA = "roberta", "xlm-roberta", "camembert"  # the first position is after the padding id
+_ENDS = (  # names of a decoder-only model's embedding and last norm
+    *("embed_tokens", "embed_in", "embeddings", "embedding_norm", "norm"),
+    *("final_norm", "final_layernorm", "final_layer_norm"),
+)
+
+
+class Absent(nn.Module):
+    """Placeholder for a module of another machine. As a layer it passes its input on, and has the
+    plain attributes that a model's forward may read of a layer."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(original).items():
+            if name[0] != "_" and not isinstance(value, Tensor):
+                setattr(self, name, value)
+
+    def forward(self, *args: Any, inputs_embeds: Any = None, **_: Any) -> Any:
+        """Return the activation as it is."""
+        return args[0] if args else inputs_embeds
+
+    def __deepcopy__(self, memo: object) -> "Absent":
+        return self  # it has no state
+
+
+@functools.lru_cache(maxsize=8)  # shared by a model's L blocks, which would have L² of them
+def absent(layers: nn.ModuleList) -> tuple[Absent, ...]:
+    """Return a placeholder for each of a model's ``layers``."""
+    return tuple(map(Absent, layers))
 
 
 def check_length(config: Any, ids: Tensor) -> None:
@@ -28,7 +59,7 @@ def check_length(config: Any, ids: Tensor) -> None:
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None:  # T5 has no such limit
         return
-    if config.model_type == "roberta":  # its first position is after the padding id
+    if config.model_type in LIKE_ROBERTA:
         limit -= config.pad_token_id + 1
     if ids.shape[1] > limit:
         raise ConfigError(
@@ -55,17 +86,12 @@ class EncoderEmbedding(nn.Module):
         return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
 
 
-class CausalEmbedding(EncoderEmbedding):
-    """Token embedding, plus positions if they are learned (GPT-2) and not rotary."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids [b, s] to [b, s, d]; only learned positions limit the length."""
-        base = self.original.base_model
-        return super().forward(ids) if hasattr(base, "wpe") else base.get_input_embeddings()(ids)
+class GPT2Embedding(EncoderEmbedding):
+    """Token embedding plus learned positions."""
 
     def embed(self, ids: Tensor) -> Tensor:
         base = self.original.base_model
-        return base.drop(base.get_input_embeddings()(ids) + base.wpe(_places(ids)))  # type: ignore[no-any-return]
+        return base.drop(base.wte(ids) + base.wpe(_places(ids)))  # type: ignore[no-any-return]
 
 
 class Seq2SeqEmbedding(EncoderEmbedding):
@@ -99,42 +125,109 @@ class LayerBlock(nn.Module):
             return self.original(hidden, attention_mask=seen)  # type: ignore[no-any-return]
 
 
-class CausalBlock(nn.Module):
-    """A layer of GPT-2, Llama or Qwen2; a token attends to itself and earlier tokens."""
+class GPT2Block(nn.Module):
+    """A layer of GPT-2; a token attends to itself and earlier tokens."""
 
     def __init__(self, original: nn.Module, model: Any, index: int) -> None:
         super().__init__()
-        self.original, self.config, self.index = original, model.config, index
-        self.rotary = copy.deepcopy(getattr(model.base_model, "rotary_emb", None))  # no weights
+        self.original, self.config = original, model.config
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         with ForeignDropout():
-            return apply_layer(self.original, self.index, self.config, self.rotary, hidden, mask)
+            return apply_layer(self.original, self.config, hidden, mask)
 
 
-def apply_layer(
-    layer: nn.Module,
-    index: int,
-    config: Any,
-    rotary: nn.Module | None,
-    hidden: Tensor,
-    mask: Tensor,
-) -> Tensor:
-    """Apply a causal model's layer ``index`` to ``hidden`` [b, s, d]; padding is on the right."""
-    kinds = getattr(config, "layer_types", None)
-    sliding = kinds is not None and kinds[index] == "sliding_attention"
-    places = _places(hidden)
-    seen = (create_sliding_window_causal_mask if sliding else create_causal_mask)(
+def apply_layer(layer: nn.Module, config: Any, hidden: Tensor, mask: Tensor) -> Tensor:
+    """Apply a layer of GPT-2 to ``hidden`` [b, s, d]; padding is on the right."""
+    seen = create_causal_mask(
         config=config,
         inputs_embeds=hidden,
         attention_mask=mask,
         past_key_values=None,
-        position_ids=places,
+        position_ids=_places(hidden),
     )
-    turned = {} if rotary is None else {"position_embeddings": rotary(hidden, position_ids=places)}
-    return layer(  # type: ignore[no-any-return]
-        hidden, attention_mask=seen, position_ids=places, use_cache=False, **turned
-    )
+    return layer(hidden, attention_mask=seen, use_cache=False)  # type: ignore[no-any-return]
+
+
+class DecoderEmbedding(nn.Module):
+    """The token embedding of a decoder-only model, scaled as its forward does."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.original = original
+        self._around = around(original.base_model, (), first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Map ids [b, s] to [b, s, d]."""
+        hidden = self.original.base_model.get_input_embeddings()(ids)
+        with ForeignDropout():
+            return self._around(inputs_embeds=hidden, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+
+class DecoderBlock(nn.Module):
+    """A layer of a decoder-only model or ModernBERT, within the model's own forward.
+
+    The forward makes the masks and positions, so no family needs a class of its own.
+    """
+
+    def __init__(self, original: nn.Module, model: Any, index: int) -> None:
+        super().__init__()
+        self.original = original
+        own: list[nn.Module] = [*absent(model.base_model.layers)]
+        own[index] = original
+        self.around = around(model.base_model, own)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        with ForeignDropout():
+            out = self.around(inputs_embeds=hidden, **seeing(mask), use_cache=False)
+        return out.last_hidden_state  # type: ignore[no-any-return]
+
+
+def around(base: Any, layers: Iterable[nn.Module], first: bool = False) -> Any:
+    """Return a decoder-only model with these ``layers`` alone, without embedding and last norm.
+
+    The layers are not registered as its submodules, so their weights have one name. If it is not
+    the ``first`` part, it takes its input as it is.
+    """
+    found = copy.copy(base)
+    for name, value in vars(base).items():  # else parts would share what is registered
+        if isinstance(value, dict | set):
+            vars(found)[name] = copy.copy(value)
+    vars(found)["_modules"] = {
+        name: Absent(each) if name in _ENDS else copy.deepcopy(each)
+        for name, each in base._modules.items()
+        if name != "layers"
+    }
+    vars(found)["layers"] = [*layers]
+    if not first:
+        take_input_as_it_is(found)
+    return found
+
+
+def take_input_as_it_is(base: Any) -> None:
+    """Let a part of a decoder-only model neither scale nor drop its input: the first part has done
+    so."""
+    base.config = copy.copy(base.config)
+    changes = (base, "embedding_multiplier", 1.0), (base, "embedding_dropout", 0.0)
+    drops = ((base, name, nn.Identity()) for name in ("embed_dropout", "emb_dropout"))
+    for owner, name, neutral in (*changes, *drops, (base.config, "mup_enabled", False)):
+        if hasattr(owner, name):
+            setattr(owner, name, neutral)
+
+
+def seeing(mask: Tensor) -> dict[str, Tensor]:
+    """Return the arguments of a decoder-only model's forward by which a token sees the earlier ones
+    of its sequence; ``mask`` is a batch's.
+
+    Positions begin anew with each sequence of a row, and padding is one more. From positions
+    without a mask, the forward derives which tokens see each other.
+    """
+    if mask.dtype == torch.bool:
+        return {"attention_mask": mask}
+    place = torch.arange(mask.shape[1], device=mask.device)
+    begins = torch.ones_like(mask, dtype=torch.bool)
+    begins[:, 1:] = mask[:, 1:] != mask[:, :-1]
+    return {"position_ids": place - (place * begins).cummax(1).values}
 
 
 def _places(x: Tensor) -> Tensor:

@@ -10,36 +10,44 @@ from transformers import PreTrainedModel
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.configuration import SUPPORTED
+from collapipe.models.huggingface.families import DECODERS
+from collapipe.models.huggingface.layers import Absent
+from collapipe.models.without_values import WithoutValues
 
 _MOST_POSITIONS = 2**20  # position tables may take memory even on torch's device meta
 
 
 def skeleton(config: Any, class_name: str) -> Any:
-    """Return the whole model on torch's device ``meta``, with attention in plain operations.
+    """Return the whole model on torch's device ``meta``.
 
-    Fused attention kernels would draw dropout from torch's global generator. Raises ``ConfigError``
-    if transformers cannot build the model.
+    Its attention is ``scaled_dot_product_attention`` unless transformers says that the model cannot
+    use it (soft caps, sinks), or it adds biases that train (T5): without gradients torch would
+    choose another kernel for these. Raises ``ConfigError`` if transformers cannot build the model.
     """
     positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > _MOST_POSITIONS:
+    rotary = config.model_type in DECODERS  # without a table
+    if isinstance(positions, int) and positions > _MOST_POSITIONS and not rotary:
         raise ConfigError(
             f"model.name: max_position_embeddings={positions} of this {config.model_type} is more "
             f"than {_MOST_POSITIONS}; lower it in model.config or config.json"
         )
     try:
-        with torch.device("meta"):
-            return getattr(transformers, class_name).from_config(
-                config, attn_implementation="eager", trust_remote_code=False
+        with WithoutValues():
+            model = getattr(transformers, class_name).from_config(
+                config,
+                attn_implementation="eager",  # config.json may name kernels of the hub
+                experts_implementation="eager",
+                dtype=torch.float32,  # whatever config.json says: weights that train are wide
+                trust_remote_code=False,
             )
     except Exception as error:  # each model raises its own classes
         raise ConfigError(
             f"model.name: transformers cannot build a {config.model_type} of this config.json "
             f"({one_line(error)}); {SUPPORTED}"
         ) from error
-
-
-class Absent(nn.Module):
-    """Placeholder for a module of another machine; it is never called."""
+    if model._supports_sdpa and not hasattr(config, "relative_attention_num_buckets"):
+        model.set_attn_implementation("sdpa")
+    return model
 
 
 def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> None:
@@ -56,17 +64,17 @@ def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> N
             strip(child, keep, f"{prefix}{name}.")
         else:
             empty = isinstance(child, nn.ModuleList)
-            module._modules[name] = nn.ModuleList() if empty else Absent()
+            module._modules[name] = nn.ModuleList() if empty else Absent(child)
 
 
-def fill(part: nn.Module, model: Any) -> nn.Module:
-    """Compute the constants and draw the weights of ``part`` of the skeleton ``model``.
+def fill(part: nn.Module, model: Any, draw: bool) -> nn.Module:
+    """Compute the constants of ``part`` of the skeleton ``model``, and ``draw`` its weights.
 
     Constants are, for example, rotary frequencies and sinusoidal positions. Weights are drawn as
-    transformers does, but not on torch's device ``meta``: there the caller loads them later.
+    transformers does. Without ``draw`` they stay on torch's device ``meta``.
     """
     _constants_as_buffers(part)
-    if torch.get_default_device().type == "meta":
+    if not draw:
         drawn = [module for module in part.modules() if module._non_persistent_buffers_set]
         for module in drawn:
             for name in module._non_persistent_buffers_set:
@@ -90,9 +98,11 @@ def _initialise(modules: list[nn.Module], model: Any) -> None:
 
 
 def _constants_as_buffers(part: nn.Module) -> None:
-    """Turn parameters that must not train (Marian's positions) into non-persistent buffers."""
+    """Turn parameters that must not train into buffers. An embedding that must not train is a
+    computed table (Marian's positions), so it is not persistent."""
     for module in part.modules():
         for name, weight in list(module._parameters.items()):
             if weight is not None and not weight.requires_grad:
                 del module._parameters[name]
-                module.register_buffer(name, weight.data, persistent=False)
+                computed = isinstance(module, nn.Embedding)
+                module.register_buffer(name, weight.data, persistent=not computed)

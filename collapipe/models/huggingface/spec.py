@@ -4,33 +4,39 @@ import copy
 import functools
 import json
 import logging
-import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
-from transformers.utils import cached_file
-from transformers.utils.peft_utils import find_adapter_config_file
+from torch import Tensor, nn
 
 from collapipe.errors import ConfigError, few_of, one_line
-from collapipe.models.huggingface import configuration
+from collapipe.models.huggingface import configuration, weights
 from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
+from collapipe.models.huggingface.layers import DecoderBlock
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
+from collapipe.models.kept import NARROW
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
+from collapipe.tensors import Tensors, aligned
 from collapipe.text.vocabulary import Vocabulary
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # Hide transformers' coloured table of missing weights: ``_check_complete`` reports what matters.
 logging.getLogger("transformers.modeling_utils").addFilter(
     lambda record: "LOAD REPORT" not in str(record.msg)
 )
-_WRAPPERS = "_orig_mod.", "module."  # name prefixes that torch.compile and DataParallel add
+_OF_LABELS = "tokens", "pooled"  # kinds of heads that may begin fresh
+_OFF = {
+    # torch's own generator would decide which layers to drop and how experts are chosen
+    **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop", "router_jitter_noise"), 0.0),
+    "output_router_logits": False,  # the loss that balances experts needs all layers
+}
+_PACKED = {"full_attention", "sliding_attention"}  # kinds of layers
+_WITHOUT_POSITIONS = "afmoe", "gpt_oss"  # families whose masks ignore where sequences begin
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,10 @@ class HuggingFaceSpec:
     pretrained
         Whether to start with the weights of ``name``; else with fresh ones for the task's
         vocabulary.
+    dtype
+        How frozen weights are kept; ``float32``: as they compute.
+    quantization
+        How frozen weights of linear layers are kept instead; None: like all others.
     """
 
     name: str | None = None
@@ -62,6 +72,8 @@ class HuggingFaceSpec:
     head: str | None = None
     config: dict[str, Any] | None = field(default=None, hash=False)
     pretrained: bool = False
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"  # older runs lack both
+    quantization: Literal["int8", "nf4"] | None = None
 
     def __post_init__(self) -> None:
         config, family = self.own_config, self._family
@@ -92,12 +104,41 @@ class HuggingFaceSpec:
         return self.name if self.pretrained else None
 
     @property
+    def kept_dtype(self) -> str:
+        """Name of the dtype in which frozen weights are kept."""
+        if self.dtype != "auto":
+            return self.dtype
+        return self.published_dtype if self.pretrained else "float32"
+
+    @property
+    def published_dtype(self) -> str:
+        """Name of the narrow dtype that ``config.json`` names, else ``float32``."""
+        own = str(self.own_config.dtype).removeprefix("torch.")
+        return own if own in NARROW else "float32"
+
+    @property
+    def wide_names(self) -> dict[str, str]:
+        """Narrow dtype → pattern of the weights' names that transformers does not keep in it."""
+        model = _skeleton(self, None)
+        always, half = model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules
+        return {"bfloat16": "|".join(always), "float16": "|".join({*always, *half})}
+
+    @property
     def _called(self) -> str:
         return f"model.name={self.name}" if self.name else f"model.family={self.family}"
 
     @property
     def dim(self) -> int:
         return int(self.own_config.hidden_size)
+
+    @property
+    def packs(self) -> bool:
+        """Whether several sequences can share a row: a token's layers mix it with others by
+        attention alone, whose masks are the model's own."""
+        config = self.own_config
+        kinds = {*(getattr(config, "layer_types", None) or ())}
+        masked = self._family.block is DecoderBlock and config.model_type not in _WITHOUT_POSITIONS
+        return masked and kinds <= _PACKED
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         model = copy.deepcopy(_ends(self, vocabulary)[EMBEDDING])
@@ -118,7 +159,7 @@ class HuggingFaceSpec:
         head = self._family.build_head(str(self.head), model, self.names.num_blocks)
         part = self._filled(HEAD, head, model, vocabulary)
         if torch.get_default_device().type != "meta":
-            _pretrained.cache_clear()  # SplitModel builds the head last
+            self.forget()  # SplitModel builds the head last
             if self.untied():
                 _log.warning(
                     "%s shares one embedding between input and output; here the control "
@@ -176,16 +217,21 @@ class HuggingFaceSpec:
         Raises ``ConfigError`` if the model cannot predict the vocabulary's tokens or labels.
         """
         config, family = copy.deepcopy(self.own_config), self._family
-        for name in ("encoder_layerdrop", "decoder_layerdrop"):
-            if hasattr(config, name):  # torch's own generator would decide which layers to drop
-                setattr(config, name, 0.0)
+        for name, off in _OFF.items():
+            if hasattr(config, name):
+                setattr(config, name, off)
+        if "dynamic" in json.dumps(getattr(config, "rope_parameters", None) or {}):
+            raise ConfigError(
+                f"{self._called}: positions of type dynamic depend on earlier samples; set "
+                "another rope_type in model.config or config.json"
+            )
         if "causal" not in family.heads:  # a causal head has the layers after the blocks
             setattr(config, family.sizes[0], self.num_blocks)
         if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1 has untied weights,
             config.tie_word_embeddings = False  # but transformers would tie them
         if vocabulary is None:
             return config
-        if self.head in ("tokens", "pooled"):
+        if self.head in _OF_LABELS:
             if vocabulary.num_labels < 2:
                 raise ConfigError(
                     f"model.head={self.head}: predicts one of two labels or more, the training "
@@ -202,6 +248,24 @@ class HuggingFaceSpec:
                 "model.pretrained=false"
             )
         return config
+
+    def forget(self) -> None:
+        """Release the weights of the whole model that building parts may have read."""
+        _stored.cache_clear()
+        _converted.cache_clear()
+
+    def stored(self, source: str | None = None) -> weights.Stored | None:
+        """Return the files of the pretrained model's weights, or of another folder or hub id
+        ``source``; None if they are not on this machine. The hub is not asked."""
+        name = source or (self.name if self.pretrained else None)
+        return _tried(name, lambda: weights.stored(name, local=True)) if name else None
+
+    def published(self, like: Mapping[str, Tensor], there: weights.Stored) -> Tensors | None:
+        """Return weights of one part with the names, shapes and dtypes of ``like``; None unless
+        the files have all of them."""
+        wanted = {self.names.to_original(ours): each for ours, each in like.items()}
+        found = _tried(there.files[0].parent, lambda: _read(self, there, wanted))
+        return found and dict(zip(like, found.values(), strict=True))
 
     def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
         """Return weights of the original that are not stored here → the weights they copy."""
@@ -223,11 +287,25 @@ class HuggingFaceSpec:
     def _filled(
         self, name: str, part: nn.Module, model: Any, vocabulary: Vocabulary | None
     ) -> nn.Module:
-        fill(part, model)
-        if self.pretrained and torch.get_default_device().type != "meta":
-            weights = _pretrained(self, vocabulary if name == HEAD else None)
-            original = {key: self.names.to_original(f"{name}.{key}") for key in part.state_dict()}
-            part.load_state_dict({ours: weights[theirs] for ours, theirs in original.items()})
+        """Give a part of the skeleton ``model`` its weights, except on torch's device meta."""
+        empty = torch.get_default_device().type == "meta"
+        loads = self.pretrained and not empty
+        whole = loads and self.head not in _OF_LABELS  # nothing is drawn, so all may be mapped
+        fill(part, model, draw=not (empty or whole))
+        if not loads:
+            return part
+        own, found = part.state_dict(), None
+        original = {key: self.names.to_original(f"{name}.{key}") for key in own}
+        if whole:
+            there = _stored(self)
+            with weights.reading(str(self.name)):
+                found = _read(self, there, {original[key]: each for key, each in own.items()})
+        if found is None:
+            labelled = name == HEAD and self.head in _OF_LABELS
+            all_weights = _converted(self, vocabulary if labelled else None)
+            found = {theirs: all_weights[theirs].clone() for theirs in original.values()}
+        values = {ours: aligned(found[theirs]) for ours, theirs in original.items()}
+        part.load_state_dict(values, assign=True)
         return part
 
 
@@ -246,48 +324,81 @@ def _ends(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> dict[str, Any]:
     return {EMBEDDING: embedding, HEAD: head}
 
 
-@functools.lru_cache(maxsize=1)  # read once for all parts
-def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[str, torch.Tensor]:
-    """Return the model's weights by original names, without unpickling or running its code."""
-    config = spec.run_config(vocabulary)
-    if getattr(config, "quantization_config", None) is not None:  # other libraries would read it
-        raise ConfigError(
-            f"model.name={spec.name}: holds quantised weights, which cannot be trained; name the "
-            "model that they were made of"
-        )
-    config.transformers_weights = None  # a field of config.json that may name a pickle
-    config.tie_word_embeddings = spec.own_config.tie_word_embeddings  # T5 1.1 needs it here
-    cached = {"local_files_only": bool(configuration.hub_silence(str(spec.name)))}
-    if find_adapter_config_file(spec.name, **cached):  # transformers would load its base model
-        raise ConfigError(
-            f"model.name={spec.name}: holds an adapter; merge it into its model with peft, save "
-            "that, and name its folder"
-        )
+@functools.lru_cache(maxsize=1)  # every part asks for it
+def _stored(spec: HuggingFaceSpec) -> weights.Stored:
+    """Return the files of the model's weights, for building it."""
+    return weights.checked(str(spec.name), spec.own_config)
+
+
+def _tried(name: object, read: Callable[[], T]) -> T | None:
+    """Return what ``read`` does; None if files are missing or, with a warning, invalid."""
     try:
-        model, told = type(_skeleton(spec, vocabulary)).from_pretrained(
-            None,
-            config=config,
-            state_dict=_unwrapped(_tensors(functools.partial(cached_file, spec.name, **cached))),
-            attn_implementation="eager",  # config.json may name a kernel of the hub
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except (ImportError, OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(
-            f"model.name={spec.name}: cannot read weights from safetensors ({one_line(error)}); "
-            "set model.pretrained=false for fresh ones"
-        ) from error
-    _check_complete(spec, told["missing_keys"], {name for name, *_ in told["mismatched_keys"]})
-    return dict(model.state_dict())
+        return read()
+    except OSError:
+        return None
+    except weights.UNREADABLE as error:
+        _log.warning("%s: its weights are not used (%s)", name, one_line(error))
+        return None
+
+
+def _read(
+    spec: HuggingFaceSpec, there: weights.Stored, like: Mapping[str, Tensor]
+) -> Tensors | None:
+    """Return weights of one part by their original names, with the shapes and dtypes of ``like``;
+    None unless the files have all, or the tensors of which transformers makes them."""
+    places = _places(spec, there)
+    if (found := weights.mapped(places, like)) is not None:
+        return found
+    of = _sources(spec, there)[spec.names.part(next(iter(like)))]
+    return weights.made(places, of, like, _skeleton(spec, None))
+
+
+@functools.lru_cache(maxsize=2)  # every part asks for it
+def _places(spec: HuggingFaceSpec, there: weights.Stored) -> weights.Places:
+    """Return where the model's weights lie."""
+    return _with_shared(spec, weights.places(there.files))
+
+
+@functools.lru_cache(maxsize=2)  # as above
+def _sources(
+    spec: HuggingFaceSpec, there: weights.Stored
+) -> Mapping[str, dict[str, weights.Sources]]:
+    """Return of which tensors the weights of each part are made."""
+    parts = defaultdict[str, dict[str, weights.Sources]](dict)
+    for weight, each in weights.sources(_places(spec, there), _skeleton(spec, None)).items():
+        parts[spec.names.part(weight)][weight] = each
+    return parts
+
+
+def _with_shared(spec: HuggingFaceSpec, places: weights.Places) -> weights.Places:
+    """Add weights that the original shares, and that may be in its files under one name."""
+    found = dict(places)
+    copies = spec._family.copies_in(_skeleton(spec, None))
+    shared = [(source, copy) for copy, source in copies.items()]
+    if spec.untied():
+        twins = spec._family.twins
+        assert twins is not None
+        shared += [twins, twins[::-1]]
+    for name, other in shared:
+        if other in found:
+            found.setdefault(name, found[other])
+    return found
+
+
+@functools.lru_cache(maxsize=1)  # read once for all parts
+def _converted(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Tensors:
+    """Return the weights of the whole model by original names, as transformers reads them."""
+    config = spec.run_config(vocabulary)
+    config.tie_word_embeddings = spec.own_config.tie_word_embeddings  # T5 1.1 needs it here
+    kind = type(_skeleton(spec, vocabulary))
+    found, missing, misfits = weights.converted(str(spec.name), _stored(spec).files, kind, config)
+    _check_complete(spec, missing, misfits)
+    return found
 
 
 def _check_complete(spec: HuggingFaceSpec, missing: set[str], misfits: set[str]) -> None:
-    """Raise ``ConfigError`` if weights are ``missing`` or have the wrong shape (``misfits``).
-
-    Weights of a head that predicts labels are exempt: they may start fresh.
-    """
-    exempt = HEAD if spec.head in ("tokens", "pooled") else None
+    """Raise ``ConfigError`` for missing or unfit weights; a head of labels may start fresh."""
+    exempt = HEAD if spec.head in _OF_LABELS else None
     if lacking := sorted(n for n in missing | misfits if spec.names.part(n) != exempt):
         raise ConfigError(
             f"model.name={spec.name}: {len(lacking)} tensors of the model are not in its weights, "
@@ -296,28 +407,3 @@ def _check_complete(spec: HuggingFaceSpec, missing: set[str], misfits: set[str])
         )
     if misfits:
         _log.warning("%s: its head is of other labels, and begins fresh", spec._called)
-
-
-def _unwrapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Remove the name prefixes that torch.compile and DataParallel add."""
-    for prefix in _WRAPPERS * 2:  # in either order
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
-    return tensors
-
-
-def _tensors(fetch: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """Return the tensors of the model's safetensors files.
-
-    transformers' own reader could be led to pickles by an index or a field of ``config.json``.
-    """
-    whole = fetch("model.safetensors", _raise_exceptions_for_missing_entries=False)
-    if whole is not None:
-        return load_file(whole)
-    index = json.loads(Path(fetch("model.safetensors.index.json")).read_text("utf-8"))
-    tensors: dict[str, torch.Tensor] = {}
-    for shard in sorted(set(index["weight_map"].values())):
-        if re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard) is None:
-            raise ValueError(f"its index names {shard[:80]!r}")
-        tensors |= load_file(fetch(shard))
-    return tensors

@@ -1,6 +1,7 @@
 """Load a pretrained model's tokeniser from a folder or a hub id."""
 
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers.utils import cached_file
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.configuration import hub_silence
+from collapipe.text.chat_template import ChatTemplate
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 
 
@@ -41,11 +43,20 @@ def pretrained_tokenizer(name: str) -> Tokenizer:
         # Padding is masked, so any token will do if there is no padding token, as in GPT-2.
         special_tokens = SpecialTokens(original.pad_token or eos, bos, eos)
         check_tokenizer(json_text := backend.to_str())
-        return Tokenizer(json_text, special_tokens)
+        return Tokenizer(json_text, special_tokens, chat_template=_chat_template(original))
     except ConfigError as error:
         raise ConfigError(f"data.tokenizer={name}: {error}") from error
     except Exception as error:  # unknown name, no network, damaged file: many classes
         raise ConfigError(f"data.tokenizer={name}: cannot be read ({one_line(error)})") from error
+
+
+def _chat_template(original: Any) -> ChatTemplate | None:
+    """Return the model's template for conversations without tools; None if it has none."""
+    found = original.chat_template
+    source = found.get("default") if isinstance(found, dict) else found
+    if not source:
+        return None
+    return ChatTemplate(source, dict(original.special_tokens_map), date.today().isoformat())
 
 
 def _load(name: str) -> Any:

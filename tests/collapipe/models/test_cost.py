@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from collapipe.devices.hardware import transformer_block_cost
+from collapipe.models import output_layer
 from collapipe.models.cost import flop_counter, head_flops, measure_cost, upload_bits
 from collapipe.models.dropout import drawing_from
 from collapipe.models.lora import LoraSpec
@@ -100,6 +101,29 @@ def test_the_flops_of_a_head_are_those_of_a_real_one(tmp_path: Path, name: str, 
         assert head_flops(spec, LABELLED, TOKENS) == real_head_flops(spec)
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_logits_in_pieces_are_counted_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    """With as many FLOPs as in two pieces, and in slices of a weight that is kept narrow."""
+    base = spec_of(tmp_path, "llama", "causal")
+    spec = base if trains else LoraSpec(base, rank=2, kept="bfloat16")
+    sizes = {"_WHOLE": 0, "_PIECE": 4 * LABELLED.size, "_SLICE": 9 * spec.dim}
+    for name, numbers in sizes.items():
+        monkeypatch.setattr(output_layer, name, numbers)
+    products, real = list[int](), torch.mm
+
+    def product(left: Tensor, right: Tensor, **options: Tensor) -> Tensor:
+        products.append(len(left))
+        return real(left, right, **options)
+
+    monkeypatch.setattr(torch, "mm", product)
+    counted, of_count = head_flops.__wrapped__(spec, LABELLED, TOKENS), len(products)
+    assert counted == real_head_flops(spec)
+    pieces = {4, TOKENS - 4}
+    assert not pieces & {*products[:of_count]} and pieces <= {*products[of_count:]}
+
+
 def test_counting_needs_no_memory() -> None:
     dim = 2**20  # whose weights no machine holds
     spec = TransformerSpec(num_blocks=2, dim=dim, num_heads=8, feed_forward_dim=dim)
@@ -146,8 +170,9 @@ def dearest(spec: ModelSpec, optimizer: OptimizerSettings) -> BlockCost:
 
 
 def trained(part: Part, hidden: Tensor) -> tuple[Tensor, BlockCost]:
-    """A step of one block: its activation, and what it took."""
+    """A step of one block: its activation, and what it took. Samples with padding need masks."""
     mask = torch.ones(1, TOKENS, dtype=torch.bool)
+    mask[0, -1] = False
     saved: list[Tensor] = []
     with (
         FlopCounterMode(display=False) as forward,

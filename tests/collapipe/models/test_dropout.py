@@ -107,3 +107,38 @@ def test_foreign_dropout_draws_as_ours_does() -> None:
         with pytest.raises(RuntimeError, match="drawing_from"):
             nn.Dropout(0.3)(x)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "chosen": {"attn_mask": torch.rand(2, 1, 5, 5) < 0.7},
+    "added": {"attn_mask": torch.randn(2, 4, 5, 5)},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_dropout_of_attention_weights_has_the_bits_of_plain_operations(mask: str) -> None:
+    """Groups of queries share keys and values."""
+    query, key, value = (torch.randn(2, heads, 5, 6) for heads in (4, 2, 2))
+    options = MASKS[mask]
+    with ForeignDropout(), drawing_from(KEY.generator("head", 0)):
+        found = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=0.3, enable_gqa=True, **options
+        )
+    scores = query @ key.repeat_interleave(2, 1).transpose(2, 3) * 6**-0.5
+    if mask != "none":
+        seen = options.get("attn_mask", torch.ones(5, 5, dtype=torch.bool).tril())
+        lowest = torch.finfo(torch.float32).min
+        scores = scores + (seen if mask == "added" else torch.where(seen, 0.0, lowest))
+    with drawing_from(KEY.generator("head", 0)):
+        expected = Dropout(0.3)(scores.softmax(-1)) @ value.repeat_interleave(2, 1)
+    assert torch.equal(found, expected)
+
+
+def test_attention_that_drops_nothing_is_the_fused_kernel() -> None:
+    query, key, value = (torch.randn(2, 4, 5, 6, requires_grad=True) for _ in range(3))
+    with ForeignDropout():
+        found = functional.scaled_dot_product_attention(query, key, value)
+    assert found.grad_fn is not None
+    assert "FlashAttention" in found.grad_fn.name()

@@ -25,7 +25,7 @@ from huggingface import (
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.huggingface.families import FAMILIES
+from collapipe.models.huggingface.families import DECODERS, FAMILIES
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import Head, ModelSpec, SplitModel
 from collapipe.tensors import IGNORED
@@ -34,7 +34,10 @@ from collapipe.tensors import IGNORED
 @pytest.mark.parametrize(
     ("changes", "options", "words"),
     [
-        ({"model_type": "mamba"}, {}, "model_type mamba cannot be taken apart"),
+        ({"model_type": "mamba"}, {}, r"model_type mamba cannot be taken apart \(its parts"),
+        ({"model_type": "nanochat"}, {}, r"nanochat cannot be taken apart \(it normalises"),
+        ({"model_type": "gemma3"}, {}, r"gemma3 cannot be taken apart \(it reads more than text"),
+        ({"model_type": "bart2"}, {}, r"bart2 cannot be taken apart \(transformers .* not know"),
         ({"model_type": None}, {}, "has no model_type; set model.family"),
         ({"model_type": None}, {"family": "mamba"}, "model_type mamba cannot be taken apart"),
         ({}, {"family": "gpt2"}, "family=gpt2: .* is a bert"),
@@ -59,7 +62,14 @@ def assert_one_line_with_families(error: ConfigError) -> None:
     """As users see it."""
     text = str(error)
     assert "\n" not in text
-    assert all(family in text for family in FAMILIES)
+    assert all(family in text for family in FAMILIES.keys() - {*DECODERS})
+    assert f"{len(DECODERS)} decoder-only" in text
+
+
+def test_a_family_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.family=mamba: ") as refused:
+        HuggingFaceSpec(family="mamba")
+    assert_one_line_with_families(refused.value)
 
 
 def test_a_name_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +109,7 @@ def test_options_reach_the_spec(tmp_path: Path) -> None:
     path = folder(tmp_path, "electra")
     options = ["task=ner", "data=synthetic", "model=huggingface", f"model.name={path}"]
     spec = load_overrides(options).model
-    assert spec == HuggingFaceSpec(str(path), None, 4, "tokens")
+    assert spec == HuggingFaceSpec(str(path), None, 4, "tokens", dtype="auto")
     assert (spec.num_blocks, spec.dim) == (4, 16)
 
 
@@ -236,6 +246,12 @@ def test_a_field_that_transformers_refuses_is_one_line(value: object) -> None:
     with pytest.raises(ConfigError, match=r"model\.config\.max_position_embeddings=") as caught:
         HuggingFaceSpec(family="bert", config={"max_position_embeddings": value})
     assert "\n" not in str(caught.value)
+
+
+def test_layers_beyond_the_family_s_own_number_have_a_kind_each() -> None:
+    spec = HuggingFaceSpec(family="gemma2", config={"num_hidden_layers": 40})
+    assert spec.num_blocks == 40
+    assert spec.own_config.layer_types[::2] == ["sliding_attention"] * 20
 
 
 def test_positions_without_end_are_not_built(

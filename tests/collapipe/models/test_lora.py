@@ -11,9 +11,11 @@ import peft
 import pytest
 import torch
 from huggingface import (
+    SIZES,
     VOCABULARY,
     InFloat64,
     batch_for,
+    merged,
     own_loss,
     spec_of,
     untouched,
@@ -27,9 +29,17 @@ from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.families import FAMILIES
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.models.lora import LoraSpec, merged, with_adapters
+from collapipe.models.lora import LoraSpec, with_adapters
 from collapipe.models.part import HeadPart, Part
-from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty, frozen_names
+from collapipe.models.split import (
+    HEAD,
+    ModelSpec,
+    SplitModel,
+    build_empty,
+    frozen_names,
+    kinds_of_blocks,
+    training_names,
+)
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import AdapterSettings, LoraSettings
@@ -177,7 +187,7 @@ def test_the_first_model_is_the_base_model_of_the_same_seed(
     first, again, other = (model.state_dict() for model in states)
     torch.manual_seed(3)
     base = SplitModel(spec.base, VOCABULARY)
-    plain = merged(spec, VOCABULARY, first)
+    plain = merged(spec, first)
     assert plain.keys() == base.state_dict().keys()
     assert all(torch.equal(plain[key], weight) for key, weight in base.state_dict().items())
     assert torch.equal(states[0].loss(batch_for(head), KEY), base.loss(batch_for(head), KEY))
@@ -201,7 +211,7 @@ def test_merged_weights_compute_the_same_without_adapters(
     copies = {key: weight.clone() for key, weight in weights.items()}
     with InFloat64(), torch.no_grad():
         _, model = pipeline_of(spec, weights, cut_of(spec))
-        _, plain = pipeline_of(spec.base, merged(spec, VOCABULARY, weights), cut_of(spec))
+        _, plain = pipeline_of(spec.base, merged(spec, weights), cut_of(spec))
         hidden, expected = (m.encode(batch.inputs, batch.mask) for m in (plain, model))
         torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-9)
         loss, expected = plain.loss(batch, KEY), model.loss(batch, KEY)
@@ -253,7 +263,7 @@ def test_the_documented_layers_are_the_default(tmp_path: Path) -> None:
         for family in families.split("`, `")
     }
     bases: dict[str, Any] = {
-        family: spec_of(tmp_path, family, FAMILIES[family].heads[0]) for family in FAMILIES
+        family: spec_of(tmp_path, family, FAMILIES[family].heads[0]) for family in SIZES
     }
     for family, base in {**bases, "model=transformer": OWN}.items():
         chosen, further = told[family]
@@ -279,6 +289,24 @@ def test_a_causal_model_without_layers_behind_the_blocks(tmp_path: Path) -> None
         losses.append(pipeline.run(batch_for("causal"), KEY))
         pipeline.step(0.01, None)
     assert losses[1] < losses[0]
+
+
+def test_a_layer_of_any_kind_of_block_may_be_named(tmp_path: Path) -> None:
+    """Blocks of linear attention have no ``q_proj``, and then no adapter."""
+    config = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "head_dim": 4}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 23}
+    linear = {f"linear_{kind}_head_dim": 4 for kind in ("key", "value")}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    base = HuggingFaceSpec(family="qwen3_5_text", config={**config, **linear})
+    spec = LoraSpec(cast(ModelSpec, base), target_modules=("q_proj",))
+    assert kinds_of_blocks(spec) == (0, 3)
+    with torch.device("meta"):
+        adapted = [bool(training_names(spec.build_block(index))) for index in range(4)]
+    assert adapted == [False, False, False, True]
+    with pytest.raises(ConfigError, match="=q_proj: no block has"):
+        LoraSpec(cast(ModelSpec, replace(base, num_blocks=3)), target_modules=("q_proj",))
+    with pytest.raises(ConfigError, match="=in_proj_qkv: no block has"):  # only the last one counts
+        LoraSpec(cast(ModelSpec, base), target_modules=("in_proj_qkv",), first_block=3)
 
 
 class Foreign:
@@ -309,8 +337,8 @@ def test_a_model_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"target_modules": ("query", "norm")}, "=norm: .* it has inner, key, outer, output"),
-        ({"target_modules": ("uery",)}, "=uery: a block has no linear layer"),
+        ({"target_modules": ("query", "norm")}, "=norm: .* they have inner, key, outer, output"),
+        ({"target_modules": ("uery",)}, "=uery: no block has a linear layer"),
         ({"target_modules": ()}, r"target_modules=\[\]: "),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from collapipe.errors import ConfigError
+from collapipe.models.huggingface import weights as reading
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from tests.huggingface import VOCABULARY, folder
+from collapipe.models.split import ModelSpec, SplitModel
+from tests.huggingface import VOCABULARY, folder, spec_of
 
 Weights = dict[str, Tensor]
 _MORE = pytest.mark.thorough
@@ -67,9 +70,9 @@ def test_weights_that_lack_a_part_are_refused(
     change: Callable[[Weights], Weights],
     says: str,
 ) -> None:
-    path = _saved(tmp_path, name, kind, change)
+    spec = HuggingFaceSpec(str(_saved(tmp_path, name, kind, change)), head=head, pretrained=True)
     with pytest.raises(ConfigError, match=says) as caught:
-        _build(path, head)
+        SplitModel(cast(ModelSpec, spec), VOCABULARY)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
@@ -108,3 +111,63 @@ def test_a_head_of_labels_may_begin_fresh(
     other.mkdir()
     _build(_saved(other, "bert", "BertForTokenClassification", lambda weights: weights), head)
     assert any("begins fresh" in each for each in caplog.messages)
+
+
+def _stored(tmp_path: Path, name: str, head: str) -> ModelSpec:
+    """A model whose folder has weights in bfloat16, the first file with some of them."""
+    spec = spec_of(tmp_path, name, head)
+    kind = getattr(transformers, spec.class_name)
+    whole = kind.from_config(spec.run_config(VOCABULARY)).to(torch.bfloat16)
+    whole.save_pretrained(spec.name, max_shard_size="6KB")
+    return cast(ModelSpec, HuggingFaceSpec(spec.name, None, spec.num_blocks, head, pretrained=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("llama-tied", "causal"),
+        ("t5", "decoder"),
+        *(
+            pytest.param(*case, marks=_MORE)
+            for case in (
+                ("llama", "causal"),
+                ("gpt2", "causal"),
+                ("bart", "decoder"),
+                ("marian-apart", "decoder"),
+                ("t5-gated", "decoder"),
+            )
+        ),
+    ],
+)
+def test_mapped_parts_are_those_that_transformers_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str
+) -> None:
+    spec = _stored(tmp_path, name, head)
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "converted", lambda *_: pytest.fail("the whole model was read"))
+        mapped = SplitModel(spec, VOCABULARY)
+    monkeypatch.setattr(reading, "mapped", lambda *_: None)
+    converted = SplitModel(spec, VOCABULARY).state_dict()
+    assert mapped.state_dict().keys() == converted.keys()
+    assert all(torch.equal(each, converted[n]) for n, each in mapped.state_dict().items())
+    assert all(each.requires_grad and each.dtype == torch.float32 for each in mapped.parameters())
+
+
+def test_what_is_built_again_shares_no_weights(tmp_path: Path) -> None:
+    """Mapped ones, and those that transformers has read."""
+    path = _saved(tmp_path, "bert", "BertForMaskedLM", lambda weights: weights)
+    for spec in (_stored(tmp_path, "llama", "causal"), HuggingFaceSpec(str(path), pretrained=True)):
+        one, other = (cast(Any, spec).build_block(1) for _ in range(2))
+        with torch.no_grad():
+            for each in one.parameters():
+                each.zero_()
+        assert all(bool(each.any()) for each in other.parameters() if each.dim() > 1)
+
+
+def test_a_shard_that_was_cut_is_refused(tmp_path: Path) -> None:
+    spec = _stored(tmp_path, "llama", "causal")
+    shard = sorted(Path(str(spec.own_tokenizer)).glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="cannot read weights from safetensors") as caught:
+        spec.build_block(0)
+    assert "\n" not in str(caught.value)

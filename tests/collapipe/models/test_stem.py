@@ -5,14 +5,14 @@ from typing import cast
 
 import pytest
 import torch
-from huggingface import VOCABULARY, InFloat64, batch_for, spec_of, without_dropout
+from huggingface import VOCABULARY, InFloat64, batch_for, merged, spec_of, without_dropout
 from torch import Tensor
 
 from collapipe.errors import ConfigError
 from collapipe.models.cost import measure_cost
 from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.lora import LoraSpec, merged, with_adapters
+from collapipe.models.lora import LoraSpec, with_adapters
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, frozen_names
 from collapipe.models.stem import Stem, StemSpec, without_stem
 from collapipe.models.transformer import TransformerSpec
@@ -89,7 +89,7 @@ def test_the_first_weights_are_the_base_models(tmp_path: Path, kind: str) -> Non
     base = base_of(tmp_path, kind)
     spec = adapted(base, 2)
     found = without_stem(drawn(spec).state_dict(), spec.frozen_blocks)
-    plain, expected = merged(cast(LoraSpec, spec.base), VOCABULARY, found), drawn(base).state_dict()
+    plain, expected = merged(cast(LoraSpec, spec.base), found), drawn(base).state_dict()
     assert plain.keys() == expected.keys()
     assert all(torch.equal(plain[name], weight) for name, weight in expected.items())
     adapters = {

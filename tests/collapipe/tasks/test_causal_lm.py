@@ -89,7 +89,7 @@ def test_inputs_keep_the_end_of_a_text(
     batch = examples.batch(range(3))
     rows = [row[mask].tolist() for row, mask in zip(batch.inputs, batch.mask, strict=True)]
     assert rows == [[eos, *ids[-3:]], [eos, *tokenizer.encode(["A"])[0]], [eos]]
-    assert batch.targets.shape == (3, 0)
+    assert batch.num_targets == 0
     assert "1 of 3 texts are longer than task.max_length=4" in caplog.text
 
 

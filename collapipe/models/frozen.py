@@ -1,0 +1,190 @@
+"""Frozen weights of a model's parts, found by their digests.
+
+A machine may have them in the files of the pretrained model, in a folder or the hub's cache, or in
+a ``FrozenStore``. They are mapped, so that they take memory only when they are used. Weights that
+are made of those in the files, such as quantised ones, take memory while something holds them.
+"""
+
+import functools
+import threading
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.errors import DataError, WireError
+from collapipe.models.description import MOST_BLOCKS
+from collapipe.models.kept import in_dtype, unquantised
+from collapipe.models.part import prefixed
+from collapipe.models.quantised import quantise
+from collapipe.models.split import DerivedSpec, ModelSpec, builders, not_training
+from collapipe.models.without_values import WithoutValues
+from collapipe.tensors import Tensors, aligned, chosen
+from collapipe.text.vocabulary import Vocabulary
+from collapipe.wire.frozen_store import FrozenStore, digest_once
+
+_held = WeakValueDictionary[Hashable, Tensor]()  # what ``published`` returned and something holds
+_making = threading.Lock()
+
+
+def frozen_in(part: nn.Module, dtype: torch.dtype) -> Tensors:
+    """Return a part's frozen weights and constants, in ``dtype`` or the narrower one in which they
+    are kept."""
+    frozen = chosen(part.state_dict(), not_training(part))
+    return {name: in_dtype(each, dtype) for name, each in frozen.items()}
+
+
+def whole(parts: Mapping[str, Tensors]) -> Tensors:
+    """Return the weights of all parts by their names in the model."""
+    return {n: each for part in parts for n, each in prefixed(part, parts[part]).items()}
+
+
+def published(
+    spec: ModelSpec,
+    part: str,
+    empty: nn.Module,
+    dtype: torch.dtype,
+    source: str | None = None,
+) -> tuple[str, Tensors] | None:
+    """Return a part's frozen weights from the files of the pretrained model that ``spec`` derives
+    from, with their digest; None unless all are there.
+
+    ``empty`` is the part without values, which computes in ``dtype``. ``source`` is another folder
+    or hub id. Weights that are kept quantised are quantised here, a block at a time. Tensors that
+    this process still holds, of files that were not written since, are returned again.
+    """
+    like, wide, base = frozen_in(empty, dtype), unquantised(empty), spec
+    scales = {f"{name}_scale" for name in wide}
+    names = {name: f"{part}.{name}" for name in like if name not in scales}
+    while isinstance(base, DerivedSpec):
+        names = {name: base.name_in_base(each) for name, each in names.items()}
+        base = base.base
+    # a model without files has no ``stored``
+    if not hasattr(base, "stored") or (there := cast(Any, base).stored(source)) is None:
+        return None
+    key = base, there, *((name, each.dtype, names.get(name)) for name, each in like.items())
+    with _making:  # units in one process ask at the same time
+        tensors = {name: each for name in like if (each := _held.get((key, name))) is not None}
+        groups = defaultdict[str, Tensors](dict)  # by original part: a stem has several
+        for name, own in names.items() if tensors.keys() != like.keys() else ():
+            groups[own.partition(".original.")[0]][name] = wide.get(name, like[name])
+        for group in groups.values():
+            wanted = {names[name]: each for name, each in group.items()}
+            if (found := cast(Any, base).published(wanted, there)) is None:
+                return None
+            for name in group:
+                tensors |= _as_kept(name, found.pop(names[name]), like, name in wide)
+        if wide:
+            tensors = {name: aligned(each) for name, each in tensors.items()}  # so users hold these
+        _held.update({(key, name): each for name, each in tensors.items()})
+    return digest_once(tensors, key), tensors
+
+
+def _as_kept(name: str, weight: Tensor, like: Tensors, quantised: bool) -> Tensors:
+    """Return a weight in the form that ``like`` has, by the names there."""
+    if not quantised:
+        return {name: weight}
+    codes, scales = quantise(weight, "int8" if like[name].dtype == torch.int8 else "nf4")
+    return {name: codes, (scale := f"{name}_scale"): scales.to(like[scale].dtype)}
+
+
+def forget(spec: ModelSpec) -> None:
+    """Release the weights of the whole model that building parts of ``spec`` may have read."""
+    while isinstance(spec, DerivedSpec):
+        spec = spec.base
+    if hasattr(spec, "forget"):
+        cast(Any, spec).forget()
+
+
+def find(
+    digest: str,
+    spec: ModelSpec,
+    part: str,
+    empty: nn.Module,
+    dtype: torch.dtype,
+    stores: Sequence[FrozenStore],
+    source: str | None = None,
+) -> Tensors | None:
+    """Return a part's frozen weights with this ``digest``; None if they are not on this machine.
+
+    The model's files, see ``published``, take precedence over the ``stores``.
+    """
+    there = published(spec, part, empty, dtype, source)
+    if there is not None and there[0] == digest:
+        return there[1]
+    for store in stores:
+        with suppress(DataError):
+            return store.load(digest)
+    return None
+
+
+@functools.lru_cache(maxsize=MOST_BLOCKS + 2)  # each unit and round asks for it
+def _empty(spec: ModelSpec, vocabulary: Vocabulary, part: str) -> nn.Module:
+    """Return a part without values."""
+    if (build := builders(spec, vocabulary).get(part)) is None:
+        raise WireError(f"this model has no part {part[:40]!r}, of which frozen weights are named")
+    with WithoutValues():
+        return build()
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (each.shape, each.dtype) for name, each in tensors.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenParts(Mapping[str, Tensors]):
+    """Frozen weights by part; a part is looked for when it is read.
+
+    Attributes
+    ----------
+    digests
+        Part → digest of its frozen weights.
+    dtype
+        In which the weights compute; narrow ones stay as they are kept.
+    stores
+        Where parts are that the model's files do not have.
+    """
+
+    digests: Mapping[str, str]
+    spec: ModelSpec
+    vocabulary: Vocabulary
+    dtype: torch.dtype
+    stores: Sequence[FrozenStore]
+
+    def find(self, part: str) -> Tensors | None:
+        """Return a part's weights by their names in the part; None if this machine lacks them.
+
+        Raises ``WireError`` if the model has no such part, or one of another form.
+        """
+        empty = _empty(self.spec, self.vocabulary, part)
+        found = find(self.digests[part], self.spec, part, empty, self.dtype, self.stores)
+        if found is not None and _shapes(found) != _shapes(frozen_in(empty, self.dtype)):
+            raise WireError(f"frozen weights of {part[:40]!r} have other names, shapes or types")
+        return found
+
+    def check(self) -> None:
+        """Raise ``DataError`` if this machine lacks a part."""
+        for part in self:
+            self[part]
+
+    def __getitem__(self, part: str) -> Tensors:
+        """Return ``find``. Raises ``DataError`` if this machine lacks the part."""
+        if (found := self.find(part)) is None:
+            name, stores = self.spec.own_tokenizer, [str(each.folder) for each in self.stores]
+            places = ", ".join(stores if name is None else [f"model.name={name}", *stores])
+            raise DataError(
+                f"{part}: its frozen weights (SHA-256 {self.digests[part][:12]}…) are not in "
+                f"{places}: removed or changed since the run began; put them back"
+            )
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.digests)
+
+    def __len__(self) -> int:
+        return len(self.digests)

@@ -1,0 +1,219 @@
+"""Adapters as a folder of peft: it computes the same there, and a run begins with one."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import peft
+import pytest
+import torch
+import transformers
+from huggingface import LABELS, VARIANTS, VOCABULARY, batch_for, folder, own_loss, without_dropout
+from safetensors.torch import load_file, save_file
+
+from collapipe.errors import ConfigError
+from collapipe.models.adapter_folder import begin_with, options_in, write_adapter
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.huggingface.assembly import assembled
+from collapipe.models.huggingface.families import CLASSES
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.lora import LoraSpec, merge_adapters
+from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.models.stem import StemSpec
+
+KEY = DropoutKey(0, 0, 0)
+
+
+def published(tmp_path: Path, name: str, head: str) -> HuggingFaceSpec:
+    """A folder as transformers writes it, and the options that begin with it."""
+    start = {"decoder_start_token_id": 0} if name == "t5" else {}
+    path = folder(tmp_path, name, **without_dropout(VARIANTS[name][0]), **start)
+    config = transformers.AutoConfig.from_pretrained(path, num_labels=LABELS)
+    torch.manual_seed(4)
+    getattr(transformers, CLASSES[head]).from_config(config).save_pretrained(path)
+    return HuggingFaceSpec(str(path), None, 3 if head == "causal" else None, head, pretrained=True)
+
+
+def adapted(tmp_path: Path, name: str, head: str, first: int = 0, **options: Any) -> ModelSpec:
+    """The same with adapters from block ``first`` on; before it is a stem."""
+    base = cast(ModelSpec, published(tmp_path, name, head))
+    targets = ("q_lin", "v_lin") if name == "distilbert" else None
+    spec = LoraSpec(base, 3, 7.0, **{"target_modules": targets, "first_block": first, **options})
+    return StemSpec(spec, first) if first else spec
+
+
+def trained(spec: ModelSpec) -> SplitModel:
+    """As after some training."""
+    torch.manual_seed(3)
+    model = SplitModel(spec, VOCABULARY)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight += 0.2 * torch.randn_like(weight)
+    return model.eval()
+
+
+def loaded(base: HuggingFaceSpec, path: Path) -> Any:
+    """As a user would."""
+    labels = {} if base.head in ("causal", "decoder") else {"num_labels": LABELS}
+    whole = getattr(transformers, base.class_name).from_pretrained(base.name, **labels)
+    return peft.PeftModel.from_pretrained(whole, path).eval()
+
+
+@pytest.mark.filterwarnings("error:fan_in_fan_out", "error:Found missing adapter keys")
+@pytest.mark.parametrize(
+    ("name", "head", "options"),
+    [
+        ("llama", "causal", {}),
+        ("llama-tied", "causal", {"first": 1, "rslora": True}),
+        ("gpt2", "causal", {}),
+        ("bert", "pooled", {"target_modules": ("dense",)}),
+        ("bert", "tokens", {"first": 2}),
+        pytest.param("roberta", "pooled", {}, marks=pytest.mark.thorough),
+        pytest.param("distilbert", "tokens", {}, marks=pytest.mark.thorough),
+        pytest.param("eurobert", "pooled", {}, marks=pytest.mark.thorough),
+        pytest.param("bart", "decoder", {"first": 2}, marks=pytest.mark.thorough),
+        ("t5", "decoder", {}),
+    ],
+)
+def test_peft_computes_what_the_run_does(
+    tmp_path: Path, name: str, head: str, options: dict[str, Any]
+) -> None:
+    """And so does the assembled model, merged or not; a run begins with the same bits."""
+    spec, batch, out = adapted(tmp_path, name, head, **options), batch_for(head), tmp_path / "out"
+    model = trained(spec)
+    base = write_adapter(spec, VOCABULARY, model.state_dict(), out)
+    assert {path.name for path in out.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+    expected = (model.loss(batch, KEY) / batch.num_targets).item()
+    whole = assembled(spec, VOCABULARY, model.state_dict())
+    with torch.no_grad():
+        assert own_loss(head, loaded(base, out), batch).item() == pytest.approx(expected, abs=1e-5)
+        assert own_loss(head, whole, batch).item() == pytest.approx(expected, abs=1e-5)
+        merge_adapters(whole)
+        assert own_loss(head, whole, batch).item() == pytest.approx(expected, abs=1e-5)
+    torch.manual_seed(9)
+    fresh = SplitModel(spec, VOCABULARY)
+    begin_with(out, spec, fresh.state_dict())
+    assert all(torch.equal(fresh.state_dict()[n], each) for n, each in model.state_dict().items())
+
+
+def test_the_configuration_names_layers_as_the_run_did(tmp_path: Path) -> None:
+    """By their last names and numbers, where that is the same."""
+    spec, out = adapted(tmp_path, "llama", "causal", first=1), tmp_path / "out"
+    base = write_adapter(spec, VOCABULARY, trained(spec).state_dict(), out)
+    told = json.loads((out / "adapter_config.json").read_text())
+    assert sorted(told["target_modules"]) == ["q_proj", "v_proj"]
+    assert told["layers_to_transform"] == [1, 2, 3]
+    assert (told["base_model_name_or_path"], told["task_type"]) == (base.name, "CAUSAL_LM")
+    assert options_in(out) == {
+        "rank": 3,
+        "alpha": 7.0,
+        "rslora": False,
+        "target_modules": ["q_proj", "v_proj"],
+    }
+
+
+def test_a_folder_that_peft_made(tmp_path: Path) -> None:
+    """Of adapters alone: the head is the model's."""
+    base, out, batch = published(tmp_path, "bert", "pooled"), tmp_path / "out", batch_for("pooled")
+    whole = getattr(transformers, base.class_name).from_pretrained(base.name, num_labels=LABELS)
+    config = peft.LoraConfig(r=2, lora_alpha=8, target_modules=r".*\.(query|key)", use_rslora=True)
+    config.init_lora_weights = False  # B is not zero
+    adapters = peft.get_peft_model(whole, config).eval()
+    adapters.peft_config["default"].init_lora_weights = True
+    adapters.save_pretrained(out)
+    options = options_in(out)
+    assert (options["rslora"], options["target_modules"]) == (True, ["key", "query"])
+    model = SplitModel(LoraSpec(cast(ModelSpec, base), **options), VOCABULARY).eval()
+    begin_with(out, LoraSpec(cast(ModelSpec, base), **options), model.state_dict())
+    expected = own_loss("pooled", adapters, batch).item()
+    assert (model.loss(batch, KEY) / batch.num_targets).item() == pytest.approx(expected, abs=1e-5)
+
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def _told(**changes: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        fields = json.loads((path / CONFIG).read_text())
+        (path / CONFIG).write_text(json.dumps({**fields, **changes}))
+
+    return change
+
+
+def _cut(path: Path) -> None:
+    content = (path / WEIGHTS).read_bytes()
+    (path / WEIGHTS).write_bytes(content[: len(content) // 2])
+
+
+def _pickled(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    torch.save({}, path / "adapter_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (shutil.rmtree, "needs adapter_config.json and adapter_model.safetensors"),
+        (_pickled, "pickles are not read"),
+        (_cut, "needs adapter_config.json"),
+        (lambda path: (path / CONFIG).write_text("[1]"), "needs adapter_config.json"),
+        (lambda path: (path / CONFIG).write_text("{"), "needs adapter_config.json"),
+        (_told(use_dora=True), "use_dora=True"),
+        (_told(peft_type="LOHA"), "peft_type=LOHA"),
+        (_told(bias="all"), "bias=all"),
+        (_told(init_lora_weights="pissa"), "init_lora_weights=pissa"),
+        (_told(rank_pattern={"q_proj": 4}), "rank_pattern="),
+    ],
+)
+def test_a_folder_that_cannot_be_begun_with(
+    tmp_path: Path, change: Callable[[Path], Any], says: str
+) -> None:
+    spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
+    write_adapter(spec, VOCABULARY, trained(spec).state_dict(), out)
+    change(out)
+    with pytest.raises(ConfigError, match=rf"^adapter\.path={out}: .*{says}") as caught:
+        options_in(out)
+    assert "\n" not in str(caught.value)
+
+
+def test_adapters_of_another_model(tmp_path: Path) -> None:
+    """Of another family, width, number of layers, or with other layers."""
+    spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
+    model = trained(spec)
+    write_adapter(spec, VOCABULARY, model.state_dict(), out)
+    found = load_file(out / WEIGHTS)
+    other = adapted(tmp_path, "gpt2", "causal")
+    with pytest.raises(ConfigError, match=r"lacks transformer\.h\.0"):
+        begin_with(out, other, trained(other).state_dict())
+    name = next(iter(found))
+    before = {key: each.clone() for key, each in model.state_dict().items()}
+    for changed, says in (
+        ({**found, name: found[name][:, 1:].contiguous()}, "has another size of model"),
+        ({key: each for key, each in found.items() if key != name}, f"lacks {name[17:]}"),
+        ({**found, "base_model.model.odd.lora_A.weight": found[name].clone()}, "has further odd"),
+    ):
+        save_file(changed, out / WEIGHTS)
+        with pytest.raises(ConfigError, match=says) as caught:
+            begin_with(out, spec, model.state_dict())
+        assert "\n" not in str(caught.value)
+    assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
+
+
+def test_an_adapter_of_a_model_that_nobody_else_has(tmp_path: Path) -> None:
+    """Random weights, fewer layers, no adapters."""
+    bert = published(tmp_path, "bert", "pooled")
+    short = HuggingFaceSpec(bert.name, None, 2, "pooled", pretrained=True)
+    drawn = HuggingFaceSpec(bert.name, head="pooled")
+    for base, says in ((short, "blocks than"), (drawn, "pretrained=false")):
+        spec = LoraSpec(cast(ModelSpec, base))
+        with pytest.raises(ConfigError, match=rf"^--adapter: .*{says}"):
+            write_adapter(spec, VOCABULARY, trained(spec).state_dict(), tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"^--adapter: needs a run with adapter=lora"):
+        write_adapter(cast(ModelSpec, bert), VOCABULARY, {}, tmp_path / "out")

@@ -1,0 +1,176 @@
+"""Frozen weights are found where they lie: in the model's own files, or in a store."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from collapipe.errors import DataError, WireError
+from collapipe.models import frozen
+from collapipe.models.cut import CutSpec
+from collapipe.models.frozen import FrozenParts, frozen_in, published
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.lora import LoraSpec
+from collapipe.models.part import prefixed
+from collapipe.models.quantised import quantise
+from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, builders
+from collapipe.models.stem import StemSpec
+from collapipe.models.transformer import TransformerSpec
+from collapipe.wire.frozen_store import FrozenStore, digest
+from tests.huggingface import VOCABULARY, spec_of
+
+
+def model(tmp_path: Path, name: str, head: str, dtype: torch.dtype = torch.float32) -> ModelSpec:
+    """A small model with weights in its folder."""
+    spec = spec_of(tmp_path, name, head)
+    whole = getattr(transformers, spec.class_name).from_config(spec.run_config(VOCABULARY))
+    whole.to(dtype).save_pretrained(spec.name)
+    return cast(ModelSpec, HuggingFaceSpec(spec.name, None, spec.num_blocks, head, pretrained=True))
+
+
+def parts_in(spec: ModelSpec) -> dict[str, dict[str, torch.Tensor]]:
+    """The frozen weights of each part of a model that is built."""
+    built = SplitModel(spec, VOCABULARY).parts()
+    return {name: frozen_in(part, torch.float32) for name, part in built.items()}
+
+
+def lacking(parts: FrozenParts) -> list[str]:
+    """The parts that are not on this machine."""
+    return [part for part in parts if parts.find(part) is None]
+
+
+def parts_of(spec: ModelSpec, *stores: FrozenStore) -> FrozenParts:
+    """All frozen parts of a model, by the digests of those that it is built of."""
+    digests = {name: digest(each) for name, each in parts_in(spec).items() if each}
+    return FrozenParts(digests, spec, VOCABULARY, torch.float32, stores)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "nf4"])
+@pytest.mark.parametrize("kind", ["lora", "stem", "cut"])
+def test_parts_of_derived_models_lie_in_the_folder(
+    tmp_path: Path, kind: str, quantization: str | None
+) -> None:
+    base = model(tmp_path, "llama-tied", "causal")
+    adapted = LoraSpec(base, rank=2, first_block=1, quantization=quantization)
+    spec = {"lora": adapted, "stem": StemSpec(adapted, 1), "cut": CutSpec(adapted, 2)}[kind]
+    parts = parts_of(spec)
+    assert lacking(parts) == [] and {EMBEDDING, HEAD} < {*parts}
+    built = SplitModel(spec, VOCABULARY).state_dict()
+    for part in parts:
+        for name, each in prefixed(part, parts[part]).items():
+            assert torch.equal(each, built[name])
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_in_another_type_are_converted(tmp_path: Path, quantization: str | None) -> None:
+    """Also scales, which are wide like what computes with them."""
+    base = model(tmp_path, "llama", "causal", torch.bfloat16)
+    built = SplitModel(spec := LoraSpec(base, rank=2, quantization=quantization), VOCABULARY)
+    for dtype in (torch.float32, torch.float64):
+        own = {name: frozen_in(part, dtype) for name, part in built.parts().items()}
+        digests = {name: digest(each) for name, each in own.items()}
+        parts = FrozenParts(digests, spec, VOCABULARY, dtype, ())
+        assert lacking(parts) == []
+        found = {each.dtype for part in parts for each in parts[part].values()}
+        assert found - {torch.int8} == {dtype}
+
+
+def test_a_quantised_weight_of_another_shape_is_not_used(tmp_path: Path) -> None:
+    """Although its codes would have the same shape."""
+    spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
+    file = tmp_path / "llama" / "model.safetensors"
+    weights, name = load_file(file), "model.layers.0.mlp.up_proj.weight"
+    save_file({**weights, name: weights[name].T.contiguous()}, file)
+    with torch.device("meta"):
+        blocks = [spec.build_block(index) for index in range(2)]
+    found = [published(spec, f"blocks.{n}", each, torch.float32) for n, each in enumerate(blocks)]
+    assert [each is None for each in found] == [True, False]
+
+
+def test_weights_that_are_held_are_found_again(tmp_path: Path) -> None:
+    """The tensors themselves, until nothing holds them."""
+    spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
+    parts = parts_of(spec)
+    own = parts["blocks.0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HuggingFaceSpec, "published", lambda *_: None)
+        assert all(each is own[name] for name, each in parts["blocks.0"].items())
+        own.clear()
+        assert lacking(parts) == [*parts]
+
+
+def test_threads_that_ask_at_once_share_what_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
+    parts, together = parts_of(spec), threading.Barrier(2)
+
+    def first_together(weight: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]:
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # breaks, because the other thread waits for this one
+        return quantise(weight, how)
+
+    monkeypatch.setattr(frozen, "quantise", first_together)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(parts.__getitem__, ["blocks.0"] * 2)
+    assert all(each is other[name] for name, each in one.items())
+
+
+def test_blocks_lie_in_the_folder_although_the_head_begins_fresh(tmp_path: Path) -> None:
+    made = spec_of(tmp_path, "bert", "tokens")
+    transformers.BertForMaskedLM(made.run_config(VOCABULARY)).save_pretrained(made.name)
+    spec = HuggingFaceSpec(made.name, None, 4, "tokens", pretrained=True)
+    parts = parts_of(LoraSpec(cast(ModelSpec, spec), rank=2))
+    assert lacking(parts) == [] and len(parts) == 5
+
+
+@pytest.mark.parametrize("quantization", [None, "nf4"])
+def test_other_weights_are_lacking_until_they_are_stored(
+    tmp_path: Path, quantization: str | None
+) -> None:
+    store = FrozenStore(tmp_path / "store")
+    spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization=quantization)
+    parts = parts_of(spec, store)
+    held = parts["blocks.1"]
+    block = {name: each.clone() for name, each in held.items()}
+    model(tmp_path, "llama", "causal")  # drawn again, in the same folder
+    assert lacking(parts) == [*parts]
+    with pytest.raises(DataError, match=r"blocks\.1: .*model\.name=.*llama.*store") as caught:
+        parts["blocks.1"]
+    assert "\n" not in str(caught.value)
+    assert store.add(block) == parts.digests["blocks.1"]
+    assert lacking(parts) == [part for part in parts if part != "blocks.1"]
+
+
+def test_a_damaged_folder_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = parts_of(LoraSpec(model(tmp_path, "llama", "causal"), rank=2))
+    file = tmp_path / "llama" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert lacking(parts) == [*parts]
+    assert "its weights are not used" in caplog.text
+    file.unlink()
+    assert lacking(parts) == [*parts]
+
+
+def test_a_model_without_files_has_none() -> None:
+    spec = LoraSpec(TransformerSpec(num_blocks=1, dim=16, num_heads=2), rank=2)
+    with torch.device("meta"):
+        block = builders(spec, VOCABULARY)["blocks.0"]()
+    assert frozen_in(block, torch.float32)
+    assert published(spec, "blocks.0", block, torch.float32) is None
+
+
+def test_stored_weights_of_another_form_are_refused(tmp_path: Path) -> None:
+    """Their digest alone does not say that a model can compute with them."""
+    spec, store = LoraSpec(TransformerSpec(2, 1, 16, 4, 32, 0.0), rank=2), FrozenStore(tmp_path)
+    (name, own), *_ = parts_in(spec).items()
+    odd = {key: each.to(torch.int32) for key, each in own.items()}
+    parts = FrozenParts({name: store.add(odd)}, spec, VOCABULARY, torch.float32, [store])
+    with pytest.raises(WireError, match=f"frozen weights of '{name}' have other"):
+        parts.find(name)

@@ -1,0 +1,130 @@
+"""Texts are continued as by computing the whole prefix anew for each token, in far less time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from huggingface import VARIANTS, spec_of, without_dropout
+from trained import of_texts
+
+from collapipe.errors import ConfigError
+from collapipe.models.huggingface.assembly import assembled
+from collapipe.models.lora import LoraSpec
+from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.tasks.causal_lm import CausalLM
+from collapipe.tasks.evaluation import Predictor
+from collapipe.tasks.generation import Conversation, Decoding, Generator
+from collapipe.tensors import mask_of, padded
+from collapipe.text.chat_template import ChatTemplate
+
+TEXTS = ["A hedgehog reads.", "Two", ""]
+TASK = CausalLM(None, True, 300, 40)
+WORDS = of_texts(TEXTS, 280)
+
+
+def models(tmp_path: Path, name: str, adapters: bool = False) -> tuple[SplitModel, Any]:
+    """The split model and the whole one, of the same weights."""
+    sizes = {"vocab_size": 280, "max_position_embeddings": 60, "n_positions": 60}
+    base = cast(
+        ModelSpec, spec_of(tmp_path, name, "causal", **sizes, **without_dropout(VARIANTS[name][0]))
+    )
+    spec = LoraSpec(base, 3, 9.0) if adapters else base
+    torch.manual_seed(2)
+    split = SplitModel(spec, WORDS.vocabulary).eval()
+    with torch.no_grad():
+        for weight in split.parameters():
+            weight += 0.3 * torch.randn_like(weight)
+    return split, assembled(spec, WORDS.vocabulary, split.state_dict())
+
+
+def rows_of(texts: Sequence[str]) -> list[list[int]]:
+    """What the task makes of texts."""
+    batch = TASK.inputs(texts, WORDS).batch(range(len(texts)))
+    return [row[real].tolist() for row, real in zip(batch.inputs, batch.mask, strict=True)]
+
+
+@torch.inference_mode()
+def anew(model: SplitModel, row: list[int], tokens: int) -> tuple[list[int], float]:
+    """Greedy tokens after a row, and their log probability; all is computed for each of them."""
+    written, log_probability, head = list[int](), 0.0, cast(Any, model.head)
+    while len(written) < tokens and WORDS.vocabulary.eos not in written:
+        seen = [[*row, *written]]
+        hidden = model.encode(padded(seen, 0), mask_of(seen))
+        logits = head.logits(hidden, mask_of(seen))[0, -1].log_softmax(-1)
+        written.append(int(logits.argmax()))
+        log_probability += float(logits[written[-1]])
+    return written, log_probability
+
+
+@pytest.mark.parametrize(
+    ("name", "adapters"),
+    [("llama", False), ("llama", True), ("gpt2", True), ("qwen2", False), ("llama-tied", False)],
+)
+def test_a_continuation_is_the_most_likely_one(tmp_path: Path, name: str, adapters: bool) -> None:
+    """Of each text of a batch, as of the text alone; to an end, and with its probability."""
+    split, whole = models(tmp_path, name, adapters)
+    generator = Generator(whole, TASK, WORDS, Decoding(20), scored=True)
+    expected = [anew(split, row, 20) for row in rows_of(TEXTS)]
+    for texts, wanted in ((TEXTS, expected), (TEXTS[1:2], expected[1:2])):
+        found = [*generator.predict(texts)]
+        assert [each.text for each in found] == WORDS.decode([ids for ids, _ in wanted])
+        probabilities = [each.scores["log_probability"] for each in found]
+        assert probabilities == pytest.approx([each for _, each in wanted], abs=1e-3)
+
+
+def test_a_split_model_gives_the_next_token_and_its_probability(tmp_path: Path) -> None:
+    """As causal models of a user's own class do."""
+    split, _ = models(tmp_path, "llama")
+    expected = [anew(split, row, 1) for row in rows_of(TEXTS)]
+    found = [*Predictor(split, TASK, WORDS, scored=True).predict(TEXTS)]
+    assert [each.text for each in found] == WORDS.decode([ids for ids, _ in expected])
+    probabilities = [each.scores["log_probability"] for each in found]
+    assert probabilities == pytest.approx([each for _, each in expected], abs=1e-4)
+
+
+def test_a_text_ends_with_the_models_own_ends(tmp_path: Path) -> None:
+    """Which may be several; pieces of the text are shown."""
+    split, whole = models(tmp_path, "llama")
+    (row,) = rows_of(TEXTS[:1])
+    ids, pieces = anew(split, row, 20)[0], list[str]()
+    whole.config.eos_token_id = [ids[7], 279]
+    end = ids.index(ids[7]) + 1
+    generator = Generator(whole, TASK, WORDS, Decoding(20))
+    (found,) = generator.predict(TEXTS[:1], pieces.append)
+    assert found.text == WORDS.decode([ids[:end]])[0] == "".join(pieces)
+    assert len(pieces) > 1
+
+
+def test_draws_depend_on_the_seed(tmp_path: Path) -> None:
+    """And are greedy if one token alone may be drawn."""
+    _, whole = models(tmp_path, "gpt2")
+
+    def texts(**options: Any) -> list[str]:
+        generator = Generator(whole, TASK, WORDS, Decoding(12, **options))
+        return [each.text for each in generator.predict(TEXTS)]
+
+    assert texts(temperature=0.9, seed=1) == texts(temperature=0.9, seed=1)
+    assert texts(temperature=0.9, seed=1) != texts(temperature=0.9, seed=2)
+    assert texts(temperature=0.9, top_p=1e-6) == texts() != texts(temperature=0.9, top_p=0.99)
+
+
+def test_options_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--top-p 0\.5: .*--temperature"):
+        Decoding(1, top_p=0.5)
+    _, whole = models(tmp_path, "gpt2")
+    with pytest.raises(ConfigError, match=r"^--max-new-tokens 60: .* 60 positions, .* 1 tokens"):
+        next(Generator(whole, TASK, WORDS, Decoding(60)).predict([""]))
+
+
+def test_a_conversation_goes_on(tmp_path: Path) -> None:
+    """Each answer follows all messages before it."""
+    split, whole = models(tmp_path, "llama")
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, "2026-01-01")
+    tokenizer = WORDS.with_chat_template(template)
+    conversation = Conversation(Generator(whole, TASK, WORDS, Decoding(9)), tokenizer)
+    one, two = (each.text for each in conversation.predict(["Two owls", "and?"]))
+    first, second = WORDS.encode(["Two owls", f"Two owls{one}and?"])
+    assert one == WORDS.decode([anew(split, first, 9)[0]])[0]
+    assert two == WORDS.decode([anew(split, second, 9)[0]])[0]
