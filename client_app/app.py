@@ -3,7 +3,6 @@ reply."""
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,15 +12,18 @@ from flwr.clientapp import ClientApp
 
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit, cached_per_unit, held_out_statistics
+from client_app.fixed_parts import FixedParts
 from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
 from collapipe import owner
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, WireError, one_line
-from collapipe.models.part import prefixed
+from collapipe.models.frozen import FrozenParts
+from collapipe.models.split import EMBEDDING, HEAD
 from collapipe.owner_account import OwnerAccount
 from collapipe.process import cancellation
 from collapipe.process.cancellation import cancellable
+from collapipe.process.torch_device import use_threads
 from collapipe.runs.rows import tell_rows
 from collapipe.secure_aggregation.messages import (
     KeysReply,
@@ -40,14 +42,13 @@ from collapipe.secure_aggregation.unit import (
     UnitWithShares,
     UnitWithSurvivors,
 )
-from collapipe.tensors import Tensors, aligned
+from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer, check_tokenizer
 from collapipe.wire import messages, records
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 from collapipe.wire.kept_file import KeptFile
 
 app = ClientApp()
-_reading = threading.Lock()
 _log = logging.getLogger(__name__)
 Handler = Callable[[Message, Context], Message]
 
@@ -90,8 +91,7 @@ def state(message: Message, context: Context) -> RecordDict:
     if owner.has_owner(context.node_config):  # the server may send an invalid tokeniser
         _try_tokenizer(setup.tokenizer)
     context.state.update(records.pack(setup))
-    absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
-    lacking = [part for part, name in setup.frozen.items() if name in absent]
+    lacking = _fixed(context).lacking()
     name = owner.name_of(context.node_config)
     unit = _control_unit(context)
     unit.recall_times(_kept(context))
@@ -199,12 +199,10 @@ def train(message: Message, context: Context) -> RecordDict:
     if settings.privacy.secure_aggregation:
         stage = records.take_stage(UnitWithShares, context.state)
         masks = stage, records.unpack(MaskRequest, message.content)
-    torch.set_num_threads(settings.pipeline.threads)
+    use_threads(settings.pipeline.threads, settings.federation.num_units)
     with cancellable(request.timeout_s):
-        unit, frozen = _control_unit(context), _setup(context).frozen
-        with _reading:  # units in one process share the cached weights
-            fixed = _cached_weights(tuple(frozen.items()), unit.device)
-        kept = _kept(context)
+        unit, fixed = _control_unit(context), _fixed(context)
+        kept, frozen = _kept(context), fixed.parts.digests
         inputs = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
         done = run_round(unit, inputs)
         cancellation.check()  # a cancelled round must not change the state
@@ -225,12 +223,10 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     request = records.unpack(messages.EvaluateRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
     settings, setup, unit = _settings(context), _setup(context), _number(context)
-    torch.set_num_threads(settings.pipeline.threads)
+    use_threads(settings.pipeline.threads, settings.federation.num_units)
     with cancellable(request.timeout_s):
-        with _reading:
-            fixed = _cached_weights(tuple(setup.frozen.items()), settings.unit_device)
         rows = settings, unit, setup.tokenizer, request.split
-        found = held_out_statistics(*rows, weights, fixed)
+        found = held_out_statistics(*rows, weights, _fixed(context))
     return records.pack_evaluation(messages.EvaluateReply(unit, found))
 
 
@@ -283,13 +279,24 @@ def _try_tokenizer(packed: str) -> None:
         raise WireError(f"the run's tokeniser: {error}") from error
 
 
+def _fixed(context: Context) -> FixedParts:
+    """Return the run's frozen weights. With real devices only both ends are used here."""
+    setup, devices = _setup(context), _control_unit(context).devices is not None
+    return _cached_parts(_settings(context), setup.tokenizer, (*setup.frozen.items(),), devices)
+
+
 @functools.lru_cache(maxsize=1)  # a process serves one run; its units share the weights
-def _cached_weights(parts: tuple[tuple[str, str], ...], device: torch.device) -> Tensors:
-    store = FrozenStore(default_folder())
-    named = [prefixed(part, store.load(name)) for part, name in parts]
-    return {
-        name: aligned(tensor).to(device) for tensors in named for name, tensor in tensors.items()
-    }
+def _cached_parts(
+    settings: Settings, tokenizer: str, frozen: tuple[tuple[str, str], ...], devices: bool
+) -> FixedParts:
+    parts = FrozenParts(
+        dict(frozen),
+        settings.model,
+        Tokenizer.unpack(tokenizer).vocabulary,
+        getattr(torch, settings.pipeline.dtype),
+        [FrozenStore(default_folder())],
+    )
+    return FixedParts(parts, (EMBEDDING, HEAD) if devices else [*parts], settings.unit_device)
 
 
 @cached_per_unit

@@ -4,6 +4,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -13,13 +14,18 @@ from client_app.cluster_state import cluster_state
 from client_app.devices import Devices
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
+from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import DeviceCluster
+from collapipe.inventory.measured_step import read_step
+from collapipe.models.frozen import whole
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import SplitModel, build_empty
+from collapipe.process.torch_device import moved
 from collapipe.runs.rows import load_held_out, load_shard
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
+from collapipe.step_law import StepLaw
 from collapipe.tasks.evaluation import Evaluator
 from collapipe.tensors import Batch, Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -92,10 +98,21 @@ class ControlUnit:
         return replace(self.described, devices=there, real_devices=True, step=self.devices.law)
 
     def recall_times(self, kept: Mapping[str, Tensors]) -> None:
-        """Restore what earlier rounds measured of real devices. Raises ``WireError`` if it is
-        impossible."""
+        """Restore what earlier rounds measured of real devices, before the first one what
+        ``collapipe device measure`` did. Raises ``WireError`` if it is impossible."""
         if self.devices is not None:
-            self.devices.recall(kept)
+            self.devices.recall(kept, lambda: self._first_law)
+
+    @functools.cached_property
+    def _first_law(self) -> StepLaw | None:
+        """The law that was measured before the run; None if none fits."""
+        cluster, devices = self.settings.build("cluster"), self.described.devices
+        place, names = self.number % cluster.num_units, [each.name for each in devices]
+        try:
+            return read_step(Path(cluster.file), self.settings.tree, place, names)
+        except ConfigError as error:
+            _log.warning("round 1 is planned without measured steps: %s", error)
+            return None
 
     def times(self) -> dict[str, Tensors]:
         """The groups of tensors with the measured times of real devices, for the next round; empty
@@ -111,20 +128,24 @@ class ControlUnit:
 
 
 def held_out_statistics(
-    settings: Settings, unit: int, tokenizer: str, split: Split, weights: Tensors, fixed: Tensors
+    settings: Settings,
+    unit: int,
+    tokenizer: str,
+    split: Split,
+    weights: Tensors,
+    fixed: Mapping[str, Tensors],
 ) -> Statistics | None:
     """Return statistics of the model's answers on the unit's rows, or None if it has no rows.
 
-    ``tokenizer`` is packed; ``fixed`` are the frozen weights, on the unit's device. Raises
-    ``DataError``, ``ConfigError``, ``NonFiniteLossError`` or ``CancelledRoundError``.
+    ``tokenizer`` is packed; ``fixed`` are the frozen weights by part. Raises ``DataError``,
+    ``ConfigError``, ``NonFiniteLossError`` or ``CancelledRoundError``.
     """
     evaluator = _evaluator(settings, unit, tokenizer, split)
     if evaluator is None:
         return None
     spec, vocabulary = settings.model, Tokenizer.unpack(tokenizer).vocabulary
-    device = settings.unit_device
-    own = {name: tensor.to(device) for name, tensor in weights.items()}
-    return evaluator.statistics(build_empty(lambda: SplitModel(spec, vocabulary), fixed | own))
+    model = build_empty(lambda: SplitModel(spec, vocabulary), whole(fixed) | weights)
+    return evaluator.statistics(moved(model, settings.unit_device))
 
 
 @cached_per_unit

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,11 +12,10 @@ import torch
 import collapipe
 from client_app.cluster_state import block_cost
 from client_app.copies import Sending, copy_interval
-from client_app.measured_law import measured_law, planned_step_s, updated
+from client_app.measured_law import measured_law, planned_step_s, updated, without_devices
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
-from collapipe.devices.slowness import Slowness
 from collapipe.errors import ConfigError, InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.formatting import seconds
 from collapipe.inventory.cluster import DeviceCluster
@@ -54,8 +53,8 @@ _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after wh
 class Devices:
     """The real devices of unit ``unit``: which of them answer, and their measured speeds.
 
-    ``slowness`` and the ``law`` of a step belong to the current round or question; call ``recall``
-    to restore them before. The law is None before a round was measured.
+    The ``law`` of a step belongs to the current round or question; call ``recall`` to restore it
+    before. It is None if nothing was measured.
     """
 
     def __init__(self, settings: Settings, cluster: DeviceCluster, unit: int) -> None:
@@ -67,24 +66,31 @@ class Devices:
         weakref.finalize(self, self.channels.close)
         self._profile = settings.pipeline.profile is not False
         self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
-        self.slowness = Slowness()
         self.law: StepLaw | None = None
-        self._labels = {this_host().name: ""}  # of machines: the first device that was there
+        self._labels = {this_host().name: ""}  # of machines in this process
         self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
         self.sending: dict[str, Sending] = {}  # as measured in the last round without a loss
         self.news: list[str] = []  # lost and returned devices since the last report
+        self.advised = False  # that this process alone is faster
 
-    def recall(self, kept: Mapping[str, Tensors]) -> None:
-        """Restore the measured times in groups that a unit ``kept``, of devices that still belong
-        to the cluster. Raises ``WireError`` if they are malformed."""
-        slow = kept.get(messages.SLOWNESS, {})
-        known = {name: each for name, each in slow.items() if name in self.roster}
-        self.slowness = Slowness.unpack(known, known) if self._profile else Slowness()
-        self.law = unpack_law(kept.get(messages.STEP_LAW, {})) if self._profile else None
+    def recall(self, kept: Mapping[str, Tensors], first: Callable[[], StepLaw | None]) -> None:
+        """Restore the law in groups that a unit ``kept``, without devices that left the cluster;
+        ``first`` gives the law if none was kept. Raises ``WireError`` if they are malformed."""
+        if self._profile:
+            law = unpack_law(kept.get(messages.STEP_LAW, {})) or first()
+            own = {n: each for n, each in law.devices.items() if n in self.roster} if law else {}
+            self.law = law and replace(law, devices=own)
 
     def kept(self) -> dict[str, Tensors]:
         """Return the measured times for ``recall``."""
-        return {messages.SLOWNESS: self.slowness.pack(), messages.STEP_LAW: pack_law(self.law)}
+        return {messages.STEP_LAW: pack_law(self.law)}
+
+    def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
+        """Return the described devices with their measured speeds."""
+        slow = {name: each.slowness for name, each in self.law.devices.items()} if self.law else {}
+        return tuple(
+            replace(each, time=each.time.taking(slow.get(each.name, 1.0))) for each in profiles
+        )
 
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
@@ -101,7 +107,7 @@ class Devices:
             _log.warning("no device answers: %s", "; ".join(self.absent.values()))
         return tuple(
             replace(each, max_blocks=0) if each.name in self.absent else each
-            for each in self.slowness.known(profiles)
+            for each in self.known(profiles)
         )
 
     def learn(
@@ -112,32 +118,47 @@ class Devices:
         block_s: Mapping[str, float],
         lost: Collection[str] = (),
     ) -> None:
-        """Update slowness and law from the ``times`` of a round with this ``plan``. ``block_s`` are
-        the planned seconds of a block in a micro-batch by device. Impossible times are ignored."""
+        """Update the law from the ``times`` of a round with this ``plan``. ``block_s`` are the
+        planned seconds of a block in a micro-batch by device. Impossible times are ignored."""
         if not self._profile:
             return
-        present = [name for name in block_s if name not in {*self.absent, *lost}]
+        before, gone = self.law, {*self.absent, *lost}
+        known = before.devices if before else {}
+        described_s = {
+            name: each_s / (known[name].slowness if name in known else 1.0)
+            for name, each_s in block_s.items()
+            if name not in gone
+        }
         try:
-            law, works = measured_law(plan, times, self._labelled(hosts), present)
-            if (before := self.law) is not None:
+            law = measured_law(plan, times, self._labelled(hosts), described_s)
+            if before is not None:
                 planned_s = planned_step_s(before, block_s, law.blocks, plan.schedule)
                 law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
         except ConfigError as error:  # a device may send any times
             _log.warning("unit %d: times of the round are not used: %s", plan.unit, error)
             return
-        ratios = {}
-        for segment, work in zip(plan.segments, works, strict=True):
-            name, taken_s = segment.device, (work.forward_s + work.backward_s) / segment.span.blocks
-            if block_s[name]:
-                ratios[name] = taken_s / block_s[name] * self.slowness.times.get(name, 1.0)
-        self.slowness, self.law = self.slowness.after(ratios), law
+        self.law = law
 
     def _labelled(self, hosts: Mapping[str, Host]) -> dict[str | None, Host]:
         """Replace machines' names by labels, so that the server learns only which devices share
-        one. None is the control unit."""
+        one. None is the control unit.
+
+        A machine keeps the label that one of its devices has in the law, which another process may
+        have measured. Else the label is the name of a device.
+        """
+        known = {name: each.host for name, each in self.law.devices.items()} if self.law else {}
+        labels = self._labels
+        for name, host in sorted(hosts.items(), key=lambda each: each[0] not in known):
+            if host.name not in labels:
+                own = [known[name]] if name in known else []
+                new = (n for n in (name, *self.roster) if n not in known.values())
+                free = [n for n in (*own, *new) if n not in labels.values()]
+                if not free:
+                    self.law, self._labels = None, {this_host().name: ""}
+                    raise ConfigError("too many of the devices' machines were started again")
+                labels[host.name] = free[0]
         found: dict[str | None, Host] = {
-            name: replace(host, name=self._labels.setdefault(host.name, name))
-            for name, host in hosts.items()
+            name: replace(host, name=labels[host.name]) for name, host in hosts.items()
         }
         return found | {None: replace(this_host(), name="")}
 
@@ -151,10 +172,11 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class RoundStart:
-    """The start of a round: weights, the optimiser's state, and the digests of each part's
-    ``frozen`` weights."""
+    """The start of a round: trainable weights, the ``fixed`` ones of each part, the optimiser's
+    state, and the digests of each part's ``frozen`` weights."""
 
     weights: Tensors
+    fixed: Mapping[str, Tensors]
     state: Tensors
     frozen: Mapping[str, str]
 
@@ -193,7 +215,7 @@ class DevicePipeline:
         self._timer = PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
-        replica = Replica(forms, starting_with(start.weights, start.state))
+        replica = Replica(forms, starting_with(start.weights, start.state), start.fixed)
         needed = partial(block_cost(settings).segment_needs, samples=samples)
         cluster = Cluster(
             devices=devices.roster,
@@ -236,10 +258,10 @@ class DevicePipeline:
         return Pipeline(m, self._embedding, self._segments, head, self._timer)
 
     def figures(self) -> DeviceFigures:
-        """Return the devices' measurements and events in the round, and update their slowness."""
+        """Return the devices' measurements and events in the round, and update the law."""
         segments = self._segments
         reports, times = tuple(segments.measured()), segments.step_times()
-        events = (*self._all.news, *self._changed_cut(), *segments.events)
+        events = (*self._all.news, *self._planned(), *segments.events)
         if times is not None:
             self._all.learn(segments.plan, times, segments.hosts, self._block_s, segments.lost)
         self._all.news.clear()
@@ -257,15 +279,20 @@ class DevicePipeline:
             alive=frozenset(each.name for each in reports) - set(segments.lost),
         )
 
-    def _changed_cut(self) -> Iterator[str]:
-        """Yield a message if the round's plan differs from the last one because of measured
-        times."""
+    def _planned(self) -> Iterator[str]:
+        """Yield a message if the round's plan differs from the last one because of measured times,
+        and once if this process alone would be faster than the plan."""
         law, plan = self._all.law, self._plan
         if law is None or law.num_micro_batches != plan.num_micro_batches:
             return
         if not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
             return
         blocks = {each.device: each.span.blocks for each in plan.segments}
+        if not self._all.advised:
+            text = without_devices(law, self._block_s, blocks, plan.schedule)
+            if text is not None:
+                self._all.advised = True
+                yield text
         if blocks != law.blocks:
             cuts = law.blocks, blocks
             old_s, new_s = (

@@ -40,7 +40,7 @@ class RoundInputs:
     weights
         Trainable weights, which are returned.
     fixed
-        Frozen weights.
+        Frozen weights of each part, by their names in the part.
     frozen
         Digests of the frozen weights of each part.
     head_state
@@ -53,7 +53,7 @@ class RoundInputs:
 
     request: messages.TrainRequest
     weights: Tensors
-    fixed: Tensors
+    fixed: Mapping[str, Tensors]
     frozen: Mapping[str, str]
     head_state: Tensors
     kept: Mapping[str, Tensors]
@@ -88,6 +88,7 @@ class _Step:
     squared_norm: float
     samples: int
     target_tokens: int
+    input_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
     unit.recall_times(kept)
     stem = stem_rows(unit, kept)
     start = Start(
-        weights={**inputs.fixed, **inputs.weights},
+        weights=inputs.weights,
+        fixed=inputs.fixed,
         state=kept.get(messages.OPTIMIZER, {}) | inputs.head_state,
         frozen=inputs.frozen,
         stem_limit_bytes=stem.limit_bytes,
@@ -167,7 +169,8 @@ def _steps(
                 "lower optimizer.lr or set optimizer.clip_norm"
             ) from error
         stem.take(rows.numpy())
-        yield _Step(loss, squared_norm, batch.num_samples, batch.num_targets)
+        counts = batch.num_samples, batch.num_targets, batch.num_inputs
+        yield _Step(loss, squared_norm, *counts)
 
 
 def _report(
@@ -191,6 +194,7 @@ def _report(
         losses=tuple(each.loss for each in trained.steps),
         samples=sum(each.samples for each in trained.steps),
         target_tokens=sum(each.target_tokens for each in trained.steps),
+        input_tokens=sum(each.input_tokens for each in trained.steps),
         seconds=trained.seconds,
         link_bytes_up=trained.link_bytes_up,
         link_bytes_down=trained.link_bytes_down,

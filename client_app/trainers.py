@@ -17,10 +17,12 @@ from client_app.link import DecoderLink, LinkPrecisions
 from client_app.payloads import ActivationMeter
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.frozen import whole
 from collapipe.models.part import HeadPart, Optimizer, Part, select
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.stem import ActivationStore, StemSpec, activation_folder
+from collapipe.process.torch_device import moved
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
@@ -49,7 +51,7 @@ class UnsplitTrainer:
         device: torch.device,
     ) -> None:
         model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
-        self._model = model.to(device).train()
+        self._model = moved(model, device).train()
         self._optimizer = Optimizer(settings, self._model)
         self._optimizer.load_state(state)
         self.timer = PhaseTimer()
@@ -87,18 +89,24 @@ class UnsplitTrainer:
 class Start:
     """The inputs of a round's trainer.
 
-    ``weights`` is the whole model. ``state`` is the optimiser's state by the weights' names.
+    ``weights`` are the trainable ones by their names in the model, ``fixed`` the frozen ones of
+    each part. ``state`` is the optimiser's state by the weights' names.
     ``frozen`` has the digests of the frozen weights of each part. Activations of a frozen stem are
     stored up to ``stem_limit_bytes``. ``coder`` sends activations as changes, and ``meter``
     measures their rounding errors; each is None if the run does not use it.
     """
 
     weights: Tensors
+    fixed: Mapping[str, Tensors]
     state: Tensors
     frozen: Mapping[str, str]
     stem_limit_bytes: int
     coder: ChangeCoder | None
     meter: ActivationMeter | None
+
+    def part(self, name: str) -> Tensors:
+        """Return all weights of a part by their names in it."""
+        return {**self.fixed.get(name, {}), **select(self.weights, name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             UnsplitTrainer(
                 spec=spec,
                 vocabulary=unit.vocabulary,
-                weights=start.weights,
+                weights=whole(start.fixed) | start.weights,
                 settings=settings.optimizer,
                 state=start.state,
                 device=unit.device,
@@ -147,10 +155,10 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
         devices = DevicePipeline(
             settings=settings,
             devices=unit.devices,
-            profiles=unit.devices.slowness.known(unit.described.devices),
+            profiles=unit.devices.known(unit.described.devices),
             request=request,
             spec=spec,
-            start=RoundStart(start.weights, start.state, start.frozen),
+            start=RoundStart(start.weights, start.fixed, start.state, start.frozen),
             embedding=_embedding(unit, spec, start),
         )
         stack.enter_context(devices)
@@ -187,7 +195,7 @@ def _link(unit: ControlUnit, request: TrainRequest, start: Start) -> DecoderLink
 
 
 def _local_head(unit: ControlUnit, start: Start) -> LocalHead:
-    settings, weights = unit.settings, select(start.weights, HEAD)
+    settings, weights = unit.settings, start.part(HEAD)
     module = build_empty(lambda: settings.model.build_head(unit.vocabulary), weights)
     return LocalHead(HeadPart(HEAD, module, settings.optimizer, start.state, unit.device))
 
@@ -197,5 +205,5 @@ def _embedding(unit: ControlUnit, spec: ModelSpec, start: Start) -> Part:
 
 
 def _part(unit: ControlUnit, start: Start, name: str, build: Callable[[], Module]) -> Part:
-    module = build_empty(build, select(start.weights, name))
+    module = build_empty(build, start.part(name))
     return Part(name, module, unit.settings.optimizer, start.state, unit.device)

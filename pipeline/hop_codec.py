@@ -6,7 +6,7 @@ import torch
 
 from collapipe.errors import WireError
 from collapipe.state import Precision
-from collapipe.wire.compression import decode, encode, layout
+from collapipe.wire.compression import FLOAT32, decode, encode, layout
 from pipeline.stage import Passed
 
 
@@ -35,4 +35,6 @@ class HopCodec:
 
     def hop(self, made: Passed) -> Passed:
         """Encode and decode, for a hop within a process."""
-        return self.decode(self.encode(made)) if made else ()
+        if not made or self.precision == FLOAT32:
+            return made
+        return self.decode(self.encode(made))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.kept import compute_dtype
 from collapipe.models.part import Part
 from collapipe.plan import ClusterPlan
 from collapipe.state import Precision
@@ -60,7 +61,7 @@ class InlineSegments:
                 "a plan must place every block"
             )
         self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
-        self._codec = HopCodec(wire_dtype, next(blocks[0].module.parameters()).dtype)
+        self._codec = HopCodec(wire_dtype, compute_dtype(blocks[0].module))
         first = first_trained(trained_embedding, (block.trains for block in blocks))
         self.segments = [
             Segment(blocks[span.first : span.stop], recompute, first < span.first)

@@ -15,7 +15,7 @@ def split(batch: Batch, num_micro_batches: int) -> list[Batch]:
     count = min(num_micro_batches, batch.num_samples)
     if count == 1:
         return [batch]
-    longest_first = batch.mask.sum(1).argsort(descending=True, stable=True)
+    longest_first = batch.mask.bool().sum(1).argsort(descending=True, stable=True)
     return [_gather(batch, rows) for rows in longest_first.tensor_split(count)]
 
 

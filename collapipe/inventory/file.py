@@ -36,6 +36,7 @@ class DescribedCluster:
     profiles: tuple[DeviceProfile, ...]
     uplink: Uplink | None  # None: no joint round
     control_unit: AffineLaw | None  # law of a block on it; None: not in the file
+    head_s: float | None  # of a batch in the head on the control unit; None: not known
     misfit: ConfigError | None  # a law that was measured with another model
 
 
@@ -90,26 +91,26 @@ def _cluster(
         if chunk and misfit is None:
             misfit = _misfit(document, loc, chunk, model.cost)
         try:
-            law = AffineLaw(chunk.u, chunk.v, chunk.w, chunk.l) if chunk else None
+            law = AffineLaw(u=chunk.u, v=chunk.v, w=chunk.w, ell=chunk.l) if chunk else None
             described = each.model_dump(exclude={"chunk", "address", "process_id"})
             devices.append(PhysicalDevice(chunk=law, **described))
             profiles.append(devices[-1].profile(model.cost).taking(model.times, model.sent))
         except ConfigError as error:
             raise document.error(loc, f"{error}; check the units of its keys") from error
     control_unit = _control_unit(document, place, section.control_unit, model)
+    head_s = None
+    if control_unit and model.head_blocks:
+        head_s = model.head_blocks * control_unit.compute(1, batch_size)
     if section.uplink:
-        uplink = _uplink(section.uplink, model, control_unit, batch_size)
-    held = tuple(devices), tuple(profiles)
-    return DescribedCluster(("clusters", place), section.name, *held, uplink, control_unit, misfit)
+        uplink = _uplink(section.uplink, model, head_s)
+    held = tuple(devices), tuple(profiles), uplink
+    return DescribedCluster(("clusters", place), section.name, *held, control_unit, head_s, misfit)
 
 
 def _misfit(
     document: Document, loc: Loc, chunk: schema.ChunkSection, cost: BlockCost
 ) -> ConfigError | None:
-    """Return an error if the law was measured on blocks unlike the model's.
-
-    Only figures that both have are compared.
-    """
+    """Return an error if a figure that both have differs between the law and the model's block."""
     sizes = {"block_flops": (cost.flops, "FLOP"), "hop_bits": (cost.hop_bits, "bit")}
     for key, (size, unit) in sizes.items():
         measured = getattr(chunk, key)
@@ -135,21 +136,18 @@ def _control_unit(
     return AffineLaw(block_s or 0.0, 0.0, 0.0, 0.0)
 
 
-def _uplink(
-    given: schema.UplinkSection, model: Model, control_unit: AffineLaw | None, batch_size: int
-) -> Uplink:
+def _uplink(given: schema.UplinkSection, model: Model, head_s: float | None) -> Uplink:
     """Return the uplink, with a choice of the head's place if the file has costs for both."""
     gains = tuple(map(from_db, given.gain_db))
     bits = given.upload_bits, given.activation_bits
     limits = given.power_w, given.energy_j
     uplink = Uplink(*limits, *bits, gains, given.head_s, given.gradient_s)
-    if control_unit is None or model.head_blocks is None or model.head_bits is None:
+    if head_s is None or model.head_bits is None:
         return uplink
     payloads = (
         Payload("float32", "float32", *bits, gradient_error=0.0, head="server"),
         Payload("float32", "float32", bits[0] + model.head_bits, 0.0, 0.0, "control_unit"),
     )
-    head_s = model.head_blocks * control_unit.compute(1, batch_size)
     return replace(uplink, payloads=payloads, control_unit_head_s=head_s)
 
 

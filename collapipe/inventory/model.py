@@ -3,7 +3,7 @@
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +30,7 @@ _NO_BLOCK = (
     "is counted on a block, and model has figures alone; name a model, or give figures that are "
     "those of your options already"
 )
-_OF_A_NAME = ("family", "config", "tokens")
+_OF_A_NAME = ("family", "config", "tokens", "dtype", "quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Model:
     head_bits: float | None = None
     times: float = 1.0  # factor of a block's compute, if segments recompute
     sent: float = 1.0  # factor of a hop's bits, if stages send less than float32
+    tokens: int | None = None  # of a sample; None: the file does not say
+    end_bytes: tuple[int, ...] = ()  # of a causal model's embedding and head
 
     @property
     def cost(self) -> BlockCost:
@@ -59,36 +61,74 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
     """Read the file's ``model``; figures given in addition to a name take precedence.
 
     A name is a file of ``conf/model/`` with sizes, a folder relative to the inventory, or a hub id.
-    Of a folder or hub id only the configuration is read. With ``pipeline`` the cost is counted on a
-    block of the model. Raises ``ConfigError`` for an invalid model.
+    Of a folder or hub id only the configuration is read. With ``pipeline`` or ``adapter`` the cost
+    is counted on a block of the model. Raises ``ConfigError`` for an invalid model.
     """
     section, batch_size = inventory.model, inventory.batch_size
     given = {name: value for name, value in section if name in _FIGURES and value is not None}
     head = section.head_blocks, section.head_bits
     if section.name is None and section.family is None:
-        if inventory.pipeline is not None:
-            raise document.error(("pipeline",), _NO_BLOCK)
+        for key in ("pipeline", "adapter"):
+            if getattr(inventory, key) is not None:
+                raise document.error((key,), _NO_BLOCK)
         return Model(_described(document, section), given, *head)
     tokens = section.tokens or TOKENS
-    if section.name in _KNOWN and inventory.pipeline is None:
+    if section.name in _KNOWN and inventory.pipeline is None and inventory.adapter is None:
         sizes = _sizes(document, section, _KNOWN[section.name])
         cost = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], tokens, batch_size)
         num_blocks = section.num_blocks or int(sizes["num_blocks"])
-        return Model(num_blocks, {**asdict(cost), **given}, *head)
+        return Model(num_blocks, {**asdict(cost), **given}, *head, tokens=tokens)
     how = inventory.pipeline or PipelineSection()
-    spec, cost = _counted(document, section, how, tokens, batch_size)
+    spec, cost = _counted(document, inventory, how, tokens)
     times = 1 + cost.forward_share if how.recompute else 1.0
     from collapipe.wire.compression import sent_share  # torch takes seconds
 
     sent = sent_share(spec.dim, how.wire_dtype)
-    return Model(spec.num_blocks, {**asdict(cost), **given}, *head, times, sent)
+    model = Model(spec.num_blocks, {**asdict(cost), **given}, *head, times, sent, tokens)
+    return _with_ends(model, spec, tokens) if spec.head == "causal" else model
 
 
-def read_spec(document: Document, section: ModelSection) -> "ModelSpec":
-    """Return the named model, which builds blocks with fresh weights.
+def read_spec(document: Document, inventory: InventorySection) -> "ModelSpec":
+    """Return the named model, which builds blocks with fresh weights, with the file's adapters.
 
     Raises ``ConfigError`` if there is no name or it is invalid.
     """
+    section, adapter = inventory.model, inventory.adapter
+    spec = _named(document, section)
+    if adapter is None:
+        for key in ("dtype", "quantization"):
+            if getattr(section, key) is not None:
+                raise document.error(
+                    ("model", key), "is of frozen weights; add adapter, or drop it"
+                )
+        return spec
+    from collapipe.models.lora import LoraSpec
+
+    published: str = getattr(spec, "published_dtype", "float32")
+    try:
+        return LoraSpec(
+            spec,
+            adapter.rank,
+            target_modules=adapter.target_modules,
+            kept=section.dtype or published,
+            quantization=section.quantization,
+        )
+    except ConfigError as error:
+        raise _placed(document, "adapter", error) from error
+
+
+def _with_ends(model: Model, spec: Any, tokens: int) -> Model:
+    """Return ``model`` with its embedding and head, which its vocabulary makes large."""
+    from collapipe.models.cost import end_bytes, head_flops
+    from collapipe.text.vocabulary import Vocabulary
+
+    size = getattr(spec, "base", spec).own_config.vocab_size
+    vocabulary = Vocabulary(size, pad=0, bos=0, eos=0)
+    blocks = model.head_blocks or head_flops(spec, vocabulary, tokens) / model.cost.flops
+    return replace(model, head_blocks=blocks, end_bytes=end_bytes(spec, vocabulary))
+
+
+def _named(document: Document, section: ModelSection) -> "ModelSpec":
     if section.name is None and section.family is None:
         raise document.error(
             ("model",), "has figures alone, of which no block can be built; name a model"
@@ -105,8 +145,8 @@ def read_spec(document: Document, section: ModelSection) -> "ModelSpec":
     name = _located(document, section.name) if section.name else None
     try:
         spec = HuggingFaceSpec(name, section.family, section.num_blocks, config=config)
-    except ConfigError as error:  # begins with the key
-        raise ConfigError(f"{document.file}:{document.line(('model',))}: {error}") from error
+    except ConfigError as error:
+        raise _placed(document, "model", error) from error
     return cast("ModelSpec", spec)  # knows L now
 
 
@@ -142,16 +182,21 @@ def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, A
 
 
 def _counted(
-    document: Document, section: ModelSection, how: PipelineSection, tokens: int, batch_size: int
+    document: Document, inventory: InventorySection, how: PipelineSection, tokens: int
 ) -> tuple["ModelSpec", BlockCost]:
     """Return the model and a block's cost, without reading or drawing weights."""
     from collapipe.models.cost import measure_cost  # torch takes seconds
 
-    spec = read_spec(document, section)
+    spec = read_spec(document, inventory)
     try:
-        return spec, measure_cost(spec, tokens, batch_size, recompute=how.recompute)
-    except ConfigError as error:  # begins with the key
-        raise ConfigError(f"{document.file}:{document.line(('model',))}: {error}") from error
+        return spec, measure_cost(spec, tokens, inventory.batch_size, recompute=how.recompute)
+    except ConfigError as error:
+        raise _placed(document, "model", error) from error
+
+
+def _placed(document: Document, key: str, error: ConfigError) -> ConfigError:
+    """Return an error that begins with an option, with the line of ``key`` before it."""
+    return ConfigError(f"{document.file}:{document.line((key,))}: {error}")
 
 
 def _located(document: Document, name: str) -> str:

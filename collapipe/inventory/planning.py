@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.formatting import amount
 from collapipe.inventory.file import DescribedCluster, Inventory
 from collapipe.state import HeadPlace
 from optim.channel import payload_links, power_limits
@@ -26,6 +27,7 @@ from optim.verify import verify_cluster, verify_round
 
 EXACT = "exact"
 _PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
+_SMALLER = "; adapter, pipeline.recompute, fewer tokens or a smaller batch make blocks smaller"
 _SEED = 0  # for the only baseline that draws its devices
 
 
@@ -190,7 +192,7 @@ def _problem(
         section.most_micro_batches,
         section.latency,
         activation_s,
-        uplink.head_s if uplink else 0.0,
+        uplink.head_s if uplink else cluster.head_s or 0.0,
         uplink.gradient_s if uplink else 0.0,
     )
 
@@ -204,7 +206,8 @@ def _solution(
         reason = error
         if not (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
             reason = model_too_large(problem, _limits(cluster, inventory.model.block_bytes))
-        raise inventory.document.error(cluster.loc, str(reason)) from error
+        ways = _SMALLER if inventory.model.tokens else ""
+        raise inventory.document.error(cluster.loc, f"{reason}{ways}") from error
     verify_cluster(solution, problem)
     return solution
 
@@ -246,7 +249,7 @@ def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:
         " and ".join(
             key
             if key == "max_blocks"
-            else f"{key} {device.memory_bytes:g} ({block_bytes:g} a block)"
+            else f"{key} {device.memory_bytes:g} ({amount(block_bytes or 0, 'B')} a block)"
             for key in device.block_limits(block_bytes)
         )
         for device in cluster.devices

@@ -96,6 +96,8 @@ class ModelSection(Section):
     num_blocks: Blocks | None = None
     family: Text | None = None
     config: dict[str, Text] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of frozen weights
+    quantization: Literal["int8", "nf4"] | None = None
     tokens: Annotated[Whole, Field(le=10**6)] | None = None
     forward_flops: Positive | None = None
     backward_flops: Positive | None = None
@@ -111,6 +113,14 @@ class PipelineSection(Section):
 
     recompute: Flag = False
     wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+
+
+class AdapterSection(Section):
+    """``adapter``: LoRA as in a run, see ``collapipe.models.lora.LoraSpec``."""
+
+    name: Literal["lora"]
+    rank: Whole = 8
+    target_modules: tuple[Text, ...] | None = None
 
 
 class ControlUnitSection(Section):
@@ -236,6 +246,7 @@ class RoundSection(Section):
     fading: Literal["none", "rayleigh"] | None = None
     uplink: Literal["streamed", "after"] | None = None
     energy: Literal["all", "adapters"] | None = None
+    segment_price: Literal["paper", "none"] | None = None
     queues: tuple[NotNegative, ...] = ()
 
 
@@ -247,6 +258,7 @@ class InventorySection(Section):
     latency: Literal["overlap", "flow_shop", "bound"] = "overlap"
     model: ModelSection
     pipeline: PipelineSection | None = None
+    adapter: AdapterSection | None = None
     clusters: list[ClusterSection] = Field(min_length=1)
     channels: list[ChannelSection] = []
     credentials: Place | None = None  # a folder; for real devices

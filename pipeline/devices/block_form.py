@@ -1,17 +1,20 @@
 """The tensors of a block, by which each end checks the parts that the other end sends."""
 
+import copy
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from collapipe.errors import WireError
+from collapipe.models.kept import in_dtype
 from collapipe.models.part import state_like
 from collapipe.models.split import ModelSpec, block_name, training_names
+from collapipe.models.without_values import WithoutValues
 from collapipe.sections import OptimizerSettings
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +23,17 @@ class BlockForm:
 
     ``tensors`` are meta tensors by their names in the whole model. A part may hold any of them, and
     all parts together hold the ``trained`` weights and no state without the rest of its kind.
+    ``empty`` is the block without values.
     """
 
     tensors: Tensors
     trained: frozenset[str]
+    empty: nn.Module
+
+    @property
+    def weights(self) -> frozenset[str]:
+        """Names of the weights."""
+        return frozenset(key for key in self.tensors if "/" not in key)
 
     @property
     def largest_bytes(self) -> int:
@@ -59,23 +69,33 @@ class BlockForm:
             if required and key not in names:
                 raise WireError(f"lacks {key[:80]!r}")
 
+    def build(self, weights: Tensors) -> nn.Module:
+        """Return a block that holds ``weights``, by their names in the block. Call
+        ``check_complete`` before. This takes a third of the time of ``build_empty``."""
+        held = dict[int, Tensor]()
+        for name, each in self.empty.state_dict(keep_vars=True).items():
+            own = aligned(weights[name])
+            trains = isinstance(each, nn.Parameter)
+            held[id(each)] = nn.Parameter(own, each.requires_grad) if trains else own
+        return copy.deepcopy(self.empty, held)
+
 
 @functools.lru_cache(maxsize=4)  # of this round and the next: building blocks takes a while
 def block_forms(
     spec: ModelSpec, indices: range, optimizer: OptimizerSettings, dtype: torch.dtype
 ) -> Mapping[str, BlockForm]:
-    """Return the forms of blocks by name. Floating-point weights have the ``dtype``."""
-
-    def cast(weight: Tensor) -> Tensor:
-        return weight.to(dtype) if weight.is_floating_point() else weight
-
+    """Return the forms of blocks by name. Weights have the ``dtype``, or the one in which they are
+    kept."""
     forms = {}
     for index in indices:
         name = block_name(index)
-        with torch.device("meta"):
+        with WithoutValues():
             block = spec.build_block(index)
-        weights = {f"{name}.{key}": cast(each) for key, each in block.state_dict().items()}
+        weights = {
+            f"{name}.{key}": in_dtype(each, dtype).detach()
+            for key, each in block.state_dict(keep_vars=True).items()
+        }
         trained = frozenset(f"{name}.{each}" for each in training_names(block))
         state = state_like(optimizer, {key: weights[key] for key in weights if key in trained})
-        forms[name] = BlockForm(weights | state, trained)
+        forms[name] = BlockForm(weights | state, trained, block)
     return forms

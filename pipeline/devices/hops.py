@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import LinkError, WireError
+from collapipe.tensors import is_mask
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import BEFORE, BEHIND
@@ -64,8 +65,8 @@ class Fence:
         fits = fits and hidden.numel() > 0  # without samples any length would fit
         if fits and kind == FrameKind.ACTIVATION:
             mask = others[0]
-            fits = mask.dtype == torch.bool and mask.dim() == 2
-            fits = fits and mask.shape[0] == hidden.shape[0] and mask.shape[1] <= hidden.shape[1]
+            fits = is_mask(mask) and mask.shape[0] == hidden.shape[0]
+            fits = fits and mask.shape[1] <= hidden.shape[1]
         if not fits:
             shapes = [f"{each.dtype} {list(each.shape)}" for each in frame.tensors]
             raise WireError(f"{peer} sent {kind.name} of {', '.join(shapes) or 'nothing'}")

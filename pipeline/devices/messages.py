@@ -144,7 +144,7 @@ class DeviceStatus:
     torch_device: str
     threads: int
     memory_bytes: Finite  # that the device offers
-    free_bytes: Finite  # free memory of the machine
+    free_bytes: Finite  # free memory of the machine, or of its GPU if ``torch_device`` is one
     flops_per_s: Finite | None
     expires: AwareDatetime | None  # of its certificate; None without one
     busy: bool

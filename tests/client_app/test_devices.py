@@ -1,6 +1,8 @@
 """A unit's devices: what the server is told of them, and what another process goes on from."""
 
 import json
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +11,10 @@ import torch
 from device_cluster import plan_of
 
 from client_app.devices import DevicePipeline, Devices
-from collapipe.devices.slowness import Slowness
 from collapipe.errors import RoundFailedError, WireError
-from collapipe.process.host import Host
+from collapipe.process.host import Host, this_host
+from collapipe.state import AffineLaw, DeviceProfile
+from collapipe.step_law import StepLaw
 from collapipe.wire.channels import DeviceAddress
 from pipeline.devices.control_unit.action_times import StepTimes
 
@@ -24,7 +27,13 @@ def devices(profile: bool | None = None) -> Devices:
     return Devices(settings, cluster, 0)
 
 
-def learn(own: Devices, pi_s: float, send_s: float = 0.0) -> None:
+def never() -> StepLaw:
+    raise AssertionError("a law is known")
+
+
+def learn(
+    own: Devices, pi_s: float, send_s: float = 0.0, machines: tuple[str, str] = ("j", "p")
+) -> None:
     """A round of one block on each, planned with a second; the Jetson takes four."""
     plan = plan_of(["jetson", "pi"], [1, 1])
     times = StepTimes(
@@ -39,45 +48,80 @@ def learn(own: Devices, pi_s: float, send_s: float = 0.0) -> None:
         overhead_s=0.0,
         step_s=12.0,
     )
-    known = {name: own.slowness.times.get(name, 1.0) for name in ("jetson", "pi")}
-    own.learn(plan, times, {"jetson": Host("j", 4), "pi": Host("p", 4)}, known)
+    known = {"jetson": 1.0, "pi": 1.0} | slowness(own)
+    hosts = {name: Host(each, 4) for name, each in zip(known, machines, strict=True)}
+    own.learn(plan, times, hosts, known)
+
+
+def slowness(own: Devices) -> dict[str, float]:
+    """Of each measured device."""
+    return {name: each.slowness for name, each in own.law.devices.items()} if own.law else {}
 
 
 def test_another_process_plans_as_the_one_before_it() -> None:
     first, second = devices(), devices()
     learn(first, pi_s=2.0)
-    assert first.slowness.times == pytest.approx({"jetson": 4.0, "pi": 2.0})
+    assert slowness(first) == pytest.approx({"jetson": 4.0, "pi": 2.0})
     assert first.law is not None and first.law.blocks == {"jetson": 1, "pi": 1}
-    kept = first.kept()
-    kept["slowness"] |= Slowness({"sold": 2.0}).pack()
-    second.recall(kept)
-    assert (second.slowness, second.law) == (first.slowness, first.law)
-    second.recall({})
-    assert (second.slowness, second.law) == (Slowness(), None)
+    second.recall(first.kept(), never)
+    assert second.law == first.law
+    described = DeviceProfile("pi", AffineLaw(1.0, 2.0, 3.0, 4.0))
+    stranger = DeviceProfile("nano", AffineLaw(1.0, 2.0, 3.0, 4.0))
+    measured = replace(described, time=AffineLaw(2.0, 4.0, 3.0, 4.0))
+    assert second.known([described, stranger]) == (measured, stranger)
+    second.recall({}, lambda: None)
+    assert second.law is None and second.known([described]) == (described,)
+
+
+def test_a_machine_keeps_its_label_in_another_process() -> None:
+    """Whichever of its devices answers first there."""
+    first, second = devices(), devices()
+    learn(first, pi_s=2.0, machines=("a", "a"))
+    assert first.law is not None
+    assert {each.host for each in first.law.devices.values()} == {"jetson"}
+    second.recall(first.kept(), never)
+    told = second._labelled({"new": Host("c", 1), "pi": Host("a", 4)})
+    assert (told["pi"].name, told["new"].name, told[None].name) == ("jetson", "new", "")
+
+
+def test_a_machine_keeps_its_label_in_a_round_of_other_devices() -> None:
+    own = devices()
+    for name in ("jetson", "pi"):
+        assert own._labelled({name: Host("a", 4)})[name].name == "jetson"
+
+
+def test_devices_that_moved_apart_get_different_labels() -> None:
+    own = devices()
+    for machines in (("a", "a"), ("b", "a"), (this_host().name, "a"), ("b", "a")):
+        learn(own, pi_s=2.0, machines=machines)
+        assert own.law is not None
+        labels = [own.law.devices[name].host for name in ("jetson", "pi")]
+        assert (labels[0] == labels[1]) == (machines[0] == machines[1])
+        assert (labels[0] == "") == (machines[0] == this_host().name)
 
 
 def test_impossible_times_of_a_device_are_not_used() -> None:
     own = devices()
     learn(own, pi_s=2.0)
-    before = own.slowness, own.law
+    before = own.law
     learn(own, pi_s=8.0, send_s=1e9)
-    assert (own.slowness, own.law) == before
+    assert own.law == before
 
 
 def test_a_busy_round_moves_an_estimate_by_half() -> None:
     own = devices()
     for pi_s in (1.0, 4.0, 1.0, 1.0):
         learn(own, pi_s)
-    assert own.slowness.times["jetson"] == pytest.approx(4.0)
-    assert own.slowness.times["pi"] == pytest.approx(4.0**0.125)
+    assert slowness(own)["jetson"] == pytest.approx(4.0)
+    assert slowness(own)["pi"] == pytest.approx(4.0**0.125)
 
 
 def test_laws_that_stay_as_they_are_described_are_never_changed() -> None:
     own, other = devices(profile=False), devices()
     learn(own, pi_s=2.0)
     learn(other, pi_s=2.0)
-    own.recall(other.kept())
-    assert (own.slowness, own.law) == (Slowness(), None)
+    own.recall(other.kept(), never)
+    assert own.law is None
 
 
 @pytest.mark.parametrize(
@@ -98,6 +142,10 @@ def test_laws_that_stay_as_they_are_described_are_never_changed() -> None:
                 str(k): {"forward_share": 0.5, "send_s": 0, "host": "jetson"} for k in range(129)
             }
         },
+        *(
+            {"devices": {"pi": {"forward_share": 0.5, "send_s": 0, "host": "pi", "slowness": each}}}
+            for each in (0.0, -1.0, 1e9, math.nan)
+        ),
     ],
     ids=str,
 )
@@ -108,10 +156,10 @@ def test_an_impossible_law_is_refused(change: dict[str, Any]) -> None:
     told = json.loads(law.numpy().tobytes()) | change
     bad = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
     with pytest.raises(WireError, match="law of a step"):
-        own.recall({"step_law": {"law": bad}})
+        own.recall({"step_law": {"law": bad}}, never)
     for odd in ({"law": law.float()}, {"law": law, "more": law}, {"other": law}):
         with pytest.raises(WireError, match="law of a step"):
-            own.recall({"step_law": odd})
+            own.recall({"step_law": odd}, never)
 
 
 def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
@@ -121,3 +169,13 @@ def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
         DevicePipeline._replan(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})
     assert "timed out" in str(failed.value)
     assert not any(each in str(failed.value) for each in ("pi.home", "10.0.0.5", "7700"))
+
+
+def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, plan = devices(), plan_of(["jetson", "pi"], [1, 1])
+    learn(own, pi_s=2.0)
+    monkeypatch.setattr("client_app.devices.without_devices", lambda *_: "devices share a machine")
+    known = dict.fromkeys(("jetson", "pi"), 1.0)
+    pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _block_s=known)
+    told = [[*DevicePipeline._planned(pipeline)] for _ in range(2)]
+    assert told == [["devices share a machine"], []]

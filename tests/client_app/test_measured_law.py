@@ -7,11 +7,11 @@ import pytest
 import torch
 from step_laws import law_of
 
-from client_app.measured_law import measured_law, planned_step_s, updated
+from client_app.measured_law import measured_law, planned_step_s, updated, without_devices
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.process.host import Host
 from collapipe.step_law import DeviceTimes, StepLaw
-from optim.step import Key, StageWork, play, step_s, works_of
+from optim.step import Key, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
 from pipeline.schedule import Action, build, embedding
 
@@ -80,13 +80,13 @@ def times(
     return {each: ran[stage, each.kind, each.micro_batch] for each in actions}
 
 
-def fitted(law: StepLaw, plan: ClusterPlan) -> tuple[StepLaw, list[StageWork]]:
+def fitted(law: StepLaw, plan: ClusterPlan) -> StepLaw:
     clocks = {name: Clock(-ahead_s, 0.0) for name, ahead_s in AHEAD_S.items()}
     times = run(law, plan).step_times(plan, clocks)
     assert times is not None
     names = {None: law.host} | {name: each.host for name, each in law.devices.items()}
     hosts = {name: Host(host, law.cores[host]) for name, host in names.items()}
-    return measured_law(plan, times, hosts, NAMES)
+    return measured_law(plan, times, hosts, dict.fromkeys(NAMES, 0.5))
 
 
 @pytest.mark.parametrize(("cores", "apart"), [(64, True), (64, False), (2, False), (1, False)])
@@ -94,14 +94,12 @@ def test_a_fitted_law_predicts_the_steps_that_it_was_fitted_to_and_other_cuts(
     cores: int, apart: bool
 ) -> None:
     law, plan = real_law(cores, apart), plan_of({"a": 2, "b": 2, "c": 2}, 4)
-    found, works = fitted(law, plan)
+    found = fitted(law, plan)
+    block_s = {name: 0.5 * each.slowness for name, each in found.devices.items()}
+    works = works_of(found, NAMES, [*block_s.values()], [2, 2, 2])
     truth = works_of(law, NAMES, [*BLOCK_S.values()], [2, 2, 2])
     mean_s = (4 / 3) * (step_s(law, truth, plan.schedule) - law.overhead_s) + law.overhead_s
     assert step_s(found, works, plan.schedule) == pytest.approx(mean_s)  # the first step counts
-    block_s = {
-        name: (work.forward_s + work.backward_s) / 2
-        for name, work in zip(NAMES, works, strict=True)
-    }
     unlike = replace(found, factor=1.0)
     for cut in ({"a": 3, "b": 3}, {"a": 1, "b": 4, "c": 1}, {"b": 6}):
         expected_s = planned_step_s(law, BLOCK_S, cut, plan.schedule)
@@ -112,7 +110,7 @@ def test_a_fitted_law_predicts_the_steps_that_it_was_fitted_to_and_other_cuts(
 
 def test_a_law_names_what_it_measured() -> None:
     law, plan = real_law(64, True), plan_of({"a": 1, "b": 3, "c": 2}, 4)
-    found, _ = fitted(law, plan)
+    found = fitted(law, plan)
     assert found.blocks == {"a": 1, "b": 3, "c": 2} and found.num_micro_batches == 4
     assert found.head_s == pytest.approx(0.05) and found.send_s == pytest.approx(0.004)
     assert found.devices["b"].forward_share == pytest.approx(1 / 3)
@@ -132,6 +130,23 @@ def test_a_busy_round_fades() -> None:
     assert later.factor == 1.5 and later.spread < law.spread
     other = replace(quiet, num_micro_batches=2)
     assert updated(law, other, planned_s=1.0, step_s=1.0) == other
+
+
+def test_a_slow_round_is_forgotten_of_a_device_that_is_not_measured_again() -> None:
+    quiet = real_law(64, True)
+    slow = replace(quiet, devices={"a": DeviceTimes(1 / 3, 0.004, "a", slowness=4.0)})
+    other, seen = replace(quiet, devices={"b": DeviceTimes(1 / 3, 0.004, "b")}), [4.0]
+    law = slow
+    while seen[-1] > 1.0:
+        law = updated(law, other, planned_s=1.0, step_s=1.0)
+        seen.append(law.devices["a"].slowness)
+    assert seen == sorted(seen, reverse=True) and seen[7] == pytest.approx(2, rel=0.1)
+    assert len(seen) < 40 and seen[-1] == 1.0
+    of_other_m = updated(slow, replace(other, num_micro_batches=2), planned_s=1.0, step_s=1.0)
+    assert of_other_m.devices["a"].slowness == pytest.approx(4.0**0.9)
+    faster = replace(quiet, devices={"a": DeviceTimes(1 / 3, 0.004, "a", slowness=1.0)})
+    later = updated(slow, faster, planned_s=1.0, step_s=1.0).devices["a"]
+    assert later.slowness == pytest.approx(2.0)  # a measurement counts half
 
 
 def test_steps_that_were_repeated_after_a_loss_are_not_measured() -> None:
@@ -154,3 +169,40 @@ def test_machines_of_earlier_rounds_are_forgotten_and_the_spread_is_bounded() ->
         law = updated(law, now, planned_s=1e-6, step_s=1e6)
     assert law.cores == {law.host: 64, "boot-199": 4, "b": 64, "c": 64}
     assert law.spread == 1.0
+
+
+@pytest.mark.parametrize(
+    ("cores", "send_s", "apart", "advised"),
+    [
+        (64, 0.001, False, False),  # a core for each device
+        (64, 0.5, False, True),
+        (1, 0.001, False, False),  # the devices take turns; hops are within the error
+        (1, 0.2, False, True),
+        (1, 0.001, True, False),  # on other machines
+    ],
+)
+def test_one_process_is_advised_if_it_is_faster_than_devices_of_its_machine(
+    cores: int, send_s: float, apart: bool, advised: bool
+) -> None:
+    law = law_of(NAMES, cores=cores, apart=apart, send_s=send_s, embedding_forward_s=0.01)
+    text = without_devices(law, BLOCK_S, dict.fromkeys(NAMES, 2), "one_f_one_b")
+    assert (text is not None) == advised
+
+
+def test_the_advised_step_is_the_work_of_one_thread_beside_the_head() -> None:
+    law = law_of(
+        NAMES,
+        cores=1,
+        m=2,
+        send_s=0.1,
+        embedding_forward_s=0.01,
+        embedding_backward_s=0.03,
+        submit_s=0.02,
+        head_s=0.4,
+        head_pace_s=0.4,
+        overhead_s=0.05,
+        factor=2.0,
+    )
+    text = without_devices(law, BLOCK_S, dict.fromkeys(NAMES, 2), "one_f_one_b")
+    # forward 0.07, two answers of 0.4, backward 0.11, and the overhead
+    assert text is not None and "about 2.06 s instead" in text

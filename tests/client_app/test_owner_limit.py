@@ -56,6 +56,8 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
     monkeypatch.setattr(handlers, "run_round", run_round)
     monkeypatch.setattr(handlers, "_control_unit", lambda context: SimpleNamespace(device="cpu"))
+    fixed = SimpleNamespace(parts=SimpleNamespace(digests={}))
+    monkeypatch.setattr(handlers, "_fixed", lambda context: fixed)
     yield told
 
 

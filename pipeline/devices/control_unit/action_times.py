@@ -153,7 +153,8 @@ class Measurements:
         for name, came, shape in (("times", table, (num_actions, 4)), ("usage", usage, (2,))):
             if came.dtype != torch.float64 or came.shape != shape or not came.isfinite().all():
                 raise WireError(f"{name} of its actions as {came.dtype} {list(came.shape)}")
-        grows, known = table.diff() >= 0, torch.cat((table.flatten(), usage))
+        thread, sending = table[:, :3].flatten().diff(), table[:, 3] - table[:, 2]
+        grows, known = torch.cat((thread, sending)) >= 0, torch.cat((table.flatten(), usage))
         if not grows.all() or usage.amin() < 0 or known.abs().amax() > _MOST:
             raise WireError(f"times down to {float(table.min())}, usage {usage.tolist()}")
         self._tables.setdefault(device, []).append(table)
@@ -249,8 +250,10 @@ class Measurements:
     def _report(self, plan: ClusterPlan, stage: int, tables: Sequence[Tensor]) -> DeviceReport:
         segment, last = plan.segments[stage], len(plan.segments) - 1
         asked, began, ended, sent = torch.cat(list(tables)).T
-        control_unit_wait_s = 0.0
+        control_unit_wait_s = send_alone_s = 0.0
         for table in tables:
+            until = torch.cat((table[1:, 0], table[-1:, 3]))  # the next request for an input
+            send_alone_s += float((torch.minimum(table[:, 3], until) - table[:, 2]).sum())
             lists = schedule.build(plan.schedule, last + 1, len(table) // _KINDS)
             for action, wait_s in zip(lists[stage], table.diff()[:, 0].tolist(), strict=True):
                 if stage == (0 if action.kind == FORWARD else last):
@@ -269,6 +272,7 @@ class Measurements:
             sent_bytes=sent_bytes,
             peak_bytes=peak_bytes,
             control_unit_wait_s=control_unit_wait_s,
+            send_alone_s=send_alone_s,
         )
 
     def _trace(self, name: str, clock: Clock) -> DeviceTrace:

@@ -61,9 +61,9 @@ class DeviceConnection:
     """A device's streams during a round, over ``channels`` that outlive it. ``arrived`` is set when
     the device sends a frame.
 
-    ``control`` is for sending; this class receives its frames. Parts from the device may have at
-    most ``part_bytes``. Raises ``StageError`` if the device does not answer or refuses the
-    connection.
+    ``control`` is for sending; this class receives its frames, the last answer at ``heard_s``.
+    Parts from the device may have at most ``part_bytes``. Raises ``StageError`` if the device does
+    not answer or refuses the connection.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DeviceConnection:
         self._on_part = on_part
         self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None
-        self.busy_s = 0.0
+        self.busy_s = self.heard_s = 0.0
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.control = self._opened(CONTROL, part_bytes, threading.Event())
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
@@ -164,4 +164,5 @@ class DeviceConnection:
         elif self._answers.qsize() >= _MOST_ANSWERS:
             raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} unrequested answers")
         else:
+            self.heard_s = time.monotonic()
             self._answers.put(frame)

@@ -3,7 +3,8 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -81,6 +82,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         self.hung_s = self.cluster.hung_s(self.plan)
+        self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
         self._looked_s = time.monotonic()
 
     @property
@@ -111,12 +113,7 @@ class Placement:
         epoch, segments = self.common.epoch, self.plan.segments
         held = {block_name(k): each.device for each in segments for k in each.span.indices()}
         self.replica.expect(epoch, held)
-        for name in self.names:
-            if name not in self.connections:
-                self.connections[name] = self._dialled(name, until)
-        for each in self.members:
-            if each.name not in self.clocks:
-                self.clocks[each.name] = self._clock(each)
+        self._dial([name for name in self.names if name not in self.connections], until)
         sessions = [secrets.token_hex(16) for _ in segments]
         for stage, connection in enumerate(self.members):
             description = packed(self._description(stage, sessions))
@@ -128,10 +125,38 @@ class Placement:
             self.hosts[connection.name] = wanted.host
             for name in held:
                 if name in wanted.blocks and held[name] == connection.name:
-                    whole = name in wanted.frozen or name not in self.common.frozen
-                    self._send(connection, name, self.replica.parts(name, whole))
+                    for state, make in self._parts(name, name in wanted.frozen):
+                        if state:
+                            self._state_parts.append((connection, make))
+                        else:
+                            connection.control.send_later(make)
         self._connect(sessions)
         self.all_answer(FrameKind.READY)
+
+    def set_clocks(self) -> None:
+        """Measure the clocks of devices that lack one at once, by a few round trips; the quickest
+        has the least error. Raises ``StageError`` if a device is lost."""
+        members = [each for each in self.members if each.name not in self.clocks]
+        found = dict[str, Clock]()
+        for _ in range(_CLOCK_TRIPS if members else 0):
+            asked_s = {}
+            for each in members:
+                asked_s[each.name] = time.monotonic()
+                each.control.send(self.frame(FrameKind.CLOCK))
+            frames = self._answers(FrameKind.CLOCK, 0, members)
+            for each, frame in zip(members, frames, strict=True):
+                error_s = (each.heard_s - asked_s[each.name]) / 2
+                if error_s < 0:
+                    raise StageError(each.name, "sent the time before it was asked")
+                clock = Clock(each.heard_s - error_s - float(frame.tensors[0]), error_s)
+                known = found.setdefault(each.name, clock)
+                found[each.name] = min(known, clock, key=lambda one: one.error_s)
+        self.clocks.update(found)
+
+    @property
+    def known_clocks(self) -> Mapping[str, Clock] | None:
+        """The clocks of the plan's devices; None unless all were measured."""
+        return self.clocks if self.clocks.keys() >= {*self.names} else None
 
     def hang_up(self) -> None:
         """End the streams between stages."""
@@ -174,6 +199,10 @@ class Placement:
         for connection in self.members:
             connection.check(self.hung_s)
         self._look_for_trouble()
+        if self.hops and self.hops[1].bytes_in:  # the first activation, which state would delay
+            while self._state_parts:
+                connection, make = self._state_parts.pop(0)
+                connection.control.send_later(make)
 
     def _look_for_trouble(self) -> None:
         for connection in self.members:
@@ -213,29 +242,36 @@ class Placement:
         connection = self.connections.get(device)
         return connection.troubles.get(self.common.epoch) if connection else None
 
-    def _dialled(self, name: str, until: float) -> DeviceConnection:
-        """Dial a device; retry while it is busy, until the time ``until`` of ``time.monotonic``.
+    def _dial(self, names: Sequence[str], until: float) -> None:
+        """Dial devices at once; retry busy ones until the time ``until`` of ``time.monotonic``.
 
         Raises ``BusyDeviceError`` after that, if the cluster has a ``busy_s``.
         """
-        if name not in self.cluster.devices:
-            raise StageError(name, "the cluster's file has no such device")
-        device, channels = self.cluster.devices[name], self.cluster.channels
-        replica = self.replica
-        while True:
-            try:
-                part_bytes = replica.most_bytes()
-                return DeviceConnection(device, channels, self.arrived, replica.put, part_bytes)
-            except StageError as refused:
-                busy = refused.__cause__
-                if not isinstance(busy, BusyLinkError):
-                    raise
+        while names:
+            with ThreadPoolExecutor(len(names)) as pool:
+                tried = zip(names, pool.map(self._try_to_dial, names), strict=True)
+            refused = {name: why for name, why in tried if why is not None}
+            for name, why in refused.items():
+                if not isinstance(busy := why.__cause__, BusyLinkError):
+                    raise why
                 if time.monotonic() > until:
                     if self.cluster.busy_s is None:
-                        raise
-                    raise BusyDeviceError(name, str(busy)) from refused
-            time.sleep(_BUSY_S)
-            cancellation.check()
+                        raise why
+                    raise BusyDeviceError(name, str(busy)) from why
+            if names := list(refused):
+                time.sleep(_BUSY_S)
+                cancellation.check()
+
+    def _try_to_dial(self, name: str) -> StageError | None:
+        """Dial a device once. Returns why it is not connected, or None."""
+        if name not in self.cluster.devices:
+            return StageError(name, "the cluster's file has no such device")
+        how = self.cluster.channels, self.arrived, self.replica.put, self.replica.most_bytes()
+        try:
+            self.connections[name] = DeviceConnection(self.cluster.devices[name], *how)
+        except StageError as refused:
+            return refused
+        return None
 
     def _description(self, stage: int, sessions: Sequence[str]) -> SegmentDescription:
         segment, last = self.plan.segments[stage], stage == len(sessions) - 1
@@ -255,15 +291,17 @@ class Placement:
             next_session=secret_for(sessions[stage + 1], BEFORE) if dials else None,
         )
 
-    def _send(self, connection: DeviceConnection, name: str, groups: list[Sequence[str]]) -> None:
-        """Queue groups of a block's tensors; each is read from the replica when it is sent."""
+    def _parts(self, name: str, frozen: bool) -> Iterator[tuple[bool, Callable[[], Frame]]]:
+        """Yield a block's parts, each read from the replica when it is sent, and whether it is
+        optimiser state."""
 
-        def part(number: int) -> Frame:
-            header = packed(PartHeader(name, len(groups) - 1 - number))
-            return self.frame(FrameKind.PART, 0, header, self.replica.packed(name, groups[number]))
+        def part(left: int, keys: Sequence[str]) -> Frame:
+            header = packed(PartHeader(name, left))
+            return self.frame(FrameKind.PART, 0, header, self.replica.packed(name, keys))
 
-        for number in range(len(groups)):
-            connection.control.send_later(partial(part, number))
+        groups = self.replica.parts(name, frozen or name not in self.common.frozen)
+        for left, keys in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
+            yield any("/" in key for key in keys), partial(part, left, keys)
 
     def _connect(self, sessions: Sequence[str]) -> None:
         """Open the control unit's streams to the first segment's input and the last segment's
@@ -276,18 +314,6 @@ class Placement:
             self.hops.append(members[stage].hop(sessions[stage], BEHIND))
             self.hops.append(members[stage + 1].hop(sessions[stage + 1], BEFORE))
             relay(*self.hops[-2:])
-
-    def _clock(self, connection: DeviceConnection) -> Clock:
-        """Measure the device's clock by a few round trips; the quickest has the least error."""
-        clocks = []
-        for _ in range(_CLOCK_TRIPS):
-            asked = time.monotonic()
-            connection.control.send(self.frame(FrameKind.CLOCK))
-            (frame,) = self._answers(FrameKind.CLOCK, 0, [connection])
-            came = time.monotonic()
-            offset_s = (asked + came) / 2 - float(frame.tensors[0])
-            clocks.append(Clock(offset_s, (came - asked) / 2))
-        return min(clocks, key=lambda each: each.error_s)
 
     def _answers(
         self, kind: FrameKind, step: int, members: Sequence[DeviceConnection]

@@ -1,5 +1,6 @@
 """Copies of all blocks on the control unit's disk, from which a cluster recovers lost devices."""
 
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from collapipe.errors import StorageError, WireError
-from collapipe.models.part import prefixed, select
+from collapipe.models.part import prefixed
 from collapipe.process.folders import TemporaryFolder
 from collapipe.tensors import Tensors, not_finite
 from collapipe.wire.frames import Frame
@@ -29,10 +30,17 @@ class Replica:
     same time. Steps older than the last complete one are deleted.
 
     ``forms`` are the blocks' forms by name; every copy must contain the trainable weights.
+    ``fixed`` are frozen weights by part, which are read only if they are sent.
     """
 
-    def __init__(self, forms: Mapping[str, BlockForm], start: Start) -> None:
+    def __init__(
+        self, forms: Mapping[str, BlockForm], start: Start, fixed: Mapping[str, Tensors]
+    ) -> None:
         self._forms, self._start = forms, start
+        # asked for each group of a block's tensors
+        self._frozen = functools.lru_cache(maxsize=1)(
+            lambda name: prefixed(name, fixed.get(name, {}))
+        )
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
         self._came: defaultdict[tuple[str, int], dict[int, set[str]]] = defaultdict(dict)
@@ -106,20 +114,26 @@ class Replica:
                 self._forget(older)
 
     def parts(self, name: str, whole: bool) -> list[Sequence[str]]:
-        """Group the names of a block's tensors to send together: the optimiser's state, and all
-        weights if ``whole``, else the trainable ones."""
-        trained = self._forms[name].trained
-        own = self.tensors(name).items()
-        return grouped({k: each for k, each in own if whole or "/" in k or k in trained})
+        """Group the names of a block's tensors to send together: all weights if ``whole``, else the
+        trainable ones, and after these the optimiser's state."""
+        form, own = self._forms[name], self.tensors(name)
+        if whole:
+            own = self._frozen(name) | own
+        sent = form.weights if whole else form.trained
+        state = {key: each for key, each in own.items() if "/" in key}
+        groups = grouped({key: each for key, each in own.items() if key in sent})
+        return [*groups, *(grouped(state) if state else ())]
 
     def packed(self, name: str, keys: Collection[str]) -> Tensor:
         """The block's tensors ``keys`` in the safetensors format, as uint8 [n]."""
         own = self.tensors(name)
+        if not own.keys() >= {*keys}:
+            own = self._frozen(name) | own
         return joined({key: own[key] for key in keys})
 
     def tensors(self, name: str) -> Tensors:
-        """A block's weights and optimiser state by their names in the whole model. Tensors of files
-        are memory-mapped, so they are read on access."""
+        """A block's weights, without those in ``fixed``, and optimiser state, by their names in the
+        whole model. Tensors of files are memory-mapped, so they are read on access."""
         start, step = self._start(name), self.step
         if step is None:
             return start
@@ -170,10 +184,9 @@ class Replica:
 
 
 def starting_with(weights: Tensors, state: Tensors) -> Start:
-    """Return a function that selects a block's share of the encoder's weights and optimiser
+    """Return a function from a block's name to its share of the encoder's weights and optimiser
     state."""
-
-    def start(name: str) -> Tensors:
-        return prefixed(name, select(weights, name)) | prefixed(name, select(state, name))
-
-    return start
+    shares = defaultdict[str, Tensors](dict)
+    for key, each in (weights | state).items():
+        shares[".".join(key.split(".", 2)[:2])][key] = each.detach()
+    return lambda name: dict(shares[name])

@@ -134,8 +134,10 @@ class RemoteSegments:
         return self._measured.reports(self.plan)
 
     def step_times(self) -> StepTimes | None:
-        """The typical times of the current plan's steps; None before the first one."""
-        return self._measured.step_times(self.plan, self._placed.clocks)
+        """The typical times of the current plan's steps, after ``collect``; None before the first
+        step, and without the devices' clocks."""
+        clocks = self._placed.known_clocks
+        return None if clocks is None else self._measured.step_times(self.plan, clocks)
 
     @property
     def hosts(self) -> Mapping[str, Host]:
@@ -143,8 +145,9 @@ class RemoteSegments:
         return self._placed.hosts
 
     def traces(self) -> list[DeviceTrace]:
-        """The times of the devices' actions by the control unit's clock."""
-        return self._measured.traces(self.plan, self._placed.clocks)
+        """The times of the devices' actions by the control unit's clock, after ``collect``."""
+        clocks = self._placed.known_clocks
+        return [] if clocks is None else self._measured.traces(self.plan, clocks)
 
     def squared_norms(self) -> list[float]:
         return self._norms
@@ -168,13 +171,17 @@ class RemoteSegments:
         """Do nothing: devices release their segments when their streams end."""
 
     def collect(self) -> None:
-        """Wait until the replica has all blocks after the last step."""
-        if not self._trim():
-            return
-        last, every = self._journal[-1].step, self._common.replicate_every
-        if not every or (last + 1) % every:
-            self._placed.tell(FrameKind.STATE, last)
-        self._placed.wait(lambda: self._replica.step == last)
+        """Wait until the replica has all blocks after the last step. Then links are idle, and the
+        devices' clocks are measured; without the clocks of all, the round has no times."""
+        if self._trim():
+            last, every = self._journal[-1].step, self._common.replicate_every
+            if not every or (last + 1) % every:
+                self._placed.tell(FrameKind.STATE, last)
+            self._placed.wait(lambda: self._replica.step == last)
+        try:
+            self._placed.set_clocks()
+        except StageError as lost:  # too late to matter: all blocks are here
+            _log.info("unit %d: no clock: %s", self._common.unit, lost)
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the blocks' weights and optimiser state after the last step, one block at a

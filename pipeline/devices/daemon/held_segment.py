@@ -10,10 +10,11 @@ from collapipe import __version__
 from collapipe.errors import ConfigError, WireError
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.frozen import find
 from collapipe.models.part import Part, prefixed, select
-from collapipe.models.split import block_name, build_empty
+from collapipe.models.split import block_name
 from collapipe.process.host import this_host
-from collapipe.process.torch_device import CPU
+from collapipe.process.torch_device import CPU, moved
 from collapipe.tensors import Tensors
 from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.parts import grouped, joined, most_bytes, separated
@@ -29,8 +30,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torc
 class HeldSegment:
     """Blocks of a model, which are added one by one.
 
-    Blocks are reused if the ``earlier`` segment has them in the same state, and frozen weights if
-    they are in the ``store``; the others must be sent in parts of at most ``part_bytes``.
+    Blocks are reused if the ``earlier`` segment has them in the same state. Frozen weights are
+    reused if they are in ``kept``, in the ``store`` or in the pretrained model ``source``, a folder
+    or hub id. The others must be sent in parts of at most ``part_bytes``. Frozen weights that were
+    found are in ``kept`` afterwards, by their digests, and no others.
 
     Raises ``WireError`` if the description or a part is invalid, and ``ConfigError`` if the segment
     needs more than ``memory_bytes``, before memory is allocated.
@@ -43,8 +46,11 @@ class HeldSegment:
         store: FrozenStore,
         device: torch.device = CPU,
         earlier: "HeldSegment | None" = None,
+        source: str | None = None,
+        kept: dict[str, Tensors] | None = None,
     ) -> None:
-        self._device, self._store = device, store
+        self._device, self._store, self._source = device, store, source
+        self._found = {} if kept is None else kept
         if description.version != __version__:
             raise WireError(
                 f"the control unit has CollaPipe {description.version[:40]}, this device "
@@ -69,16 +75,25 @@ class HeldSegment:
         self._parts = earlier._kept_for(description) if earlier else {}
         self.done: int | None = description.base  # the last finished step; None during a step
         blocks = tuple(name for name in self._forms if name not in self._parts)
-        known = {name: each for name, each in description.frozen.items() if name in blocks}
-        absent = store.lacks(known.values())
-        frozen = tuple(name for name, each in known.items() if each in absent)
+        known = {name: description.frozen.get(name) for name in self._forms}
+        for other in self._found.keys() - known.values():
+            del self._found[other]
+        frozen = tuple(name for name in blocks if known[name] and not self._find(name))
+        # blocks whose frozen weights are not sent
+        self._there = {name for name in blocks if known[name]} - set(frozen)
         self.wanted = Wanted(blocks, frozen, this_host())
-        self._coming: dict[str, Tensors] = {}  # received tensors of incomplete blocks
+        self._lacking = set(blocks)  # blocks of which not all parts have arrived
+        self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
+
+    @property
+    def built(self) -> bool:
+        """Whether all blocks have their weights: a step can begin."""
+        return len(self._parts) == len(self._forms)
 
     @property
     def complete(self) -> bool:
-        """Whether all blocks have been built."""
-        return len(self._parts) == len(self._forms)
+        """Whether all blocks also have their optimiser state: a step can end."""
+        return not self._lacking
 
     @property
     def actions(self) -> Callable[[int], tuple[Action, ...]]:
@@ -87,23 +102,32 @@ class HeldSegment:
         return lambda m: schedule.build(d.schedule, d.num_segments, m)[d.stage]
 
     def add(self, header: PartHeader, data: bytes) -> None:
-        """Add tensors of a wanted block, in the safetensors format; build the block after its last
-        part. Raises ``WireError`` if they are invalid."""
-        name, form = header.block, self._forms.get(header.block)
-        if form is None or name in self._parts:
+        """Add tensors of a wanted block, in the safetensors format. The block is built once its
+        weights are there; its optimiser state is loaded after the last part. Raises ``WireError``
+        if they are invalid."""
+        name = header.block
+        if name not in self._lacking:
             raise WireError(f"received part {name[:40]!r}, which was not requested")
-        tensors = self._coming.pop(name, {}) | separated(data)
+        form, tensors = self._forms[name], self._coming.pop(name, {}) | separated(data)
         form.check(tensors)
+        sent = form.trained if name in self._there else form.weights
+        if name not in self._parts and (not header.left or sent <= tensors.keys()):
+            self._build(name, self._with_frozen(name, tensors))
+            tensors = {key: each for key, each in tensors.items() if "/" in key}
         if header.left:
             self._coming[name] = tensors
             return
-        whole = self._with_frozen(name, tensors)
-        form.check(whole)
-        form.check_complete(whole, whole=True)
-        weights = {key: each for key, each in select(whole, name).items() if "/" not in key}
-        index = self.description.span.first + list(self._forms).index(name)
-        module = build_empty(lambda: self.spec.build_block(index), weights)
-        self._parts[name] = Part(name, module, self.description.optimizer, whole, self._device)
+        form.check_complete(form.weights | tensors.keys(), whole=True)
+        self._parts[name].load_optimizer_state(tensors)
+        self._lacking.remove(name)
+
+    def _build(self, name: str, weights: Tensors) -> None:
+        form = self._forms[name]
+        form.check(weights)
+        form.check_complete(weights, whole=True)
+        own = {key: each for key, each in select(weights, name).items() if "/" not in key}
+        settings = self.description.optimizer
+        self._parts[name] = Part(name, form.build(own), settings, device=self._device)
 
     @property
     def parts(self) -> list[Part]:
@@ -159,27 +183,38 @@ class HeldSegment:
         if self.done != later.base or len(set(wanted)) > 1:
             return {}
         self.forget()
-        held = set(map(block_name, later.span.indices()))
+        held = set(map(block_name, later.span.indices())) - self._lacking
         return {name: part for name, part in self._parts.items() if name in held}
 
     def _require_complete(self) -> None:
         if not self.complete:
             raise WireError("blocks are missing")
 
+    def _find(self, name: str) -> Tensors | None:
+        """Return a block's frozen weights; None if this machine lacks them."""
+        known, empty = self.description.frozen[name], self._forms[name].empty
+        if known not in self._found:
+            where = [self._store], self._source
+            found = find(known, self.spec, name, empty, self.dtype, *where)
+            if found is not None:
+                self._found[known] = {k: moved(each, self._device) for k, each in found.items()}
+        return self._found.get(known)
+
     def _with_frozen(self, name: str, tensors: Tensors) -> Tensors:
-        """Add a block's frozen weights from the store, or verify the received ones and store
+        """Add a block's frozen weights from this machine, or verify the received ones and store
         them."""
         known = self.description.frozen.get(name)
         if known is None:
             return tensors
-        if name not in self.wanted.frozen:
-            return prefixed(name, self._store.load(known)) | tensors
+        if name in self._there:
+            return prefixed(name, self._found[known]) | tensors
         trained = self._forms[name].trained
         fixed = {k: each for k, each in tensors.items() if k not in trained and "/" not in k}
         if digest(frozen := select(fixed, name)) != known:
             raise WireError(f"{name}: its frozen weights differ from the announced ones")
         self._store.add(frozen)
-        return tensors
+        # mapped from the store they take no memory of their own
+        return tensors | prefixed(name, self._store.load(known))
 
 
 def _identity(description: SegmentDescription) -> bytes:

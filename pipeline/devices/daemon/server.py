@@ -18,6 +18,7 @@ from collapipe.credentials.verified_channel import require_loopback
 from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU
+from collapipe.tensors import Tensors
 from collapipe.wire.channels import (
     SERVER_OPTIONS,
     Channels,
@@ -57,12 +58,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeviceSettings:
-    """The owner's settings of a device."""
+    """The owner's settings of a device. ``model`` is a folder or hub id with frozen weights."""
 
     name: str
     listen: str
     memory_bytes: float
     torch_device: torch.device = CPU
+    model: str | None = None
 
 
 class Daemon:
@@ -80,6 +82,7 @@ class Daemon:
         self._channels = Channels(Dialer(credentials))  # to next devices
         kept = default_folder() / "devices" / quote(settings.name, safe="")
         self._frozen = FrozenStore(kept, settings.memory_bytes)
+        self._found = dict[str, Tensors]()  # the last segment's: each round loads its blocks anew
         self._session: Session | None = None
         self._most = int(min(settings.memory_bytes / FRAME_SHARE, _MOST_FRAME_BYTES))
         self._work: threading.Thread | None = None
@@ -176,7 +179,9 @@ class Daemon:
     def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         own = self._settings
         expires = self._credentials.expires if self._credentials else None
-        return as_json(device_status(own.name, own.memory_bytes, expires, self._session))
+        return as_json(
+            device_status(own.name, own.memory_bytes, own.torch_device, expires, self._session)
+        )
 
     @contextmanager
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
@@ -200,7 +205,10 @@ class Daemon:
 
     def _hold(self, description: SegmentDescription, earlier: HeldSegment | None) -> HeldSegment:
         own = self._settings
-        return HeldSegment(description, own.memory_bytes, self._frozen, own.torch_device, earlier)
+        return HeldSegment(
+            *(description, own.memory_bytes, self._frozen, own.torch_device, earlier),
+            *(own.model, self._found),
+        )
 
     def _dial(self, neighbour: DeviceAddress, session: str) -> FrameStream:
         """Open the stream to the next stage."""

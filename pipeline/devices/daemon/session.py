@@ -50,8 +50,9 @@ class Interrupted(Exception):  # noqa: N818 - nothing is wrong
 class Session:
     """Executes the frames of ``control`` in the order in which they arrive.
 
-    Any control frame aborts the running step. ``neighbours`` are the streams from ``before`` and
-    ``behind``. ``arrived`` is set by every stream of the session, and whenever ``leaving`` is set.
+    Any control frame but a part aborts the running step. ``neighbours`` are the streams from
+    ``before`` and ``behind``. ``arrived`` is set by every stream of the session, and whenever
+    ``leaving`` is set.
     ``held`` and ``neighbours`` change together, under a lock.
     """
 
@@ -129,7 +130,6 @@ class Session:
     def _load(self, frame: Frame) -> None:
         earlier = self._let_go()
         self.control.drop_parts()  # these belong to the plan before
-        self.control.accepts = lambda came: came.kind != FrameKind.PART or came.epoch >= frame.epoch
         description = unpacked(SegmentDescription, frame.only(1)[0])
         with self._busy(after_s=_IMPORTS_S):
             self.held = self.hold(description, earlier)
@@ -143,11 +143,14 @@ class Session:
         self._answer(frame, FrameKind.WANTED, packed(self.held.wanted))
 
     def _part(self, frame: Frame) -> None:
+        if self.held is not None and frame.epoch < self.held.description.epoch:
+            return  # of an earlier plan
         header, data = frame.only(2)
         held = self._held(frame)
+        began = held.built
         with self._busy():
             held.add(unpacked(PartHeader, header), as_bytes(data))
-        if held.complete:
+        if held.built > began:
             self._answer(frame, FrameKind.READY)
 
     def _open(self, frame: Frame) -> None:
@@ -163,7 +166,7 @@ class Session:
             except LinkError:
                 stream.close()
                 raise
-        if held.complete:  # else ``_part`` answers after the last part
+        if held.built:  # else ``_part`` answers after the last weights
             self._answer(frame, FrameKind.READY)
 
     def _begin(self, frame: Frame) -> None:
@@ -171,10 +174,10 @@ class Session:
         held = self._held(frame)
         d, (number,) = held.description, _numbers(frame, 1)
         m = int(number)
-        if not held.complete or not 1 <= m <= d.num_micro_batches:
+        if not held.built or not 1 <= m <= d.num_micro_batches:
             raise WireError(
                 f"a step of {m} micro-batches begins with {held.description.span.blocks} blocks; "
-                f"expected 1 … {d.num_micro_batches}, after all blocks have arrived"
+                f"expected 1 … {d.num_micro_batches}, after all weights have arrived"
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
@@ -203,18 +206,26 @@ class Session:
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
         rate, scale = _numbers(frame, 2)
-        self._wait(self._may_change, interruptible=False)
+        self._wait(lambda: self._may_change(held), interruptible=False)
         with self._busy():
             held.step(frame.step, rate, scale)
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
             self._send_parts(frame)
 
-    def _may_change(self) -> bool:
-        """Whether the step may change the blocks: pending copies are made. Also true if the control
-        unit has left or sent another command, so that it does not matter."""
-        others = FrameKind.BEGIN, FrameKind.STATE
-        return self.control.all_made() or self.control.brings_but(*others)
+    def _may_change(self, held: HeldSegment) -> bool:
+        """Whether the step may change the blocks: they have their optimiser state, and pending
+        copies are made. Also true if the control unit has left or sent another command, so that it
+        does not matter."""
+        self._take_parts()
+        ready = self.control.all_made() and held.complete
+        others = FrameKind.BEGIN, FrameKind.STATE, FrameKind.PART
+        return ready or self.control.over or self.control.brings_but(*others)
+
+    def _take_parts(self) -> None:
+        """Add the parts that arrive while a step is under way."""
+        while self.control.backlog()[0] < _MOST_UNSENT and (part := self.control.take_part()):
+            self._obey(part)
 
     def _send_state(self, frame: Frame) -> None:
         self._wait(self.control.all_made, interruptible=False)  # one copy of the blocks at a time
@@ -254,11 +265,12 @@ class Session:
     @contextmanager
     def _busy(self, after_s: float = 0.0) -> Iterator[None]:
         """Mark the device as busy; signs of life report its busy seconds minus ``after_s``."""
+        before = self._busy_since
         self._set_busy(time.monotonic() + after_s)
         try:
             yield
         finally:
-            self._set_busy(None)
+            self._set_busy(before)
 
     def _set_busy(self, since: float | None) -> None:
         self._busy_since = since
@@ -269,8 +281,10 @@ class Session:
             self.held.forget()
 
     def _check(self) -> None:
-        """Raise ``Interrupted`` if the daemon leaves or a control frame waits."""
-        if self.leaving.is_set() or self.control.waiting():
+        """Raise ``Interrupted`` if the daemon leaves, or a control frame other than a part
+        waits."""
+        self._take_parts()
+        if self.leaving.is_set() or self.control.over or self.control.brings_but(FrameKind.PART):
             raise Interrupted
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:

@@ -146,7 +146,7 @@ def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
     given = (
         "round: {drift: paper, drift_weight: 2, kappa: 3, interference_constant_w: 4, "
         "gradient_bound: 5, gamma_max: 6, queues: [7.5], fading: rayleigh, "
-        "uplink: after, energy: adapters}\n"
+        "uplink: after, energy: adapters, segment_price: paper}\n"
     )
     figures = read(tmp_path, joint_file() + given).section.round
     assert figures.model_dump() == {
@@ -158,6 +158,7 @@ def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
         "gamma_max": 6.0,
         "fading": "rayleigh",
         "uplink": "after",
+        "segment_price": "paper",
         "energy": "adapters",
         "queues": (7.5,),
     }

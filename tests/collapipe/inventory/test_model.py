@@ -16,6 +16,7 @@ from collapipe.inventory.file import Inventory, read_inventory
 from collapipe.inventory.model import read_spec
 from collapipe.models.cost import measure_cost
 from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.lora import LoraSpec
 from collapipe.state import AffineLaw
 
 DEVICE = "flops_per_s: 1e9, memory_bytes: 1e6"
@@ -79,29 +80,80 @@ def test_a_plan_counts_what_a_run_does(tmp_path: Path) -> None:
     )
 
 
+def test_adapters_are_counted_as_in_a_run(tmp_path: Path) -> None:
+    """Less is kept for weights that do not train."""
+    base = spec_of(tmp_path, "llama", "causal")
+    told = "adapter: {name: lora, rank: 3, target_modules: [o_proj]}\n"
+    whole = read(tmp_path, "{name: llama, num_blocks: 3}").model
+    adapted = read(tmp_path, "{name: llama, num_blocks: 3}", more=told).model
+    spec = LoraSpec(base, 3, target_modules=("o_proj",))
+    assert adapted.cost == measure_cost(spec, 64, 8) != whole.cost
+    assert whole.end_bytes[0] == 4 * adapted.end_bytes[0]
+    own = read(tmp_path, "{name: dates_transformer, tokens: 9}", more="adapter: {name: lora}\n")
+    assert own.model.cost == measure_cost(read_spec(own.document, own.section), 9, 8)
+
+
+def test_the_dtype_of_the_models_files_is_not_that_of_training(tmp_path: Path) -> None:
+    models = []
+    for dtype in ("float32", "bfloat16"):
+        (own := tmp_path / dtype).mkdir()
+        folder(own, "llama", torch_dtype=dtype)
+        models.append(read(own, "{name: llama}").model)
+    assert models[0] == models[1]
+
+
+def test_what_is_kept_is_counted(tmp_path: Path) -> None:
+    """Frozen weights in the dtype of the model's files, in another, or quantised."""
+    folder(tmp_path, "llama", torch_dtype="bfloat16")
+
+    def block_bytes(kept: str) -> float:
+        model = read(tmp_path, f"{{name: llama{kept}}}", more="adapter: {name: lora}\n").model
+        assert model.block_bytes is not None
+        return model.block_bytes
+
+    sizes = [block_bytes(f", {kept}") for kept in ("quantization: nf4", "quantization: int8")]
+    sizes += [block_bytes(kept) for kept in ("", ", dtype: float32")]
+    assert sizes == sorted({*sizes})
+    assert block_bytes(", dtype: bfloat16") == sizes[2]
+    for kept in ("dtype: bfloat16", "quantization: nf4"):
+        with pytest.raises(ConfigError, match=f"model.{kept[:5]}.*add adapter"):
+            read(tmp_path, f"{{name: llama, {kept}}}", more="pipeline: {}\n")
+
+
 def test_sizes_of_conf_are_counted_on_their_block(tmp_path: Path) -> None:
     inventory = read(tmp_path, "{name: dates_transformer, tokens: 9}", more="pipeline: {}\n")
-    spec = read_spec(inventory.document, inventory.section.model)
+    spec = read_spec(inventory.document, inventory.section)
     assert inventory.model.cost == measure_cost(spec, 9, 8)
 
 
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ("{recompute: yes}", "pipeline.recompute=yes: must be true or false"),
-        ("{wire_dtype: int4}", "pipeline.wire_dtype=int4: "),
-        ("{recomputes: true}", "pipeline.recomputes=true: unknown key; nearest: recompute"),
+        ("pipeline: {recompute: yes}", "pipeline.recompute=yes: must be true or false"),
+        ("pipeline: {wire_dtype: int4}", "pipeline.wire_dtype=int4: "),
+        (
+            "pipeline: {recomputes: true}",
+            "pipeline.recomputes=true: unknown key; nearest: recompute",
+        ),
+        ("adapter: {rank: 8}", "adapter.name: "),
+        ("adapter: {name: dora}", "adapter.name=dora: "),
+        ("adapter: {name: lora, rank: 0}", "adapter.rank=0: must be at least 1"),
+        (
+            "adapter: {name: lora, target_modules: [o_prj]}",
+            ":4: adapter.target_modules=o_prj: no block has",
+        ),
     ],
 )
 def test_other_options_are_refused(tmp_path: Path, told: str, says: str) -> None:
-    folder(tmp_path, "bert")
+    folder(tmp_path, "llama")
     with pytest.raises(ConfigError, match=re.escape(says)):
-        read(tmp_path, "{name: bert}", more=f"pipeline: {told}\n")
+        read(tmp_path, "{name: llama}", more=f"{told}\n")
 
 
 def test_nothing_can_be_counted_on_figures(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r":4: pipeline: is counted on a block"):
-        read(tmp_path, "{num_blocks: 4}", "chunk: {u: 1.0}", "pipeline: {recompute: true}\n")
+    for key, told in ("pipeline", "{recompute: true}"), ("adapter", "{name: lora}"):
+        with pytest.raises(ConfigError, match=f":4: {key}: is counted on a block"):
+            read(tmp_path, "{num_blocks: 4}", "chunk: {u: 1.0}", f"{key}: {told}\n")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +170,7 @@ def test_nothing_can_be_counted_on_figures(tmp_path: Path) -> None:
         ("{name: huggingface}", "model.name=huggingface: huggingface has no sizes; name the"),
         ("{name: transformer, family: t5}", "model.family=t5: transformer of conf/model/ has no"),
         ("{num_blocks: 4, tokens: 9}", "model.tokens=9: belongs to a model by name"),
-        ("{family: mamba}", "model.family; supported families: bert, "),
+        ("{family: mamba}", ":2: model.family=mamba: cannot be taken apart ("),
     ],
 )
 def test_what_cannot_be_is_named_in_one_line(

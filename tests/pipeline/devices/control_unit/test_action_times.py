@@ -23,6 +23,7 @@ def test_actions_are_summed_up() -> None:
     assert (report.name, report.blocks, report.chunk_s) == ("here", 3, 4.0)
     assert (report.compute_s, report.wait_s, report.span_s) == (8.0, 3.0, 12.0)
     assert report.send_s == 1.5
+    assert report.send_alone_s == 1.0  # the forward's output leaves while the backward waits
     assert report.control_unit_wait_s == 3.0  # it has no neighbours
     assert (report.sent_bytes, report.peak_bytes) == (100.0, 2000.0)
 
@@ -71,6 +72,7 @@ def test_the_control_units_stages_are_traced_around_the_devices() -> None:
     [
         (TABLE[:1], USAGE),
         (TABLE.float(), USAGE),
+        (TABLE.flip(0), USAGE),
         (TABLE * torch.inf, USAGE),
         (TABLE, USAGE[:1]),
         (TABLE, USAGE * torch.nan),

@@ -16,6 +16,7 @@ from pipeline.devices.control_unit import placement
 from pipeline.devices.control_unit.connection import DeviceConnection
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon
+from pipeline.devices.daemon.session import Session
 
 NAMES = [device_name(k) for k in range(2)]
 PLAN = plan_of(NAMES, (2, 2))
@@ -60,6 +61,40 @@ def when_refused(monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> l
 
     monkeypatch.setattr(placement, "DeviceConnection", Refused)
     return names
+
+
+def test_devices_are_dialled_and_asked_for_the_time_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each goes on only when the other is there, too."""
+    met = threading.Barrier(2)
+    for owner, name in ((DeviceConnection, "__init__"), (Session, "_tell_time")):
+        real = getattr(owner, name)
+
+        def together(*arguments: Any, real: Any = real) -> None:
+            met.wait(10)
+            real(*arguments)
+
+        monkeypatch.setattr(owner, name, together)
+    with daemons(2) as there, Work().segments(PLAN, there) as segments:
+        segments.collect()
+        assert not segments.lost
+        assert segments._placed.clocks.keys() == set(NAMES)
+
+
+def test_a_lost_device_is_not_waited_for_with_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one, which is busy until then, is connected after it."""
+    with daemons(2) as there, left_in_an_action(there[:1], monkeypatch) as let_go_on:
+        there[1].__exit__()
+
+        def go_on_after_the_busy_one() -> None:  # both are dialled at once
+            if NAMES[0] in refused:
+                let_go_on()
+
+        refused = when_refused(monkeypatch, go_on_after_the_busy_one)
+        with Work().segments(PLAN, there) as segments:
+            assert set(segments.lost) == {NAMES[1]}
+    assert set(refused) == set(NAMES)
 
 
 def test_devices_that_end_an_action_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,17 @@
 import random
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 import pytest
+import torch
 from device_cluster import Result, Work, daemons, device_name, plan_of
 from planted_faults import Fault, planted
 
 from collapipe.errors import LinkError, RoundFailedError
 from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon
 
@@ -138,3 +141,25 @@ def test_who_cannot_dial_a_lost_neighbour_is_not_lost(monkeypatch: pytest.Monkey
     with daemons(3) as there, work.segments(PLAN, there) as segments:
         assert set(segments.lost) == {NAMES[1]}
         assert [each.device for each in segments.plan.segments] == [NAMES[0], NAMES[2]]
+
+
+@pytest.mark.parametrize("lost", [(), (NAMES[1],)])
+def test_a_round_of_one_step_waits_for_its_optimiser_state(
+    lost: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state arrives late, and nothing that the control unit asks meanwhile overtakes it."""
+    begun = Work(steps=1)
+    work = begun.after(begun.inline(PLAN))
+    real = Replica.packed
+
+    def late(self: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
+        if any("/" in key for key in keys):
+            time.sleep(0.1)
+        return real(self, name, keys)
+
+    monkeypatch.setattr(Replica, "packed", late)
+    with daemons(3) as there:
+        for name in lost:
+            there[NAMES.index(name)].__exit__()
+        found = work.remote(PLAN, there, lost=lost)
+    assert found.equals(work.inline(PLAN))

@@ -1,4 +1,4 @@
-"""A device is lost while blocks are sent."""
+"""A device is lost while blocks are sent; the optimiser's state is sent after the weights."""
 
 import threading
 from collections.abc import Collection
@@ -7,6 +7,7 @@ import pytest
 import torch
 from device_cluster import Result, Work, daemons, device_name, plan_of
 
+from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.server import Daemon
 
@@ -26,15 +27,45 @@ def expected(work: Work) -> Result:
     return work.inline(PLAN)
 
 
+def test_a_step_begins_without_optimiser_state(
+    work: Work, expected: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent after the first activation has passed all devices."""
+    gather, packed = Placement.gather, Replica.packed
+    placed, begun = list[Placement](), list[bool]()
+
+    def gathering(placement: Placement) -> None:
+        placed.append(placement)
+        gather(placement)
+
+    def noting(replica: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
+        if any("/" in key for key in keys):
+            begun.append(placed[0].hops[1].bytes_in > 0)
+        return packed(replica, name, keys)
+
+    monkeypatch.setattr(Placement, "gather", gathering)
+    monkeypatch.setattr(Replica, "packed", noting)
+    with daemons(3) as there:
+        assert work.remote(PLAN, there).equals(expected)
+        assert begun == [True] * 4
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["weights", "state"])
 @pytest.mark.parametrize(("block", "lost"), [(0, 0), (1, 2), (2, 1), (3, 0)])
 def test_a_device_may_be_lost_while_parts_are_sent(
-    work: Work, expected: Result, block: int, lost: int, monkeypatch: pytest.MonkeyPatch
+    work: Work,
+    expected: Result,
+    block: int,
+    lost: int,
+    state: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before a certain block is sent, to that device or to another."""
+    """Before a certain block's part is sent, to that device or to another."""
     packed, gone = Replica.packed, list[threading.Thread]()
 
     def losing(replica: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
-        if name == f"blocks.{block}" and not gone:
+        hit = name == f"blocks.{block}" and any("/" in key for key in keys) == state
+        if hit and not gone:
             gone.append(threading.Thread(target=ended, args=(there[lost],)))
             gone[0].start()
         return packed(replica, name, keys)

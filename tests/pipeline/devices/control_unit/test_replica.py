@@ -3,16 +3,20 @@
 import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from device_cluster import ADAMW, Work, daemons, device_name, plan_of
+from device_cluster import ADAMW, SMALL, Work, daemons, device_name, plan_of
 from safetensors.torch import save
+from torch import nn
 
 from collapipe.errors import StageError, StorageError, WireError
+from collapipe.models.lora import LoraSpec
 from collapipe.models.part import Part, state_like
+from collapipe.models.split import block_name
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import joined, most_bytes
@@ -33,7 +37,7 @@ HOLDERS = {"blocks.0": "pi", "blocks.1": "nano"}
 
 def form(weights: Tensors) -> BlockForm:
     """Of weights that all train."""
-    return BlockForm(weights | state_like(ADAMW, weights), frozenset(weights))
+    return BlockForm(weights | state_like(ADAMW, weights), frozenset(weights), nn.Identity())
 
 
 def put(
@@ -51,7 +55,7 @@ def replica() -> Iterator[Replica]:
     def start(name: str) -> Tensors:
         return {f"{name}.weight": WEIGHT}
 
-    replica = Replica({name: form(start(name)) for name in HOLDERS}, start)
+    replica = Replica({name: form(start(name)) for name in HOLDERS}, start, {})
     replica.told = 4
     replica.expect(2, HOLDERS)
     replica.open()
@@ -64,7 +68,7 @@ def test_nothing_lies_about_before_and_after(
 ) -> None:
     """What raises between making a replica and opening it leaves no folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    replica = Replica({}, lambda name: {})
+    replica = Replica({}, lambda name: {}, {})
     assert not [*tmp_path.iterdir()]
     replica.close()
     replica.open()
@@ -78,7 +82,7 @@ def test_nothing_lies_about_before_and_after(
 
 def test_a_block_may_have_no_tensors() -> None:
     assert form({}).largest_bytes == 0
-    replica = Replica({"blocks.0": form({})}, lambda name: {})
+    replica = Replica({"blocks.0": form({})}, lambda name: {}, {})
     assert replica.most_bytes() == most_bytes(0)
 
 
@@ -209,21 +213,60 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
     assert found.equals(work.inline(plan))
 
 
-def test_no_copy_is_taken_of_a_step_that_devices_were_not_told_to_do() -> None:
-    plan, work = plan_of([device_name(0)], (4,)), Work(steps=2)
+@contextmanager
+def trained(work: Work) -> Iterator[segments.RemoteSegments]:
+    """A round at its end, on one device that is still connected."""
     embedding, _, part = work.parts()
     head = LocalHead(part)
     with (
         daemons(1) as there,
-        work.segments(plan, there) as segments,
-        Pipeline(3, embedding, segments, head, PhaseTimer()) as pipeline,
+        work.segments(plan_of([device_name(0)], (4,)), there) as remote,
+        Pipeline(3, embedding, remote, head, PhaseTimer()) as pipeline,
     ):
         work._trained(pipeline, head)
-        replica = segments._replica
+        yield remote
+
+
+def test_no_copy_is_taken_of_a_step_that_devices_were_not_told_to_do() -> None:
+    with trained(Work(steps=2)) as remote:
+        replica = remote._replica
         epoch, _ = replica._expected
         put(replica, device_name(0), epoch, "blocks.0", 1, 0, b"")  # it has that step
         with pytest.raises(WireError, match="not requested"):
             put(replica, device_name(0), epoch, "blocks.0", 2, 0, b"")
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_clock_that_was_sent_before_it_was_asked_for_is_not_used(
+    lies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round then has no times; its bits are those of an honest one."""
+    real = Session._answer
+
+    def answer(self: Session, frame: Frame, kind: FrameKind, *tensors: torch.Tensor) -> None:
+        real(self, frame, kind, *tensors)
+        if lies and kind == FrameKind.NORMS:
+            real(self, replace(frame, step=0), FrameKind.CLOCK, torch.tensor(0.0).double())
+
+    monkeypatch.setattr(Session, "_answer", answer)
+    with trained(Work()) as remote:
+        assert not remote.lost
+        assert (remote.step_times() is None) == lies
+        assert (not remote.traces()) == lies
+
+
+def test_a_copy_has_adapters_and_their_state_alone() -> None:
+    """And nothing of a block that is frozen."""
+    spec = LoraSpec(SMALL, target_modules=("query",), first_block=1)
+    work = Work(spec)
+    with trained(work) as remote:
+        copied = remote._replica._came
+    for name in map(block_name, range(4)):
+        (keys,) = copied[name, work.steps - 1].values() or [set[str]()]
+        weight = f"{name}.attention.query.lora_{{}}.default.weight"
+        kinds = "", "/exp_avg", "/exp_avg_sq", "/step"
+        own = {weight.format(half) + kind for half in "AB" for kind in kinds}
+        assert keys == (own if name != "blocks.0" else set())
 
 
 TIMES = torch.arange(4.0).double().expand(6, 4)
@@ -254,7 +297,8 @@ ANSWERS = FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE
 def test_a_device_that_answers_nonsense_is_done_without(
     kind: FrameKind, tensors: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The round ends with the bits of an honest one."""
+    """The round ends with the bits of an honest one. A wrong clock, which is asked for when all is
+    done, costs the round's times alone."""
     send, lied, gone = FrameStream.send, list[bool](), list[str]()
     without = segments.RemoteSegments._resume_after
 
@@ -275,4 +319,4 @@ def test_a_device_that_answers_nonsense_is_done_without(
     with daemons(2) as there:
         found = Work().remote(plan, there, lost=gone)
     assert found.equals(Work().inline(plan))
-    assert lied and len(gone) == 1
+    assert lied and len(gone) == (kind != FrameKind.CLOCK)

@@ -127,13 +127,17 @@ def test_no_description_takes_long_or_much(unit: HostileUnit, frames: list[Frame
         ("marian", {"decoder_layers": 10**7}),
         ("llama", {"head_dim": 10**12}),
         ("llama", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0] * 10**4}}),
+        ("stablelm", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1e6}}),
+        ("stablelm", {"hidden_size": 2**14, "num_attention_heads": 2**13, "qk_layernorm": True}),
         ("t5", {"num_decoder_layers": 10**7}),
         ("t5", {"relative_attention_num_buckets": 10**12}),
     ],
 )
 def test_no_configuration_of_transformers_takes_long(family: str, fields: dict[str, Any]) -> None:
     model = {"kind": "huggingface", "family": family, "num_blocks": 1, "config": fields}
-    model["head"] = {"bert": "tokens", "llama": "causal"}.get(family, "decoder")
+    model["head"] = {"bert": "tokens", "llama": "causal", "stablelm": "causal"}.get(
+        family, "decoder"
+    )
     began = time.process_time()
     with pytest.raises(WireError):
         from_description(model)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from device_cluster import UNIT, Work, daemons, neighbours, plan_of
+from second_device import NAME, ran, second_device
 
 from collapipe import __version__
 from collapipe.credentials.credentials import load
@@ -19,6 +20,8 @@ from collapipe.errors import LinkError, WireError
 from collapipe.plan import Span
 from collapipe.wire.channels import DeviceAddress, Dialer
 from pipeline.devices.control_unit.connection import ask_status
+from pipeline.devices.daemon import status as status_module
+from pipeline.devices.daemon.server import Daemon, DeviceSettings
 from pipeline.devices.messages import DeviceStatus, as_json, from_json
 
 OPEN = Dialer(None)
@@ -48,6 +51,26 @@ def test_a_device_says_how_it_is(pair: tuple[Dialer, DeviceAddress, DeviceAddres
     else:
         assert status.expires is not None
         assert timedelta(29) < status.expires - datetime.now(UTC) < timedelta(31)
+
+
+def test_the_torch_device_of_the_segments_is_named_and_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(status_module, "_GPU_SIDE", 8)
+    with second_device() as second:
+        settings = DeviceSettings("device-0", "127.0.0.1:0", 1e9, second)
+        with Daemon(settings, None) as there:
+            status = ask_status(OPEN, *neighbours([there]))
+    assert (status.torch_device, "mm" in ran) == (NAME, True)
+    assert status.flops_per_s is not None and status.flops_per_s > 0
+
+
+def test_free_memory_is_that_of_a_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", {second: (5, 9)}.__getitem__)
+    monkeypatch.setattr(status_module, "_flops_per_s", {second: 7.0}.__getitem__)
+    status = status_module.device_status("device-0", 1e9, second, None, None)
+    assert (status.torch_device, status.free_bytes, status.flops_per_s) == ("cuda:1", 5, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Read and write the measured steps of an inventory's clusters, for the first round of runs."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from collapipe.config.resolved import value_at
+from collapipe.credentials.files import read, replace
+from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.step_law import StepLaw
+
+_OPTIONS = (  # a measured step holds for the same values only
+    *("model", "adapter", "batch_size", "task.max_length", "decoder", "compression"),
+    *(f"pipeline.{name}" for name in ("num_micro_batches", "schedule", "recompute")),
+    *(f"pipeline.{name}" for name in ("dtype", "threads", "wire_dtype", "relay")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    options: Mapping[str, Any]
+    steps: Sequence[StepLaw | None]  # of the clusters, in the order of the inventory
+
+
+_CONTENT = TypeAdapter(_Content)
+
+
+def step_file(inventory: Path) -> Path:
+    """Return the file of the measured steps, which is in the folder of the ``inventory``."""
+    return (own := inventory.resolve()).with_name(f"{own.name}.step.json")
+
+
+def write_steps(inventory: Path, tree: object, steps: Sequence[StepLaw | None]) -> Path:
+    """Write the steps of the inventory's clusters that a run with the options ``tree`` measured."""
+    file = step_file(inventory)
+    replace(file, _CONTENT.dump_json(_Content(_options(tree), steps)))
+    return file
+
+
+def read_step(
+    inventory: Path, tree: object, place: int, devices: Collection[str]
+) -> StepLaw | None:
+    """Return the measured step of the inventory's cluster at ``place``, which has these
+    ``devices``; None if there is no file.
+
+    Raises ``ConfigError`` for an invalid file, or one of other devices or options than ``tree``.
+    """
+    file, how = step_file(inventory), f"collapipe device measure {quote(str(inventory))}"
+    again = f"measure again: {how} OPTIONS --write, with the options of collapipe run"
+    if not file.exists():
+        return None
+    try:
+        content = _CONTENT.validate_json(read(file, again))
+    except (ValidationError, CollaPipeError) as error:
+        raise ConfigError(f"{file}: no measured steps ({one_line(error)}); {again}") from error
+    own = _options(tree)
+    if other := [name for name in own if content.options.get(name) != own[name]]:
+        raise ConfigError(f"{file}: was measured with another {', '.join(other)}; {again}")
+    for step in content.steps[place : place + 1]:
+        if step is not None and {*devices} == {*step.devices, *step.blocks, *step.present}:
+            return step
+    raise ConfigError(f"{file}: was not measured with {', '.join(devices)}; {again}")
+
+
+def _options(tree: object) -> dict[str, Any]:
+    return {name: value_at(tree, name) for name in _OPTIONS}
