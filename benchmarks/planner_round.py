@@ -71,7 +71,7 @@ def rows(instances: int, units: int, channels: int, seed: int = 0) -> Iterator[R
         ("paper", "rayleigh", False),
     ):
         rng = np.random.default_rng(seed)
-        options = RoundOptions(drift=drift, fading=fading)
+        options = RoundOptions(drift=drift, fading=fading, segment_price="paper")
         problems = [draw(rng, units, channels, options, wide) for _ in range(instances)]
         name = f"{drift}{', fading' if fading == 'rayleigh' else ''}{', wide' if wide else ''}"
         yield measure(f"{name}: ours", problems, ours)

@@ -51,7 +51,9 @@ def streamed(instances: int, units: int, channels: int) -> Iterator[str]:
     for law in LAWS:
         for drift in ("gamma", "paper"):
             for name, uplink, payloads in _SENT:
-                options = RoundOptions(drift=drift, uplink=uplink, energy="adapters")
+                options = RoundOptions(
+                    drift=drift, uplink=uplink, energy="adapters", segment_price="paper"
+                )
                 sizes = instances, units, channels
                 yield _line(f"{law}, {drift}: {name}", law, options, payloads, *sizes)
 

@@ -1,12 +1,14 @@
 """A report in a real browser: pictures of it in light, dark, at phone width and as PDF, and checks.
 
-    python benchmarks/report_look.py report.html pictures/
+    python benchmarks/report_look.py report.html pictures/ [PART]
 
-Needs Chromium (``chromium``, ``google-chrome`` or ``CHROMIUM=/path``) and ``pip install
-websockets``. Checks that the page asks for nothing but itself, is no wider than a phone, that texts
-have a contrast of at least 4.5 and what is drawn one of at least 3 (WCAG 2.2, 1.4.3 and 1.4.11),
-that the Tab key reaches everything that opens or scrolls, and that nothing drawn lies outside its
-chart and no text on another.
+PART is a selector; part.png shows what it matches, as wide as a page of the docs:
+docs/pictures/report.png is ``"#learning"`` of README's run, docs/pictures/devices.png ``"#devices
+.charts"`` of README's run on three devices. Needs Chromium (``chromium``, ``google-chrome`` or
+``CHROMIUM=/path``) and ``pip install websockets``. Checks that the page asks for nothing but
+itself, is no wider than a phone, that texts have a contrast of at least 4.5 and what is drawn one
+of at least 3 (WCAG 2.2, 1.4.3 and 1.4.11), that the Tab key reaches everything that opens or
+scrolls, and that nothing drawn lies outside its chart and no text on another.
 """
 
 import base64
@@ -25,7 +27,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-DESKTOP, PHONE = 1280, 390
+DESKTOP, PHONE, PAGE = 1280, 390, 800
 LEAST_TEXT, LEAST_GRAPHIC = 4.5, 3.0
 
 # What the page's script-free style came to; the browser computes it, so no rule is read twice.
@@ -40,11 +42,12 @@ DRAWN_COLOURS = """
   .flatMap(e => { const s = getComputedStyle(e); return [s.stroke, s.fill]; })
   .filter(c => c != 'none'))]
 """
+BOX = "JSON.stringify(document.querySelector('%s').getBoundingClientRect())"
 GROUND = "getComputedStyle(document.body).backgroundColor"
 OUTSIDE = """
 [...document.querySelectorAll('figure svg[role=img]')].flatMap(svg => {
   const box = svg.viewBox.baseVal;
-  return [...svg.querySelectorAll('text, path, rect')].filter(e => {
+  return [...svg.querySelectorAll('text, path:not(defs *), rect')].filter(e => {
     const b = e.getBBox();
     return b.x < -1 || b.y < -1 || b.x + b.width > box.width + 1 || b.y + b.height > box.height + 1;
   }).map(e => svg.getAttribute('aria-label') + ': ' + (e.textContent || e.getAttribute('class')));
@@ -103,11 +106,12 @@ class Browser:
         while self.ask("document.readyState") != "complete":
             time.sleep(0.05)
 
-    def picture(self, file: Path, width: int) -> None:
-        """The whole page as PNG."""
+    def picture(self, file: Path, width: int, part: str = "html", scale: int = 1) -> None:
+        """The first element that matches the selector ``part`` as PNG."""
         self._size(width, int(self.ask("document.documentElement.scrollHeight")))
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
-        file.write_bytes(base64.b64decode(data))
+        box = json.loads(self.ask(BOX % part))
+        options = {"format": "png", "captureBeyondViewport": True, "clip": {**box, "scale": scale}}
+        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **options)["data"]))
 
     def _size(self, width: int, height: int) -> None:
         self.call(
@@ -194,7 +198,7 @@ def check_keys(tab: Browser) -> list[str]:
     return faults + ([] if reached == wanted else [f"keyboard: {reached} of {wanted} reached"])
 
 
-def look(page: Path, pictures: Path) -> list[str]:
+def look(page: Path, pictures: Path, part: str = "") -> list[str]:
     """Write the pictures; return what is wrong."""
     pictures.mkdir(parents=True, exist_ok=True)
     address, faults = page.resolve().as_uri(), []
@@ -209,6 +213,9 @@ def look(page: Path, pictures: Path) -> list[str]:
             if (excess := tab.ask(OVERFLOW)) > 0:
                 faults.append(f"{name}: {excess} px wider than {width}")
             tab.picture(pictures / f"{name}.png", width)
+        if part:
+            tab.show(address, PAGE, "light")
+            tab.picture(pictures / "part.png", PAGE, part, 2)
         faults += [f"outside its chart: {each}" for each in tab.ask(OUTSIDE)]
         faults += [f"texts overlap: {each}" for each in tab.ask(OVERLAPS)]
         faults += check_keys(tab)
@@ -220,9 +227,9 @@ def look(page: Path, pictures: Path) -> list[str]:
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        raise SystemExit("usage: python benchmarks/report_look.py REPORT.html FOLDER")
-    faults = look(Path(sys.argv[1]), Path(sys.argv[2]))
+    if len(sys.argv) not in {3, 4}:
+        raise SystemExit("usage: python benchmarks/report_look.py REPORT.html FOLDER [PART]")
+    faults = look(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
     print("\n".join(faults) or f"nothing wrong; pictures in {sys.argv[2]}")
     raise SystemExit(bool(faults))
 

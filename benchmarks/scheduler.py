@@ -33,6 +33,7 @@ from reproduction.scheduling import run_histories, total_s
 
 Record = dict[str, object]
 _SENT = {name: sent for name, sent in frameworks.PAYLOADS.items() if name != "bfloat16"}
+_DSSRA = ("strategy=dssra", "strategy.segment_price=paper")
 _KINDS = {"static": ("cluster.num_devices=6",), "mobile": ("cluster=paper", "environment=mobile")}
 
 
@@ -86,7 +87,7 @@ def _told(evidence: Evidence, beginnings: Sequence[str]) -> Record:
 def precisions(arguments: argparse.Namespace) -> Record:
     """Total delay below VanillaFL's, paired by seed; all of 200 rounds."""
     rival = {frameworks.LABELS[frameworks.RIVAL]: (f"framework={frameworks.RIVAL}",)}
-    runs = {name: (sent, ("strategy=dssra",)) for name, sent in {**_SENT, **rival}.items()}
+    runs = {name: (sent, _DSSRA) for name, sent in {**_SENT, **rival}.items()}
     with ProcessPoolExecutor(2) as pool:
         seeds = list(
             pool.map(partial(run_histories, rounds=200, runs=runs), range(arguments.seeds))

@@ -13,7 +13,7 @@ from benchmarks.devices import (
     hop,
     iteration,
     memory,
-    plans,
+    neighbours,
     predictions,
     recovery,
     replicas,
@@ -22,7 +22,7 @@ from benchmarks.devices import (
 ROWS = {
     each.__name__.rpartition(".")[2]: each
     for each in (
-        *(iteration, hop, plans, predictions, recovery, availability),
+        *(iteration, hop, neighbours, predictions, recovery, availability),
         *(cores, memory, capacity, replicas),
     )
 }

@@ -10,13 +10,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, work
-from benchmarks.devices.memory import peak_bytes, train
+from benchmarks.devices.memory import peak_bytes, reset_peak, train
 from benchmarks.devices.sides import about, save
 from collapipe.models.dropout import DropoutKey
 from collapipe.process.allocator import return_large_blocks
@@ -64,13 +63,13 @@ def _control_unit(arguments: Namespace) -> tuple[list[int], dict[str, int]]:
         for box, group in zip(started.daemons, limits, strict=True):
             group.write_text(str(box.process.pid))
         train((64, 1, 1, 8), 1, "gpipe")  # libraries load what they load on first use
-        found = {"interpreter and libraries": _reset_peak()}
+        found = {"interpreter and libraries": _reset_own_peak()}
         made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
         names = [device_name(k) for k in range(count)]
         plan = even_plan(names, arguments.blocks, plan_of(names[:1], (1,), m))
         embedding, blocks, part = made.parts()
         blocks.clear()
-        _reset_peak()
+        _reset_own_peak()
         own.write_text(str(os.getpid()))
         stack.callback((own.parents[1] / own.name).write_text, str(os.getpid()))
         how = plan, started.daemons, arguments.every, started.dialer
@@ -95,9 +94,8 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(each.nbytes for each in tensors)
 
 
-def _reset_peak() -> int:
-    """From now on the peak is what is resident; how much that is."""
+def _reset_own_peak() -> int:
+    """``reset_peak`` without what building the model has left."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # of what building the model has left
-    Path("/proc/self/clear_refs").write_text("5")
-    return peak_bytes()
+    ctypes.CDLL(None).malloc_trim(0)
+    return reset_peak()

@@ -25,6 +25,7 @@ from tests.device_cluster import Work
 from tests.network import Place
 
 SEED, RATE, CLIP = 0, 1e-4, 1.0
+_OTHER_BOOT = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
 VOCABULARY = Vocabulary(size=1000, pad=0, bos=1, eos=2)
 
 
@@ -87,6 +88,18 @@ class Ours:
         """An iteration from one end of a backward to the next: nothing is left to do behind it."""
         self.step()
         self.run()
+
+
+@contextmanager
+def apart(places: Sequence[Place]) -> Iterator[list[Place]]:
+    """Places whose processes take each for a machine of its own: with another boot id."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = []
+        for number, place in enumerate(places):
+            file = Path(folder, f"boot-{number}")
+            file.write_text(f"{place.host}\n")
+            found.append(Place(place.host, (*place.command, "sh", "-c", _OTHER_BOOT, str(file))))
+        yield found
 
 
 @contextmanager

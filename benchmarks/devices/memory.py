@@ -53,6 +53,12 @@ def peak_bytes(pid: int | str = "self") -> int:
     return int(found[1]) * 1024
 
 
+def reset_peak(pid: int | str = "self") -> int:
+    """From now on a process's peak is what is resident; how much that is."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return peak_bytes(pid)
+
+
 def _devices(arguments: Namespace, schedule: str) -> tuple[list[int], int]:
     """Of each device, and of the control unit."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)

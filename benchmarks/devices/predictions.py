@@ -1,34 +1,58 @@
 """Whole runs on daemons of this machine: planned against measured seconds of each round's
-pipelines."""
+pipelines. Daemons in networks of a rate have quotas, and count as machines of their own."""
 
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.devices.sides import about, save
+from benchmarks.devices.cluster import apart
+from benchmarks.devices.sides import about, limited, save
+from collapipe.credentials.authority import CONTROL_UNIT
 from collapipe.step_law import interval
+from tests.boxes import boxes
+from tests.network import network
 
-SETTINGS = {  # devices, and the options of the run
-    "three devices, width 64": (3, ()),
-    "two devices, width 64": (2, ()),
-    "four devices, width 64": (4, ()),
-    "head on the control unit": (3, ("decoder.mode=control_unit",)),
-    "LoRA": (3, ("adapter=lora",)),
-    "width 256": (3, ("model.dim=256", "model.feed_forward_dim=1024", "federation.local_steps=10")),
-    "width 768": (
-        3,
-        (
-            "model.dim=768",
-            "model.feed_forward_dim=3072",
-            "federation.local_steps=4",
-            "batch_size=16",
-        ),
-    ),
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The options of a run, its number of devices, and the rate of their links; None: one machine
+    without quotas."""
+
+    options: tuple[str, ...] = ()
+    devices: int = 3
+    mbit: float | None = None
+
+
+CORES = 0.5, 0.35, 0.2, 0.1  # of daemons in a network, 10:7:4:2
+WIDTH_256 = "model.dim=256", "model.feed_forward_dim=1024", "federation.local_steps=10"
+WIDTH_768 = (
+    *("model.dim=768", "model.feed_forward_dim=3072"),
+    *("federation.local_steps=4", "batch_size=16"),
+)
+LORA = "adapter=lora", "federation.local_steps=10"
+SETTINGS = {
+    "three devices, width 64": Setting(),
+    "two devices, width 64": Setting(devices=2),
+    "four devices, width 64": Setting(devices=4),
+    "head on the control unit": Setting(("decoder.mode=control_unit",)),
+    "LoRA": Setting(("adapter=lora",)),
+    "width 256": Setting(WIDTH_256),
+    "width 768": Setting(WIDTH_768),
+    "quotas, 50 Mbit/s": Setting(("federation.local_steps=10",), 4, 50),
+    "quotas, 100 Mbit/s": Setting(("federation.local_steps=10",), 4, 100),
+    "quotas, 1 Gbit/s": Setting(("federation.local_steps=10",), 4, 1000),
+    "quotas, 100 Mbit/s, LoRA": Setting(LORA, 4, 100),
+    "quotas, 100 Mbit/s, width 256": Setting((*WIDTH_256, "federation.local_steps=5"), 4, 100),
 }
+COMMAND = sys.executable, "-m", "collapipe"
 FIRST = 3  # round from which plans have settled
 
 
@@ -36,11 +60,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Rounds and settings."""
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
+    parser.add_argument("--measured", action="store_true", help="Measure the inventory before.")
 
 
 def main(arguments: Namespace) -> None:
     print(f"{'':<26}{'measured':>10}{'planned/measured: round 1':>27}{'from 3':>8}{'range':>14}")
-    rows = {name: _run(arguments.rounds, *SETTINGS[name]) for name in arguments.settings}
+    rounds, measured = arguments.rounds, arguments.measured
+    rows = {name: _run(rounds, measured, SETTINGS[name]) for name in arguments.settings}
     for name, rounds in rows.items():
         ratios = [each["planned_s"] / each["measured_s"] for each in rounds]
         later = ratios[FIRST - 1 :]
@@ -53,14 +79,17 @@ def main(arguments: Namespace) -> None:
     save(arguments.output, "predictions", {"about": about(arguments), "rows": rows})
 
 
-def _run(num_rounds: int, devices: int, options: tuple[str, ...]) -> list[dict[str, float]]:
+def _run(num_rounds: int, measured: bool, setting: Setting) -> list[dict[str, float]]:
     """Return planned and measured seconds, and the spread, of each round."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "run")
-        own = f"federation.rounds={num_rounds}", f"hydra.run.dir={run}", "federation.num_units=1"
-        words = "up", "--devices", str(devices), "--", "run", *own, *options
-        command = [sys.executable, "-m", "collapipe", *words, "task.test_rows=4"]
-        subprocess.run(command, check=True, capture_output=True)
+    there = _on_one_machine if setting.mbit is None else _in_network
+    with tempfile.TemporaryDirectory() as folder, there(setting, Path(folder)) as inventory:
+        run, options = Path(folder, "run"), ("federation.num_units=1", *setting.options)
+        if measured:
+            began = time.monotonic()
+            _call("device", "measure", str(inventory), *options, "--write")
+            print(f"{time.monotonic() - began:.0f} s of measuring", flush=True)
+        own = f"federation.rounds={num_rounds}", f"hydra.run.dir={run}", "task.test_rows=4"
+        _call("run", "cluster=devices", f"cluster.file={inventory}", *options, *own)
         lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         return [
             {
@@ -70,6 +99,51 @@ def _run(num_rounds: int, devices: int, options: tuple[str, ...]) -> list[dict[s
             }
             for each in lines
         ]
+
+
+@contextmanager
+def _on_one_machine(setting: Setting, folder: Path) -> Iterator[Path]:
+    """Daemons of ``collapipe up``; their inventory."""
+    file = folder / "inventory.yaml"
+    up = *COMMAND, "up", "--devices", str(setting.devices), "--inventory", str(file)
+    with subprocess.Popen(up, stdout=subprocess.PIPE, text=True) as daemons:
+        try:
+            assert daemons.stdout is not None
+            assert any("Ctrl-C ends" in line for line in daemons.stdout)
+            yield file
+        finally:
+            daemons.terminate()
+
+
+@contextmanager
+def _in_network(setting: Setting, folder: Path) -> Iterator[Path]:
+    """Daemons with quotas behind links of the setting's rate; their inventory, whose speeds are in
+    the ratio of the quotas."""
+    assert setting.mbit is not None
+    with ExitStack() as stack:
+        there = stack.enter_context(network(setting.devices, setting.mbit * 1e6))
+        places = stack.enter_context(apart(there.places))
+        started = stack.enter_context(boxes(folder, places, "4GB"))
+        devices = []
+        for box, cores in zip(started.daemons, CORES, strict=False):
+            stack.enter_context(limited(box.process.pid, cores))
+            known = {"flops_per_s": 2e10 * cores, "d2d_rate_bps": setting.mbit * 1e6}
+            devices.append({"name": box.name, "address": box.address, **known})
+        content = {
+            "batch_size": 64,
+            "model": {"name": "dates_transformer", "tokens": 32},
+            "credentials": str(folder / "credentials" / CONTROL_UNIT),
+            "clusters": [{"name": "cluster-0", "devices": devices}],
+        }
+        file = folder / "inventory.yaml"
+        file.write_text(json.dumps(content, indent=2))  # JSON is YAML
+        yield file
+
+
+def _call(*words: str) -> None:
+    done = subprocess.run([*COMMAND, *words], check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
 
 
 def _held(line: dict[str, float]) -> bool:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.devices.cluster import Ours, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
+from collapipe.errors import StageError
 from collapipe.plan import ClusterPlan
 from tests.boxes import Boxes
 from tests.device_cluster import device_name, even_plan, plan_of
@@ -73,7 +74,7 @@ def _turn(arguments: Namespace) -> tuple[float, float]:
 def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float]:
     """Until the head gets an activation of the new plan; and until the loss is noticed."""
     marks = dict[str, float]()
-    submit, lose = mine.head.submit, mine.segments._without
+    submit, lose = mine.head.submit, mine.segments._replanned
 
     def submitting(micro_batch: int, hidden: torch.Tensor) -> None:
         if not marks:
@@ -83,14 +84,14 @@ def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float]:
             marks.setdefault("next", time.perf_counter())
         submit(micro_batch, hidden)
 
-    def losing(lost: object) -> None:
+    def losing(lost: StageError) -> ClusterPlan:
         marks.setdefault("noticed", time.perf_counter())
-        lose(lost)  # type: ignore[arg-type]
+        return lose(lost)
 
     with ExitStack() as stack:
         for place, name, value in (
             (mine.head, "submit", submitting),
-            (mine.segments, "_without", losing),
+            (mine.segments, "_replanned", losing),
         ):
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, value)

@@ -58,4 +58,4 @@ def main(arguments: Namespace) -> None:
 
 def _received(segments: RemoteSegments) -> int:
     """Bytes that devices have sent on their control streams."""
-    return sum(each._control.bytes_in for each in segments._placed.connections.values())
+    return sum(each.control.bytes_in for each in segments._placed.connections.values())
