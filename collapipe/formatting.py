@@ -84,11 +84,12 @@ def block_range(span: Span) -> str:
     return f"{span.first}" if span.blocks == 1 else f"{span.first}-{span.stop - 1}"
 
 
-def certainty(certificate: Certificate) -> str:
-    """Return how far from optimal a solution may be, its solver, and the time that it took."""
+def certainty(certificate: Certificate, family: str, better: str) -> str:
+    """Return how far a solution may be from the best of its family, its solver, and the time that
+    it took."""
     took = f"found by {certificate.solver} in {seconds(certificate.solve_time_s)}"
     if certificate.lower_bound <= 0:
         return f"how far from the best is not known; {took}"
     if certificate.gap <= _PROVED_GAP:
-        return f"nothing is better (gap 0); {took}"
-    return f"at most {certificate.gap:.2%} above the best; {took}"
+        return f"no {family} is {better} under this law (gap 0); {took}"
+    return f"at most {certificate.gap:.2%} above the best {family} under this law; {took}"

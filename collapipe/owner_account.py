@@ -109,10 +109,7 @@ class OwnerAccount:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one process at a time read and replace the file.
-
-        The system frees the lock when the process ends.
-        """
+        """Let one process at a time use the file; its end frees the lock."""
         files.make_folder(self.file.parent)
         lock = self.file.with_name(f".{self.file.name}.lock")
         try:

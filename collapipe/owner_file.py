@@ -28,6 +28,9 @@ class DataSection(Section):
     tags_column: Text | None = None
     source_column: Text | None = None
     target_column: Text | None = None
+    messages_column: Text | None = None
+    prompt_column: Text | None = None
+    completion_column: Text | None = None
     max_train_samples: Whole | None = None
     tokenizer_min_rows: Whole | None = None  # fewer are refused
 

@@ -56,7 +56,7 @@ def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A solver's proof for its answer: no solution is below ``lower_bound``.
+    """A solver's proof for its answer: no solution of its problem is below ``lower_bound``.
 
     A heuristic without a bound gives 0. Comparisons of certificates ignore the solve time.
     """

@@ -62,11 +62,12 @@ class DeviceReport:
 
     ``compute_s`` is the time of forward and backward passes, and ``wait_s`` the time that they
     waited for inputs. ``send_s`` is the time from the end of an action until its output was sent,
-    which may overlap with other actions. ``span_s`` sums the times from a step's first action to
-    its last. ``chunk_s`` is the median time per step of a micro-batch, forward and backward.
-    ``sent_bytes`` counts bytes to neighbours, including the control unit. ``peak_bytes`` is the
-    process's highest memory use so far. ``control_unit_wait_s`` is the part of ``wait_s`` for
-    tensors from the control unit: embeddings, and gradients from the head.
+    which may overlap with other actions; ``send_alone_s`` is the part that overlaps with no action
+    and no waiting. ``span_s`` sums the times from a step's first action to its last. ``chunk_s`` is
+    the median time per step of a micro-batch, forward and backward. ``sent_bytes`` counts bytes to
+    neighbours, including the control unit. ``peak_bytes`` is the process's highest memory use so
+    far. ``control_unit_wait_s`` is the part of ``wait_s`` for tensors from the control unit:
+    embeddings, and gradients from the head.
     """
 
     name: Annotated[str, Field(max_length=64)]
@@ -79,6 +80,7 @@ class DeviceReport:
     sent_bytes: Amount
     peak_bytes: Amount
     control_unit_wait_s: Amount = 0.0
+    send_alone_s: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class ClusterReport:
     devices: Annotated[tuple[DeviceReport, ...], Field(max_length=_MOST_DEVICES)] = ()
     events: Annotated[tuple[_Sentence, ...], Field(max_length=_MOST_EVENTS)] = ()
     traces: Annotated[tuple[DeviceTrace, ...], Field(max_length=_MOST_DEVICES)] = ()
+    input_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,7 @@ class RoundReport:
     queues: tuple[float, ...] = ()
     estimates: Estimates = field(default_factory=Estimates)
     target_tokens: Count = 0
+    input_tokens: Count = 0
     evaluation_loss: float | None = None
     metric: Score | None = None
     on_units: UnitsEvaluation | None = None

@@ -57,6 +57,9 @@ class DataSettings:
     tags_column: str = "ner_tags"
     source_column: str = "source"
     target_column: str = "target"
+    messages_column: str = "messages"
+    prompt_column: str = "prompt"
+    completion_column: str = "completion"
     shuffle: bool = True  # shuffle training rows first, because files are often sorted
     max_train_samples: Count | None = None  # the first rows only
     max_eval_samples: Count | None = None
@@ -105,7 +108,7 @@ class PipelineSettings:
     num_micro_batches: Count
     schedule: Literal["gpipe", "one_f_one_b"]
     dtype: Literal["float32", "float64"]
-    threads: Count
+    threads: Count | None
     profile: bool | None
     replicate_every: CountFrom0 | Literal["auto"]
     relay: bool = False  # older runs lack this option
@@ -318,7 +321,8 @@ class LoraSettings(AdapterSettings):
 
     ``target_modules`` are the last parts of linear layers' names; None: peft's defaults for the
     family. With ``last_blocks`` everything before these blocks is frozen. ``cache`` then stores the
-    frozen part's activations of rows, at most ``cache_bytes``.
+    frozen part's activations of rows, at most ``cache_bytes``. With ``rslora`` adapters count
+    α / √r instead of α / r. ``path`` is a folder of peft with the first adapters.
     """
 
     rank: Count
@@ -328,6 +332,8 @@ class LoraSettings(AdapterSettings):
     last_blocks: Count | None = None  # older runs lack this and the following options
     cache: bool = False
     cache_bytes: Count = 2**32
+    rslora: bool = False
+    path: str | None = None
 
     def __post_init__(self) -> None:
         if self.cache and self.last_blocks is None:

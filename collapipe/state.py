@@ -134,7 +134,7 @@ class BlockCost:
     gradient_bits: float  # g^s, per sample and hop
     block_bytes: float  # γ_0: weights, gradients, optimiser state and tensors saved for backward
     sample_bytes: float = 0.0  # tensors saved for backward of the current micro-batch, per sample
-    segment_bytes: float = 0.0  # inputs that a segment keeps, for any number of blocks
+    segment_bytes: float = 0.0  # of any number of blocks: kept inputs, one widened weight
 
     def segment_needs(self, blocks: int, samples: float) -> float:
         """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples."""

@@ -1,4 +1,4 @@
-"""The measured law of a step on real devices: all times except those of blocks."""
+"""The measured law of a step on real devices."""
 
 import math
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ _LEAST_S, _MOST_S = 1e-15, 1e4  # of an action
 _MOST_NAME = 64  # characters
 _MOST_DEVICES, _MOST_CORES, _MOST_MICRO_BATCHES = 128, 4096, 4096
 _LEAST_FACTOR = 1e-6
+MOST_SLOWNESS = 1e6
 FORWARD_SHARE = 1 / 3  # of a block's time, before it was measured: backward has twice the FLOPs
 
 
@@ -19,12 +20,14 @@ class DeviceTimes:
 
     ``forward_share`` is the fraction of a block's time that forward takes. ``send_s`` are the
     seconds from the end of an action until its output is at the next stage. ``host`` is the label
-    of the device's machine, the same for devices of one machine.
+    of the device's machine, the same for devices of one machine. ``slowness`` is the measured time
+    of a block divided by the described one.
     """
 
     forward_share: float
     send_s: float
     host: str
+    slowness: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class StepLaw:
     present
         Names of the devices that could hold blocks then.
     devices
-        Parts of all devices that were measured in this run.
+        Parts of all devices that were measured, in this run or before it.
     host
         Label of the control unit's machine.
     cores
@@ -95,6 +98,7 @@ class StepLaw:
         for each in self.devices.values():
             self._check("forward_share", 0 <= each.forward_share <= 1)
             self._check("host", each.host in self.cores)
+            self._check("slowness", 1 / MOST_SLOWNESS <= each.slowness <= MOST_SLOWNESS)
 
     def _check(self, name: str, fits: bool) -> None:
         if not fits:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 IGNORED = -100  # torch's own ignore_index: a target position that is padding
+MOST_PACKED = 255  # sequences in a row, whose numbers are bytes
 Tensors = dict[str, Tensor]
-_ALIGNMENT = 64  # bytes, as torch allocates
+ALIGNMENT = 64  # bytes, as torch allocates
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Batch:
     inputs
         int64 [b, s], token ids; padding may hold any valid id.
     mask
-        bool [b, s], True where ``inputs`` holds a token.
+        bool [b, s], True where ``inputs`` holds a token. If rows hold several sequences that do not
+        see each other: uint8 [b, s], the number of a token's sequence from 1, and 0 at padding.
     targets
         int64 [b, t], the values to predict; ``IGNORED`` at padding.
     rows
@@ -43,6 +45,11 @@ class Batch:
         return int(self.inputs.shape[0])
 
     @property
+    def num_inputs(self) -> int:
+        """Number of input tokens, without padding."""
+        return int(self.mask.bool().sum())
+
+    @property
     def num_targets(self) -> int:
         """Number of target tokens, the divisor of the loss."""
         return int((self.targets != IGNORED).sum())
@@ -58,6 +65,11 @@ def padded(sequences: Sequence[Sequence[int]], fill: int) -> Tensor:
 def mask_of(sequences: Sequence[Sequence[int]]) -> Tensor:
     """Return bool [rows, longest], True where ``padded`` has ids and not fill."""
     return padded([[1] * len(ids) for ids in sequences], 0).bool()
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor has the form of a batch's mask."""
+    return tensor.dim() == 2 and tensor.dtype in (torch.bool, torch.uint8)
 
 
 def chosen(tensors: Tensors, names: Collection[str]) -> Tensors:
@@ -82,7 +94,7 @@ def aligned(tensor: Tensor) -> Tensor:
     """Return the tensor itself, or a copy if it is not aligned to 64 bytes as torch's own are.
 
     The last bits of a matrix product depend on alignment. Tensors from messages or files are often
-    not aligned.
+    not aligned. Narrow tensors compute in copies of a wider dtype, so they need no alignment.
     """
-    misaligned = tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT
-    return tensor.clone() if misaligned else tensor
+    computes = tensor.device.type == "cpu" and tensor.dtype.itemsize >= 4
+    return tensor.clone() if computes and tensor.data_ptr() % ALIGNMENT else tensor

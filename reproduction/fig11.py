@@ -25,7 +25,7 @@ from reproduction.scheduling import Overrides, RunHistory, run_histories, total_
 ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round
 _PAPER = {"loss-only": 46.44, "delay-only": 15.48, "random": 7.12}
 EVEN = ", even split"
-_DSSRA = "strategy=dssra"
+_DSSRA = ("strategy=dssra", "strategy.segment_price=paper")
 
 
 def dssra(weight: float) -> str:
@@ -35,13 +35,13 @@ def dssra(weight: float) -> str:
 
 WEIGHTS = (0.01, 0.03, 0.1, 1.0, 10.0)
 PLANNED: Mapping[str, Overrides] = {
-    dssra(weight): (_DSSRA, f"strategy.drift_weight={weight}") for weight in WEIGHTS
+    dssra(weight): (*_DSSRA, f"strategy.drift_weight={weight}") for weight in WEIGHTS
 }
 _V = "strategy.drift_weight=0.01"
 _READINGS: Mapping[str, Overrides] = {
     # κ = βη²/(2N) with η = 0.01, β = 1, N = 8; the paper prints neither η nor β.
-    "DSSRA, V = 0.01, κ of η = 0.01": (_DSSRA, _V, "strategy.kappa=6.25e-6"),
-    "DSSRA, V = 0.01, eq. 32 as printed": (_DSSRA, _V, "strategy.drift=paper"),
+    "DSSRA, V = 0.01, κ of η = 0.01": (*_DSSRA, _V, "strategy.kappa=6.25e-6"),
+    "DSSRA, V = 0.01, eq. 32 as printed": (*_DSSRA, _V, "strategy.drift=paper"),
 }
 RULES: Mapping[str, Overrides] = {
     "random": ("strategy=random",),

@@ -158,11 +158,13 @@ def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
     left.set_yticks(np.arange(len(LABELS)), LABELS.values())
     left.invert_yaxis()
     left.set(xlabel="a round [s]", title="(a) static clusters")
-    series = {
-        what: (FACTORS, [ours[_AGAINST_RIVAL.format(scaled(what, each))] for each in FACTORS])
-        for what in PAYLOADS
-    }
-    drawing.draw_lines(right, series, bands=False)  # bands overlap; the table has the intervals
+    series = {}
+    for place, (mark, what) in enumerate(zip(drawing.MARKS, PAYLOADS, strict=False)):
+        aside = [each + 0.07 * (place - (len(PAYLOADS) - 1) / 2) for each in FACTORS]
+        below = [ours[_AGAINST_RIVAL.format(scaled(what, each))] for each in FACTORS]
+        series[what] = aside, below
+        drawing.error_bars(right, aside, below, color=mark.colour, capsize=1.5, elinewidth=0.8)
+    drawing.draw_lines(right, series, bands=False)  # they would overlap
     right.set(xlabel="uplinks' bandwidth [Table II's]", ylabel="total below VanillaFL's by [%]")
     right.set_title("(b) CollaPipe against VanillaFL")
     for axes in (left, right):

@@ -11,9 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.errors import ConfigError
-from collapipe.run_report.round import read_requests
+from collapipe.run_report.packed import read_requests
 from collapipe.runs.evidence import Interval, over_seeds
-from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from optim.problem import Floats
 from reproduction import drawing, learning_curves
@@ -75,10 +74,7 @@ def transmission(run: Run) -> tuple[float, float]:
 
     Raises ``ConfigError`` if a plan has no uplink, or its round's request is missing.
     """
-    try:
-        requests = {each.round: each for each in read_requests(run)}
-    except EOFError as error:
-        raise ConfigError(f"{run.folder / REQUESTS}: not what a run writes ({error})") from error
+    requests = {each.round: each for each in read_requests(run)}
     constant_w = float(run.tree["channel"]["interference_constant_w"])
     powers, errors = list[float](), list[float]()
     for line in run.rounds:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from collapipe.config import Settings
 from collapipe.errors import DataError
 from collapipe.models.split import SplitModel, build_empty
+from collapipe.process.torch_device import moved
 from collapipe.report import UnitsEvaluation
 from collapipe.runs.rows import load_server_rows
 from collapipe.tasks.evaluation import Evaluation, Evaluator, mean_evaluation
@@ -67,13 +68,13 @@ class RunEvaluator:
     def _evaluation(self, evaluator: Evaluator, model: GlobalModel) -> Evaluation:
         """Evaluate the average, or if nothing is averaged, the mean over the units' models."""
         if self._settings.framework.aggregate:
-            return evaluator.evaluate(self._built(model.weights))
+            return evaluator.evaluate(self._built(model.whole()))
         units = range(self._settings.federation.num_units)
         return mean_evaluation(
-            [evaluator.evaluate(self._built(model.of_unit(unit))) for unit in units]
+            [evaluator.evaluate(self._built(model.whole(model.of_unit(unit)))) for unit in units]
         )
 
     def _built(self, weights: Tensors) -> SplitModel:
         spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
         model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
-        return model.to(self._settings.server_device)
+        return moved(model, self._settings.server_device)

@@ -129,8 +129,7 @@ class NodesAlone:
         return self._sent[key] <= most
 
     def _told(self, scope: Scope, key: str) -> dict[str, object]:
-        """Return the versions, and whether ``key`` is ``admitted`` (None while the server
-        starts)."""
+        """Return versions, and whether ``key`` is ``admitted``; None while the server starts."""
         versions = {"collapipe": collapipe.__version__, "flwr": version("flwr")}
         known = self._folder.nodes()
         if known is not None and key not in known:

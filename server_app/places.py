@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from collapipe.errors import WireError, one_line, unit_called
 from collapipe.wire.messages import Failure, RowsReply, StateReply
+from server_app.asking import apart
 
 Numbered = TypeVar("Numbered", RowsReply, StateReply)
 
@@ -92,7 +93,7 @@ class Places:
         """Set each answer's unit to the place of its node; replace the answer by a failure if the
         node gets no place. Places in ``taken`` belong to other nodes. Nodes with certified places
         go first."""
-        replies = {n: each for n, each in answers.items() if not isinstance(each, Failure)}
+        replies, _ = apart(answers)
         certified = self.certified()
         for node in sorted(replies, key=lambda node: self.place(node, certified) is None):
             reply = replies[node]

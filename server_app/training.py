@@ -4,11 +4,10 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from flwr.serverapp import Grid
 from rich.console import Console
 
@@ -19,8 +18,10 @@ from collapipe.errors import BudgetSpentError, RoundFailedError
 from collapipe.flower import reply_limit
 from collapipe.formatting import counted
 from collapipe.process.streams import lasting_output
+from collapipe.process.torch_device import use_threads
+from collapipe.runs.base import base_of, begin, trained_form
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.model import initial_model, read_tokenizer
+from collapipe.runs.model import read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
@@ -52,7 +53,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     ``resume`` names the checkpoint from which the run in the folder is resumed; None begins a new
     run. Raises the ``CollaPipeError`` or ``KeyboardInterrupt`` that ended the run early.
     """
-    torch.set_num_threads(settings.pipeline.threads)
+    use_threads(settings.pipeline.threads, settings.federation.num_units)
     logging.getLogger("flwr").setLevel(logging.WARNING)  # this package prints its own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked(), _placed(grid, folder) as places:
@@ -115,7 +116,6 @@ def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
 
 
 def _warn(settings: Settings) -> None:
-    """Warn about settings that are allowed but probably unintended."""
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(
             "adapter=lora: the frozen weights are random; start with pretrained ones by "
@@ -126,14 +126,6 @@ def _warn(settings: Settings) -> None:
             "privacy: the tokeniser in model/ is made of the units' words, which no noise "
             "protects; set data.tokenizer=bytes, a folder or a hub's id"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Records:
-    """A run's log on disk, and its progress on the console."""
-
-    log: RunLog
-    progress: RunProgress
 
 
 @dataclass
@@ -147,6 +139,8 @@ class _Run:
     console: Console
     checkpoint: Checkpoint | None
     places: Places
+    _log: RunLog = field(init=False)  # while it is open
+    _progress: RunProgress = field(init=False)
 
     def __post_init__(self) -> None:
         self._checkpoints = RunCheckpoints(self.settings, self.folder, self.tokenizer)
@@ -157,17 +151,16 @@ class _Run:
         evaluator = RunEvaluator(self.settings, self.tokenizer)
         federation = self.settings.federation
         steps = federation.num_units * federation.local_steps
-        with self._records(steps) as records:
-            strategy = self._strategy(records.progress)
-            arrays = strategy.initial_arrays()
-            weights = sum(each.numel() for each in strategy.model.trained.values())
+        with self._records(steps):
+            strategy = self._strategy()
+            weights = sum(each.numel() for each in strategy.model.weights.values())
             if (told := noise_told(self.settings, weights)) is not None:
                 self.console.print(told, highlight=False, markup=False, soft_wrap=True)
             self._write_models(strategy.model, strategy.model.own_models)
             try:
-                with strategy.opened(grid, arrays):
+                with strategy.opened(grid):
                     for round_ in range(self.history.num_rounds + 1, federation.rounds + 1):
-                        self._round(round_, strategy, evaluator, records)
+                        self._round(round_, strategy, evaluator)
             except BudgetSpentError as spent:  # the run ends early and keeps its model
                 self.history.ended = str(spent)
         if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
@@ -179,39 +172,40 @@ class _Run:
         self.history.test, self.history.test_on_units = evaluated.first, evaluated.units
         self.history.bytes_down += evaluated.bytes_down
 
-    def _round(
-        self, round_: int, strategy: CollaPipeStrategy, evaluator: RunEvaluator, records: _Records
-    ) -> None:
-        """Run a round, evaluate, record and save it."""
+    def _round(self, round_: int, strategy: CollaPipeStrategy, evaluator: RunEvaluator) -> None:
         result = strategy.run_round(round_, self._checkpoints.begin(round_))
-        self._show(records.progress, result)
+        self._show(result)
         evaluated, evaluate_s = self._evaluated(round_, evaluator, strategy)
         self._write_models(strategy.model, result.report.units)
-        self._record(records, result, evaluated, evaluate_s)
+        self._record(result, evaluated, evaluate_s)
         self._checkpoints.write(self.history, strategy.state(), self.places.of)
 
     def plan(self, grid: Grid) -> None:
         """Plan the rounds and compute their cost without training."""
         federation = self.settings.federation
-        units = Units(grid, self.settings, self.tokenizer.pack(), {}, self.places)
+        units = Units(grid, self.settings, self.tokenizer.pack(), places=self.places)
         scheduler = Scheduler(self.settings, self.places.name)
         state = scheduler.begin(units.discover())
         if self.checkpoint is not None:
             state = scheduler.resumed(self.checkpoint.progress.scheduler, state.roster)
         rounds = range(self.history.num_rounds + 1, federation.rounds + 1)
-        with self._records(1) as records:
+        with self._records(1):
             for result, then in dry_run(self.settings, scheduler, state, rounds):
                 self._checkpoints.begin(result.report.round)
-                self._show(records.progress, result)
-                self._record(records, result)
+                self._show(result)
+                self._record(result)
                 self._checkpoints.write(self.history, RunState(then), self.places.of)
 
-    def _strategy(self, progress: RunProgress) -> CollaPipeStrategy:
+    def _strategy(self) -> CollaPipeStrategy:
         """Make the strategy, with the checkpoint's state in a resumed run."""
         state = account = None
-        if self.checkpoint is not None:
-            first = initial_model(self.settings, self.tokenizer)
-            check_fits(self.checkpoint, first.state_dict())
+        where = self.folder.path, self.settings, self.tokenizer.vocabulary
+        if self.checkpoint is None:
+            weights, base = begin(*where)
+            self.folder.write_base(base.digests)
+        else:
+            check_fits(self.checkpoint, trained_form(*where[1:]))
+            weights, base = self.checkpoint.training.weights, base_of(*where)
             kept = CheckpointFolder(self.folder.path).kept
             training = replace(self.checkpoint.training, units=kept)
             state = RunState(self.checkpoint.progress.scheduler, training)
@@ -222,24 +216,26 @@ class _Run:
             self.settings,
             self.tokenizer,
             places=self.places,
-            on_step=progress.step,
+            on_step=self._progress.step,
             on_account=self.folder.write_account,
             state=state,
             account=account,
         )
+        model = strategy.model
+        model.weights, model.fixed, model.digests = weights, base, base.digests
         if state is not None:
             self.history.epsilon = strategy.epsilon
         return strategy
 
     @contextmanager
-    def _records(self, steps_per_round: int) -> Iterator[_Records]:
-        """Open the run's log and its progress display."""
+    def _records(self, steps_per_round: int) -> Iterator[None]:
         rounds, called = self.settings.federation.rounds, self.places.called
+        tokens = "causal" in self.settings.task.heads  # rows of text to continue have any length
         with (
-            run_log(self.folder, self.settings, self.history) as log,
-            RunProgress(self.console, rounds, steps_per_round, called) as progress,
+            run_log(self.folder, self.settings, self.history) as self._log,
+            RunProgress(self.console, rounds, steps_per_round, called, tokens) as self._progress,
         ):
-            yield _Records(log, progress)
+            yield
 
     def _evaluated(
         self, round_: int, evaluator: RunEvaluator, strategy: CollaPipeStrategy
@@ -251,32 +247,29 @@ class _Run:
         began = time.perf_counter()
         return evaluator.evaluate("validation", strategy), time.perf_counter() - began
 
-    def _show(self, progress: RunProgress, result: RoundResult) -> None:
+    def _show(self, result: RoundResult) -> None:
         """Show a finished round and the units that joined before it; record new ones' rows."""
         report = result.report
         for each in result.arrivals:
             unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
-            progress.arrival(report.round, unit, f"joined, {rows}" if each.new else "is back")
+            self._progress.arrival(report.round, unit, f"joined, {rows}" if each.new else "is back")
             if each.new:
                 add_shard(self.folder, each.cluster, self.places.name(unit), report.round)
-        progress.round(report, result.seconds["round"])
+        self._progress.round(report, result.seconds["round"])
 
     def _record(
-        self,
-        records: _Records,
-        result: RoundResult,
-        evaluated: Evaluated | None = None,
-        evaluate_s: float = 0.0,
+        self, result: RoundResult, evaluated: Evaluated | None = None, evaluate_s: float = 0.0
     ) -> None:
         """Record a finished round with its evaluation, and show the evaluation."""
         report, seconds = result.report, dict(result.seconds)
         if evaluated is not None:
-            records.progress.evaluation(report.round, evaluated)
+            self._progress.evaluation(report.round, evaluated)
             seconds["evaluate"] = evaluate_s
         found = evaluated or Evaluated()
         self.history.bytes_down += result.bytes_down + found.bytes_down
+        self.history.rounds_s += result.seconds["round"]
         self.history.add(report)
-        records.log.add(report, result.request, found, seconds)
+        self._log.add(report, result.request, found, seconds)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
         """Write the average, or if nothing is averaged, the models of ``units``."""

@@ -1,6 +1,5 @@
 """The units of a run as Flower's nodes: find them, and ask them questions outside of rounds."""
 
-import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,6 @@ from collapipe.state import ClusterState
 from collapipe.tasks.task import Task
 from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.frozen_store import digest
 from collapipe.wire.messages import (
     EvaluateReply,
     Failure,
@@ -26,17 +24,14 @@ from collapipe.wire.messages import (
 )
 from server_app import questions
 from server_app.asking import apart, ask, connected, groups_of
-from server_app.exclusions import concern_all, too_few, warn_excluded
-from server_app.labels import unfit_labels
+from server_app.exclusions import concern_all, too_few, unfit_labels, warn_excluded
 from server_app.places import Places
 from server_app.questions import Question, Size
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster, Silences
 
 Kept = dict[str, Tensors]  # the state that a unit keeps between rounds: group → tensors
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 _AGAIN_S = 60.0  # timeout of a new node or an excluded unit
-_BY_THE_LAST = "the checkpoint has its state of the previous checkpoint"
 RESTS = Failure(NOT_ASKED, "did not answer the last time it was asked")
 _MISSED = Failure(NOT_ASKED, "missed the last round")
 
@@ -52,7 +47,9 @@ class Units:
     tokenizer
         The tokeniser as ``Tokenizer.pack`` makes it; only ``rows`` works without it.
     frozen
-        Frozen weights of each part of the model.
+        Frozen weights of each part of the model; read when a unit lacks the part.
+    digests
+        Part → digest of its frozen weights, of the parts that units hold.
     places
         Which unit each node is; remembers the places of units with names.
     nodes
@@ -71,6 +68,7 @@ class Units:
     settings: Settings
     tokenizer: str = ""
     frozen: Mapping[str, Tensors] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
     nodes: dict[int, int] = field(default_factory=dict)
     bytes_down: int = 0
@@ -84,8 +82,7 @@ class Units:
     _met: set[int] = field(default_factory=set)  # nodes that are no longer new
 
     def __post_init__(self) -> None:
-        digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
-        self._setup = Setup(self.settings.text, self.tokenizer, digests)
+        self._setup = Setup(self.settings.text, self.tokenizer, self.digests)
 
     @property
     def federation(self) -> FederationSettings:
@@ -276,18 +273,20 @@ class Units:
                 answers[node] = Failure("WireError", fault)
 
     def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
-        """Send each node the parts that it lacks. The ``answers`` of nodes that cannot store them
-        become failures."""
-        for part, tensors in self.frozen.items():  # one at a time: a part may fill the memory
-            content = records.pack_groups({part: tensors})
-            contents = {
-                node: content
+        """Send each node the parts that it lacks; those that cannot store them become failures."""
+        for part in self.digests:  # one at a time: a part may fill the memory
+            nodes = [
+                node
                 for node, reply in answers.items()
                 if isinstance(reply, StateReply) and part in reply.lacking
-            }
-            done = self._ask(questions.frozen(), contents)
+            ]
+            if not nodes:
+                continue
+            tensors = self.frozen[part]
+            content = records.pack_groups({part: tensors})
+            done = self._ask(questions.frozen(), dict.fromkeys(nodes, content))
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
-            self.bytes_down += len(contents) * records.num_bytes(tensors)
+            self.bytes_down += len(nodes) * records.num_bytes(tensors)
 
     def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
         """Restore the states of units that answer only now. Failures replace their ``answers``."""

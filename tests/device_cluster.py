@@ -242,7 +242,7 @@ class Work:
         )
         blocks = range(self.spec.num_blocks)
         forms = block_forms(self.spec, blocks, self.optimizer, torch.float32)
-        replica = Replica(forms, starting_with(self.start, self.state))
+        replica = Replica(forms, starting_with(self.start, self.state), {})
         with ExitStack() as stack:
             channels = kept or stack.enter_context(Channels(dialer))
             cluster = Cluster(roster, channels, without, lambda _: self.hung_s, self.relay)
@@ -266,16 +266,20 @@ def device_name(number: int) -> str:
 
 @contextmanager
 def daemons(
-    count: int, memory_bytes: float = 1e9, folder: Path | None = None
+    count: int,
+    memory_bytes: float = 1e9,
+    folder: Path | None = None,
+    model: str | None = None,
 ) -> Iterator[list[Daemon]]:
-    """Daemons on loopback, without encryption, or with credentials made in ``folder``."""
+    """Daemons on loopback, without encryption, or with credentials made in ``folder``; each takes
+    frozen weights from the ``model``."""
     names = [device_name(k) for k in range(count)]
     known = temporary_authority(folder, names) if folder else {}
     with ExitStack() as stack:
         yield [
             stack.enter_context(
                 Daemon(
-                    DeviceSettings(name, "127.0.0.1:0", memory_bytes),
+                    DeviceSettings(name, "127.0.0.1:0", memory_bytes, model=model),
                     load(known[name]) if known else None,
                 )
             )

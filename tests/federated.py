@@ -16,6 +16,8 @@ from torch import Tensor
 from collapipe import config
 from collapipe.config import Settings
 from collapipe.flower.inline_grid import InlineGrid
+from collapipe.models.transformer import Decoder
+from collapipe.runs.model import load_model
 from server_app import training
 from server_app.records import shard_picture
 
@@ -38,6 +40,7 @@ TINY = (
     "federation.eval_every=9",
     "federation.checkpoint_every=0",
 )
+MOST_TOKENS = 8  # of predictions
 # 40 rows in the proportion 1 : 2 : 3
 UNEVEN = "data.partitioner._target_=flwr_datasets.partitioner.LinearPartitioner"
 
@@ -69,9 +72,22 @@ def play(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> Non
 
 
 def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
-    """A whole training, but for the picture of the shards, which takes a tenth of a tiny one."""
-    with patch.object(shard_picture, "draw", lambda *arguments: arguments[-1].touch()):
+    """A whole training, but for what takes a third of a tiny one: the picture of the shards, and
+    all but the first ``MOST_TOKENS`` of each prediction of the evaluations."""
+    with (
+        patch.object(shard_picture, "draw", lambda *arguments: arguments[-1].touch()),
+        patch.object(Decoder, "generate", _begin_to_generate),
+    ):
         training.train(grid, settings, resume)
+
+
+_generate = Decoder.generate
+
+
+def _begin_to_generate(
+    decoder: Decoder, hidden: Tensor, mask: Tensor, max_length: int
+) -> list[list[int]]:
+    return _generate(decoder, hidden, mask, min(max_length, MOST_TOKENS))
 
 
 def grid_of(settings: Settings, client: ClientApp | None = None) -> InlineGrid:
@@ -82,5 +98,7 @@ def grid_of(settings: Settings, client: ClientApp | None = None) -> InlineGrid:
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:
-    """A run's global weights."""
+    """A run's global weights, the frozen ones, too."""
+    if json.loads((run_dir / "model" / "base.json").read_text()):
+        return load_model(run_dir)[1].state_dict()
     return load_file(run_dir / "model" / "model.safetensors")

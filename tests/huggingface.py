@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.models.split import SplitModel
+from collapipe.models.lora import LoraSpec, merge_adapters
+from collapipe.models.split import SplitModel, build_empty
 from collapipe.tensors import IGNORED, Batch
 from collapipe.text.vocabulary import Vocabulary
 
@@ -45,8 +46,12 @@ _ROTARY = {**_ENCODER, "num_key_value_heads": 1, "attention_dropout": 0.1}
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "bert": _ENCODER,
     "roberta": _ENCODER | {"type_vocab_size": 1},
+    "xlm-roberta": _ENCODER | {"type_vocab_size": 1},
+    "camembert": _ENCODER | {"type_vocab_size": 1},
     "electra": _ENCODER | {"embedding_size": 12},
     "distilbert": {"dim": 16, "n_layers": 4, "n_heads": 2, "hidden_dim": 24},
+    "eurobert": _ROTARY,
+    "modernbert": _ENCODER | {"local_attention": 4, "attention_dropout": 0.1, "mlp_dropout": 0.1},
     "gpt2": {"n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 20},
     "llama": _ROTARY,
     "qwen2": _ROTARY
@@ -64,7 +69,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "t5-wide": ("t5", {"relative_attention_num_buckets": 32}),  # its table takes four rows
 }
 CASES = [
-    *[(name, head) for name in list(SIZES)[:4] for head in ("tokens", "pooled")],
+    *[(name, head) for name in list(SIZES)[:8] for head in ("tokens", "pooled")],
     *[(name, "causal") for name in ("gpt2", "llama", "qwen2", "llama-tied")],
     *[
         (name, "decoder")
@@ -135,6 +140,13 @@ def untouched(spec: HuggingFaceSpec, model: SplitModel) -> tuple[Any, dict[str, 
     missing = whole.state_dict().keys() - values.keys()
     assert all("embed_positions" in name for name in missing), missing  # Marian's constants
     return whole, places
+
+
+def merged(spec: LoraSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of ``spec.base`` with the adapters of ``weights`` in them."""
+    model = build_empty(lambda: SplitModel(spec, VOCABULARY), dict(weights))
+    merge_adapters(model)
+    return model.state_dict()
 
 
 def batch_for(head: str, num_samples: int = 5) -> Batch:

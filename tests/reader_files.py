@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from chats import PLAIN
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from tokenizers import ByteLevelBPETokenizer
 
@@ -76,6 +77,9 @@ def make_files(folder: Path) -> None:
     pairs = [{"de": each, "en": each.upper()} for each in texts]
     json_lines(folder / "pairs.jsonl", ({"translation": each} for each in pairs))
     json_lines(folder / "other.jsonl", ({"source": p["de"], "target": p["en"]} for p in pairs[:5]))
+    chats = ({"prompt": t, "completion": y} for t, y in rated)
+    json_lines(folder / "chats.jsonl", chats)
+    (folder / "template.jinja").write_text(PLAIN)
     hub_folders(folder, texts, pairs)
     (root := folder / "FOLDER").mkdir()
     for split in ("train", "valid", "test"):

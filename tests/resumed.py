@@ -31,7 +31,7 @@ SMALL = (
     "task.train_rows=16",
     "batch_size=4",
 )
-_TIMES = ("seconds", "wall_s")
+_TIMES = ("seconds", "wall_s", "tokens_per_s")
 _MUTATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.truncate")
 
 

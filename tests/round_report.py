@@ -22,6 +22,7 @@ def round_report(number: int = 1, **fields: Any) -> RoundReport:
         "estimates": Estimates(),
         "samples": 0,
         "target_tokens": 0,
+        "input_tokens": 0,
         "bytes_up": 0,
         "bytes_down": 0,
         "seconds": {},

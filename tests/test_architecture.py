@@ -9,7 +9,7 @@ import functools
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -348,8 +348,13 @@ def _undeclared(file: str, source: str) -> list[str]:
     ]
 
 
-def _imports(file: str, source: str) -> Iterator[tuple[int, str]]:
+@functools.cache  # several tests read each file
+def _imports(file: str, source: str) -> Sequence[tuple[int, str]]:
     """Line and dotted name of each import, ``a.b`` for ``from a import b``."""
+    return [*_found(file, source)]
+
+
+def _found(file: str, source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source, file)):
         match node:
             case ast.Import(names=names):

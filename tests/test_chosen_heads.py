@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federated import run
+from federated import play, run
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from test_fewer_bits import rounds, states, summary
@@ -217,7 +217,8 @@ def test_a_clock_counts_heads_on_control_units(tmp_path: Path) -> None:
     clocks = []
     for block_s in ("0", "1e-3", "2e-3"):
         options = "decoder.mode=control_unit", f"cluster.control_unit_block_s={block_s}"
-        run(tmp_path / block_s, *options, "strategy=even", "pipeline.num_micro_batches=1")
+        options = *options, "strategy=even", "pipeline.num_micro_batches=1"
+        play(tmp_path / block_s, *options, "framework.train=false")
         clocks.append(summary(tmp_path / block_s)["clock_s"])
     assert clocks[1] - clocks[0] > 0
     assert clocks[2] - clocks[1] == pytest.approx(clocks[1] - clocks[0])

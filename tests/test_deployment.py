@@ -160,6 +160,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
         monkeypatch.setenv(SERVER_FOLDER, str(folder.root))  # whose certificate the units expect
         names = dict(enumerate(UNITS, 2))  # nodes of a grid in one process have no certificates
         monkeypatch.setattr("server_app.training.signed_names", lambda of: names)
+        monkeypatch.setattr("federated.MOST_TOKENS", 10**6)  # as on Flower
         train(Losing([each / "unit.yaml" for each in own]), load_overrides(local))
     here, expected = weights(run_dir), weights(tmp_path / "local")
     assert [units(each) for each in (run_dir, tmp_path / "local")] == [

@@ -28,6 +28,13 @@ from pipeline.devices.daemon.server import Daemon
 
 # Laws far from what is measured would change the plans: each run's are its own.
 STEADY = "pipeline.profile=false", "strategy=all", "federation.num_units=1"
+PARTS = "compute_s", "wait_s", "send_alone_s"  # of a device's time
+
+
+@pytest.fixture(autouse=True)
+def unadvised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether one process would be faster depends on the machine's load."""
+    monkeypatch.setattr("client_app.devices.without_devices", lambda *_: None)
 
 
 def inventory(
@@ -117,7 +124,7 @@ def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, chosen: list
         measured = {each["name"]: each for each in line["devices"]["0"]}
         assert {name: each["blocks"] for name, each in measured.items()} == held(line)
         for each in measured.values():
-            assert each["compute_s"] + each["wait_s"] <= each["span_s"] * (1 + 1e-6)
+            assert sum(each[part] for part in PARTS) <= each["span_s"] * (1 + 1e-6)
         assert line["events"] == {}
     page = run_page(read_run(tmp_path / "real"), None)
     last = lines(tmp_path / "real")[-1]
@@ -175,10 +182,11 @@ def test_frozen_weights_travel_to_a_device_once(
     real_packed = Replica.packed
 
     def packed(self: Replica, name: str, keys: Collection[str]) -> Tensor:
-        own = self.tensors(name)  # few: one part
-        sent.append(name)
-        sizes.append(sum(own[key].nbytes for key in keys if "/" not in key))
-        return real_packed(self, name, keys)
+        part = real_packed(self, name, keys)
+        if not any("/" in key for key in keys):  # weights, so few that they are one part
+            sent.append(name)
+            sizes.append(part.nbytes)
+        return part
 
     monkeypatch.setattr(Replica, "packed", packed)
     options = *STEADY, "adapter=lora", "adapter.rank=2"
@@ -236,7 +244,7 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if each["ph"] in "sf":
             arrows.setdefault(each["id"], {})[each["ph"]] = each["ts"]
     steps, stages = 2, len(held(lines(tmp_path / "run")[1]))
-    assert len(arrows) == 2 * m * steps * (stages - 1)
+    assert len(arrows) == 2 * m * steps * (stages + 1)  # also to and from the control unit
     assert all(ends["f"] >= ends["s"] - trace.error_s * 1e6 for ends in arrows.values())
     compute = [each for each in events if each["ph"] == "X" and each["tid"] == 1]
     assert len(compute) == 2 * m * steps * (stages + 2)  # also of the embedding and the head
@@ -245,11 +253,11 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         write_trace(trace, written)
     with pytest.raises(ConfigError, match="no round 7"):
         read_trace(tmp_path / "run", 7)
-    draw(trace.events, "a step", tmp_path / "trace.svg")
+    draw(trace, tmp_path / "trace.svg")
     drawn = (tmp_path / "trace.svg").read_text(encoding="utf-8")
     assert all(f"device-{k}" in drawn for k in range(stages))
     with pytest.raises(ConfigError, match="--plot"):
-        draw(trace.events, "a step", tmp_path / "trace.txt")
+        draw(trace, tmp_path / "trace.txt")
 
 
 class _Skewed:

@@ -27,10 +27,14 @@ _BLOCK_S, _END_S = 900, 60
 _BERT = """model=huggingface model.family=bert 'model.config={hidden_size: 16, \
 num_hidden_layers: 4, num_attention_heads: 2, intermediate_size: 16}'"""
 _GPT = "model=huggingface model.family=gpt2 'model.config={n_embd: 16, n_layer: 4, n_head: 2}'"
+_LLAMA = """model=huggingface model.family=llama 'model.config={hidden_size: 16, \
+num_hidden_layers: 4, num_attention_heads: 2, num_key_value_heads: 2, intermediate_size: 16}' \
+task.chat_template=template.jinja"""
 _LEFT_OUT = {  # what a reader adds, by the task
     "task=classification": _BERT,
     "task=ner": _BERT,
     "task=causal_lm": _GPT,
+    "task=chat": _LLAMA,
     "": "",
 }
 _DATED = "outputs/2026-11-21/04-53-02"  # links to the latest run, as RUN_DIR does

@@ -81,7 +81,8 @@ def test_what_was_kept_changes_no_bit(tmp_path: Path, uncached: dict[str, Tensor
 )
 def test_so_it_is_with_other_options(tmp_path: Path, options: list[str]) -> None:
     kept, computed = (
-        run(tmp_path / name, *STEM, *options, f"adapter.cache={name}") for name in ("true", "false")
+        run(tmp_path / name, *STEM, *ALONE, *options, f"adapter.cache={name}")
+        for name in ("true", "false")
     )
     assert files()
     assert differing(kept, computed) == set()

@@ -18,6 +18,7 @@ from torch.nn import functional
 from collapipe.config import load_overrides
 from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey, drawing_from, dropout
+from collapipe.models.huggingface.assembly import assembled
 from collapipe.models.lora import LoraSpec
 from collapipe.models.part import HeadPart, Optimizer, Part
 from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel, build_empty
@@ -28,6 +29,7 @@ from collapipe.process.torch_device import CPU, present
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_test
 from collapipe.tasks.evaluation import Evaluator, Predictor
+from collapipe.tasks.generation import Decoding, Generator
 from collapipe.tensors import Batch, Tensors
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
@@ -37,7 +39,10 @@ from pipeline.inline import inline_pipeline
 SETTINGS = optimizer_settings(eps=1e-3)
 SIZES: dict[str, Any] = {"dim": 16, "num_heads": 2, "feed_forward_dim": 24}
 OWN = TransformerSpec(4, 2, **SIZES)
-DERIVED = "own-pre", "own-lora", "own-stem", "own-cut", "bert-lora", "t5-lora", "t5-cut"
+DERIVED = (
+    *("own-pre", "own-lora", "own-stem", "own-cut"),
+    *("bert-lora", "bert-kept", "t5-lora", "t5-cut"),
+)
 FURTHER = "own-post", "gpt2-lora", "t5-stem"
 ALONE = "federation.num_units=1", "task.train_rows=12"
 UNITS, SERVER = "runtime.torch_device=auto", "server.torch_device=auto"
@@ -81,6 +86,7 @@ def derived(tmp_path: Path, name: str, store: ActivationStore | None = None) -> 
         "pre": lambda: base,
         "post": lambda: TransformerSpec(4, 2, **SIZES, norm="post", tie_embeddings=False),
         "lora": lambda: LoraSpec(base, rank=3, dropout=0.1),
+        "kept": lambda: LoraSpec(base, rank=3, dropout=0.1, kept="bfloat16"),
         "stem": lambda: StemSpec(LoraSpec(base, rank=3, dropout=0.1, first_block=2), 2, store),
         "cut": lambda: cut_at(base, 2),
     }
@@ -215,10 +221,12 @@ def test_a_model_answers_the_same(second: torch.device, task: str) -> None:
     settings = load_overrides([f"task={task}", *OF_TASKS[task]])
     rows, found = load_test(settings), []
     tokenizer = build_tokenizer(settings)
-    longest = 3 if task == "causal_lm" else None
     for device in (second, CPU):
         model = initial_model(settings, tokenizer).eval().to(device)
-        asked = Predictor(model, settings.task, tokenizer, longest, scored=True)
+        asked: Any = Predictor(model, settings.task, tokenizer, scored=True)
+        if task == "causal_lm":
+            whole = assembled(settings.model, tokenizer.vocabulary, model.state_dict()).to(device)
+            asked = Generator(whole, settings.task, tokenizer, Decoding(3), scored=True)
         evaluation = Evaluator(settings.task, rows, tokenizer).evaluate(model)
         found.append((evaluation, list(asked.predict(["3 May 2020", "a pot of tea"]))))
     assert found[0] == found[1]

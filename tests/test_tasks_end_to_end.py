@@ -123,8 +123,9 @@ def test_ner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.thorough
 def test_causal_lm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "task=causal_lm", *CAUSAL)
-    assert metrics(tmp_path) == ("perplexity", set())
+    assert metrics(tmp_path) == ("perplexity", {"token accuracy"})
     assert loss_fell(tmp_path)
+    assert evaluated(tmp_path, capsys) == summary(tmp_path)
     texts = ["the small", ""]
     one = answers(tmp_path, texts, capsys)
     assert len(one) == 2

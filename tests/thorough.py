@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-EXAMPLES, THOROUGH_EXAMPLES = 15, 400  # of a property with hypothesis
+EXAMPLES, THOROUGH_EXAMPLES = 10, 400  # of a property with hypothesis
 
 
 def seeds(few: int, many: int) -> list[Any]:

@@ -77,8 +77,7 @@ def audit(held: Material) -> Audit:
 def _all(
     found: Iterator[list[T]], what: str, states: Iterable[State], numbers: range
 ) -> tuple[T, ...]:
-    """Announce each step before it runs: next to a progress bar on a terminal, else as a line on
-    standard error."""
+    """Announce each step before it runs: in a progress bar, or as a line on standard error."""
     console, results = Console(stderr=True, highlight=False), list[T]()
     steps = [f"{what} {n} of {numbers[-1]}, {state} weights" for state in states for n in numbers]
     with Progress(console=console, disable=not console.is_terminal) as bar:
@@ -93,10 +92,8 @@ def _all(
 
 
 def _sent_by(settings: Settings, blocks: int) -> Condition:
-    """Return the condition in which units send activations, or would with heads on the server.
-
-    If the scheduler chooses precisions, the finest one is taken.
-    """
+    """Return the condition in which units send activations, or would with heads on the server. If
+    the scheduler chooses precisions, the finest one is taken."""
     precision = settings.compression.activation
     return Condition(
         "trained",
@@ -142,10 +139,8 @@ def _recoveries(
     rows: tuple[Tensor, Tensor],
     whole: bool,
 ) -> Iterator[Recovery]:
-    """Return recoveries from private activations [n, d], given public ones to fit attacks on.
-
-    Noise and rounding are applied here. Without ``whole``, only fitted attacks are used.
-    """
+    """Return recoveries from private activations [n, d], given public ones to fit attacks on. Noise
+    and rounding are applied here. Without ``whole``, only fitted attacks are used."""
     size, texts = len(table), held.private
     public, private = (
         travelled(each, condition.precision, condition.noise, _generator(held, "wire", who))

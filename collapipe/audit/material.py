@@ -22,6 +22,7 @@ from collapipe.models.stem import StemSpec, without_stem
 from collapipe.runs.model import load_model
 from collapipe.runs.rows import load_validation
 from collapipe.seeds import derive
+from collapipe.tasks.chat import Chat
 from collapipe.tasks.task import Examples
 from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
@@ -172,7 +173,9 @@ class Material:
         texts = _public_texts(settings, public)
         held = drawn(load_validation(settings), rows, settings.seed)
         known, vocabulary = settings.task.inputs(texts, tokenizer), tokenizer.vocabulary
-        private = settings.task.encode(held, tokenizer)
+        task = settings.task  # packed conversations do not see each other: as each alone
+        encode = task.encode_apart if isinstance(task, Chat) else task.encode
+        private = encode(held, tokenizer)
         return cls(
             settings,
             model,

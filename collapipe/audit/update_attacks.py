@@ -191,11 +191,8 @@ def _rounds(examples: Examples, rows: int, steps: int) -> Iterator[list[Batch]]:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The attack on words.
-
-    ``before`` are token embeddings before a round [v, d]. ``special`` and ``rare`` mark tokens,
-    bool [v]. ``usual`` counts tokens in the public text [v].
-    """
+    """The attack on words. ``before`` are token embeddings before a round [v, d]. ``special`` and
+    ``rare`` mark tokens, bool [v]. ``usual`` counts tokens in the public text [v]."""
 
     before: Tensor
     special: Tensor
@@ -246,11 +243,8 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """The attack on labels.
-
-    Labels' shares of a round's rows, [c], are estimated as ``level`` + ``slope``·change of their
-    bias. The baseline without the update is ``usual``.
-    """
+    """The attack on labels. Labels' shares of a round's rows, [c], are estimated as ``level`` +
+    ``slope``·change of their bias. The baseline without the update is ``usual``."""
 
     level: Tensor
     slope: float

@@ -18,6 +18,7 @@ from collapipe.cli.device import command as device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.own_packages import NAMES, find_own_packages_first
+from collapipe.process.allocator import share_heap
 from collapipe.process.extras import missing
 from collapipe.process.folders import in_home
 from collapipe.process.streams import complain, open_streams, write_rest
@@ -46,6 +47,7 @@ app.add_typer(deploy.app, name="deploy")
 
 def main() -> None:
     """Run the command; an error is one line on standard error and an exit status."""
+    share_heap()
     open_streams()
     os.environ["MPLBACKEND"] = "agg"  # a backend of a notebook or desktop may not be installed
     with sure_interrupts():
@@ -106,10 +108,7 @@ def with_home(arguments: Sequence[str]) -> list[str]:
 
 
 def _leave_stuck_threads(status: int) -> None:
-    """End the process at once if a unit's thread is still running.
-
-    A normal exit would end such threads inside torch, which aborts.
-    """
+    """End the process at once if a unit's thread still runs: a normal exit would abort in torch."""
     if any(thread.name.startswith("unit-") for thread in threading.enumerate()):
         logging.shutdown()
         os._exit(status)
@@ -178,9 +177,21 @@ def predict(
     texts: Annotated[
         list[str] | None, Argument(help="Inputs; default: lines of standard input.")
     ] = None,
+    chat: Annotated[
+        bool, Option("--chat", help="Inputs are messages in one conversation; print answers.")
+    ] = False,
     max_new_tokens: Annotated[
-        int | None, Option(help="Tokens of a causal model; default: 1.")
+        int | None,
+        Option(min=1, help="Most tokens of a continuation; default: 1, with --chat 256."),
     ] = None,
+    temperature: Annotated[
+        float | None, Option(min=0, help="Draw tokens with it; default: 0, the likeliest one.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        Option(min=0, max=1, help="Draw only from the likeliest tokens of this probability."),
+    ] = None,
+    seed: Annotated[int | None, Option(min=0, help="Of draws; default: 0.")] = None,
     scores: Annotated[bool, Option("--scores", help="Print probabilities after a tab.")] = False,
     as_json: Json = False,
     trust: Trust = None,
@@ -188,19 +199,24 @@ def predict(
     torch_device: TorchDevice = None,
 ) -> None:
     """Use a run's trained model."""
-    from collapipe.cli.predict import as_texts, lines_of, predict_texts
+    from collapipe.cli.predict import as_texts, lines_of, predict_texts, typed_lines
 
     if sys.stdin is None and not texts:
         raise ConfigError("standard input is closed; give TEXTS, or lines through a pipe")
+    lines = typed_lines if chat and not texts and sys.stdin.isatty() else lines_of
     predict_texts(
         run_dir,
-        [as_texts(texts)] if texts else lines_of(sys.stdin.buffer),
+        [as_texts(texts)] if texts else lines(sys.stdin.buffer),
         trust or [],
         unit,
-        max_new_tokens=max_new_tokens,
+        chat=chat,
         scores=scores,
         as_json=as_json,
         device=torch_device,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
     )
 
 
@@ -248,13 +264,16 @@ def audit(
 def export(
     run_dir: RunDir,
     folder: Annotated[Path, Argument(help="A new folder for the model.")],
+    adapter: Annotated[
+        bool, Option("--adapter", help="Only the adapters, as a folder that peft loads.")
+    ] = False,
     trust: Trust = None,
     unit: Unit = None,
 ) -> None:
     """Write the model of a run with model=huggingface as a folder that transformers loads."""
     from collapipe.cli.export import export_run
 
-    export_run(run_dir, folder, trust or [], unit)
+    export_run(run_dir, folder, trust or [], unit, adapter)
 
 
 @app.command()
@@ -335,16 +354,14 @@ def trace(
     plot: Annotated[Path | None, Option(help="Picture of a step instead, .svg or .png.")] = None,
 ) -> None:
     """Write a timeline of the real devices in a round, for https://ui.perfetto.dev."""
-    from collapipe.run_report.trace import read_trace, write_trace
+    from collapipe.run_report.trace import draw, read_trace, write_trace
 
     trace = read_trace(run_dir, round_)
     file = plot or output or run_dir / f"trace-{trace.round}.json"
     if plot is None:
         write_trace(trace, file)
     else:
-        from collapipe.run_report.trace import draw
-
-        draw(trace.events, f"the last traced step of round {trace.round}", file)
+        draw(trace, file)
     agree = f"clocks of devices agree within {1e3 * trace.error_s:.3g} ms"
     print(f"round {trace.round}: {file}; {agree}")
 

@@ -158,10 +158,7 @@ def _compare(shown: str, expected: str, file: Path) -> None:
 
 
 def _ask(file: Path) -> None:
-    """Ask the user to compare fingerprints.
-
-    Raises ``ConfigError`` if standard input is not a terminal, or the answer is no.
-    """
+    """Ask the user to compare fingerprints. Raises ``ConfigError`` without a terminal or a yes."""
     if not sys.stdin.isatty():
         raise ConfigError(
             f"{file}: not signed, because standard input is no terminal to compare the "

@@ -41,11 +41,8 @@ def resume_run(
 
 
 def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> config.Settings:
-    """Return the settings of all options.
-
-    Raises ``ConfigError``, which names groups chosen now, such as ``task=ner``, if the run's first
-    options do not fit them.
-    """
+    """Return the settings of all options. Raises ``ConfigError``, which names groups chosen now,
+    such as ``task=ner``, if the run's first options do not fit them."""
     try:
         return config.load_overrides(settled)
     except ConfigError as error:

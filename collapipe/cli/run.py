@@ -55,10 +55,8 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
 
 
 def _checked_on_the_server(settings: Settings) -> bool:
-    """Whether the server's app, on this machine, will do the checks that an outline omits.
-
-    It does so before it contacts any unit, and submitting the run takes a tenth of the time.
-    """
+    """Whether the server's app, on this machine, will do the checks that an outline omits. It does
+    so before it contacts any unit, and submitting the run takes a tenth of the time."""
     federation = settings.runtime.federation
     deployed = settings.runtime.name == "deployment" and Path(str(federation)).is_dir()
     return deployed and settings.data.name is None
@@ -210,7 +208,6 @@ def _run_local(settings: Settings, resume: str | None) -> None:
 
 
 def _run_simulated(settings: Settings, resume: str | None) -> None:
-    """Run on Flower's simulation engine."""
     from collapipe.cli.simulation import run_simulation
     from collapipe.deployment.app_folder import app_folder
     from collapipe.runs.failure import take_failure
@@ -254,7 +251,8 @@ def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> lis
         **{f"data.{option}": path for option, path in settings.data.paths().items()},
         **{option: Path(name) for option, name in models.items() if name and Path(name).is_dir()},
     }
-    for group in ("cluster", "channel"):
-        if inventory := tree[group].get("file"):
-            named[f"{group}.file"] = Path(inventory)
+    paths = ("cluster", "file"), ("channel", "file"), ("adapter", "path"), ("task", "chat_template")
+    for group, option in paths:
+        if path := tree[group].get(option):
+            named[f"{group}.{option}"] = Path(path)
     return [*overrides, *(setting(option, path.resolve()) for option, path in named.items())]

@@ -76,10 +76,7 @@ def _site() -> Iterator[Flower]:
 
 
 def _check_ray_folder() -> None:
-    """Raise ``ConfigError`` if the path of Ray's temporary folder is unsuitable for sockets.
-
-    Ray itself would wait for minutes.
-    """
+    """Raise ``ConfigError`` if Ray's folder is unsuitable for sockets: Ray would wait minutes."""
     names = ["RAY_TMPDIR", *(["TMPDIR"] if sys.platform == "linux" else [])]
     name = next((each for each in names if each in os.environ), None)
     folder = "/tmp" if name is None else os.environ[name]  # noqa: S108 - Ray's default

@@ -11,7 +11,7 @@ from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
 from collapipe.runs import reading
-from collapipe.runs.lock import is_writing
+from collapipe.runs.folder import is_writing
 
 _RECENT = 10  # number of rounds from which the remaining time is estimated
 _FILES = ("config.yaml", "metrics.jsonl", "summary.json")

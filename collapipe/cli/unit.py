@@ -59,11 +59,7 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
 
 
 def _locked(file: Path, name: str) -> IO[bytes]:
-    """Return an open, locked file; the system frees the lock when the process ends.
-
-    Raises ``LinkError`` if another process of this unit has the lock: two processes must not use
-    one key.
-    """
+    """Lock a file until the process ends. Raises ``LinkError`` if another process uses this key."""
     lock = file.open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

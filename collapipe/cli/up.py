@@ -15,6 +15,7 @@ from collapipe.cli.device.command import memory_bytes
 from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.inventory.measured_step import step_file
 from collapipe.process.children import child_command, ending
 from collapipe.process.folders import TemporaryFolder
 
@@ -55,10 +56,7 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
 
 
 def _shares(memory: str, devices: int) -> list[str]:
-    """Return the memory of each device of a cluster.
-
-    Raises ``ConfigError`` if there are too few or too many figures.
-    """
+    """Return the memory of each device. Raises ``ConfigError`` for another number of figures."""
     shares = memory.split(",")
     for each in shares:
         memory_bytes(each)
@@ -75,6 +73,7 @@ def _new_file(file: Path) -> Iterator[Path]:
     """Make an empty file, and remove it at the end. Raises ``ConfigError`` if it cannot be made."""
     try:
         file.touch(exist_ok=False)
+        step_file(file).unlink(missing_ok=True)  # of devices that are gone
     except OSError as error:
         raise ConfigError(
             f"--inventory {file}: cannot be made ({error.strerror}); name another file"
@@ -82,7 +81,8 @@ def _new_file(file: Path) -> Iterator[Path]:
     try:
         yield file
     finally:
-        file.unlink(missing_ok=True)
+        for each in (file, step_file(file)):
+            each.unlink(missing_ok=True)
 
 
 def run_or_wait(arguments: Sequence[str], on_them: Sequence[str], where: str, started: str) -> int:

@@ -7,6 +7,7 @@ import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, cast
 
 import hydra
@@ -29,7 +30,9 @@ _PATHS = (  # options that may name a file or folder of this machine
     *(f"data.{each}" for each in ("root", "name", "tokenizer")),
     *(f"data.{split}_file" for split in ("train", "validation", "test")),
     "task.root",
+    "task.chat_template",
     "model.name",
+    "adapter.path",
     "cluster.file",
     "channel.file",
     "runtime.federation",
@@ -48,9 +51,32 @@ def compose(overrides: Sequence[str]) -> Resolved:
         section, _, option = name.partition(".")
         if isinstance(given := (options.get(section) or {}).get(option), str):
             options[section][option] = in_home(given)
+    if isinstance(adapter := options.get("adapter"), dict) and adapter.get("path"):
+        adapter |= _of_adapters(str(adapter["path"]), adapter, overrides)
     return Resolved(
         tree=options, run_dir=run_dir(tree), overrides=tuple(overrides), choices=choices_of(tree)
     )
+
+
+def _of_adapters(
+    path: str, given: Mapping[str, Any], overrides: Sequence[str]
+) -> Mapping[str, Any]:
+    """Return the options that a folder of adapters decides.
+
+    Raises ``ConfigError`` if ``overrides`` set one of them to another value.
+    """
+    from collapipe.models.adapter_folder import options_in  # takes seconds
+
+    decided = options_in(Path(path))
+    named = {each.key_or_group for each in parse(overrides)}
+    for name, value in decided.items():
+        own = sorted(given[name]) if isinstance(given[name], list) else given[name]
+        if f"adapter.{name}" in named and own != value:
+            raise ConfigError(
+                f"adapter.{name}={own}: the adapters in adapter.path={path} have {value}; leave "
+                "the option out, or begin with new ones"
+            )
+    return decided
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

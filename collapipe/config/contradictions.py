@@ -29,6 +29,14 @@ def contradictions(settings: Settings) -> Iterator[str]:
             f"; set {TASKS.get(str(head), 'another task')}, or another model: model=huggingface "
             "model.name=FOLDER_OR_HUB_ID or model.family=NAME"
         )
+    if getattr(task, "packing", False) and head in task.heads:
+        from collapipe.models.split import packs
+
+        if not packs(settings.model):
+            yield (
+                "task.packing=true: layers of this model would let conversations of a row see each "
+                "other; set task.packing=false"
+            )
     fadings = {value_at(settings.tree, f"{group}.fading") for group in ("strategy", "environment")}
     if fadings == {"rayleigh"}:
         yield (

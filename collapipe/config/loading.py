@@ -98,17 +98,12 @@ def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
 
 
 def _settings(resolved: Resolved) -> Settings:
-    """Return the options with each value checked."""
-    sections = _sections(resolved.tree)
+    tree = resolved.tree
+    numbers = {name: checked(name, kind, tree.get(name)) for name, kind in _NUMBERS.items()}
+    sections = {name: _section(tree, name, kind) for name, kind in _SECTIONS.items()}
     data, trains = sections["data"], sections["framework"].train
     sections["evaluation"] = sections["evaluation"].on_rows_of(data, trains)
-    return Settings(**vars(resolved), **sections)
-
-
-def _sections(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections and numbers of ``Settings``, with each value checked."""
-    numbers = {name: checked(name, kind, tree.get(name)) for name, kind in _NUMBERS.items()}
-    return numbers | {name: _section(tree, name, kind) for name, kind in _SECTIONS.items()}
+    return Settings(**vars(resolved), **numbers, **sections)
 
 
 def _section(tree: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

@@ -64,10 +64,7 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
 
 
 def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
-    """Return overrides that make ``wanted`` of the built-in files, then ``values``.
-
-    References are resolved.
-    """
+    """Return overrides that make ``wanted``, with references resolved, then ``values``."""
     defaults = choices_of(composed([]))
     ours = [  # choices of built-in files, also those that a user's file made
         f"{group}={name}"
@@ -107,10 +104,7 @@ def _lacks(group: str, name: str) -> bool:
 
 
 def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
-    """Set the file's values in ``tree``.
-
-    A section that names a plug-in's class replaces the whole section; others are merged.
-    """
+    """Set the file's values: a section with a plug-in's class replaces one, others are merged."""
     known = known_names(unresolved(tree))
     for key, value in given.items():
         is_section = isinstance(tree.get(key), DictConfig)

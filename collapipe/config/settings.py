@@ -130,7 +130,7 @@ class Settings(Resolved):
 
         model = self.build("model")
         check_members("model", model, ModelSpec)
-        return cut_at(with_adapters(model, self.adapter), self.framework.cut)
+        return cut_at(with_adapters(model, self.adapter, self.pipeline.dtype), self.framework.cut)
 
     @functools.cached_property
     def planner(self) -> Any:

@@ -52,28 +52,19 @@ def check_addresses(settings: Settings, given: Collection[str]) -> None:
     Such options run a federation elsewhere, send curves, or listen on the network. An option that
     the user has ``given`` again is confirmed.
     """
-    federation = settings.runtime.federation
+    federation, mlflow, link = settings.runtime.federation, settings.tracking.mlflow, settings.link
     asked = {
         "runtime.federation": (federation, "to train there", None),
-        "tracking.mlflow": (
-            settings.tracking.mlflow,
-            "to send curves there",
-            "tracking.mlflow=null",
-        ),
-        "link.host": (settings.link.host, "to listen to other machines", "link.host=127.0.0.1"),
-        "link.advertise": (
-            settings.link.advertise,
-            "to have units dial there",
-            "link.advertise=null",
-        ),
+        "tracking.mlflow": (mlflow, "to send curves there", "null"),
+        "link.host": (link.host, "to listen to other machines", "127.0.0.1"),
+        "link.advertise": (link.advertise, "to have units dial there", "null"),
     }
-    for option, (value, what, instead) in asked.items():
+    for option, (value, what, safe) in asked.items():
         if value and value not in _OWN_MACHINE and option not in given:
-            way_out = "to do so repeat it as an option" + (
-                f", or else add {instead}" * bool(instead)
-            )
+            instead = f", or else add {option}={safe}" if safe else ""
             raise ConfigError(
-                f"{option}={one_line(value)}: the run's folder asks {what}; {way_out}"
+                f"{option}={one_line(value)}: the run's folder asks {what}; to do so repeat it as "
+                f"an option{instead}"
             )
 
 

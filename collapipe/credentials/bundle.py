@@ -38,11 +38,11 @@ class Revocations:
     def __contains__(self, serial: int) -> bool:
         seen = _version(self._file)
         if seen != self._seen:
-            self._seen = seen
             try:
                 self._list = newer_list(self._file, self._list, self._authority)
             except ConfigError as error:
                 _log.warning("%s; the list that was read before holds", error)
+            self._seen = seen  # after the list: other threads ask, too
         return is_revoked(serial, self._list)
 
 

@@ -182,7 +182,6 @@ def _install_list(folder: Path, file: Path) -> None:
 
 
 def _authority(folder: Path) -> x509.Certificate:
-    """Return the certificate of the authority that the folder trusts."""
     return read_certificate(folder / AUTHORITY, "install a certificate there first")
 
 

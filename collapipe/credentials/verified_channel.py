@@ -39,9 +39,7 @@ def _is_host(numbers: str | None, name: str) -> bool:
 
 def _ascii_form(address: str) -> str:
     """Return a hint with the ASCII form of a host name that has other letters, else "".
-
-    Certificates and gRPC know ASCII names only.
-    """
+    Certificates and gRPC know ASCII names only."""
     name, _, port = address.rpartition(":")
     with suppress(UnicodeError):
         known = name.encode("idna").decode("ascii")

@@ -17,8 +17,7 @@ from typing import IO, cast
 from collapipe.credentials.verified_channel import host_and_port
 from collapipe.deployment.server_folder import RUNS
 from collapipe.errors import CollaPipeError, LinkError, StorageError, one_line
-from collapipe.runs.folder import check_plain
-from collapipe.runs.lock import LOCK
+from collapipe.runs.folder import LOCK, check_plain
 
 _PIECE = 2**20
 _MOST_BYTES, _MOST_MEMBERS = 2**36, 100_000  # of an archive to unpack
@@ -122,7 +121,10 @@ def _bring(server: HTTPSConnection, run_id: str, run_dir: Path) -> int | None:
     with tempfile.TemporaryDirectory(prefix=f".{run_dir.name}.", dir=run_dir.parent) as partial:
         count = unpack(cast(IO[bytes], answer), Path(partial))
         for each in sorted(Path(partial).iterdir()):
-            _move(each, run_dir / each.name)
+            target = run_dir / each.name
+            if target.is_dir():  # an older one of a resumed run
+                shutil.rmtree(target)
+            each.rename(target)
     return count
 
 
@@ -135,10 +137,3 @@ def _marked(run_dir: Path) -> Iterator[str]:
         yield mark.name
     finally:
         mark.unlink()
-
-
-def _move(found: Path, target: Path) -> None:
-    """Move a file or folder, and replace an older one of a resumed run."""
-    if target.is_dir():
-        shutil.rmtree(target)
-    found.rename(target)

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from base64 import b64encode
@@ -47,7 +46,10 @@ def serve(folder: ServerFolder) -> None:
         try:
             wait_until_open(process, settings.port, log)
             print(f"ready on port {settings.port}; units: {', '.join(settings.units)}", flush=True)
-            _admit_for_good(folder, process)
+            nodes = _Nodes(folder)
+            while process.poll() is None:
+                nodes.settle(admissible(AuthorityFolder(folder.authority)))
+                time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             print("has ended", flush=True)
             return
@@ -65,14 +67,6 @@ def _check_free(port: int, folder: ServerFolder) -> None:
             f"port {port}: cannot be opened ({error.strerror}); end what listens there, or change "
             f"port in {folder.root / 'server.yaml'} and in each owner's unit.yaml"
         ) from error
-
-
-def _admit_for_good(folder: ServerFolder, process: subprocess.Popen[bytes]) -> None:
-    """Admit and revoke units until the SuperLink ends."""
-    nodes = _Nodes(folder)
-    while process.poll() is None:
-        nodes.settle(admissible(AuthorityFolder(folder.authority)))
-        time.sleep(_LOOK_S)
 
 
 def admissible(authority: AuthorityFolder) -> dict[str, Bundle]:
@@ -98,11 +92,8 @@ def signed_names(folder: ServerFolder) -> dict[int, str]:
 
 
 class _Nodes:
-    """Units that are registered with the SuperLink.
-
-    A file maps their keys' fingerprints to Flower's node numbers, because Flower lists nodes
-    without names.
-    """
+    """Units that are registered with the SuperLink. A file maps their keys' fingerprints to
+    Flower's node numbers, because Flower lists nodes without names."""
 
     def __init__(self, folder: ServerFolder) -> None:
         self._folder, self._file = folder, folder.flower_home / NODES

@@ -120,10 +120,14 @@ class PaperCluster(_DrawnCluster):
         snr = power * from_db(self.d2d_gain_db) / (self.d2d_interference_w + noise)
         hop_s = self.hop_bits / (self.d2d_bandwidth_hz * math.log2(1 + snr))
         speed = factor * per_unit
-        time = AffineLaw(self.forward_flops / speed, self.backward_flops / speed, 0.0, hop_s)
+        forward_s, backward_s = self.forward_flops / speed, self.backward_flops / speed
+        time = AffineLaw(u=forward_s, v=backward_s, w=0.0, ell=hop_s)
         joules = factor**2 / per_unit  # of a FLOP: eq. 16 without its 2
         energy = AffineLaw(
-            self.forward_flops * joules, self.backward_flops * joules, 0.0, power * hop_s
+            u=self.forward_flops * joules,
+            v=self.backward_flops * joules,
+            w=0.0,
+            ell=power * hop_s,
         )
         budget = EnergyBudget(self.energy_j, energy, "micro_batch")
         return DeviceProfile(f"device-{number}", time, self.max_blocks, budget)

@@ -11,7 +11,7 @@ module       uses, or replaces (=)                  because Flower              
 commands     variables and JSON of ``flwr``         has no library for it                simulation
 inline_grid  ``TaskIdentity``, for ``Message``      sets it only in its own processes    prompt_grid
 prompt_grid  = ``Grid.send_and_receive``            polls every 3 s                      prompt_grid
-pulling      ``HttpGrid._runtime_client``           trusts what a node announces         pulling
+prompt_grid  ``HttpGrid._runtime_client``           trusts what a node announces         pulling
 reply_parts  format of messages' parts              expands parts without a limit        pulling
 requests     Fleet and Control API over HTTP        authenticates only nodes, and late   guard
 runtime      = first wait of ``pull_objects``       waits 1 s for a part                 runtime

@@ -106,10 +106,8 @@ class Flower:
         raise LinkError(f"flwr {arguments[0]} failed: {last_line(output)}")
 
     def _stream_log(self, run_id: str, *connection: str) -> None:
-        """Copy the run's output to standard output, line by line, until the run ends.
-
-        Flower's own lines are left out, and so is the error: the waiting command prints it.
-        """
+        """Copy the run's output to standard output, line by line, until the run ends. Flower's own
+        lines are left out, and so is the error: the waiting command prints it."""
         command = ["flwr", "log", run_id, *connection, "--stream"]
         with self.process(command, subprocess.PIPE, subprocess.DEVNULL) as process:
             assert process.stdout is not None

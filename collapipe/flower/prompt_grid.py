@@ -1,16 +1,42 @@
-"""Make Flower's grids notice replies soon, and attribute each to its node."""
+"""Make Flower's grids notice replies soon, and check replies before they become messages.
 
+Flower's own grid has weaknesses that a node could use. It waits for minutes if a node announces a
+part and does not send it. A few bytes can expand to any size, because an array may name the same
+piece many times. A malformed part ends the run. The sender is taken from the reply itself.
+"""
+
+import sys
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from flwr.app import Error, Message
+from flwr.app.message import make_message
+from flwr.common.serde_utils import metadata_from_proto
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+)
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
 
-from collapipe.flower.pulling import Replies
+from collapipe.errors import WireError, one_line
+from collapipe.flower import reply_limit
+from collapipe.flower.reply_parts import UNUSABLE, inflate
 
+if TYPE_CHECKING:
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+_GRIDS = "flwr.superlink.grid.http_grid"
+_MOST_LATE = 1000  # messages
 _NODE_UNAVAILABLE = 5  # Flower's code
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 3.0
 _SHARE = 0.05  # a polling pause is at most this share of the time waited so far
+_AT_ONCE = 2  # parts that are pulled at the same time, as in Flower
 
 
 def make_prompt(grid: Grid) -> Grid:
@@ -55,3 +81,119 @@ def make_prompt(grid: Grid) -> Grid:
 
     grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
     return grid
+
+
+@dataclass
+class _Coming:
+    """A reply whose parts may not all have reached the SuperLink yet."""
+
+    metadata: Metadata
+    missing: list[str]
+    parts: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass
+class Replies:
+    """Pulls the replies to the questions of one ServerApp."""
+
+    grid: "HttpGrid"
+    _coming: dict[str, _Coming] = field(default_factory=dict)
+    _late: dict[str, None] = field(default_factory=dict)  # messages without a reply, oldest first
+
+    @classmethod
+    def of(cls, grid: Grid) -> Self | None:
+        """Return None for a grid whose replies come from this process."""
+        made_of = sys.modules.get(_GRIDS)  # importing it would take seconds
+        return cls(grid) if made_of and isinstance(grid, made_of.HttpGrid) else None
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Stop waiting for replies to these messages.
+
+        The SuperLink would keep late replies until the run's end, so ``pull`` removes them. It asks
+        for the last ``_MOST_LATE`` such messages, so that its request has a bounded size.
+        """
+        for key in [*self._coming]:
+            self._confirm(key)
+        self._late |= dict.fromkeys(message_ids)
+        for oldest in [*self._late][:-_MOST_LATE]:
+            del self._late[oldest]
+
+    def pull(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the complete replies to these messages. An error message replaces an unusable
+        reply.
+
+        A reply of which some parts have not arrived is not requested again: the SuperLink deletes
+        a message when it announces the reply, and would report the message as unavailable.
+        """
+        arriving = {each.metadata.reply_to_message_id for each in self._coming.values()}
+        asked = {*message_ids} - arriving
+        wanted = PullAppMessagesRequest(message_ids=[*asked, *self._late])
+        found = self.grid._runtime_client.PullMessages(wanted)
+        for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            if each.metadata.reply_to_message_id in asked:
+                parts = [*dict.fromkeys(_ids(tree))]
+                self._coming[each.metadata.message_id] = _Coming(each.metadata, parts)
+            else:  # its parts are not fetched
+                self._late.pop(each.metadata.reply_to_message_id, None)
+                self._confirm(each.metadata.message_id)
+        replies = list[Message]()
+        for key, coming in [*self._coming.items()]:
+            try:
+                if not self._is_whole(coming):
+                    continue
+                reply = inflate(key, coming.parts, coming.metadata)
+            except WireError as error:
+                reason = f"the reply cannot be used: {one_line(error)}"
+                reply = make_message(
+                    metadata_from_proto(coming.metadata), error=Error(UNUSABLE, reason)
+                )
+            self._confirm(key)
+            replies.append(reply)
+        return replies
+
+    def _confirm(self, key: str) -> None:
+        """Let the SuperLink delete a reply."""
+        self._coming.pop(key, None)
+        self.grid._runtime_client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(
+                node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=key
+            )
+        )
+
+    def _is_whole(self, coming: _Coming) -> bool:
+        """Fetch the parts that have arrived; return whether the reply is complete. Raises
+        ``WireError`` if it is larger than the largest expected reply."""
+        if len(coming.missing) > reply_limit.MOST_PARTS:
+            raise WireError(f"{len(coming.missing):,} parts, at most {reply_limit.MOST_PARTS:,}")
+        most = reply_limit.expected.most_bytes
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            while coming.missing:
+                some = coming.missing[:_AT_ONCE]
+                for key, part in zip(some, pool.map(self._part, some), strict=True):
+                    if part:
+                        coming.parts[key] = part
+                        coming.missing.remove(key)
+                        coming.size += len(part)
+                if coming.size > most:
+                    raise WireError(f"more than {most:,} bytes, the size of the largest reply")
+                if some == coming.missing[: len(some)]:
+                    return False
+        return True
+
+    def _part(self, key: str) -> bytes:
+        """Return a part's bytes; empty until it has arrived. Raises ``WireError`` if the SuperLink
+        does not know the part."""
+        found = self.grid._runtime_client.PullObject(
+            PullObjectRequest(node=self.grid.node, run_id=self.grid.run.run_id, object_id=key)
+        )
+        if not found.object_found:
+            raise WireError("the SuperLink does not know a part of it")
+        return bytes(found.object_content) if found.object_available else b""
+
+
+def _ids(tree: ObjectTree) -> Iterable[str]:
+    """Yield the ids of all parts of a tree; a part follows its children."""
+    for child in tree.children:
+        yield from _ids(child)
+    yield tree.object_id

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import threading
 from contextlib import closing, suppress
-from typing import Any
 
 import httpx
 from flwr.common.constant import SubStatus
@@ -79,13 +78,9 @@ class OwningExecutor(SubprocessExecutor):
             process.send_signal(signal.SIGINT if simulates else signal.SIGTERM)
 
 
-def _executor(*_: Any, **__: Any) -> OwningExecutor:
-    return OwningExecutor()
-
-
 def main() -> None:
     """Run a SuperExec until a signal, or until the SuperLink has ended."""
-    setattr(run_superexec, "get_executor", _executor)  # noqa: B010 - a module
+    setattr(run_superexec, "get_executor", lambda *_, **__: OwningExecutor())  # noqa: B010 - a module
     flower_superexec()
 
 

@@ -46,8 +46,7 @@ def run(guard: Guard | None = None) -> None:
 
 
 def _all_addresses() -> dict[str, str]:
-    """Return uvicorn's option to listen on IPv4 and IPv6 (an empty host) if this machine has
-    IPv6."""
+    """Return uvicorn's option to listen on IPv4 and IPv6, if this machine has IPv6."""
     try:
         socket.create_server(("::", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -56,10 +55,8 @@ def _all_addresses() -> dict[str, str]:
 
 
 class _PromptHead(H11Protocol):
-    """Closes a connection whose first request has no complete head after ``_HEAD_S``.
-
-    Uvicorn waits for it without a limit, so unknown callers could exhaust the process's open files.
-    """
+    """Closes a connection whose first request has no complete head after ``_HEAD_S``. Uvicorn waits
+    for it without a limit, so unknown callers could exhaust the process's open files."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

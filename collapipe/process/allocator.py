@@ -1,19 +1,30 @@
-"""Settings of the C library's memory allocator."""
+"""Settings of the C library's memory allocator; only glibc has them."""
 
 import ctypes
 import sys
 
-_SETTINGS = {-3: 2**22, -8: 1}  # M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
+_LARGE, _HEAPS = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
+
+
+def share_heap() -> None:
+    """Let all threads of this process share a heap; it must not have any thread yet.
+
+    By default glibc gives threads heaps of their own, up to eight per core. What one thread has
+    freed stays there: a round's activations when the next round has another thread.
+    """
+    _set(_HEAPS, 1)
 
 
 def return_large_blocks() -> None:
-    """Return freed large tensors to the system at once, and let threads share a heap.
+    """Return freed tensors of 4 MB and more to the system at once.
 
-    By default glibc keeps up to 32 MB per tensor, and a heap for each of gRPC's threads. So a
-    process that sends and receives blocks would grow by the size of several. Other C libraries have
-    no such call; then nothing changes.
+    By default glibc keeps up to 32 MB for each. So a process that sends and receives blocks would
+    grow by the size of several.
     """
+    _set(_LARGE, 2**22)
+
+
+def _set(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        for parameter, value in _SETTINGS.items():
-            mallopt(parameter, value)
+        mallopt(parameter, value)

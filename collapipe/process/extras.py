@@ -24,8 +24,7 @@ def missing(module: str) -> str:
 
 
 def _extra(library: str) -> str | None:
-    """Return the smallest extra with the library; empty if CollaPipe always requires it, None if it
-    never does."""
+    """Return the smallest extra with the library; empty if always required, None if never."""
     wanted, extras = _normal(_NAMES.get(library, library)), dict[str, set[str]]()
     try:
         lines = requires("collapipe") or []

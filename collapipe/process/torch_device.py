@@ -1,10 +1,15 @@
-"""Find the torch device for a name: ``auto``, ``cpu``, ``cuda``, …"""
+"""Find the torch device for a name: ``auto``, ``cpu``, ``cuda``, …; set torch's threads."""
+
+from typing import TypeVar, cast
 
 import torch
+from torch import Tensor, nn
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 
+M = TypeVar("M", bound=nn.Module | Tensor)
 CPU = torch.device("cpu")
+_CORES = torch.get_num_threads()  # torch's own choice, which OMP_NUM_THREADS may limit
 
 
 def torch_device(option: str, name: str, dtype: str = "float32") -> torch.device:
@@ -27,8 +32,25 @@ def torch_device(option: str, name: str, dtype: str = "float32") -> torch.device
     return torch.device(chosen)
 
 
+def moved(module: M, device: torch.device) -> M:
+    """Return ``module`` on ``device``. Raises ``ConfigError`` if the device lacks a dtype of it."""
+    try:
+        return cast(M, module.to(device))
+    except TypeError as error:
+        raise ConfigError(
+            f"{device}: cannot hold the model's weights ({one_line(error)}); set model.dtype and "
+            "pipeline.dtype to float32, or choose another device"
+        ) from error
+
+
 def present() -> list[str]:
     """Return the names of the devices that torch finds on this machine, the fastest kind first."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mps = ["mps"] if torch.backends.mps.is_available() else []
     return [*(f"cuda:{number}" for number in range(count)), *mps, "cpu"]
+
+
+def use_threads(number: int | None, units: int) -> None:
+    """Let torch use ``number`` threads in this process; None: this unit's share of the cores, which
+    ``units`` units use at the same time."""
+    torch.set_num_threads(number or max(1, _CORES // units))

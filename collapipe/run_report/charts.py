@@ -224,7 +224,6 @@ def _rows(title: str, across: str, content: Sequence[Row], span: Point, width: f
 
 
 def _fitting(text: str, width: float) -> str:
-    """Shorten a text to a width."""
     most = max(1, int(width / _LETTER))
     short = printable(text[: most + 1])
     return short if len(short) <= most else f"{short[: most - 1]}…"

@@ -68,8 +68,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def _opening(groups: Sequence[Group]) -> Markup:
-    """Return the introduction: the compared groups, their marks, and modelled figures that cannot
-    be compared."""
+    """Return the introduction: the groups with their marks, and figures that cannot be compared."""
     rounds = sorted({len(run.rounds) for group in groups for run in group.runs.values()})
     text = "Configurations are named by what differs; runs of one differ by their seed."
     if any(len(group.runs) > 1 for group in groups):
@@ -171,7 +170,6 @@ def _listed(seeds: Iterable[int]) -> str:
 
 
 def _values(group: Group, known: Mapping[Path, float]) -> dict[int, float]:
-    """Return the values of a group's runs, by seed."""
     return {s: known[run.folder] for s, run in group.runs.items() if run.folder in known}
 
 
@@ -296,10 +294,8 @@ def _name(
     flats: Sequence[Mapping[str, object]],
     choices: Sequence[Mapping[str, object]],
 ) -> str:
-    """Return a group's name, such as ``strategy=dssra strategy.drift_weight=0.1``.
-
-    It has the choices that differ, and options that differ among runs with equal choices.
-    """
+    """Return a group's name, such as ``strategy=dssra strategy.drift_weight=0.1``. It has the
+    choices that differ, and options that differ among runs with equal choices."""
     flat, chosen, parts = flats[number], choices[number], []
     for key in apart:
         differing = [group for group in key.split(".")[:-1] if _differs(group, choices)]

@@ -9,9 +9,10 @@ from collapipe.report import RoundReport
 from collapipe.run_report import html
 from collapipe.run_report.comparison import comparison_page
 from collapipe.run_report.costs import energy, phases, predicted, traffic
+from collapipe.run_report.devices import devices
 from collapipe.run_report.learning import learning
 from collapipe.run_report.privacy import privacy
-from collapipe.run_report.round import devices, gantt, step_chart
+from collapipe.run_report.round import gantt, step_chart
 from collapipe.run_report.units import participation, queues, radio
 from collapipe.runs.reading import Run, latest_run, read_run
 
@@ -106,7 +107,6 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
 
 
 def _state(run: Run) -> str:
-    """Return a sentence about the run's progress."""
     done = f"{len(run.rounds)} of {counted(run.planned_rounds, 'round')}"
     if run.summary is None:
         return f"No end was written: the run is going on, or it was killed. {done}."

@@ -1,14 +1,16 @@
 """Convert a round on real devices to Chrome trace events, for Perfetto and chrome://tracing.
 
-Each device is a process with tracks for computing, waiting and sending, and for the plan.
+Each stage is a process with tracks for computing, waiting and sending, measured and planned.
+Sending ends when a waiting neighbour has the output, or if no neighbour waits, when it has left.
 """
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -16,10 +18,12 @@ from matplotlib.patches import Patch
 from pydantic import TypeAdapter
 
 from collapipe.errors import ConfigError
+from collapipe.formatting import seconds
 from collapipe.plan import ClusterPlan
 from collapipe.process.drawing import own_look
 from collapipe.report import DeviceTrace, RoundReport, RoundTraces
-from collapipe.run_report.round import planned_stages, read_packed
+from collapipe.run_report.packed import read_packed, read_requests
+from collapipe.run_report.planned_step import planned_step
 from collapipe.runs.folder import TRACES
 from collapipe.runs.reading import Run, read_run
 from pipeline import schedule
@@ -27,23 +31,19 @@ from pipeline.schedule import Action
 
 _TRACES = TypeAdapter(RoundTraces)
 _LONGEST = 2**28  # of a line, in bytes
-COMPUTE, WAIT, SEND, SEND_BACK, PLANNED = range(1, 6)  # tracks
-_NAMES = {
-    COMPUTE: "compute",
-    WAIT: "wait for input",
-    SEND: "send activations",
-    SEND_BACK: "send gradients",
-    PLANNED: "plan: forward and backward",
-}
-_WIDTH_IN, _ROW_IN, _MARGIN_IN = 9.0, 0.7, 1.3
-_LANES = {  # top and height in a row, colour, label
-    COMPUTE: (-0.4, 0.34, "#3b6ea5", "computes"),
-    WAIT: (-0.4, 0.34, "#dddddd", "waits for its input"),
-    SEND: (-0.04, 0.1, "#222222", "sends activations"),
-    SEND_BACK: (0.08, 0.1, "#909090", "sends gradients"),
-    PLANNED: (0.22, 0.18, "#c98b3a", "the plan"),
+COMPUTE, WAIT, SEND, SEND_BACK, PLANNED, PLANNED_SEND, PLANNED_SEND_BACK = range(1, 8)  # tracks
+_WIDTH_IN, _ROW_IN, _MARGIN_IN = 9.0, 0.8, 1.5
+_LANES = {  # name, and in a picture its top and height in a row and its colour
+    COMPUTE: ("compute", -0.44, 0.3, "#3b6ea5"),
+    WAIT: ("wait for input", -0.44, 0.3, "#dddddd"),
+    SEND: ("send activations", -0.11, 0.09, "#222222"),
+    SEND_BACK: ("send gradients", -0.02, 0.09, "#909090"),
+    PLANNED: ("plan: compute", 0.12, 0.18, "#c98b3a"),
+    PLANNED_SEND: ("plan: send activations", 0.31, 0.06, "#6b4410"),
+    PLANNED_SEND_BACK: ("plan: send gradients", 0.38, 0.06, "#dfae73"),
 }
 Event = dict[str, Any]
+Table = Mapping[Action, tuple[float, float, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,15 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
 
     Raises ``ConfigError`` if the run has no such round on real devices.
     """
-    run = read_run(run_dir)
-    traces = _read(run, number)
+    run, file = read_run(run_dir), run_dir / TRACES
+    if not file.exists():
+        raise ConfigError(
+            f"{run_dir}: has no {TRACES}; runs on real devices (cluster=devices) write one"
+        )
+    found = deque(read_packed(run, TRACES, _TRACES, _LONGEST, number), maxlen=1)
+    if not found:
+        raise ConfigError(f"{file}: has no round {number}; leave --round out for the last one")
+    (traces,) = found
     line = next((each for each in run.rounds if each.round == traces.round), None)
     if line is None:
         raise ConfigError(f"{run_dir}: metrics.jsonl has no round {traces.round}")
@@ -82,86 +89,69 @@ def write_trace(trace: Trace, file: Path) -> None:
 
 
 def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
-    """Yield the events of all units of a round."""
-    process = 0
+    first, request = 1, next(read_requests(run, line.round), None)
     for cluster in line.plan.clusters:
-        traced, flow = traces.units.get(cluster.unit, ()), f"unit {cluster.unit}"
-        planned = planned_stages(run, line, cluster)
-        segments = [each for each in traced if each.stage == "segment"]
+        traced = traces.units.get(cluster.unit, ())
+        planned = planned_step(run, request, cluster) if request else {}
         start_s = min((each.steps[0][0][1] for each in traced if any(each.steps)), default=0.0)
-        for device in traced:
-            process += 1
+        tables = dict[tuple[int, int], Table]()
+        for process, device in enumerate(traced, first):
             own = device.stage == "segment"
             called = device.name if own else f"{device.name}, {device.stage}"
             yield from _named(process, f"{run.called(cluster.unit)}, {called}")
-            stage = segments.index(device) if own else len(segments) * (device.stage == "head")
-            stages = len(segments) + (device.stage == "embedding")  # as ``schedule.embedding``
-            lists = [_actions(cluster, stages, stage, len(each)) for each in device.steps]
-            yield from _measured(process, device, lists)
-            if own:
-                yield from _flows(process, flow, stage, len(segments), device, lists)
-            for label, begin_s, length_s in planned.get(called if own else device.stage, ()):
-                yield _slice(process, PLANNED, label, start_s + begin_s, length_s)
+            for step, rows in enumerate(_tables(cluster, traced, device)):
+                tables[process, step] = rows
+            for each in planned.get(called if own else device.stage, ()):
+                back = PLANNED_SEND_BACK if each.kind == schedule.BACKWARD else PLANNED_SEND
+                track, label = back if each.sends else PLANNED, f"{each.kind}{each.micro_batch}"
+                length_s = each.end_s - each.begin_s
+                yield _slice(process, track, label, start_s + each.begin_s, length_s)
+        yield from _measured(tables)
+        first += len(traced)
 
 
-def _read(run: Run, number: int | None) -> RoundTraces:
-    """Read the traces of a round. Raises ``ConfigError`` if they are missing or damaged."""
-    file, found = run.folder / TRACES, None
-    if not file.exists():
-        raise ConfigError(
-            f"{run.folder}: has no {TRACES}; runs on real devices (cluster=devices) write one"
-        )
-    with suppress(EOFError):  # the run is still writing
-        for each in read_packed(run, file, _TRACES, number, _LONGEST):
-            found = each
-    if found is None:
-        raise ConfigError(f"{file}: has no round {number}; leave --round out for the last one")
-    return found
-
-
-def _actions(cluster: ClusterPlan, stages: int, stage: int, rows: int) -> Sequence[Action]:
-    """Return the actions that the rows of a step belong to."""
+def _tables(
+    cluster: ClusterPlan, traced: Sequence[DeviceTrace], device: DeviceTrace
+) -> Iterator[Table]:
+    """Yield each step's actions with their times."""
+    segments = [each for each in traced if each.stage == "segment"]
+    stages = len(segments) + (device.stage == "embedding")  # as ``schedule.embedding``
+    stage = segments.index(device) if device in segments else stages * (device.stage == "head")
     each = len(schedule.build(cluster.schedule, stages, 1)[stage])
-    return schedule.build(cluster.schedule, stages, rows // each)[stage] if rows % each == 0 else ()
+    for rows in device.steps:
+        m = len(rows) // each if len(rows) % each == 0 else 0
+        yield dict(zip(schedule.build(cluster.schedule, stages, m)[stage], rows, strict=False))
 
 
-def _measured(
-    process: int, device: DeviceTrace, lists: Sequence[Sequence[Action]]
-) -> Iterator[Event]:
-    for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
+def _measured(tables: Mapping[tuple[int, int], Table]) -> Iterator[Event]:
+    """Yield the slices of each process and step, and an arrow to each action of a neighbour that
+    needs an output."""
+    for (process, step), rows in tables.items():
         free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
-        for (asked, began, ended, sent), action in zip(rows, actions, strict=False):
-            name, about = str(action), {"step": step}
+        for action, (asked, began, ended, left) in rows.items():
+            name, about, sent = str(action), {"step": step}, left
             yield _slice(process, WAIT, f"for {name}", asked, began - asked) | {"args": about}
             yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
-            track = SEND if action.kind == schedule.FORWARD else SEND_BACK
+            forward = action.kind == schedule.FORWARD
+            track, neighbour = (SEND, process + 1) if forward else (SEND_BACK, process - 1)
+            if (found := tables.get((neighbour, step), {}).get(action)) is not None:
+                sent = found[1] if found[0] < ended else left
+                arrow = {
+                    "cat": "hop",
+                    "name": name,
+                    "tid": COMPUTE,
+                    "id": f"{process} {step} {name}",
+                }
+                yield {**arrow, "ph": "s", "pid": process, "ts": ended * 1e6}
+                yield {**arrow, "ph": "f", "bp": "e", "pid": neighbour, "ts": found[1] * 1e6}
             leaves = max(ended, free_s[track])
             yield _slice(process, track, name, leaves, sent - leaves) | {"args": about}
-            free_s[track] = sent
-
-
-def _flows(
-    process: int,
-    flow: str,
-    stage: int,
-    stages: int,
-    device: DeviceTrace,
-    lists: Sequence[Sequence[Action]],
-) -> Iterator[Event]:
-    """Yield an arrow from each action to the neighbour's action that depends on it."""
-    for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
-        for (_, began, ended, _), action in zip(rows, actions, strict=False):
-            places = (stage, stage + 1) if action.kind == schedule.FORWARD else (stage + 1, stage)
-            ends = ({"ph": "f", "bp": "e", "ts": began * 1e6}, {"ph": "s", "ts": ended * 1e6})
-            for place, end in zip(places, ends, strict=True):
-                if 0 < place < stages:
-                    about = {"cat": "hop", "name": str(action), "pid": process, "tid": COMPUTE}
-                    yield {**about, **end, "id": f"{flow} {step} {action} {place}"}
+            free_s[track] = max(leaves, sent)
 
 
 def _named(process: int, name: str) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
-    for track, its in _NAMES.items():
+    for track, (its, *_) in _LANES.items():
         about = {"ph": "M", "name": "thread_name", "pid": process, "tid": track}
         yield about | {"args": {"name": its}}
 
@@ -172,45 +162,50 @@ def _slice(process: int, track: int, name: str, begin_s: float, length_s: float)
 
 
 @own_look()
-def draw(events: Iterable[Event], title: str, file: Path) -> None:
-    """Draw the last step of ``events``, with the planned step aligned to it.
+def draw(trace: Trace, file: Path) -> None:
+    """Draw the step with the median length, and the planned step aligned to it.
 
     Raises ``ConfigError`` if the file cannot be written, or does not end in .svg or .png.
     """
-    events = list(events)
-    names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    named = (each for each in trace.events if each["name"] == "process_name")
+    names = {each["pid"]: each["args"]["name"] for each in named}
+    busy_s = defaultdict[tuple[int, int], float](float)
     figure = Figure((_WIDTH_IN, _ROW_IN * len(names) + _MARGIN_IN), layout="constrained")
     axes = figure.subplots()
-    for each, begin in _last_step([each for each in events if each["ph"] == "X"]):
-        top, height, color, _ = _LANES[each["tid"]]
+    for each, begin in _typical_step(each for each in trace.events if each["ph"] == "X"):
+        _, top, height, color = _LANES[each["tid"]]
         lane = list(names).index(each["pid"]) + top, height
         bar = (each["ts"] - begin) / 1e6, each["dur"] / 1e6
+        busy_s[each["pid"], each["tid"]] += bar[1]
         axes.broken_barh([bar], lane, facecolors=color, edgecolors="white", linewidth=0.4)
-    axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names.values()])
+    labels = [
+        f"{name}\n{seconds(busy_s[pid, COMPUTE])}, planned {seconds(busy_s[pid, PLANNED])}"
+        for pid, name in names.items()
+    ]
+    axes.set_yticks(range(len(names)), [label.replace("$", r"\$") for label in labels])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.set_xlabel("time from the beginning of the step [s]")
+    title = f"a step of round {trace.round}, of median length"
     axes.set_title(title, loc="left", fontsize=10, parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    patches = [Patch(facecolor=color, label=label) for _, _, color, label in _LANES.values()]
-    figure.legend(handles=patches, loc="outside lower center", ncols=5, frameon=False)
+    patches = [Patch(facecolor=color, label=label) for label, *_, color in _LANES.values()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False)
     try:
         figure.savefig(file, dpi=160)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plot {file}: {error}; name a .svg or .png file") from error
 
 
-def _last_step(slices: Sequence[Event]) -> Iterator[tuple[Event, float]]:
-    """Return the slices of the last step and of the plan, each with its start time."""
-    begins: dict[int, float] = {}
+def _typical_step(slices: Iterable[Event]) -> Iterator[tuple[Event, float]]:
+    """Yield the slices of the step with the median length and of the plan, each with the start
+    time of its step."""
+    steps = defaultdict[int | None, list[Event]](list)  # None: the plan
     for each in slices:
-        if each["tid"] == WAIT:  # the first thing in a step
-            step = each["args"]["step"]
-            begins[step] = min(each["ts"], begins.get(step, math.inf))
-    last = max(begins, default=0)
-    for each in slices:
-        if each["tid"] == PLANNED:
-            yield each, begins[0]
-        elif each["args"]["step"] == last:
-            yield each, begins[last]
+        steps[each.get("args", {}).get("step")].append(each)
+    begins = {step: min(each["ts"] for each in own) for step, own in steps.items()}
+    ends = {step: max(each["ts"] + each["dur"] for each in own) for step, own in steps.items()}
+    lengths = [(ends[step] - begins[step], step) for step in steps if step is not None]
+    for step in (None, median_low(lengths)[1]) if lengths else ():
+        yield from ((each, begins[step]) for each in steps[step])

@@ -142,7 +142,6 @@ def _chosen(
 
 
 def _range(values: Sequence[float], unit: str) -> tuple[str, str]:
-    """Return the mean and the range of values as text."""
     if not values:
         return "–", "–"
     mean = f"{three_digits(sum(values) / len(values))} {unit}"

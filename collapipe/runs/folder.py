@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
@@ -20,7 +19,6 @@ from collapipe import __version__
 from collapipe.config.saved import read_limited
 from collapipe.config.settings import Settings
 from collapipe.errors import ConfigError, StorageError, one_line
-from collapipe.runs.lock import LOCK
 from collapipe.sections import Count, CountFrom0
 from collapipe.validation import rule
 
@@ -28,14 +26,17 @@ if TYPE_CHECKING:  # torch takes seconds to import, and submitting a run does no
     from collapipe.tensors import Tensors
     from collapipe.text.tokenizer import Tokenizer
 
+LOCK = ".lock"  # locked as long as a run is in progress
 REQUESTS = "requests.jsonl.gz"  # the planner's input of each round
 TRACES = "traces.jsonl.gz"  # timed actions of real devices
 _GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS, TRACES)
 _ACCOUNT, _ROUNDS = "account.json", TypeAdapter(dict[CountFrom0, Count])
+BASE = "model/base"  # frozen weights: a folder, and with .json the digests of each part
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; a killed run may leave the second one
 _LOADING = {
     "format": "safetensors",
     "weights": "model.safetensors; unit-N.safetensors of each unit where nothing was averaged",
+    "base": "base.json: SHA-256 of frozen weights; they are in the pretrained model, or in base/",
     "tokenizer": "tokenizer.json",
     "configuration": "../config.yaml",
     "load": "collapipe.load(RUN_DIR) gives settings, model and tokenizer",
@@ -207,13 +208,18 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def write_tokenizer(self, tokenizer: "Tokenizer") -> None:
-        """Write the tokeniser, its special tokens, the labels, and how to load the model."""
+        """Write the tokeniser, its special tokens, the labels, the chat template, and how to load
+        the model."""
         self._replace("model/tokenizer.json", tokenizer.json_text)
-        known = {"marks": asdict(tokenizer.special_tokens), "labels": tokenizer.labels}
-        self._write_json("model/model.json", {"version": __version__, **_LOADING, **known})
+        known = {"version": __version__, **_LOADING, **tokenizer.described()}
+        self._write_json("model/model.json", known)
+
+    def write_base(self, digests: Mapping[str, str]) -> None:
+        """Write the digests of each part's frozen weights."""
+        self._write_json(f"{BASE}.json", dict(digests))
 
     def write_weights(self, weights: "Tensors", unit: int | None = None) -> None:
-        """Write the model's weights, or a unit's in a run that does not average."""
+        """Write the model's trainable weights, or a unit's in a run that does not average."""
         from safetensors.torch import save_file
 
         with self.replacing(f"model/{weights_file(unit)}") as partial:
@@ -224,6 +230,18 @@ class RunFolder:
 
     def _write_json(self, name: str, tree: object) -> None:
         self._replace(name, json.dumps(tree, indent=2, allow_nan=False) + "\n")
+
+
+def is_writing(run_dir: Path) -> bool:
+    """Whether a process has the folder's lock; the system frees it when the process ends."""
+    try:
+        with (run_dir / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no run has begun here
+        return False
+    return False
 
 
 def weights_file(unit: int | None) -> str:

@@ -1,25 +1,62 @@
 """A run's model: build the initial one, or load the trained one from the run's folder."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from collapipe.config import Settings, load_saved
 from collapipe.errors import ConfigError, one_line
+from collapipe.models.frozen import whole
+from collapipe.models.kept import to_dtype
 from collapipe.models.split import SplitModel, build_empty
+from collapipe.runs.base import base_of, take_adapters
 from collapipe.runs.folder import check_there, weights_file
+from collapipe.text.chat_template import ChatTemplate
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has trained: ``weights`` by their names in the split model, read from ``file``."""
+
+    settings: Settings
+    weights: dict[str, Tensor]
+    tokenizer: Tokenizer
+    file: Path
+
+    def model(self) -> SplitModel:
+        """Return the model that holds ``weights``. Raises ``ConfigError`` if they do not fit it."""
+        vocabulary = self.tokenizer.vocabulary
+        with self.fitting():
+            model = build_empty(lambda: SplitModel(self.settings.model, vocabulary), self.weights)
+        return model.eval()
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Convert torch's errors about weights of another model into ``ConfigError``."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise _refusal(self.file, error) from error
 
 
 def load_model(
     run_dir: Path, trusted: Sequence[str] = (), unit: int | None = None
 ) -> tuple[Settings, SplitModel, Tokenizer]:
-    """Load a run's settings, trained model and tokenizer; plug-ins may be of ``trusted`` packages.
+    """Load a run's settings, trained model and tokenizer, see ``load_trained``."""
+    trained = load_trained(run_dir, trusted, unit)
+    return trained.settings, trained.model(), trained.tokenizer
+
+
+def load_trained(run_dir: Path, trusted: Sequence[str] = (), unit: int | None = None) -> Trained:
+    """Load what a run has trained; plug-ins may be of ``trusted`` packages.
 
     ``unit`` selects a unit's model in a run that did not average. Raises ``ConfigError`` if the
     folder has no valid model of that unit or run.
@@ -33,25 +70,27 @@ def load_model(
             "that trained"
         )
     _check_unit(run_dir, settings, unit)
-    weights = model_dir / weights_file(unit)
-    check_there(run_dir, weights)
-    tokenizer = read_tokenizer(model_dir)
+    file = model_dir / weights_file(unit)
+    check_there(run_dir, file)
+    tokenizer, blocks = read_tokenizer(model_dir), settings.model.num_blocks
+    base = base_of(run_dir, settings, tokenizer.vocabulary)
     try:
-        tensors = load_file(weights)
-        if len(tensors) < settings.model.num_blocks:  # check the claimed number before building
-            raise RuntimeError(f"{len(tensors)} tensors for {settings.model.num_blocks} blocks")
-        model = build_empty(lambda: SplitModel(settings.model, tokenizer.vocabulary), tensors)
+        trained = load_file(file)
     except (SafetensorError, RuntimeError) as error:
-        cause = str(error).splitlines()[0]
-        raise ConfigError(f"{weights}: not the weights of this run's model ({cause})") from error
-    return settings, model.eval(), tokenizer
+        raise _refusal(file, error) from error
+    if (count := len(trained) + len(base)) < blocks:  # check the claimed number before building
+        raise _refusal(file, f"{count} tensors for {blocks} blocks")
+    return Trained(settings, whole(base) | trained, tokenizer, file)
+
+
+def _refusal(file: Path, cause: object) -> ConfigError:
+    return ConfigError(
+        f"{file}: not the weights of this run's model ({str(cause).splitlines()[0]})"
+    )
 
 
 def _check_unit(run_dir: Path, settings: Settings, unit: int | None) -> None:
-    """Raise ``ConfigError`` if ``unit`` does not fit the run.
-
-    A run that averages has one model and takes None; other runs take a unit that has a model.
-    """
+    """Raise ``ConfigError`` for a ``unit`` of a run that averages, or if it has no model of it."""
     units = settings.federation.num_units
     if settings.framework.aggregate:
         if unit is not None:
@@ -79,22 +118,28 @@ def read_tokenizer(model_dir: Path) -> Tokenizer:
         rest = json.loads(known.read_text(encoding="utf-8"))
         special_tokens = SpecialTokens(**rest["marks"])
         labels = [str(label) for label in rest["labels"]]
+        chat = rest.get("chat")  # older runs lack it
+        template = None if chat is None else ChatTemplate(**chat)
         if not all(isinstance(token, str) for token in asdict(special_tokens).values()):
             raise TypeError("a special token that is no text")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, ConfigError) as error:
         why = one_line(error)
         raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({why})") from error
     try:
         text = words.read_text(encoding="utf-8")
         check_tokenizer(text)
-        return Tokenizer(text, special_tokens, labels)
+        return Tokenizer(text, special_tokens, labels, template)
     except (UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{words}: not a tokeniser ({one_line(error)})") from error
 
 
 def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:
-    """Build the untrained model, a function of the seed."""
+    """Build the model with which training begins, a function of the seed and of ``adapter.path``.
+
+    Raises ``ConfigError`` if the adapters there are not this model's.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = SplitModel(settings.model, tokenizer.vocabulary)
-    return model.to(getattr(torch, settings.pipeline.dtype))
+    take_adapters(settings, model.state_dict())
+    return to_dtype(model, getattr(torch, settings.pipeline.dtype))

@@ -20,6 +20,7 @@ from collapipe.data.shards import part, shard
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError, NoRowsError
 from collapipe.seeds import derive
+from collapipe.tasks.chat import Chat
 from collapipe.tasks.text_task import check_labels, in_order
 from collapipe.text.tokenizer import Tokenizer, count_words
 from collapipe.wire.messages import RowsReply, Split
@@ -118,7 +119,8 @@ def tells_words(settings: Settings) -> bool:
 def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer:
     """Return the run's tokeniser, with the names of its labels.
 
-    It is the one of ``data.tokenizer``, or the pretrained model's, or made of the units' words.
+    It is the one of ``data.tokenizer``, or the pretrained model's, or made of the units' words;
+    ``task.chat_template`` replaces its chat template.
     """
     name = _pretrained(settings)
     if name is None:
@@ -130,6 +132,8 @@ def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer
         from collapipe.models.huggingface.tokenizer import pretrained_tokenizer  # takes seconds
 
         tokenizer = pretrained_tokenizer(name)
+    if isinstance(settings.task, Chat):
+        tokenizer = settings.task.with_template(tokenizer)
     labels = settings.task.listed_labels
     if labels is None:
         labels = in_order({label for each in told for label in each.labels})

@@ -22,7 +22,8 @@ def split(secret: bytes, threshold: int, places: Collection[int]) -> dict[int, b
 
     Any ``threshold`` shares restore the secret; fewer reveal nothing about it.
     """
-    coefficients = [int.from_bytes(secret), *(_drawn() for _ in range(threshold - 1))]
+    others = (secrets.randbelow(PRIME) for _ in range(threshold - 1))
+    coefficients = [int.from_bytes(secret), *others]
     return {place: _at(coefficients, place).to_bytes(SHARE_BYTES) for place in places}
 
 
@@ -53,10 +54,6 @@ def _weights(places: tuple[int, ...]) -> tuple[int, ...]:
                 denominator = denominator * (other - place) % PRIME
         weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
     return tuple(weights)
-
-
-def _drawn() -> int:
-    return secrets.randbelow(PRIME)
 
 
 def _at(coefficients: list[int], place: int) -> int:

@@ -125,12 +125,19 @@ class UnitWithShares:
             )
         opened = {sender: self._opened(session, sender, each) for sender, each in shares.items()}
         held = {sender: both for sender, both in opened.items() if both is not None}
-        seeds = {other: self._pair_seed(session, other) for other in shares}
+        own, keys, digest_ = self.before, session.keys, session.digest
+        seeds = {
+            other: masks.pair_seed(own.mask_key, keys[other].mask, digest_, unit, other)
+            for other in shares
+        }
         masks.add_mask(words, self.seed)
         for other, seed in seeds.items():
             masks.add_mask(words, seed, negative=unit > other)
-        keys = {other: self._confirming_key(session, other) for other in shares}
-        return MaskedUnit(unit, round_, session.units_needed, held, self.own_share, keys)
+        confirming = {
+            other: masks.confirming_key(own.seal_key, keys[other].seal, digest_, unit, other)
+            for other in shares
+        }
+        return MaskedUnit(unit, round_, session.units_needed, held, self.own_share, confirming)
 
     def _opened(self, session: Session, sender: int, sealed: bytes) -> bytes | None:
         """Return the sender's two shares; None if they cannot be opened."""
@@ -139,14 +146,6 @@ class UnitWithShares:
             return masks.unseal(sealed, private, public, session.digest, sender, to)
         except WireError:
             return None
-
-    def _pair_seed(self, session: Session, other: int) -> bytes:
-        private, public, unit = self.before.mask_key, session.keys[other].mask, self.before.unit
-        return masks.pair_seed(private, public, session.digest, unit, other)
-
-    def _confirming_key(self, session: Session, other: int) -> bytes:
-        private, public, unit = self.before.seal_key, session.keys[other].seal, self.before.unit
-        return masks.confirming_key(private, public, session.digest, unit, other)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -6,20 +6,23 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load_file
 
 from collapipe.errors import ConfigError, DataError, WireError, one_line
 from collapipe.process.folders import in_home
-from collapipe.tensors import Tensors
+from collapipe.tensors import ALIGNMENT, Tensors
+from collapipe.wire.parts import pieces
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_known = dict[Hashable, str]()  # digests that this process has computed, by the state of files
 
 
 def default_folder() -> Path:
@@ -44,29 +47,35 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return content.hexdigest()
 
 
+def state_of(*files: Path) -> Hashable:
+    """Return a key that changes when one of the files is written. Take it before reading them."""
+    found = (file.stat() for file in files)
+    return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+
+
+def digest_once(tensors: Mapping[str, torch.Tensor], source: Hashable) -> str:
+    """Return ``digest``, computed once in this process for tensors of these names and types.
+
+    ``source`` is a key of the tensors in their files and of the files' state.
+    """
+    key = source, tuple(sorted((name, str(each.dtype)) for name, each in tensors.items()))
+    if key not in _known:
+        _known[key] = digest(tensors)
+    return _known[key]
+
+
 @dataclass(frozen=True, slots=True)
 class FrozenStore:
     """A folder of safetensors files, each named by the digest of its tensors.
 
     ``folder`` may begin with ``~``. Any number of processes may use it at once. Only damaged files
-    are removed, and beyond ``limit_bytes`` the least recently used ones.
+    are removed, and beyond ``limit_bytes`` the least recently used ones. A process checks a file
+    again only if it was written since.
     """
 
     folder: Path
     limit_bytes: float = math.inf
-
-    def lacks(self, digests: Iterable[str]) -> list[str]:
-        """Return the ``digests`` without a valid file, and remove damaged files.
-
-        Raises ``WireError`` for an invalid digest.
-        """
-        lacking = []
-        for name in digests:
-            try:
-                self.load(name)
-            except DataError:
-                lacking.append(name)
-        return lacking
+    is_cache: bool = True  # otherwise a damaged file stays: it may be the only copy
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> str:
         """Store ``tensors`` atomically and return their digest, so that the caller can check it.
@@ -81,28 +90,32 @@ class FrozenStore:
             self._make_room(file.parent, sum(each.nbytes for each in tensors.values()))
             with tempfile.TemporaryDirectory(".partial", name[:8], file.parent) as folder:
                 partial = Path(folder) / file.name
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial)
-                if digest(load(partial.read_bytes())) != name:
-                    raise OSError("the written file reads differently")
-                with partial.open("rb+") as written:
+                with partial.open("wb") as written:
+                    # mapped tensors are aligned if those before them fill whole steps
+                    last = sorted(tensors, key=lambda key: tensors[key].nbytes % ALIGNMENT != 0)
+                    ordered = {key: tensors[key] for key in last}
+                    written.writelines(pieces(ordered, ALIGNMENT))
+                    written.flush()
                     os.fsync(written.fileno())
+                if digest_once(load_file(partial), state_of(partial)) != name:
+                    raise OSError("the written file reads differently")
                 partial.replace(file)
         except (OSError, SafetensorError) as error:
             raise ConfigError(
-                f"{file}: cannot keep frozen weights ({error}); make room, or set XDG_CACHE_HOME "
-                "to a folder that can be written"
+                f"{file}: cannot keep frozen weights ({error}); make room, or choose another "
+                "folder, for a cache by XDG_CACHE_HOME"
             ) from error
         return name
 
     def load(self, name: str) -> Tensors:
-        """Return the tensors with the digest ``name``.
+        """Return the tensors with the digest ``name``, mapped from the file.
 
         Raises ``DataError`` if the file is missing, unreadable or damaged, and removes a damaged
         one.
         """
         file = self._file(name)
         try:
-            tensors = load(file.read_bytes())  # a copy: later writes to the file do not change it
+            state, tensors = state_of(file), load_file(file)
         except FileNotFoundError as error:
             raise DataError(f"{file}: frozen weights are missing; send them again") from error
         except OSError as error:
@@ -110,11 +123,13 @@ class FrozenStore:
         except (SafetensorError, KeyError) as error:  # a type that torch lacks
             cause = one_line(error)
         else:
-            if digest(tensors) == name:
+            if digest_once(tensors, state) == name:
                 with suppress(OSError):
-                    os.utime(file)  # used now
+                    os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))  # used now
                 return tensors
             cause = "its content has another digest"
+        if not self.is_cache:
+            raise DataError(f"{file}: frozen weights are damaged ({cause}); restore the file")
         with suppress(OSError):
             file.unlink()
         raise DataError(f"{file}: frozen weights were damaged ({cause}) and are removed; run again")
@@ -122,7 +137,7 @@ class FrozenStore:
     def _make_room(self, folder: Path, size: float) -> None:
         files = [(each.stat(), each) for each in folder.glob("*.safetensors")]
         kept = sum(stat.st_size for stat, _ in files)
-        for stat, file in sorted(files, key=lambda each: each[0].st_mtime_ns):
+        for stat, file in sorted(files, key=lambda each: each[0].st_atime_ns):
             if kept + size <= self.limit_bytes:
                 return
             file.unlink(missing_ok=True)

@@ -116,10 +116,9 @@ class TrainRequest:
     arrived: int = 0
 
 
-OPTIMIZER, RESIDUAL, STEM = "optimizer", "residual", "stem"
-SLOWNESS, STEP_LAW = "slowness", "step_law"
+OPTIMIZER, RESIDUAL, STEM, STEP_LAW = "optimizer", "residual", "stem", "step_law"
 ACTIVATIONS = "activations", "last_activations"
-NOT_TRAINED = STEM, SLOWNESS, STEP_LAW
+NOT_TRAINED = STEM, STEP_LAW
 KEPT = OPTIMIZER, RESIDUAL, *NOT_TRAINED, *ACTIVATIONS
 """Names of the tensor groups that a unit keeps between rounds; NOT_TRAINED ones are not derived
 from gradients."""

@@ -121,8 +121,10 @@ def joined_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join(pieces(tensors))
 
 
-def pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """Return the pieces of ``joined_bytes``, which can be written to a file without a copy."""
+def pieces(tensors: Mapping[str, Tensor], alignment: int = _ALIGNMENT) -> list[bytes | memoryview]:
+    """Return the pieces of ``joined_bytes``, which can be written to a file without a copy.
+
+    The first tensor begins at a multiple of ``alignment`` bytes."""
     header, end = dict[str, object](), 0
     for name, each in tensors.items():
         offsets = end, end + each.nbytes
@@ -133,11 +135,11 @@ def pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
         }
         end = offsets[1]
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+    text += b" " * (-(8 + len(text)) % alignment)
     return [struct.pack("<Q", len(text)), text, *map(_raw, tensors.values())]
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().contiguous().flatten()
-    one_by_one = flat.as_strided((flat.numel(),), (1,))  # 0 or 1 elements may have another stride
+    whole = tensor.detach().contiguous()
+    one_by_one = whole.as_strided((whole.numel(),), (1,))  # 0 or 1 elements may have other strides
     return one_by_one.view(torch.uint8).numpy().data

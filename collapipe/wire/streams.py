@@ -44,8 +44,7 @@ class FrameStream:
 
     ``arrived`` is set when a frame can be received, and when few of many queued frames are left.
     The owner may replace the event, and may change ``max_bytes``. ``on_sent`` is called once gRPC
-    has taken all pieces of an activation or a gradient. A received frame is dropped if ``accepts``
-    returns False for it.
+    has taken all pieces of an activation or a gradient.
 
     The stream ends if the peer sends a frame of more than ``max_bytes``, a damaged frame, or more
     than ``WINDOW`` activations or gradients that have not been received. ``feed`` blocks while the
@@ -60,7 +59,9 @@ class FrameStream:
         self.bytes_out = self.bytes_in = 0  # bytes_in excludes credits
         self.heard = time.monotonic()  # time of the last received piece
         self.arrived = arrived or threading.Event()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # for all threads but the one that sends
+        self._to_send = threading.Condition(lock)
         self._incoming: deque[tuple[Frame, int]] = deque()  # with their bytes
         self._accepted = False
         self._ended: LinkError | WireError | None = None
@@ -70,9 +71,9 @@ class FrameStream:
         self._unmade = 0  # parts that are not made yet
         self._credit, self._owed = WINDOW, 0  # sent but not credited, received but not credited
         self._closed = False
+        self._until: Callable[[], bool] | None = None  # when ``outgoing`` ends
         self._cancel: Callable[[], object] = lambda: None
         self.on_sent: Callable[[Frame], None] = _nothing
-        self.accepts: Callable[[Frame], bool] = _all
 
     def send(self, frame: Frame) -> None:
         """Queue a frame and return at once. Activations and gradients wait for credit."""
@@ -84,7 +85,7 @@ class FrameStream:
                 self._parts.append(lambda: frame)
             else:
                 (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
-            self._changed.notify_all()
+            self._to_send.notify()
 
     def backlog(self) -> tuple[int, int]:
         """Return the numbers of queued frames without and with need of credit, parts not counted.
@@ -98,7 +99,7 @@ class FrameStream:
         with self._changed:
             self._unmade += 1
             self._parts.append(make)
-            self._changed.notify_all()
+            self._to_send.notify()
 
     def drop_parts(self) -> None:
         """Remove all queued parts that are not made yet."""
@@ -143,6 +144,16 @@ class FrameStream:
             self.send(Frame(FrameKind.CREDIT, received.round, received.step, _RETURNED))
         return received
 
+    def take_part(self) -> Frame | None:
+        """Return the next part that waits, even if other frames wait before it; None without."""
+        with self._changed:
+            for number, (frame, _) in enumerate(self._incoming):
+                if frame.kind == FrameKind.PART:
+                    del self._incoming[number]
+                    self._changed.notify_all()
+                    return frame
+        return None
+
     def wait_until_accepted(self, timeout_s: float) -> None:
         """Block until the peer accepts the stream.
 
@@ -161,11 +172,13 @@ class FrameStream:
         with self._changed:
             self._closed, cancel = True, self._cancel
             self._changed.notify_all()
+            self._to_send.notify()
         cancel()
 
     def outgoing(self, until: Callable[[], bool] | None = None) -> Iterator[bytes]:
         """Yield the messages that gRPC sends, until the stream closes or ``until`` returns true."""
-        for message in self._messages(until or (lambda: False)):
+        self._until = until
+        for message in self._messages():
             self.bytes_out += len(message) - 1
             yield message
             if self.backlog()[0] == _FEW:
@@ -191,7 +204,7 @@ class FrameStream:
             error.__traceback__ = None  # gRPC's call raises itself: avoid a reference cycle
         with self._changed:
             self._ended = ended
-            self._changed.notify_all()
+            self._tell_of_input()
         self.arrived.set()
 
     def _end(self) -> LinkError | WireError:
@@ -206,7 +219,7 @@ class FrameStream:
                 if not 1 <= frame.micro_batch <= WINDOW:
                     raise WireError(f"CREDIT for {frame.micro_batch}, expected 1 … {WINDOW}")
                 self._credit = min(self._credit + frame.micro_batch, WINDOW)
-                self._changed.notify_all()
+                self._to_send.notify()
                 return  # nothing can be received
             self.bytes_in += size
             ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
@@ -214,22 +227,28 @@ class FrameStream:
                 raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
             self._changed.wait_for(lambda: self._closed or self._has_room(size))
             self.heard = time.monotonic()  # while there was no room, no message could arrive
-            if self._closed or not self.accepts(frame):
+            if self._closed:
                 return
             self._incoming.append((frame, size))
-            self._changed.notify_all()
+            self._tell_of_input()
         self.arrived.set()
+
+    def _tell_of_input(self) -> None:
+        """Wake threads that wait for a frame or the end of the stream, under the lock."""
+        self._changed.notify_all()
+        if self._until is not None:
+            self._to_send.notify()
 
     def _has_room(self, size: int) -> bool:
         kept = sum(each for _, each in self._incoming)
         return not kept or (kept + size <= self.max_bytes and len(self._incoming) < _MOST_WAITING)
 
-    def _messages(self, until: Callable[[], bool]) -> Iterator[bytes]:
+    def _messages(self) -> Iterator[bytes]:
         part: Iterator[bytes] = iter(())
         while True:
             if (piece := next(part, None)) is not None:
                 yield piece
-            found = self._next(until, under_way=piece is not None)
+            found = self._next(under_way=piece is not None)
             if found is None:
                 if piece is None:
                     return
@@ -248,13 +267,11 @@ class FrameStream:
                 self._unmade -= 1
             self.arrived.set()
 
-    def _next(
-        self, until: Callable[[], bool], under_way: bool
-    ) -> Frame | Callable[[], Frame] | None:
+    def _next(self, under_way: bool) -> Frame | Callable[[], Frame] | None:
         """Return the next frame to send, or the function that makes the next part.
 
         Returns None if the stream is closed, if a part is ``under_way`` and no frame may overtake
-        it, or if nothing is queued and ``until`` returns true.
+        it, or if nothing is queued and ``until`` of ``outgoing`` returns true.
         """
         with self._changed:
             while True:
@@ -269,9 +286,9 @@ class FrameStream:
                     return None
                 if self._parts:
                     return self._parts.popleft()
-                if until():
+                if self._until is not None and self._until():
                     return None
-                self._changed.wait()
+                self._to_send.wait()
 
     def _joined(self, messages: Iterable[bytes]) -> Iterator[bytearray]:
         """Yield frames' bytes, joined from their pieces.
@@ -299,10 +316,6 @@ class FrameStream:
 
 def _nothing(sent: Frame) -> None:
     """Ignore the frame: the default of ``on_sent``."""
-
-
-def _all(came: Frame) -> bool:
-    return True
 
 
 def _pieces(frame: Frame) -> Iterator[bytes]:

@@ -46,7 +46,7 @@ from server_app.rounds.scheduler import SchedulerState
 from server_app.units import Kept
 
 _log = logging.getLogger(__name__)
-_FORMAT = 3
+_FORMAT = 4
 _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "latest", ".partial"
 _NAME = re.compile(r"[0-9]{6,}")
 _UNIT = re.compile(r"unit-(0|[1-9][0-9]*)\.safetensors")
@@ -271,8 +271,7 @@ class RunCheckpoints:
         self._files.write(checkpoint, federation.keep)
 
     def _tried(self, round_: int, action: Callable[[], None]) -> None:
-        """Run ``action``, and abandon the checkpoint if it fails. Does nothing if the checkpoint
-        was abandoned before."""
+        """Run ``action``, unless the checkpoint was abandoned; abandon it if that fails."""
         if self._stored is None:
             return
         try:

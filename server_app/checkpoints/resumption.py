@@ -11,6 +11,7 @@ from torch import Tensor
 from collapipe.config import Settings
 from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, is_printable, one_line
+from collapipe.runs.base import base_of
 from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
@@ -102,14 +103,16 @@ def rewind_run(
 ) -> None:
     """Restore the folder's content at the time of the checkpoint.
 
-    Raises ``ConfigError`` if the ``tokenizer`` has changed since the run began. It comes from the
-    run's folder, or from the training rows if the folder has no tokeniser.
+    Raises ``ConfigError`` if the ``tokenizer`` or the frozen weights have changed since the run
+    began. The tokeniser comes from the run's folder, or from the training rows if the folder has
+    none.
     """
     if tokenizer_digest(tokenizer) != checkpoint.progress.tokenizer:
         raise ConfigError(
             f"{folder.path}: the tokeniser has changed since the run began; restore its "
             "model/tokenizer.json and model/model.json, or begin a new run"
         )
+    base_of(folder.path, settings, tokenizer.vocabulary).check()
     planned, rounds = checkpoint.configuration["federation"]["rounds"], settings.federation.rounds
     if settings.optimizer.decay == "linear" and rounds != planned:
         _log.warning(
@@ -172,8 +175,7 @@ def _listed(found: Mapping[str, tuple[str, str]]) -> str:
 
 
 def _check_units(state: SchedulerState, num_units: int) -> None:
-    """Raise ``ConfigError`` if the state has not ``num_units`` units, or if its messages contain
-    control characters."""
+    """Raise ``ConfigError`` for a state of other units, or messages with control characters."""
     lists = (state.roster.reported, state.queues, state.losses, state.environment.units)
     counts = [len(each) for each in lists]
     others = [

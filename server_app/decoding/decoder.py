@@ -13,12 +13,12 @@ from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.sent_rows import RowsRead, scattered
-from collapipe.models.split import HEAD
-from collapipe.tensors import IGNORED
+from collapipe.models.split import HEAD, packs
+from collapipe.tensors import IGNORED, is_mask
 from collapipe.wire.compression import FLOAT32, decode, encode, layout
 from collapipe.wire.feedback import ChangeCoder
 
-OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, samples
+OnStep = Callable[[int, int, float, int, int], None]  # unit, step, loss, samples, input tokens
 
 
 @dataclass
@@ -30,6 +30,7 @@ class _OpenStep:
     answered: int = 0
     seen_tokens: int = 0
     seen_samples: int = 0
+    seen_inputs: int = 0
 
 
 @dataclass
@@ -74,7 +75,7 @@ class DecoderSession:
         spec = self.settings.model
         self._steps = self.settings.federation.steps_of(self.round)
         self._rows = RowsRead.by(spec)
-        self._dtype = next(self.part.module.parameters()).dtype
+        self._dtype = getattr(torch, self.settings.pipeline.dtype)
         parts = layout((0, spec.dim), self._dtype, self.activation)
         self.activation_tensors = len(parts) + (self.coder is not None)
 
@@ -129,6 +130,7 @@ class DecoderSession:
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
         step.seen_samples += len(targets)
+        step.seen_inputs += int(mask.bool().sum())
         try:
             generator = key.generator("gradient", micro_batch)
             return loss, encode(gradient[read], self.gradient, generator)
@@ -157,7 +159,8 @@ class DecoderSession:
         self._steps_done += 1
         self._last_norm = own[0]
         self.target_tokens += step.target_tokens
-        self.on_step(self.unit, step.number, step.loss, step.seen_samples)
+        seen = step.seen_samples, step.seen_inputs
+        self.on_step(self.unit, step.number, step.loss, *seen)
         return own
 
     def abandon(self) -> None:
@@ -194,8 +197,8 @@ class DecoderSession:
     def _check(self, mask: Tensor, targets: Tensor) -> Tensor:
         """Check the frame, and return which rows of the activation are sent: Boolean [b, s]."""
         fits = (
-            mask.dim() == 2
-            and mask.dtype == torch.bool
+            is_mask(mask)
+            and (mask.dtype == torch.bool or packs(self.settings.model))
             and 1 <= mask.shape[0] <= self.settings.batch_size
             and 1 <= mask.shape[1] <= self.settings.task.max_length
             and targets.dim() == 2
@@ -214,7 +217,6 @@ class DecoderSession:
         return self._rows.of(mask, targets)
 
     def _most_targets(self, length: int) -> int:
-        """Return the most targets of a sample with ``length`` tokens that the head can learn
-        from."""
+        """Return the most targets of a sample with ``length`` tokens for this head."""
         most = {"pooled": 1, "tokens": length, "causal": length}
         return most.get(str(self.settings.model.head), self.settings.task.max_length)

@@ -10,7 +10,7 @@ from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.plan import ClusterPlan
-from collapipe.tensors import Tensors, not_finite
+from collapipe.tensors import Tensors, aligned, not_finite
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import Failure, LinkAddress
@@ -28,8 +28,8 @@ class Heads:
     ----------
     link
         The decoder link; None if units have the heads, so that there are no sessions.
-    frozen
-        Names of the weights that do not train; sessions share these weights.
+    fixed
+        The head's frozen weights by their names in it; sessions share them.
     states
         Optimiser states by unit, kept from round to round and updated by units that finished. They
         include the state of a head that trains on its unit if the scheduler chooses its place.
@@ -41,7 +41,7 @@ class Heads:
     vocabulary: Vocabulary
     link: DecoderLinkServer | None
     on_step: OnStep
-    frozen: Collection[str]
+    fixed: Tensors
     states: dict[int, Tensors] = field(default_factory=dict)
     memories: dict[int, ActivationMemory] = field(default_factory=dict)
     _sessions: dict[int, DecoderSession] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class Heads:
 
     def __post_init__(self) -> None:
         self._shared = self.link is not None and self.settings.decoder.mode == "shared"
+        self.fixed = {name: aligned(each) for name, each in self.fixed.items()}  # one copy for all
 
     def open(
         self,
@@ -103,8 +104,12 @@ class Heads:
         return session.target_tokens if session.complete else 0
 
     def weights(self, unit: int) -> Tensors:
-        """The weights of the head that the unit's session trained; empty without a session."""
-        return self._sessions[unit].part.weights() if unit in self._sessions else {}
+        """The weights that the unit's session trained; empty without a session."""
+        if unit not in self._sessions:
+            return {}
+        frozen = prefixed(HEAD, self.fixed).keys()
+        head = self._sessions[unit].part.weights()
+        return {name: each for name, each in head.items() if name not in frozen}
 
     def own_weights(self, unit: int) -> Tensors:
         """Like ``weights``, but empty if units share the head."""
@@ -145,10 +150,8 @@ class Heads:
 
     def _build(self, weights: Tensors, owner: int) -> HeadPart:
         settings = self.settings
-        own = {
-            name: value if f"{HEAD}.{name}" in self.frozen else value.clone()
-            for name, value in select(weights, HEAD).items()
-        }
+        trained = {name: value.clone() for name, value in select(weights, HEAD).items()}
+        own = self.fixed | trained
         module = build_empty(lambda: settings.model.build_head(self.vocabulary), own)
         state, device = self.states.get(owner, {}), settings.server_device
         return HeadPart(HEAD, module, settings.optimizer, state, device)

@@ -180,8 +180,7 @@ class DecoderLinkServer:
 
     @contextmanager
     def _claimed(self, context: grpc.ServicerContext) -> Iterator[_Claim]:
-        """Reserve the session of the caller's token for this stream. Raises ``LinkError`` if the
-        token is in use or unknown."""
+        """Reserve the caller's session. Raises ``LinkError`` if the token is unknown or in use."""
         with self._lock:
             token = self._find(context.invocation_metadata())
             if token is None or token in self._claims:
@@ -209,8 +208,7 @@ class DecoderLinkServer:
         return None
 
     def _watch(self) -> None:
-        """End streams that are silent in the middle of a step, because other units may wait for
-        them."""
+        """End streams that are silent in the middle of a step, because other units may wait."""
         while not self._closed.wait(_WATCH_S):
             with self._lock:
                 claims = list(self._claims.values())

@@ -24,13 +24,22 @@ class RunProgress:
     """Shows steps, rounds and evaluations; a context manager, since a live display must end.
 
     Each round prints its exclusions and failures, then one line of figures. The log has the
-    pipelines' times. The decoder link's threads call ``step``.
+    pipelines' times. The decoder link's threads call ``step``. With ``tokens``, speed counts input
+    tokens, else samples.
     """
 
-    def __init__(self, console: Console, rounds: int, steps_per_round: int, called: Called) -> None:
+    def __init__(
+        self,
+        console: Console,
+        rounds: int,
+        steps_per_round: int,
+        called: Called,
+        tokens: bool = False,
+    ) -> None:
         self._console, self._lock, self._called = console, threading.Lock(), called
         self._excluded = dict[int, str]()  # in the previous round
         self._restart()
+        self._tokens, self._per_s = tokens, "tokens/s" if tokens else "samples/s"
         self._rounds, self._steps = rounds, steps_per_round
         self._skipped: str | None = None
         self._live = Progress(
@@ -38,7 +47,7 @@ class RunProgress:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("steps · loss {task.fields[loss]} · {task.fields[metric]}"),
-            TextColumn("· {task.fields[speed]} samples/s ·"),
+            TextColumn(f"· {{task.fields[speed]}} {self._per_s} ·"),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -63,21 +72,21 @@ class RunProgress:
         """Show that a unit takes part from this round on."""
         self.say(f"round {round_}: {self._called(unit)} {how}")
 
-    def step(self, unit: int, step: int, loss: float, samples: int) -> None:
+    def step(self, unit: int, step: int, loss: float, samples: int, tokens: int) -> None:
         """Show that a unit has finished a step."""
         with self._lock:
-            self._samples += samples
-            speed = self._samples / (time.perf_counter() - self._start)
+            self._done += tokens if self._tokens else samples
+            speed = self._done / (time.perf_counter() - self._start)
         self._live.update(self._task, advance=1, loss=f"{loss:.3f}", speed=f"{speed:,.0f}")
 
     def _restart(self) -> None:
-        """Restart the count of samples per second, so that time between rounds does not count."""
+        """Restart the count of the speed, so that time between rounds does not count."""
         with self._lock:
-            self._samples, self._start = 0, time.perf_counter()
+            self._done, self._start = 0, time.perf_counter()
 
     def round(self, report: RoundReport, wall_s: float) -> None:
         """Show that a round is finished."""
-        speed = report.samples / wall_s
+        speed = (report.input_tokens if self._tokens else report.samples) / wall_s
         loss = "–" if report.train_loss is None else f"{report.train_loss:.4f}"
         self._live.update(
             self._task,
@@ -115,7 +124,7 @@ class RunProgress:
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "
-                f"{speed:,.0f} samples/s  {wall_s:.1f} s"
+                f"{speed:,.0f} {self._per_s}  {wall_s:.1f} s"
             )
 
     def evaluation(self, round_: int, evaluated: Evaluated) -> None:

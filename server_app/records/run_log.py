@@ -169,13 +169,14 @@ def _warned(what: str) -> Iterator[None]:
 
 
 def _scalars(line: RoundReport) -> dict[str, float]:
-    """Return the values of the curves by name."""
     found: dict[str, float | None] = {
         "train/loss": line.train_loss,
         "round/delay_s": line.cost.delay_s if line.cost else None,
         "round/clock_s": line.clock_s,
         "round/units": len(line.units),
     }
+    if round_s := line.seconds.get("round"):
+        found["train/tokens_per_s"] = line.input_tokens / round_s
     found |= {f"queue/unit_{unit}": queue for unit, queue in enumerate(line.kept_queues)}
     if line.metric:
         found["evaluation/loss"] = line.evaluation_loss
@@ -212,6 +213,7 @@ def csv_row(line: RoundReport) -> dict[str, Cell]:
         "unevaluated_units": " ".join(map(str, units.failures)) if units else None,
         "samples": line.samples,
         "target_tokens": line.target_tokens,
+        "input_tokens": line.input_tokens,
         "clock_s": line.clock_s,
         "delay_s": line.cost.delay_s if line.cost else None,
         "bytes_up": line.bytes_up,
@@ -251,6 +253,7 @@ def write_metrics(file: Path, line: RoundReport) -> None:
     tell("failures", "Scheduled units that failed in the last round.", len(line.failures))
     tell("excluded", "Units that were excluded from the last round.", len(line.excluded))
     tell("samples", "Samples trained on in the last round.", line.samples)
+    tell("input_tokens", "Tokens without padding trained on in the last round.", line.input_tokens)
     tell("train_loss", "Mean loss over the units' steps.", line.train_loss)
     tell("evaluation_loss", "Loss on the evaluation rows.", line.evaluation_loss)
     tell("wall_seconds", "Seconds since the run began.", line.wall_s)

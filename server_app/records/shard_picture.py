@@ -62,8 +62,7 @@ def draw(
 def _draw_shares(
     axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequence[str], letters: Container[int]
 ) -> None:
-    """Draw a bar for each of the most frequent labels in the order of their ids, and one for the
-    other labels."""
+    """Draw a bar for each of the most frequent labels, by id, and one for the others."""
     total = {name: sum(count.get(name, 0) for count in counts) for name in labels}
     kept = set(sorted(labels, key=lambda name: -total[name])[:_MOST_LABELS])
     shown = [name for name in labels if name in kept]

@@ -29,7 +29,7 @@ def write_shard_report(
     numbers = [f"{told[unit].name} {unit}".lstrip() for unit in units]
     sizes, counts = [told[u].num_rows for u in units], [told[u].labels for u in units]
     held = [
-        {"unit": unit, "rows": size, "labels": dict(count)} | _named(told[unit])
+        {"unit": unit, "rows": size, "labels": dict(count)} | _named(told[unit].name)
         for unit, size, count in zip(units, sizes, counts, strict=True)
     ]
     _write(folder, {"labels": [*labels], "shards": held})
@@ -58,8 +58,7 @@ def add_shard(folder: RunFolder, state: ClusterState, name: str, round_: int) ->
     held = json.loads((folder.path / _FILE).read_text(encoding="utf-8"))
     added = {"unit": state.unit, "rows": state.num_samples, "labels": {}, "joined": round_}
     kept = [each for each in held["shards"] if each["unit"] != state.unit]
-    named = {"name": name} if name else {}
-    shards = sorted([*kept, added | named], key=lambda each: each["unit"])
+    shards = sorted([*kept, added | _named(name)], key=lambda each: each["unit"])
     _write(folder, {**held, "shards": shards})
 
 
@@ -69,8 +68,8 @@ def _write(folder: RunFolder, held: Mapping[str, Any]) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def _named(told: RowsReply) -> dict[str, str]:
-    return {"name": told.name} if told.name else {}
+def _named(name: str) -> dict[str, str]:
+    return {"name": name} if name else {}
 
 
 def _most(labels: Mapping[str, int]) -> str:

@@ -50,7 +50,9 @@ class History:
     test_on_units: UnitsEvaluation | None = None
     rounds: Counter[int] = field(default_factory=Counter)  # finished rounds of each unit
     plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last plan
-    skipped: int = 0  # number of skipped rounds; older checkpoints lack it
+    input_tokens: int = 0  # older checkpoints lack this and the next two
+    rounds_s: float = 0.0  # measured seconds of all rounds
+    skipped: int = 0  # number of skipped rounds
 
     def add(self, report: RoundReport) -> None:
         self.num_rounds += 1
@@ -62,10 +64,16 @@ class History:
             self.losses.append(report.train_loss)
         self.epsilon = report.epsilon
         self.samples += report.samples
+        self.input_tokens += report.input_tokens
         self.bytes_up += report.bytes_up
         self.bytes_down += report.bytes_down
         self.rounds.update(report.units)
         self.plans.update({cluster.unit: cluster for cluster in report.plan.clusters})
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Input tokens per second of the rounds, without padding; 0 before the first round."""
+        return self.input_tokens / self.rounds_s if self.rounds_s else 0.0
 
 
 @contextmanager
@@ -115,6 +123,8 @@ def _summary(history: History, settings: Settings, error: BaseException | None) 
         "rounds_completed": history.num_rounds,
         "rounds_skipped": history.skipped,
         "samples": history.samples,
+        "input_tokens": history.input_tokens,
+        "tokens_per_s": history.tokens_per_s,
         **_private(history, settings),
         "wall_s": time.perf_counter() - history.start,
         "clock": settings.federation.clock,
@@ -145,12 +155,13 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
 def _end_rows(
     history: History, settings: Settings, ended: str, wall_s: float, called: Called
 ) -> list[tuple[str, str]]:
-    """Return the table's names and values. A list, because a unit may have the name of another
-    row."""
+    """Return names and values as a list, because a unit may have another row's name."""
     num_units = settings.federation.num_units
     rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
         rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
+    if "causal" in settings.task.heads:
+        rows["speed"] = f"{history.tokens_per_s:,.0f} tokens/s in rounds"
     if history.skipped:
         rows["skipped"] = f"{history.skipped} of these rounds were skipped"
     if history.ended is not None:
@@ -242,8 +253,7 @@ def sent(history: History) -> dict[str, str]:
 
 
 def _partition(plan: ClusterPlan) -> str:
-    """Describe a plan, such as ``2 phone-1 + 4 laptop-2; m=4``, with the head's place if the
-    scheduler chose it."""
+    """Describe a plan, such as ``2 phone-1 + 4 laptop-2; m=4``, with a chosen place of the head."""
     if not plan.segments:
         return "the whole model on each device"
     held = " + ".join(f"{segment.span.blocks} {segment.device}" for segment in plan.segments)

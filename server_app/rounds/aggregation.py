@@ -194,14 +194,13 @@ class PrivateAggregation(Aggregation):
             self._mean.restore(packed, account)
 
     def _moved(self, round_: int, updates: Updates) -> float:
-        summed = self._mean.summed(updates.models.values(), self._model.trained)
+        summed = self._mean.summed(updates.models.values(), self._model.weights)
         return self._moved_by(round_, updates.models, summed)
 
     def _moved_by(self, round_: int, units: Collection[int], summed: ClippedSum) -> float:
-        """Move the model by the sum with noise. The account is updated before anyone can see the
-        new model."""
+        """Move the model by the sum with noise; the account is updated before anyone sees it."""
         seed = derive(self._settings.privacy.noise_seed or 0, "privacy", round_)
-        mean = self._mean.mean(summed, self._model.trained, seed)
+        mean = self._mean.mean(summed, self._model.weights, seed)
         if self._settings.privacy.noise_by == "server":
             self._count(units)
         return self._model.move(round_, mean)
@@ -238,7 +237,7 @@ class MaskedAggregation(PrivateAggregation):
         return self._sum.num_bytes(sent)
 
     def close(self, round_: int, updates: Updates) -> Aggregated:
-        summed = self._sum.sum(updates.models, self._model.trained)
+        summed = self._sum.sum(updates.models, self._model.weights)
         moved = self._moved_by(round_, updates.models, summed) if summed else None
         own = self._sum
         return Aggregated(moved, own.skipped, own.failures, own.bytes_up, own.bytes_down)

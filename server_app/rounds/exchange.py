@@ -14,6 +14,7 @@ from collapipe.sections import CompressionSettings
 from collapipe.tensors import chosen
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, LinkAddress, TrainReply, TrainRequest
+from server_app.asking import apart
 from server_app.decoding.heads import Heads
 from server_app.roster import SILENT
 from server_app.rounds.aggregation import Aggregation
@@ -92,8 +93,7 @@ class Exchange:
             reply = received(message, job, seen, decision.request, self.settings)
             silent = isinstance(reply, Failure) and reply.kind == SILENT
             outcomes[unit] = reply if silent else self.heads.failure(unit) or reply
-        finished = {u: each for u, each in outcomes.items() if isinstance(each, TrainReply)}
-        failures = {u: each for u, each in outcomes.items() if isinstance(each, Failure)}
+        finished, failures = apart(outcomes)
         ends = {u: each.weights | self.heads.own_weights(u) for u, each in finished.items()}
         starts = {unit: outbox.jobs[unit].weights for unit in finished}
         failures |= self.screen.judge(ends, starts, self.model)
@@ -161,6 +161,7 @@ def totals(
         "bytes_down": down,
         "samples": sum(each.samples for each in reports.values()),
         "target_tokens": sum(each.target_tokens for each in reports.values()),
+        "input_tokens": sum(each.input_tokens for each in reports.values()),
         "pipeline_s": {
             unit: each.seconds[PIPELINE]
             for unit, each in reports.items()

@@ -9,25 +9,44 @@ from torch import Tensor
 
 from collapipe.config import Settings
 from collapipe.errors import Called, NonFiniteLossError, unit_called
+from collapipe.models.frozen import whole
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 from collapipe.sections import ServerOptimizerSettings
-from collapipe.tensors import Tensors, not_finite
+from collapipe.tensors import Tensors, chosen, not_finite
+from collapipe.wire.frozen_store import digest
 
 
 class GlobalModel:
-    """The weights after the last round; the weights named in ``frozen`` never change.
+    """The trainable weights after the last round, and the frozen ones, which never change.
 
     ``weights`` are the average. If nothing is averaged, they are the initial weights, and
-    ``own_models`` has the weights of each unit that has trained.
+    ``own_models`` has the weights of each unit that has trained. ``fixed`` has the frozen weights
+    of each part, which may be opened when they are read, and ``digests`` their digests.
     """
 
-    def __init__(self, settings: Settings, frozen: Collection[str]) -> None:
-        self._settings, self.frozen = settings, frozenset(frozen)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self.weights: Tensors = {}
+        self.fixed: Mapping[str, Tensors] = {}
+        self.digests: Mapping[str, str] = {}
+        self._opened: Mapping[str, Tensors] = {}
         self.own_models: dict[int, Tensors] = {}
         self._how = settings.server_optimizer
         self.server_optimizer = ServerOptimizer(self._how)
+
+    def take(self, model: Tensors, frozen: Collection[str]) -> None:
+        """Begin with a whole ``model``, in which the weights named in ``frozen`` never change."""
+        parts = EMBEDDING, *map(block_name, range(self._settings.model.num_blocks)), HEAD
+        fixed = {part: select(chosen(model, frozen), part) for part in parts}
+        self.fixed = {part: tensors for part, tensors in fixed.items() if tensors}
+        self.digests = {part: digest(tensors) for part, tensors in self.fixed.items()}
+        self.weights = {name: each for name, each in model.items() if name not in frozen}
+
+    def whole(self, weights: Tensors | None = None) -> Tensors:
+        """Return the frozen weights and ``weights``; None: the average."""
+        self._opened = dict(self.fixed)  # held, so that none are quantised again
+        return whole(self._opened) | (self.weights if weights is None else weights)
 
     def of_unit(self, unit: int) -> Tensors:
         """The weights from which a unit's next round starts."""
@@ -36,18 +55,13 @@ class GlobalModel:
     def names(self, with_head: bool) -> set[str]:
         """Names of the weights that a unit receives and returns. ``with_head`` includes the
         head."""
-        names = self.weights.keys() - self.frozen
-        return {name for name in names if with_head or not name.startswith(f"{HEAD}.")}
+        return {name for name in self.weights if with_head or not name.startswith(f"{HEAD}.")}
 
-    def frozen_parts(self) -> dict[str, Tensors]:
-        """Frozen weights of the parts that units hold: part → tensors. The head is included if
-        units train or evaluate it."""
-        weights = {name: self.weights[name] for name in self.weights if name in self.frozen}
-        blocks = map(block_name, range(self._settings.model.num_blocks))
+    def digests_on_units(self) -> dict[str, str]:
+        """Return the digests of the parts that units hold. The head is included if units train or
+        evaluate it."""
         with_head = self._settings.units_have_heads or self._settings.evaluation.on_units
-        head = [HEAD] if with_head else []
-        parts = {name: select(weights, name) for name in (EMBEDDING, *blocks, *head)}
-        return {name: tensors for name, tensors in parts.items() if tensors}
+        return {part: each for part, each in self.digests.items() if with_head or part != HEAD}
 
     def learn(
         self,
@@ -64,34 +78,24 @@ class GlobalModel:
         if nothing is averaged. Raises ``NonFiniteLossError`` if a new weight is not finite; the
         model is then unchanged.
         """
-        trained = {unit: self._trained(model) for unit, model in models.items()}
         if not self._settings.framework.aggregate:
-            for unit, model in trained.items():
+            for unit, model in models.items():
                 _check_finite(model, f"round {round_}: {called(unit)}'s")
-            own = {unit: {**self.of_unit(unit), **model} for unit, model in trained.items()}
+            own = {unit: {**self.of_unit(unit), **model} for unit, model in models.items()}
             self.own_models = {**self.own_models, **own}
             return None
-        averaged = combined(list(trained.values()), [shares[u] for u in trained], self._how)
-        return self.move(round_, averaged | self._trained(common))
+        averaged = combined(list(models.values()), [shares[u] for u in models], self._how)
+        return self.move(round_, averaged | common)
 
     def move(self, round_: int, averaged: Tensors) -> float:
         """Take the server optimiser's step towards ``averaged``, the average of the trainable
         weights. Returns ‖θ(t+1) - θ(t)‖; raises like ``learn``."""
-        start = self.trained
+        start = self.weights
         new = {**self.weights, **self.server_optimizer.step(start, averaged)}
         _check_finite(new, f"round {round_}:")
         self.weights = new
         changes = (new[name] - was for name, was in start.items() if was.is_floating_point())
         return float(sum(float(change.square().sum()) for change in changes) ** 0.5)
-
-    @property
-    def trained(self) -> Tensors:
-        """The trainable weights."""
-        return self._trained(self.weights)
-
-    def _trained(self, weights: Tensors) -> Tensors:
-        """The trainable ones among ``weights``."""
-        return {name: tensor for name, tensor in weights.items() if name not in self.frozen}
 
 
 def _check_finite(model: Tensors, whose: str) -> None:

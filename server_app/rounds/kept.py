@@ -5,7 +5,6 @@ from torch import Tensor
 
 from collapipe.config import Settings
 from collapipe.devices.kept_law import LARGEST, unpack_law
-from collapipe.devices.slowness import Slowness
 from collapipe.errors import WireError
 from collapipe.models.cut import extra_rows
 from collapipe.models.part import state_like
@@ -31,7 +30,6 @@ def check_kept(
     if masked and any(found[key] for key in messages.KEPT if key not in messages.NOT_TRAINED):
         told = ", ".join(messages.NOT_TRAINED)
         raise WireError(f"{sender} sent more than {told}, though updates are masked")
-    Slowness.unpack(found[messages.SLOWNESS], {each.name for each in cluster.devices})
     unpack_law(found[messages.STEP_LAW])
     own = model.names(with_head and not settings.chooses_heads)
     check_state(found[messages.OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
@@ -66,10 +64,8 @@ def most_kept(
     row = tokens * settings.model.dim * getattr(torch, settings.pipeline.dtype).itemsize
     activations = rows * (row + 16) if settings.compression.feedback else 0
     most = dict.fromkeys(messages.ACTIVATIONS, activations) | {messages.STEM: 8 * rows}
-    slowness = Slowness({each.name: 1.0 for each in cluster.devices}).pack()
     state = state_like(settings.optimizer, weights)
-    groups = {messages.OPTIMIZER: state, messages.RESIDUAL: weights, messages.SLOWNESS: slowness}
-    groups[messages.STEP_LAW] = LARGEST
+    groups = {messages.OPTIMIZER: state, messages.RESIDUAL: weights, messages.STEP_LAW: LARGEST}
     most = {name: questions.tensors_bytes({}) + size for name, size in most.items()}
     return most | {name: questions.tensors_bytes(each) for name, each in groups.items()}
 

@@ -135,6 +135,5 @@ class PrivateMean:
 
 
 def _real(tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
-    """Return the floating-point tensors sorted by name: weights of a checkpoint may have another
-    order."""
+    """Return the floating-point tensors by name, because a checkpoint may have another order."""
     return [(name, t) for name, t in sorted(tensors.items()) if t.is_floating_point()]

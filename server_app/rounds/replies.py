@@ -137,6 +137,7 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
     possible = (
         0 < report.samples <= most_samples
         and 0 < report.target_tokens <= most_samples * settings.task.max_length
+        and 0 <= report.input_tokens <= most_samples * settings.task.max_length
         and 0 <= report.stem_rows <= most_samples
         and all(abs(loss) < _MOST for loss in report.losses)
         and len(report.squared_norms) == len(report.losses)
@@ -148,7 +149,7 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
     )
     if not possible:
         raise WireError(
-            "reported losses, samples, target tokens, phases, seconds or bytes that are impossible "
+            "reported losses, samples, tokens, phases, seconds or bytes that are impossible "
             "for its round"
         )
 

@@ -245,8 +245,7 @@ class Scheduler:
         return {unit: self._checked(each) for unit, each in reported.items()}
 
     def _check_chosen(self, plan: RoundPlan) -> None:
-        """Raise ``ConfigError`` if the strategy had to choose precisions or the heads' places and
-        did not."""
+        """Raise ``ConfigError`` if the strategy left precisions or heads' places open."""
         settings = self._settings
         for cluster in plan.clusters:
             chosen = cluster.uplink and cluster.uplink.activation
@@ -345,8 +344,7 @@ class Scheduler:
     def _fitting(
         self, before: EnvironmentState, clusters: Sequence[ClusterState]
     ) -> EnvironmentState:
-        """Return the world's conditions for the current clusters. A cluster whose number of devices
-        has changed gets new conditions."""
+        """Return the world's conditions; clusters with another number of devices get new ones."""
         rng = self._generator("environment")
         fresh = self._environment.start(clusters, len(self._channels), rng).units
         pairs = zip(before.units, fresh, strict=True)

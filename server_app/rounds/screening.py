@@ -50,7 +50,7 @@ class UpdateScreen:
         if self.factor is None:
             return {}
         norms = {unit: update_norm(end, model.weights | starts[unit]) for unit, end in ends.items()}
-        return self.outlying(norms, lambda: weights_norm(model.trained))
+        return self.outlying(norms, lambda: weights_norm(model.weights))
 
     def outlying(
         self, norms: Mapping[int, float], weights_norm: Callable[[], float]

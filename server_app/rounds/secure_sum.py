@@ -105,8 +105,7 @@ class SecureSum:
         self.bytes_down += sum(map(records.text_bytes, self.requests.values()))
 
     def _for_all(self, reply: SharesReply) -> bool:
-        """Whether a unit has sent shares for all others, and all digests; if not, record its
-        failure."""
+        """Whether a unit has sent all shares and digests; if not, record its failure."""
         others, units = self._session.others(reply.unit), self._session.keys.keys()
         if reply.sealed.keys() == others and reply.digests.keys() == units:
             return True

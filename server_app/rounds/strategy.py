@@ -12,10 +12,13 @@ from flwr.serverapp.strategy import Result
 
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
-from collapipe.models.split import frozen_names
+from collapipe.models.kept import NARROW
+from collapipe.models.split import HEAD, SplitModel, frozen_names
+from collapipe.models.without_values import WithoutValues
 from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.state import ClusterState
+from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
@@ -82,7 +85,7 @@ class CollaPipeStrategy:
         tokenizer: Tokenizer,
         *,
         places: Places | None = None,
-        on_step: OnStep = lambda unit, step, loss, samples: None,
+        on_step: OnStep = lambda unit, step, loss, samples, tokens: None,
         on_account: OnAccount = lambda rounds: None,
         state: RunState | None = None,
         account: Mapping[int, int] | None = None,
@@ -90,7 +93,7 @@ class CollaPipeStrategy:
         self._settings, self._tokenizer, self._on_step = settings, tokenizer, on_step
         self._places, self._checkpoint = places or Places(), state
         self._scheduler = Scheduler(settings, self._places.name)
-        self.model = GlobalModel(settings, frozen_names(settings.model, tokenizer.vocabulary))
+        self.model = GlobalModel(settings)
         self._aggregation = aggregation_of(settings, self.model, self._places.called, on_account)
         screened = settings.framework.aggregate
         self._screen = UpdateScreen(settings.federation.max_update_norm if screened else None)
@@ -107,8 +110,8 @@ class CollaPipeStrategy:
         """The untrained model, or the checkpoint's model in a resumed run."""
         if self._checkpoint is None:
             first = initial_model(self._settings, self._tokenizer).state_dict()
-            self.model.weights = {name: tensor.detach() for name, tensor in first.items()}
-        self._arrays = ArrayRecord(self.model.weights)
+            self._take({name: tensor.detach() for name, tensor in first.items()})
+        self._arrays = _arrays_of(self.model.whole())
         return self._arrays
 
     @property
@@ -135,34 +138,37 @@ class CollaPipeStrategy:
                 if loss is not None:
                     result.train_metrics_clientapp[round_] = MetricRecord({"train_loss": loss})
                 if evaluate_fn is not None:
-                    found = evaluate_fn(round_, ArrayRecord(self.model.weights))
+                    found = evaluate_fn(round_, _arrays_of(self.model.whole()))
                     if found is not None:
                         result.evaluate_metrics_serverapp[round_] = found
-        result.arrays = ArrayRecord(self.model.weights)
+        result.arrays = _arrays_of(self.model.whole())
         return result
 
     @contextmanager
     def opened(
-        self, grid: Grid, initial_arrays: ArrayRecord, timeout: float | None = None
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, timeout: float | None = None
     ) -> Iterator[None]:
         """Find the units and keep the decoder link open while the context is open.
 
-        A unit has ``timeout`` seconds for a round; the default is ``federation.round_timeout_s``.
+        Without ``initial_arrays`` the run begins with the current ``model``. A unit has ``timeout``
+        seconds for a round; the default is ``federation.round_timeout_s``.
         Raises ``ConfigError`` or ``RoundFailedError`` if the nodes are not the run's units.
         """
         settings = self._settings
-        if initial_arrays is not self._arrays:
-            self.model.weights = dict(initial_arrays.to_torch_state_dict())
-        frozen, packed = self.model.frozen_parts(), self._tokenizer.pack()
-        self._units = Units(grid, settings, packed, frozen, self._places)
+        if initial_arrays is not None and initial_arrays is not self._arrays:
+            self._take(dict(initial_arrays.to_torch_state_dict()))
+        model, packed = self.model, self._tokenizer.pack()
+        digests = model.digests_on_units()
+        self._units = Units(grid, settings, packed, model.fixed, digests, self._places)
         self._state = self._scheduler.begin(self._units.discover())
         with _decoder_link(settings) as link:
             vocabulary = self._tokenizer.vocabulary
-            self._heads = Heads(settings, vocabulary, link, self._on_step, self.model.frozen)
+            fixed = model.fixed.get(HEAD, {}) if link else {}
+            self._heads = Heads(settings, vocabulary, link, self._on_step, fixed)
             self._exchange = Exchange(
                 settings=settings,
                 units=self._units,
-                model=self.model,
+                model=model,
                 heads=self._heads,
                 aggregation=self._aggregation,
                 screen=self._screen,
@@ -232,8 +238,15 @@ class CollaPipeStrategy:
         )
         return RunState(self._state, training)
 
+    def _take(self, model: Tensors) -> None:
+        spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
+        with WithoutValues():
+            own = SplitModel(spec, vocabulary).state_dict()
+        narrow = {name: each.dtype for name, each in own.items() if each.dtype in NARROW.values()}
+        kept = {name: each.to(narrow.get(name, each.dtype)) for name, each in model.items()}
+        self.model.take(kept, frozen_names(spec, vocabulary))
+
     def _restore(self, state: RunState) -> None:
-        """Restore the checkpoint's states of heads and units."""
         training, known = state.training, self._units.nodes
         now = self._state.roster
         missing = {unit: why for unit, why in now.excluded.items() if unit not in known}
@@ -265,8 +278,7 @@ class CollaPipeStrategy:
     def _aggregate(
         self, decision: RoundDecision, outcomes: Outcomes, shares: Mapping[int, float]
     ) -> tuple[Outcomes, Aggregated]:
-        """Make the next model from the updates. If they are not used, no unit counts as
-        finished."""
+        """Make the next model; if the updates are not used, no unit counts as finished."""
         finished = outcomes.finished
         if not decision.plan.clusters:
             return outcomes, Aggregated()
@@ -280,8 +292,7 @@ class CollaPipeStrategy:
         return outcomes, aggregated
 
     def _note_roster(self, round_: int, outcomes: Outcomes, aggregated: Aggregated) -> None:
-        """Record which units finished, failed or were absent. Raises an error if all have
-        failed."""
+        """Record units that finished, failed or were absent. Raises an error if all have failed."""
         finished, failures, roster = outcomes.finished, outcomes.failures, self._state.roster
         if self._aggregation.independent and (finished or failures):
             roster = roster.after_failures(round_, failures, finished)
@@ -297,8 +308,7 @@ class CollaPipeStrategy:
         self._state = replace(self._state, roster=roster)
 
     def _store_kept(self, round_: int, store: Store) -> dict[int, int]:
-        """Save the units' states to the round's checkpoint. Returns the bytes that each unit
-        sent."""
+        """Save the units' states to the round's checkpoint. Returns the bytes of each unit."""
         sent, failures, roster = dict[int, int](), dict[int, Failure](), self._state.roster
         clusters, model, settings = roster.clusters, self.model, self._settings
 
@@ -365,3 +375,10 @@ def _decoder_link(settings: Settings) -> AbstractContextManager[DecoderLinkServe
     server = own_folder()
     certified = server.identity() if server else None
     return DecoderLinkServer(settings.link, settings.federation.num_units, certified)
+
+
+def _arrays_of(weights: Tensors) -> ArrayRecord:
+    """Return an array for each weight. numpy has no bfloat16: such weights become float32."""
+    narrow = torch.bfloat16
+    wide = {name: each.float() if each.dtype == narrow else each for name, each in weights.items()}
+    return ArrayRecord(wide)

@@ -18,6 +18,7 @@ from collapipe.tasks.task import Task
 from collapipe.tensors import Tensors, chosen
 from collapipe.wire import records
 from collapipe.wire.messages import EvaluateReply, EvaluateRequest, Failure, Split
+from server_app.asking import apart
 from server_app.roster import NOT_ASKED, Roster
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Units
@@ -68,8 +69,8 @@ def _contents(
 def _summed(
     answers: Mapping[int, Statistics | Failure | None], settings: Settings, bytes_down: int
 ) -> UnitsEvaluation:
-    failures = {u: f"{a.kind}: {a.message}" for u, a in answers.items() if isinstance(a, Failure)}
-    told = {unit: each for unit, each in answers.items() if not isinstance(each, Failure)}
+    told, failed = apart(answers)
+    failures = {unit: f"{each.kind}: {each.message}" for unit, each in failed.items()}
     rows = {unit: 0 if each is None else each.rows for unit, each in told.items()}
     result = UnitsEvaluation(rows, failures, bytes_down=bytes_down)
     found = [each for each in told.values() if each is not None]

@@ -142,7 +142,6 @@ class Environment:
 
 
 def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:
-    """Return the cluster under this round's condition."""
     _check_count(f"unit {cluster.unit}: devices", cluster.devices, condition.devices)
     devices, uplink = tuple(map(_device_now, cluster.devices, condition.devices)), cluster.uplink
     if uplink is not None:

@@ -170,7 +170,7 @@ def test_power_and_error_are_read_from_the_run(trained: Path) -> None:
     assert error == pytest.approx(0.08 / (0.2 * 10**-0.3 + 0.06))
 
 
-@pytest.mark.parametrize("lack", ["file", "round", "uplink", "sense"])
+@pytest.mark.parametrize("lack", ["file", "round", "uplink", "end", "sense"])
 def test_a_run_that_does_not_say_how_it_sent_is_named(
     lack: str, trained: Path, tmp_path: Path
 ) -> None:
@@ -180,8 +180,11 @@ def test_a_run_that_does_not_say_how_it_sent_is_named(
         requests.unlink()
     if lack == "round":
         requests.write_bytes(gzip.compress(gzip.decompress(requests.read_bytes()).split(b"\n")[0]))
+    if lack == "end":
+        requests.write_bytes(requests.read_bytes()[:-40])
     if lack == "sense":
-        requests.write_bytes(requests.read_bytes()[:-9])
+        whole = requests.read_bytes()
+        requests.write_bytes(whole[: len(whole) // 2] + b"?" * (len(whole) // 2))
     if lack == "uplink":
         run = replace(run, rounds=(*run.rounds[:-1], _silent(run.rounds[-1])))
     with pytest.raises(ConfigError, match=f"^{run.folder}") as raised:

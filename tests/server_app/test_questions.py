@@ -25,7 +25,7 @@ from collapipe.wire import records
 from collapipe.wire.messages import KEPT, Failure, RowsReply, Setup
 from server_app import questions
 from server_app.asking import answered
-from server_app.labels import unfit_labels
+from server_app.exclusions import unfit_labels
 from server_app.places import Places
 from server_app.questions import FAILURE, Question, check_size
 from server_app.roster import Roster

@@ -36,6 +36,9 @@ def device(
     torch_device: Annotated[
         str, Option(help="auto, cpu, cuda, cuda:1 or mps, as runtime.torch_device of a run.")
     ] = "cpu",
+    model: Annotated[
+        str | None, Option(help="Folder or hub id of which blocks need not be sent.")
+    ] = None,
     insecure: Annotated[
         bool, Option("--insecure", help="Without encryption, on loopback only.")
     ] = False,
@@ -56,7 +59,7 @@ def device(
     torch.set_num_threads(threads)
     shown = own.member.name if own else name or socket.gethostname()
     where = torch_devices.torch_device("--torch-device", torch_device)
-    with Daemon(DeviceSettings(shown, listen, given_bytes, where), own) as daemon:
+    with Daemon(DeviceSettings(shown, listen, given_bytes, where, model), own) as daemon:
         print(f"{shown}: ready on {daemon.address}", flush=True)
         asked.get()
         daemon.leave()

@@ -23,9 +23,11 @@ from collapipe.cli.device.survey import (
     time_hops,
 )
 from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
+from collapipe.cli.device.trial_run import measured_steps
 from collapipe.devices.fitting import Fit, fit
 from collapipe.errors import CollaPipeError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted, print_lines, print_table, seconds
+from collapipe.inventory.measured_step import step_file, write_steps
 from collapipe.inventory.model import TOKENS, read_spec
 from collapipe.inventory.rewriting import write_laws
 from collapipe.inventory.schema import InventorySection
@@ -126,7 +128,7 @@ class Measuring:
         """Fit u and v to the lower quartiles of times: other work on the machine only adds time."""
         if isinstance(times, CollaPipeError):
             return times
-        taken = [quantiles(each, n=4)[0] for each in times.values()]
+        taken = [quantiles(each, n=4, method="inclusive")[0] for each in times.values()]
         if min(taken) <= 0:
             return StageError(device.name, "reports that blocks took 0 s; check its clock")
         found = fit([(blocks * size, blocks) for blocks, size in times], taken)
@@ -155,14 +157,16 @@ class Measuring:
             cause = f"too slow for more than messages of {amount(way.trips[0].num_bytes, 'B')}"
             return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
         hop, cost = fit_hop(way.trips), self.trial.cost
-        law = AffineLaw(chunk.each, chunk.fixed, hop.each * cost.hop_bits / 2 / _BITS, hop.fixed)
+        sent_s = hop.each * cost.hop_bits / 2 / _BITS
+        law = AffineLaw(u=chunk.each, v=chunk.fixed, w=sent_s, ell=hop.fixed)
         return MeasuredDevice(device, law, chunk.error, hop.error)
 
 
 def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: bool) -> int:
     """Measure and print each device's law, and with ``write`` put the laws into the file.
 
-    The options ``overrides`` of a run name the model; without them the file does. Returns 1 if a
+    The options ``overrides`` of a run name the model; without them the file does. With both, a few
+    short rounds measure the steps of that run, which are written beside the file. Returns 1 if a
     device could not be measured, else 0. Raises ``ConfigError`` for an invalid file, model, option
     or credentials.
     """
@@ -182,7 +186,19 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
         print(f"written     {counted(len(known), 'law')} to {file}{planned}")
     for fault in (each.fault for each in found if each.fault):
         print(f"error: {printable(fault)}; its law stays as it is", file=sys.stderr)
-    return 0 if len(known) == len(found) else 1
+    if len(known) < len(found):
+        return 1
+    if not (write and overrides):
+        print("first round of a run: measure with its options and --write, to plan it as well")
+        return 0
+    _report("rounds of a trial run")
+    step_file(file).unlink(missing_ok=True)  # else the trial run would begin with it
+    options, steps = measured_steps(file, len(section.clusters), overrides)
+    print(f"written     steps to {write_steps(file, options, steps)}, to plan the first round")
+    lacking = [each.name for each, step in zip(section.clusters, steps, strict=False) if not step]
+    for name in lacking:
+        print(f"error: {name}: its steps were not measured; see the run above", file=sys.stderr)
+    return 1 if lacking else 0
 
 
 def _of_run(overrides: Sequence[str]) -> tuple[ModelSpec, int, int]:
@@ -193,7 +209,7 @@ def _of_run(overrides: Sequence[str]) -> tuple[ModelSpec, int, int]:
 
 def _of_file(document: Document, section: InventorySection) -> tuple[ModelSpec, int, int]:
     """Return the same figures of an inventory."""
-    spec = read_spec(document, section.model)
+    spec = read_spec(document, section)
     return spec, section.model.tokens or TOKENS, section.batch_size
 
 

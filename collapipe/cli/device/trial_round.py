@@ -197,7 +197,7 @@ def _opened(
             Cluster(known, channels, _give_up, lambda plan: _HUNG_S, busy_s=_BUSY_S),
             common,
             spec.dim,
-            Replica(forms, starting_with(weights, {})),
+            Replica(forms, starting_with(weights, {}), {}),
             PhaseTimer(),
         ) as segments,
     ):

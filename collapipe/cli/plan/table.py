@@ -11,6 +11,7 @@ from rich.console import Console
 from collapipe.devices.hardware import PhysicalDevice
 from collapipe.errors import InfeasibleRoundError
 from collapipe.formatting import (
+    amount,
     block_range,
     certainty,
     counted,
@@ -59,23 +60,45 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
     )
     held = {each.device: each for each in segments}
     samples = math.ceil(problem.batch_size / planned.partition.num_micro_batches)
-    rows = []
+    rows, held_by = [], list[str]()
     for k, device in enumerate(planned.cluster.devices):
         span, blocks, shares = "-", 0, ("not used", *"-----")
         if segment := held.get(k):
             span, blocks = block_range(segment.span), segment.span.blocks
             shares = _shares(segment, planned.partition.latency_s)
-        rows.append((device.name, span, _memory(device, blocks, model, samples), *shares))
+        used = _memory(device, blocks, model, samples)
+        rows.append((device.name, span, used, *shares))
+        held_by += [f"{device.name} {used}"] * (blocks > 0 and used != "-")
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
-    print_lines(console, _summary(planned, segments, with_idling))
+    lines = [("fits", _fits(planned, ", ".join(held_by), model))]
+    lines += [("embedding", _embedding(problem, model))] if model.end_bytes else []
+    print_lines(console, [*lines, *_summary(planned, segments, with_idling)])
     console.print()
+
+
+def _fits(planned: PlannedCluster, held_by: str, model: Model) -> str:
+    """Return the least number of devices, what each one in use holds, and the speed."""
+    problem, unit = planned.problem, "tokens/s" if model.tokens else "samples/s"
+    held = -np.sort(-block_caps(problem), axis=1).cumsum(axis=1)  # by the largest devices
+    least = 1 + int((held < problem.num_blocks).sum(axis=1).min())
+    per_s = problem.batch_size * (model.tokens or 1) / planned.partition.latency_s
+    texts = f"on {counted(least, 'device')} or more", held_by, f"{three_digits(per_s)} {unit}"
+    return "; ".join(filter(None, texts))
+
+
+def _embedding(problem: ClusterProblem, model: Model) -> str:
+    """Return what the devices do not hold of a causal model."""
+    embedding, head = (amount(each, "B") for each in model.end_bytes)
+    times = "counted" if problem.head_s else "not counted without control_unit"
+    return (
+        f"{embedding} on the control unit; head {head} there or on the server, "
+        f"{three_digits(model.head_blocks or 0)} blocks' work {times}"
+    )
 
 
 def _memory(device: PhysicalDevice, blocks: int, model: Model, samples: int) -> str:
     """Return the use of the limiting resource: the device's bytes, or its number of blocks.
-
-    Micro-batches have at most ``samples`` samples.
-    """
+    Micro-batches have at most ``samples`` samples."""
     used = model.cost.segment_needs(blocks, samples) if blocks else 0.0
     if model.block_bytes and "memory_bytes" in device.block_limits(model.block_bytes):
         return _of(used, device.memory_bytes)
@@ -156,7 +179,7 @@ def _samples(number: str) -> str:
 def _certainty(planned: PlannedCluster) -> str:
     best = planned.solution.best
     if planned.partition == best:
-        return certainty(planned.solution.certificate)
+        return certainty(planned.solution.certificate, "pipeline of single devices", "faster")
     fastest = f"the fastest, S = {best.num_segments}, takes {seconds(best.latency_s)}"
     return f"chosen by the round; {fastest}"
 
@@ -181,10 +204,8 @@ def _slowest(planned: PlannedCluster) -> str:
 
 
 def _even(problem: ClusterProblem, partition: Partition) -> str:
-    """Return the latency of an even split, ⌊L/K⌋ or ⌈L/K⌉ blocks per device, with its best m.
-
-    Empty if the plan is this split.
-    """
+    """Return the latency of an even split, ⌊L/K⌋ or ⌈L/K⌉ blocks per device, with its best m. Empty
+    if the plan is this split."""
     if len(problem.devices) == 1:
         return ""
     solve, rng, beyond = cluster_solver("gpipe"), np.random.default_rng(0), ""
@@ -235,7 +256,6 @@ def _energies(problem: ClusterProblem, partition: Partition) -> list[str]:
 
 
 def _show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> None:
-    """Print the round, its objective, and why some clusters are idle."""
     options, certificate = joint.problem.options, joint.solution.certificate
     channels, units = len(joint.problem.channels), len(joint.problem.uplinks)
     console.print(
@@ -258,7 +278,7 @@ def _round_certainty(solver: str, joint: JointRound) -> str:
     """Return the round's certainty; for a baseline's splits the exact solver chooses the units."""
     certificate = joint.solution.certificate
     if solver in (EXACT, _OWN_ROUND):
-        return certainty(certificate)
+        return certainty(certificate, "round of such pipelines", "better")
     return (
         f"the best round with these splits, by {certificate.solver}, in "
         f"{seconds(certificate.solve_time_s)}; how far from the best with others is not known"

@@ -22,6 +22,7 @@ from collapipe.cli.run import unused_folder
 from collapipe.tasks.translation import SequencePairs
 
 Command = Callable[..., tuple[int, str, str]]
+ALONE = "federation.num_units=1", "federation.rounds=1"
 
 
 def corpus(folder: Path, **files: bytes | None) -> Path:
@@ -166,13 +167,12 @@ def test_an_output_folder_that_cannot_be_written_is_said_before_training(
     assert "round" not in out
 
 
-def test_a_folder_with_a_run_in_it_is_not_overwritten(command: Command, tmp_path: Path) -> None:
-    assert command("run", *TINY, f"hydra.run.dir={tmp_path}")[0] == 0
-    before = (tmp_path / "summary.json").read_bytes()
-    status, _, err = command("run", *TINY, f"hydra.run.dir={tmp_path}")
+def test_a_folder_with_a_run_in_it_is_not_overwritten(command: Command, finished: Path) -> None:
+    before = (finished / "summary.json").read_bytes()
+    status, _, err = command("run", *TINY, f"hydra.run.dir={finished}")
     assert status == 2
     assert "holds a run already" in err
-    assert (tmp_path / "summary.json").read_bytes() == before
+    assert (finished / "summary.json").read_bytes() == before
 
 
 def test_a_run_leaves_its_folder(command: Command, tmp_path: Path) -> None:
@@ -198,6 +198,7 @@ def test_a_run_leaves_its_folder(command: Command, tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "model.safetensors",
+        "base.json",
         "model.json",
         "tokenizer.json",
     }
@@ -207,11 +208,10 @@ def test_a_run_leaves_its_folder(command: Command, tmp_path: Path) -> None:
 
 
 def test_prediction_reads_lines_of_standard_input(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command("run", *TINY, f"hydra.run.dir={tmp_path}")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Dienstag\nMittwoch\n\n")))
-    status, out, _ = command("predict", str(tmp_path))
+    status, out, _ = command("predict", str(finished))
     assert (status, out.count("\n")) == (0, 3)
 
 
@@ -294,9 +294,7 @@ def test_prediction_does_not_need_the_training_data(command: Command, tmp_path: 
     root = corpus(tmp_path / "data & more")
     options = ["task=multi30k", "task.vocabulary=300", f"data.root='{root}'", "batch_size=4"]
     tiny = [option for option in TINY if not option.startswith(("task.", "batch_size"))]
-    status, _, err = command(
-        "run", *tiny, *options, "federation.num_units=1", f"hydra.run.dir={tmp_path / 'run'}"
-    )
+    status, _, err = command("run", *tiny, *options, *ALONE, f"hydra.run.dir={tmp_path / 'run'}")
     assert status == 0, err
     shutil.rmtree(root)
     assert command("predict", str(tmp_path / "run"), "ein Boot")[0] == 0
@@ -314,7 +312,7 @@ def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> Non
 
 def test_a_sweep_goes_on_where_a_job_fails(command: Command, tmp_path: Path) -> None:
     options = ["optimizer=sgd", "optimizer.lr=1e30,0.1", f"hydra.sweep.dir={tmp_path}"]
-    status, out, err = command("run", "-m", *TINY, *options)
+    status, out, err = command("run", "-m", *TINY, *ALONE, *options)
     assert status == 1
     assert "1 of 2 jobs failed: 0" in err
     assert json.loads((tmp_path / "1" / "summary.json").read_text())["status"] == "completed"
@@ -334,9 +332,10 @@ def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_p
     """What is typed goes over the file."""
     file, runs = tmp_path / "mine.yaml", [tmp_path / name for name in "abc"]
     file.write_text("seed: 7\nstrategy: random\nfederation: {rounds: 5}\n")
+    untrained = "framework.train=false"
     for run_dir, options in [
-        (runs[0], ["--config", str(file), *TINY, "federation.rounds=1"]),
-        (runs[1], ["--config", str(runs[0] / "config.yaml"), "framework.train=false"]),
+        (runs[0], ["--config", str(file), *TINY, "federation.rounds=1", untrained]),
+        (runs[1], ["--config", str(runs[0] / "config.yaml"), "batch_size=5"]),
     ]:
         status, out, err = command("run", *options, f"hydra.run.dir={run_dir}")
         assert status == 0, out + err
@@ -344,7 +343,7 @@ def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_p
     assert [(each["seed"], each["rounds_completed"]) for each in summaries] == [(7, 1), (7, 1)]
     first, second = (yaml.safe_load((each / "config.yaml").read_text()) for each in runs[:2])
     assert first["strategy"]["_target_"] == "optim.baselines.RandomUnits"
-    first["framework"]["train"] = False
+    first["batch_size"] = 5
     assert first == second
     options = ["-m", "--config", str(runs[1] / "config.yaml"), "seed=1,2"]
     status, out, err = command("run", *options, f"hydra.sweep.dir={runs[2]}")
@@ -362,7 +361,7 @@ def test_two_starts_in_one_second_have_folders_of_their_own(tmp_path: Path) -> N
 
 
 def test_python_trains_and_loads(tmp_path: Path) -> None:
-    run_dir = collapipe.train([*TINY, "federation.rounds=1", f"hydra.run.dir={tmp_path / 'run'}"])
+    run_dir = collapipe.train([*TINY, *ALONE, f"hydra.run.dir={tmp_path / 'run'}"])
     settings, model, tokenizer = collapipe.load(run_dir)
     assert (run_dir, settings.federation.rounds) == (tmp_path / "run", 1)
     assert sum(each.numel() for each in model.parameters()) > 0

@@ -19,7 +19,7 @@ from made_run import (
 )
 
 from collapipe.cli.status import describe
-from collapipe.runs.lock import LOCK
+from collapipe.runs.folder import LOCK
 from collapipe.runs.reading import read_run
 
 Command = Callable[..., tuple[int, str, str]]

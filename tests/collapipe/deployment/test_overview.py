@@ -16,7 +16,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment import overview
 from collapipe.deployment.server_folder import NODES, ServerFolder, create
 from collapipe.deployment.serving import keys
-from collapipe.runs.lock import LOCK
+from collapipe.runs.folder import LOCK
 
 Command = Callable[..., tuple[int, str, str]]
 UNITS = ["berlin", "paris", "rome", "oslo"]

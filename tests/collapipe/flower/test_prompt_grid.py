@@ -9,8 +9,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from collapipe.flower.inline_grid import InlineGrid
-from collapipe.flower.prompt_grid import make_prompt
-from collapipe.flower.pulling import Replies
+from collapipe.flower.prompt_grid import Replies, make_prompt
 
 
 class Slow(InlineGrid):

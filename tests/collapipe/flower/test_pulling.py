@@ -22,8 +22,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from client_app.app import app
 from collapipe.flower import reply_limit
 from collapipe.flower.inline_grid import InlineGrid
-from collapipe.flower.prompt_grid import make_prompt
-from collapipe.flower.pulling import Replies
+from collapipe.flower.prompt_grid import Replies, make_prompt
 from collapipe.flower.reply_parts import UNUSABLE
 
 MOST = 2**20

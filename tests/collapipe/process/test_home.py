@@ -92,7 +92,7 @@ def test_options_of_the_command_line_follow_the_home(
 
 @pytest.mark.usefixtures("homeless")
 def test_who_has_no_home_is_told_where_one_is_needed(tmp_path: Path) -> None:
-    assert FrozenStore(default_folder()).lacks([]) == []
+    FrozenStore(default_folder())
     assert in_home("rows.csv") == "rows.csv"
     with pytest.raises(ConfigError, match="no home folder"):
         FrozenStore(default_folder()).add({"weight": torch.zeros(1)})

@@ -12,7 +12,7 @@ from second_device import ran, second_device
 
 from collapipe import config
 from collapipe.errors import ConfigError
-from collapipe.process.torch_device import present, torch_device
+from collapipe.process.torch_device import present, torch_device, use_threads
 from collapipe.runs.folder import RunFolder
 
 Command = Callable[..., tuple[int, str, str]]
@@ -23,6 +23,20 @@ def named(name: str, there: list[str], dtype: str = "float32") -> str:
     """The device that a name means where these are."""
     with patch("collapipe.process.torch_device.present", lambda: there):
         return str(torch_device("server.torch_device", name, dtype))
+
+
+@pytest.mark.parametrize(
+    ("number", "units", "expected"), [(None, 1, 8), (None, 3, 2), (None, 20, 1), (5, 3, 5)]
+)
+def test_units_share_the_cores_unless_a_number_is_chosen(
+    number: int | None, units: int, expected: int
+) -> None:
+    with (
+        patch("collapipe.process.torch_device._CORES", 8),
+        patch("torch.set_num_threads") as chosen,
+    ):
+        use_threads(number, units)
+    chosen.assert_called_once_with(expected)
 
 
 @pytest.mark.parametrize(

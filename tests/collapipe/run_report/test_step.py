@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from made_run import made_lines, write_lines
 from pydantic import TypeAdapter
 from report_page import Page
+from step_laws import law_of
 
 from collapipe.run_report import round as of_round
 from collapipe.run_report.charts import Row
 from collapipe.runs.reading import read_run
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 from optim.planner import RoundRequest
+from optim.step import step_s, works_of
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -78,6 +81,31 @@ def test_activations_are_drawn_as_long_as_the_chosen_precision_takes(
         drawn.append([row for row in step(run) if ", device" not in row.name])
     assert drawn[0]
     assert drawn[0] == drawn[1]
+
+
+def test_a_simulated_step_has_the_control_unit_and_all_hops(
+    run: Path, step: Callable[[Path], Sequence[Row]]
+) -> None:
+    """And it ends when the plan says."""
+    names = [f"device-{n}" for n in range(3)]
+    law = law_of(names, send_s=0.5, embedding_forward_s=1.0, head_s=7.0, head_pace_s=2.0, factor=2)
+    time = AffineLaw(0.1, 0.0, 0.0, 0.0)
+    devices = tuple(DeviceProfile(name, time) for name in names)
+    states = tuple(ClusterState(n, devices, 1000, real_devices=True, step=law) for n in range(8))
+    request = RoundRequest(20, states, 6, 64, 20, None, 4, "one_f_one_b", (), (), ())
+    data = TypeAdapter(RoundRequest).dump_json(request) + b"\n"
+    (run / "requests.jsonl.gz").write_bytes(gzip.compress(data))
+    cluster = list(made_lines(20))[-1]["plan"]["clusters"][0]
+    held = [(each["device"], each["span"]["blocks"]) for each in cluster["segments"]]
+    embedding, *segments, head = step(run)[: len(held) + 2]
+    assert [each.name.split(", ")[1] for each in (embedding, head)] == ["embedding", "head"]
+    hops = [[span for kind, span in row.boxes if "hop" in kind.name] for row in segments]
+    assert [len(row) for row in hops] == [4, *[8] * (len(held) - 1)]  # no gradient to the embedding
+    ends = [end for row in (embedding, *segments, head) for _, (_, end) in row.boxes]
+    works = works_of(law, [name for name, _ in held], [1.6] * len(held), [n for _, n in held])
+    assert max(ends) == pytest.approx(step_s(law, works, cluster["schedule"]))
+    answers = [span for kind, span in head.boxes if "hop" not in kind.name]
+    assert all(before[1] <= behind[0] for before, behind in pairwise(answers))
 
 
 def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:

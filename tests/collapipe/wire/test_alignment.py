@@ -50,5 +50,7 @@ def test_what_is_aligned_is_not_copied() -> None:
     tensor = torch.zeros(3)
     assert aligned(tensor) is tensor
     assert aligned(at(tensor, 8)).data_ptr() % 64 == 0
+    narrow = at(torch.zeros(4), 8).view(torch.bfloat16)
+    assert aligned(narrow) is narrow  # it computes in a wider copy
     assert aligned(torch.empty(0)).numel() == 0
     assert aligned(torch.empty(3, device="meta")).is_meta

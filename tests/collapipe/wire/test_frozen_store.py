@@ -11,7 +11,10 @@ from torch import Tensor
 
 from collapipe.errors import ConfigError, DataError, WireError
 from collapipe.process.folders import in_home
+from collapipe.wire import frozen_store
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
+from collapipe.wire.parts import pieces
+from tests.full_disk import full_disk
 
 BUFFER = torch.arange(12.0)
 
@@ -35,12 +38,23 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     )
 
 
+def lacking(store: FrozenStore, *names: str) -> list[str]:
+    """Those without a valid file."""
+    found = []
+    for name in names:
+        try:
+            store.load(name)
+        except DataError:
+            found.append(name)
+    return found
+
+
 def test_what_is_added_is_loaded(tmp_path: Path) -> None:
     """Also by another process, and with the order of names as it comes."""
     folder = tmp_path / "is" / "made"
     name = FrozenStore(folder).add(tensors())
     again = FrozenStore(folder)
-    assert again.lacks([name, "0" * 64]) == ["0" * 64]
+    assert lacking(again, name, "0" * 64) == ["0" * 64]
     assert same(again.load(name), tensors())
     assert again.add(dict(reversed(tensors().items()))) == name
     assert [path.name for path in folder.iterdir()] == [f"{name}.safetensors"]
@@ -54,7 +68,7 @@ def test_a_full_store_forgets_what_was_not_used_for_longest(tmp_path: Path) -> N
         os.utime(tmp_path / f"{name}.safetensors", (age, age))
     store.load(first)  # used now
     third = store.add({"w": groups[2]["w"].float()})
-    assert store.lacks([first, second, third]) == [second]
+    assert lacking(store, first, second, third) == [second]
 
 
 @pytest.mark.parametrize(
@@ -90,17 +104,27 @@ def test_a_damaged_file_is_removed_and_lacking(tmp_path: Path) -> None:
     for damage in ("short", "empty", "other"):
         if damage == "other":
             save_file({key: tensor.contiguous() for key, tensor in changed.items()}, file)
+            os.utime(file, (7, 7))  # clocks of file systems may be coarse
         else:
             file.write_bytes(whole[:-1] if damage == "short" else b"")
         with pytest.raises(DataError, match=f"{name}.*damaged") as caught:
             store.load(name)
         assert "\n" not in str(caught.value)
-        assert store.lacks([name]) == [name]
+        assert lacking(store, name) == [name]
         assert store.add(tensors()) == name
         assert file.read_bytes() == whole
     file.unlink()
     with pytest.raises(DataError, match="missing"):
         store.load(name)
+
+
+def test_a_damaged_file_outside_of_a_cache_stays(tmp_path: Path) -> None:
+    store = FrozenStore(tmp_path, is_cache=False)
+    file = tmp_path / f"{store.add(tensors())}.safetensors"
+    file.write_bytes(damaged := file.read_bytes()[:-1])
+    with pytest.raises(DataError, match="restore the file"):
+        store.load(file.stem)
+    assert file.read_bytes() == damaged
 
 
 @pytest.mark.parametrize(
@@ -110,8 +134,6 @@ def test_no_path_comes_of_a_name(tmp_path: Path, name: str) -> None:
     store = FrozenStore(tmp_path / "store")
     with pytest.raises(WireError, match="64 hex digits"):
         store.load(name)
-    with pytest.raises(WireError, match="64 hex digits"):
-        store.lacks(["0" * 64, name])
 
 
 def test_many_add_the_same_at_once(tmp_path: Path) -> None:
@@ -141,14 +163,14 @@ def test_what_does_not_reach_the_disk_has_no_name(
     """A disk that writes something else, and a folder that is none."""
     store, name = FrozenStore(tmp_path), digest(tensors())
 
-    def wrong(kept: dict[str, Tensor], path: Path) -> None:
-        save_file({key: tensor + 1 for key, tensor in kept.items()}, path)
+    def wrong(kept: dict[str, Tensor], alignment: int) -> list[bytes | memoryview]:
+        return pieces({key: tensor + 1 for key, tensor in kept.items()}, alignment)
 
     with monkeypatch.context() as patch:
-        patch.setattr("collapipe.wire.frozen_store.save_file", wrong)
+        patch.setattr(frozen_store, "pieces", wrong)
         with pytest.raises(ConfigError, match="reads differently"):
             store.add(tensors())
-    assert store.lacks([name]) == [name]
+    assert lacking(store, name) == [name]
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot keep frozen weights") as caught:
@@ -165,15 +187,45 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         assert in_home(str(default_folder())) == str(expected)
 
 
-def test_what_was_loaded_does_not_change_with_its_file(tmp_path: Path) -> None:
-    """Whoever writes into the file after the check changes the file alone."""
-    store = FrozenStore(tmp_path)
-    name = store.add(tensors())
+def test_what_was_loaded_is_mapped_and_aligned(tmp_path: Path) -> None:
+    """It takes no memory of its own, and products of it have the bits of other tensors."""
+    store, odd = FrozenStore(tmp_path), {"a": torch.ones(3), "b": torch.ones(512)}
+    name = store.add(odd)
     loaded = store.load(name)
+    assert same(loaded, odd)
+    assert loaded["b"].data_ptr() % 64 == 0
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in maps if name in line]
+    assert any(int(first, 16) <= loaded["b"].data_ptr() < int(end, 16) for first, end in spans)
+
+
+def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each process, until it is written again."""
+    store, hashed = FrozenStore(tmp_path), list[object]()
+    name = store.add(tensors())
+    monkeypatch.setattr(frozen_store, "digest", lambda each: hashed.append(each) or digest(each))
+    monkeypatch.setattr(frozen_store, "_known", {})
+    for _ in range(3):
+        assert lacking(FrozenStore(tmp_path), name) == []
+        store.load(name)
+    assert len(hashed) == 1
     file = tmp_path / f"{name}.safetensors"
-    with file.open("r+b") as opened:
-        opened.write(bytes(file.stat().st_size))
-    assert same(loaded, tensors())
+    os.utime(file, (5, 5))
+    store.load(name)
+    assert len(hashed) == 2
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataError, match="damaged"):
+        store.load(name)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    store, name = FrozenStore(tmp_path), digest(tensors())
+    with full_disk(), pytest.raises(ConfigError, match="make room") as caught:
+        store.add(tensors())
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [] and lacking(store, name) == [name]
+    assert store.add(tensors()) == name
+    assert same(store.load(name), tensors())
 
 
 def test_what_cannot_be_read_is_not_taken_out(
@@ -183,11 +235,11 @@ def test_what_cannot_be_read_is_not_taken_out(
     store, folder = FrozenStore(tmp_path), tmp_path / f"{'0' * 64}.safetensors"
     name = store.add(tensors())
 
-    def broken(path: Path) -> bytes:
+    def broken(path: Path) -> dict[str, Tensor]:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", broken)
+        patch.setattr(frozen_store, "load_file", broken)
         with pytest.raises(DataError, match="cannot read frozen weights"):
             store.load(name)
     assert same(store.load(name), tensors())

@@ -182,3 +182,25 @@ def test_whatever_ends_the_messages_ends_the_stream() -> None:
 def test_nothing_within_the_time_is_empty() -> None:
     with pytest.raises(queue.Empty):
         FrameStream("peer", 100).receive(0.01)
+
+
+def test_a_frame_that_arrives_does_not_wake_the_thread_that_sends() -> None:
+    stream, waits = FrameStream("the peer", 2**20), threading.Semaphore(0)
+    wait, sent = stream._to_send.wait, list[bytes]()
+
+    def counted(timeout: float | None = None) -> bool:
+        waits.release()
+        return wait(timeout)
+
+    stream._to_send.wait = counted  # type: ignore[method-assign]
+    sender = threading.Thread(target=lambda: sent.extend(stream.outgoing()), daemon=True)
+    sender.start()
+    assert waits.acquire(timeout=60)
+    fed(stream, Flood(SMALL, 3)).join(60)
+    for _ in range(3):
+        stream.receive(60)
+    stream.send(SMALL)
+    assert waits.acquire(timeout=60)  # woken once, by the frame to send
+    stream.close()
+    sender.join(60)
+    assert len(sent) == 1 and not waits.acquire(blocking=False)

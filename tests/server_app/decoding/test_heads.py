@@ -12,8 +12,10 @@ def test_only_a_heads_own_frozen_weights_are_shared() -> None:
     settings = decoder_session(0, 1).settings
     initial = settings.model.build_head(VOCABULARY).state_dict()
     frozen, trained = list(initial)[:2]
-    names = {f"{HEAD}.{frozen}", trained}
-    heads = Heads(settings, VOCABULARY, None, lambda *step: None, names)
-    built = heads._build(prefixed(HEAD, initial), 0).module.state_dict()
+    fixed = {frozen: initial.pop(frozen)}
+    heads = Heads(settings, VOCABULARY, None, lambda *step: None, fixed)
+    weights = prefixed(HEAD, initial) | {frozen: initial[trained]}
+    built = heads._build(weights, 0).module.state_dict()
+    initial |= fixed
     shared = {name for name in built if built[name].data_ptr() == initial[name].data_ptr()}
     assert shared == {frozen}

@@ -310,6 +310,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.double(), MASK, TARGETS)], "do not fit"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN[:, :4], MASK, TARGETS)], "do not fit"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK.byte(), TARGETS)], "do not fit"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
         ([BEGIN, good(FrameKind.NORMS, torch.ones(3).double())], "0 of 1 micro-batches"),

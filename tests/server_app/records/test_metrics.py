@@ -21,7 +21,15 @@ COLUMNS = tuple(csv_row(LINES[0]))
 def test_a_row_has_a_cell_for_each_column_and_the_lines_figures(line: RoundReport) -> None:
     row = csv_row(line)
     assert tuple(row) == COLUMNS
-    for name in ("round", "samples", "target_tokens", "clock_s", "bytes_up", "wall_s"):
+    for name in (
+        "round",
+        "samples",
+        "target_tokens",
+        "input_tokens",
+        "clock_s",
+        "bytes_up",
+        "wall_s",
+    ):
         assert row[name] == getattr(line, name)
 
 
@@ -35,7 +43,15 @@ def test_what_is_written_is_read_again(line: RoundReport) -> None:
 def test_lines_of_older_runs_are_read() -> None:
     """They have fewer figures."""
     tree = next(line.json_tree() for line in LINES if line.metric)
-    for name in ("excluded", "target_tokens", "cost", "clock_s", "skipped", "estimates"):
+    for name in (
+        "excluded",
+        "target_tokens",
+        "input_tokens",
+        "cost",
+        "clock_s",
+        "skipped",
+        "estimates",
+    ):
         del tree[name]
     del tree["metric"]["extra_metrics"]
     line = ADAPTER.validate_python(tree)

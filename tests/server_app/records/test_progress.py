@@ -1,6 +1,7 @@
 """What units call their devices, and why they failed, is shown as they wrote it or as a space."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -75,7 +76,21 @@ def test_how_long_a_pipeline_takes_is_a_detail(
 def test_the_speed_is_that_of_samples() -> None:
     """Whatever the task counts as targets: in classification each sample has one."""
     shown = io.StringIO()
-    report = round_report(1, train_loss=0.5, samples=3000, target_tokens=7)
+    report = round_report(1, train_loss=0.5, samples=3000, target_tokens=7, input_tokens=90)
     with RunProgress(Console(file=shown, width=80), 9, 1, CALLED) as progress:
         progress.round(report, 2.0)
     assert shown.getvalue() == "round 1/9  train loss 0.5000  1,500 samples/s  2.0 s\n"
+
+
+def test_the_speed_of_continued_text_is_that_of_its_input_tokens() -> None:
+    """In plain lines, and while steps are counted."""
+    shown = io.StringIO()
+    report = round_report(1, train_loss=0.5, samples=1, target_tokens=7, input_tokens=3000)
+    with RunProgress(Console(file=shown, width=80), 9, 1, CALLED, tokens=True) as progress:
+        progress.round(report, 2.0)
+    assert shown.getvalue() == "round 1/9  train loss 0.5000  1,500 tokens/s  2.0 s\n"
+    terminal = Console(file=(live := io.StringIO()), width=120, force_terminal=True)
+    with RunProgress(terminal, 9, 1, CALLED, tokens=True) as progress:
+        progress.step(0, 0, 0.5, samples=1, tokens=10**12)
+    told = re.findall(r"· ([\d,]+) tokens/s", live.getvalue())
+    assert int(told[-1].replace(",", "")) > 10**9

@@ -539,6 +539,7 @@ LIES = [
     reports(samples=13),
     reports(stem_rows=13),
     reports(target_tokens=10**15),
+    reports(input_tokens=10**15),
     reports(link_bytes_up=-5),
     reports(link_bytes_down=2**62),
     cuts_off,
@@ -569,7 +570,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     (first,) = lines(tmp_path / "run")
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
-    says = ["impossible for its round"] * 13 + ["cannot be read", "other weights"]
+    says = ["impossible for its round"] * 14 + ["cannot be read", "other weights"]
     says += ["a report"]
     says += ["41 actions of devices, expected at most 40", "bytes of JSON, at most 1,0"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
@@ -596,6 +597,7 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
         *(2**61, 2**61, (low,) * steps),
         devices=tuple(DeviceReport(each.name, 10**6, *[high] * 7) for each in devices),
         events=('"' * 600,) * 100,
+        input_tokens=10**15,
         traces=tuple(
             DeviceTrace(name, high, (actions,) * steps, "embedding")
             for name in (*names, "control unit", "control unit")

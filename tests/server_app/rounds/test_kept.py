@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, GlobalM
     options = "compression=int4", "compression.feedback=true", "model.dropout=0"
     world = World(folder, *options, "federation.rounds=1")
     training = CheckpointFolder(world.run(folder / "run")).read("000001").training
-    model = GlobalModel(world.settings, ())
+    model = GlobalModel(world.settings)
     model.weights = training.weights
     return world.settings, model, training.units[0]
 

@@ -90,7 +90,7 @@ def test_whose_budget_is_spent_is_named() -> None:
 
 def test_whose_model_is_not_finite_is_named(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "unused", ["framework=pipeline"])
-    model = GlobalModel(settings, ())
+    model = GlobalModel(settings)
     odd = {"w": torch.tensor([math.nan])}
     with pytest.raises(NonFiniteLossError, match="paris's w"):
         model.learn(1, {1: odd}, {1: 1.0}, {}, TOWNS.__getitem__)

@@ -45,7 +45,7 @@ MOBILE = (
     "channel.energy_j=1.0e3",
     "federation.on_infeasible=skip",
 )
-FAST = ("federation.rounds=3", "strategy.time_limit_s=100", *UNTRAINED)
+FAST = ("federation.rounds=3", *UNTRAINED)
 _REQUEST = TypeAdapter(RoundRequest)
 
 

@@ -8,19 +8,27 @@ from contextlib import ExitStack
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from device_cluster import Work, daemons, plan_of
 from federated import TINY, run
+from pydantic import TypeAdapter
 
 from collapipe import __version__
 from collapipe.cli.device import check as check_command
 from collapipe.cli.device import measure, survey, trial_round
+from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import SurveyedDevice, ask_all
 from collapipe.cli.device.trial_round import Trip
+from collapipe.devices.fitting import Fit
 from collapipe.errors import ConfigError, LinkError, NonFiniteLossError
 from collapipe.inventory.file import read_inventory
+from collapipe.inventory.measured_step import step_file
+from collapipe.run_report.packed import read_requests
+from collapipe.runs.reading import read_run
+from collapipe.step_law import StepLaw
 from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit import placement
@@ -58,6 +66,13 @@ def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> P
     return file
 
 
+def test_a_pass_that_other_work_disturbed_is_not_taken_for_none() -> None:
+    own = SimpleNamespace(trial=SimpleNamespace(samples=(1, 8)))
+    times = {(1, 1): [0.1, 0.9], (1, 8): [0.2, 2.0]}
+    found = Measuring._fit(cast(Any, own), cast(Any, SimpleNamespace(name="box")), times)
+    assert isinstance(found, Fit)
+
+
 def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path: Path) -> None:
     with daemons(2, folder=tmp_path / "own") as there:
         file = inventory(tmp_path, there, "own/control-unit")
@@ -81,7 +96,13 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
         options_of_run = (*TINY, *options, "batch_size=64")  # a larger one is easier to time
         status, *_ = command("device", "measure", file, *options_of_run, "--write")
         assert status == 0
-        assert run(tmp_path / "run", *options)
+        assert run(tmp_path / "run", *options, "batch_size=64")
+        (step,) = json.loads(step_file(file).read_text())["steps"]
+        first, *_ = read_requests(read_run(tmp_path / "run"))
+        assert first.clusters[0].step == TypeAdapter(StepLaw).validate_python(step)
+        spread = first.clusters[0].step.spread
+        (line, *_) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+        assert json.loads(line)["cost"]["clusters"][0]["spread"] == spread
         status, _, err = command("plan", file)
         assert status == 2 and "another model" in err
 
@@ -179,9 +200,11 @@ def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) ->
         assert status == 2 and "model" in err
         status, _, err = command("device", "measure", file, "model=transformr")
         assert status == 2 and "transformer" in err
-        options = ("model.dim=32", "--repeats", 1, "--write")
-        assert command("device", "measure", file, *options)[0] == 0
-        assert "chunk: {u: " in file.read_text()
+        options = ("model.dim=96", "task.train_rows=640", "--repeats", 3, "--write")
+        status, _, err = command("device", "measure", file, *options)
+        assert "chunk: {u: " in file.read_text(), (status, err)
+        assert status and "6 blocks" in err  # the model that this box cannot train
+        assert not step_file(file).exists()
 
 
 def test_a_hop_that_cannot_be_dialled_leaves_the_others(

@@ -12,10 +12,11 @@ from collapipe.cli.device.measure import MeasuredDevice, Measuring
 from collapipe.cli.device.survey import Hop, SurveyedDevice
 from collapipe.cli.device.trial_round import Trial, Trip
 from collapipe.errors import LinkError
+from collapipe.inventory.measured_step import step_file
 from collapipe.inventory.schema import InventorySection
 from collapipe.inventory.yaml_file import from_text
 from collapipe.models.transformer import TransformerSpec
-from collapipe.state import BlockCost
+from collapipe.state import AffineLaw, BlockCost
 from collapipe.wire.channels import DeviceAddress
 
 U, V = 3e-4, 2e-3
@@ -78,3 +79,31 @@ def test_a_device_that_is_lost_in_a_later_pass_has_no_law(monkeypatch: pytest.Mo
     assert first.law is not None
     assert (second.law, second.fault) == (None, "device-1: lost")
     assert boxes.asked.count("device-1") == 3  # it is not asked again
+
+
+def test_steps_are_measured_with_options_and_write_and_never_begin_with_old_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, asked = tmp_path / "boxes.yaml", list[tuple[object, ...]]()
+    measured = list[None]()
+    head = "batch_size: 64\nmodel: {name: transformer}\nclusters:\n  - name: a\n    devices:\n"
+    file.write_text(f"{head}      - {DEVICE % (0, 7000)}\n")
+
+    def laws(self: Measuring, section: InventorySection) -> list[MeasuredDevice]:
+        (device,) = section.clusters[0].devices
+        return [MeasuredDevice(SurveyedDevice("a", device, None, None), AffineLaw(U, V, 0.0, 0.0))]
+
+    def steps(*given: object) -> tuple[dict[str, object], list[None]]:
+        asked.append((*given, step_file(file).exists()))
+        return {}, measured
+
+    monkeypatch.setattr(Measuring, "laws", laws)
+    monkeypatch.setattr(measure, "measured_steps", steps)
+    options = ["model.dim=32"]
+    for overrides, write in (([], True), (options, False), (options, True), (options, True)):
+        assert measure.measure_devices(file, overrides, repeats=1, write=write) == 0
+    assert asked == [(file, 1, options, False)] * 2
+    assert step_file(file).exists()
+    measured.append(None)
+    assert measure.measure_devices(file, options, repeats=1, write=True) == 1
+    assert "error: a: its steps were not measured" in capsys.readouterr().err

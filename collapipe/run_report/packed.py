@@ -1,0 +1,49 @@
+"""Read a run's compressed files of a line a round: the planner's requests, the devices' traces."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from collapipe.errors import ConfigError, printable
+from collapipe.runs.folder import REQUESTS
+from collapipe.runs.reading import Run
+from optim.planner import RoundRequest
+
+T = TypeVar("T")
+_REQUEST = TypeAdapter(RoundRequest)
+_LONGEST = 2**26  # of a line, in bytes; a thousand units of a dozen devices need a tenth
+
+
+def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]:
+    """Yield the planner's requests of a run's rounds as ``read_packed``."""
+    return read_packed(run, REQUESTS, _REQUEST, _LONGEST, number)
+
+
+def read_packed(
+    run: Run, name: str, kind: TypeAdapter[T], longest: int, number: int | None
+) -> Iterator[T]:
+    """Yield the lines of a run's compressed file, or only the lines of round ``number``.
+
+    Yields nothing without a file, and no line that is still being written. A small file may unpack
+    to a huge line or to endless lines. So a line has less than ``longest`` bytes, and the number of
+    lines is bounded by the run's rounds. Raises ``ConfigError`` if the file is damaged.
+    """
+    file, beginning = run.folder / name, b"" if number is None else b'{"round":%d,' % number
+    try:
+        with suppress(EOFError, FileNotFoundError), gzip.open(file) as lines:
+            most = len(run.rounds) + 1  # one more, to see the file's end
+            for text in islice(iter(partial(lines.readline, longest), b""), most):
+                if len(text) == longest:
+                    raise OSError("a line without end")
+                if text.startswith(beginning):
+                    yield kind.validate_json(text)
+    except (OSError, zlib.error, ValidationError) as error:
+        why = printable(str(error).partition("\n")[0])
+        where = f"{file}: " if number is None else f"{file}: round {number}: "
+        raise ConfigError(f"{where}not what a run writes ({why})") from error

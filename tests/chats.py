@@ -1,0 +1,66 @@
+"""Chat templates in the manner of known models, and conversations."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets import Dataset
+
+from collapipe.data.sources import standard
+from collapipe.text.chat_template import ChatTemplate, Message
+from collapipe.text.tokenizer import Tokenizer
+
+MARKED = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ m.content + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+PLAIN = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# The last answer alone has an empty reasoning.
+REASONING = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+    "{% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}"
+    "{{ m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# An answer is asked to reason, but has none in the text.
+UNREASONED = PLAIN.replace("'<|assistant|>' }}", "'<|assistant|><think>' }}")
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+)
+NAMES = ("messages", "prompt", "completion")
+COLUMNS = {name: name for name in NAMES}
+
+
+def messages(*contents: str, roles: Sequence[str] = ("user", "assistant")) -> list[Message]:
+    """Of these roles in turn."""
+    return [
+        {"role": roles[n % len(roles)], "content": content} for n, content in enumerate(contents)
+    ]
+
+
+def template(source: str, **tokens: str) -> ChatTemplate:
+    return ChatTemplate(source, tokens, "2033-05-03")
+
+
+def tokenizer(source: str = PLAIN) -> Tokenizer:
+    """A token a byte."""
+    return Tokenizer.of_bytes().with_chat_template(template(source))
+
+
+def rows(conversations: Sequence[Sequence[Message]], where: str = "chats.jsonl") -> Dataset:
+    """As a run reads them."""
+    table = {"messages": [[*map(dict, each)] for each in conversations]}
+    return standard(Dataset.from_dict(table), COLUMNS, where)
+
+
+def write(file: Path, objects: Sequence[object]) -> Path:
+    """As JSON lines."""
+    file.write_text("\n".join(json.dumps(each) for each in objects) + "\n")
+    return file

@@ -1,0 +1,61 @@
+"""A trace of made-up times: what its slices say of the wire, and which step is drawn."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from made_run import made_lines
+from pydantic import TypeAdapter
+
+from collapipe.report import DeviceTrace, RoundTraces
+from collapipe.run_report.trace import SEND, SEND_BACK, Event, _typical_step, read_trace
+
+LENGTHS = (9.0, 1.0, 2.0)  # of the steps
+
+
+def stage_of(
+    name: str, *rows: tuple[float, float, float, float], stage: str = "segment"
+) -> DeviceTrace:
+    """A stage whose steps differ only in their length."""
+    steps, began_s = [], 0.0
+    for length in LENGTHS:
+        steps.append(tuple(tuple(began_s + length * each for each in row) for row in rows))
+        began_s += 10.0
+    return TypeAdapter(DeviceTrace).validate_python(
+        {"name": name, "error_s": 0.0, "steps": steps, "stage": stage}
+    )
+
+
+@pytest.fixture
+def slices(run: Path) -> list[Event]:
+    """A micro-batch on two devices; the second device is not yet free when its forward's input
+    comes."""
+    cluster = list(made_lines(20))[-1]["plan"]["clusters"][0]
+    first, second = [each["device"] for each in cluster["segments"]]
+    stages = (
+        stage_of("here", (0.0, 0.0, 0.1, 0.1), (0.8, 0.9, 1.0, 1.0), stage="embedding"),
+        stage_of(first, (0.0, 0.15, 0.2, 0.22), (0.2, 0.7, 0.8, 0.82)),
+        stage_of(second, (0.3, 0.3, 0.4, 0.41), (0.4, 0.57, 0.6, 0.61)),
+        stage_of("here", (0.45, 0.45, 0.46, 0.46), (0.46, 0.46, 0.5, 0.5), stage="head"),
+    )
+    line = TypeAdapter(RoundTraces).dump_json(RoundTraces(20, {cluster["unit"]: stages}))
+    (run / "traces.jsonl.gz").write_bytes(gzip.compress(line + b"\n"))
+    return [each for each in read_trace(run, 20).events if each["ph"] == "X"]
+
+
+def test_sending_ends_when_a_waiting_neighbour_has_the_output(slices: list[Event]) -> None:
+    first = [each for each in slices if each["args"]["step"] == 0]
+    sent = {
+        (each["pid"], each["name"]): (each["ts"] + each["dur"]) / 9e6
+        for each in first
+        if each["tid"] in {SEND, SEND_BACK}
+    }
+    expected = {
+        **{(1, "F0"): 0.15, (2, "F0"): 0.22, (3, "F0"): 0.41, (4, "F0"): 0.46},
+        **{(4, "B0"): 0.57, (3, "B0"): 0.7, (2, "B0"): 0.82, (1, "B0"): 1.0},
+    }
+    assert sent == pytest.approx(expected)
+
+
+def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
+    assert {(each["args"]["step"], begin) for each, begin in _typical_step(slices)} == {(2, 20e6)}

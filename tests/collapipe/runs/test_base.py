@@ -1,0 +1,177 @@
+"""A run with adapters holds what trains; its base is found by its digests, or it is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from federated import grid_of, settings_of, train
+from flwr.app import ArrayRecord
+from pretrained import causal_folder, lora_run, lora_settings
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from collapipe.config import Settings
+from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.models.huggingface.spec import HuggingFaceSpec, _converted
+from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.runs.base import begin
+from collapipe.runs.model import initial_model, load_model
+from collapipe.runs.rows import make_tokenizer
+from collapipe.text.tokenizer import Tokenizer
+from server_app.rounds.strategy import CollaPipeStrategy
+
+LORA = "adapter=lora", "adapter.rank=2", "federation.checkpoint_every=1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return causal_folder(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A run with adapters of the pretrained model; its tests do not change it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        lora_run(folder, model, "federation.checkpoint_every=1")
+    return folder
+
+
+def start_of(settings: Settings, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """The whole untrained model, built as one."""
+    return initial_model(settings, tokenizer).state_dict()
+
+
+def test_a_run_holds_what_trains(finished: Path) -> None:
+    """Its weights and its checkpoints; read again, the model is whole."""
+    own = load_file(finished / "model" / "model.safetensors")
+    assert own and all("lora" in name for name in own)
+    kept = load_file(finished / "checkpoints" / "latest" / "tensors.safetensors")
+    assert all("lora" in name for name in kept if name.startswith("weights/"))
+    assert not (finished / "model" / "base").exists()
+    settings, trained, tokenizer = load_model(finished)
+    first, last = start_of(settings, tokenizer), trained.state_dict()
+    same = {name for name in last if torch.equal(last[name], first[name])}
+    assert first.keys() == last.keys() and same.isdisjoint(own)
+    assert same | own.keys() == last.keys()
+
+
+def test_another_base_is_refused(tmp_path: Path, model: Path) -> None:
+    """And one that is gone, in one line; put back, it is taken."""
+    own = tmp_path / "llama"
+    shutil.copytree(model, own)
+    lora_run(tmp_path / "run", own)
+    expected = load_model(tmp_path / "run")[1].state_dict()
+    weights = own / "model.safetensors"
+    weights.rename(tmp_path / "aside")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"embedding: its frozen weights .*llama") as caught:
+            load_model(tmp_path / "run")
+        assert "\n" not in str(caught.value)
+        causal_folder(tmp_path / "other", seed=1)
+        shutil.copy(tmp_path / "other" / "model.safetensors", weights)
+    (tmp_path / "aside").replace(weights)
+    again = load_model(tmp_path / "run")[1].state_dict()
+    assert all(torch.equal(each, again[name]) for name, each in expected.items())
+
+
+def test_drawn_weights_are_in_the_folder_once(tmp_path: Path) -> None:
+    """By the digest of each part, wherever the caches are."""
+    settings = settings_of(tmp_path / "run", [*LORA, "federation.num_units=1"])
+    train(grid_of(settings), settings)
+    digests = json.loads((tmp_path / "run" / "model" / "base.json").read_text())
+    files = {each.stem for each in (tmp_path / "run" / "model" / "base").iterdir()}
+    assert files == {*digests.values()} and len(files) == 6
+    settings, trained, tokenizer = load_model(tmp_path / "run")
+    first = start_of(settings, tokenizer)
+    frozen = {name for name, each in trained.state_dict().items() if torch.equal(each, first[name])}
+    assert all("lora" not in name for name in frozen) and len(frozen) > 50
+
+
+def test_a_run_of_an_earlier_version_is_read(tmp_path: Path, finished: Path) -> None:
+    """Its weights are whole, and it names no base."""
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    expected = load_model(finished)[1].state_dict()
+    whole = {name: each.clone() for name, each in expected.items()}
+    save_file(whole, tmp_path / "run" / "model" / "model.safetensors")
+    (tmp_path / "run" / "model" / "base.json").unlink()
+    found = load_model(tmp_path / "run")[1].state_dict()
+    assert all(torch.equal(each, found[name]) for name, each in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("digests", "says"),
+    [
+        ({"embedding": "../../secret"}, "must be 64 hex digits"),
+        ({"blocks.9": "0" * 64}, r"no part 'blocks\.9'"),
+        (["embedding"], "not the digests"),
+    ],
+)
+def test_digests_that_are_none_are_refused(
+    tmp_path: Path, finished: Path, digests: object, says: str
+) -> None:
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    (tmp_path / "run" / "model" / "base.json").write_text(json.dumps(digests))
+    with pytest.raises(CollaPipeError, match=says) as caught:
+        load_model(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_goes_on_from_its_base(tmp_path: Path, model: Path) -> None:
+    """With the bits of one that was not interrupted, and not from another base."""
+    own = tmp_path / "llama"
+    shutil.copytree(model, own)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    lora_run(whole, own, "federation.checkpoint_every=1")
+    once = "federation.checkpoint_every=1", "federation.rounds=1"
+    lora_run(parts, own, *once)
+    lora_run(parts, own, "federation.checkpoint_every=1", resume="000001")
+    one, other = (load_file(each / "model" / "model.safetensors") for each in (whole, parts))
+    assert all(torch.equal(each, other[name]) for name, each in one.items())
+    causal_folder(tmp_path / "other", seed=1)
+    (tmp_path / "other" / "model.safetensors").replace(own / "model.safetensors")
+    with pytest.raises(ConfigError, match="removed or changed since the run began"):
+        lora_run(whole, own, "federation.checkpoint_every=1", resume="000001")
+    assert (whole / "checkpoints" / "000002").is_dir()  # nothing was rewound
+
+
+def test_what_does_not_train_is_not_built(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is read from the folder; blocks are built one by one for their adapters."""
+    settings = lora_settings(tmp_path / "run", model)
+    tokenizer = make_tokenizer(settings, ())
+    expected = start_of(settings, tokenizer)
+    real = HuggingFaceSpec._filled
+
+    def filled(self: HuggingFaceSpec, name: str, *more: Any) -> torch.nn.Module:
+        assert name.startswith("blocks.") or torch.get_default_device().type == "meta"
+        return real(self, name, *more)
+
+    monkeypatch.setattr(HuggingFaceSpec, "_filled", filled)
+    weights, base = begin(tmp_path / "run", settings, tokenizer.vocabulary)
+    assert {*base} == {"embedding", "blocks.0", "blocks.1", "blocks.2", "head"}
+    assert weights.keys() == {name for name in expected if "lora" in name}
+    assert all(torch.equal(each, expected[name]) for name, each in weights.items())
+    assert _converted.cache_info().currsize == 0  # nor read whole
+
+
+def test_an_app_of_ones_own_gives_and_gets_the_whole_model(tmp_path: Path, model: Path) -> None:
+    settings = lora_settings(tmp_path / "run", model, ["federation.rounds=1"])
+    tokenizer = make_tokenizer(settings, ())
+    arrays = CollaPipeStrategy(settings, tokenizer).initial_arrays()
+    names = SplitModel(cast(ModelSpec, settings.model), tokenizer.vocabulary).state_dict().keys()
+    assert {*arrays} == names
+    results = []
+    for given in (arrays, ArrayRecord({n: e + 0 for n, e in arrays.to_torch_state_dict().items()})):
+        strategy = CollaPipeStrategy(settings, tokenizer)
+        done = strategy.start(grid=grid_of(settings), initial_arrays=given, num_rounds=1)
+        assert done.arrays is not None and {*done.arrays} == names
+        results.append(done.arrays.to_torch_state_dict())
+    for name, each in results[0].items():
+        assert torch.equal(each, results[1][name])
+        assert torch.equal(each, arrays.to_torch_state_dict()[name]) == ("lora_B" not in name)

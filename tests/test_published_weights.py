@@ -1,0 +1,138 @@
+"""A machine that has the pretrained model's files is sent adapters alone."""
+
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from device_cluster import daemons
+from pretrained import causal_folder, lora_run
+from resumed import differing
+from safetensors.torch import load_file
+from torch import Tensor
+
+from client_app.app import _cached_parts
+from collapipe.models import frozen
+from collapipe.models.quantised import quantise
+from collapipe.runs.model import load_model
+from collapipe.wire.frozen_store import default_folder
+from pipeline.devices.control_unit.replica import Replica
+from pipeline.devices.daemon.server import Daemon
+
+_MORE = pytest.mark.thorough
+NF4 = "model.quantization=nf4"
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral"])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Of a Mixtral, each expert has its own tensors in the file."""
+    path = causal_folder(tmp_path_factory.mktemp("models") / request.param, family=request.param)
+    names = load_file(path / "model.safetensors")
+    assert any("experts.3.w1" in name for name in names) == (request.param == "mixtral")
+    return path
+
+
+@pytest.fixture
+def quantised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The weights that were quantised after they were read, and how."""
+    seen = list[str]()
+
+    def counted(weight: Tensor, how: str) -> tuple[Tensor, Tensor]:
+        seen.append(how)
+        return quantise(weight, how)
+
+    monkeypatch.setattr(frozen, "quantise", counted)
+    return seen
+
+
+def own_weights(run_dir: Path) -> dict[str, Tensor]:
+    """Those that the run's folder holds."""
+    return load_file(run_dir / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "kept", ["model.dtype=auto", pytest.param("model.dtype=bfloat16", marks=_MORE), NF4]
+)
+def test_adapters_alone_go_down(tmp_path: Path, folder: Path, kept: str) -> None:
+    """To both units, in the first round, too; nothing is stored a second time."""
+    settings = lora_run(tmp_path, folder, kept)
+    adapters = 3 * 2 * 2 * (16 + 16) - 3 * 2 * 8  # rank 2; the values' width is 8
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert settings.model.num_blocks == 3
+    assert found["bytes_down"] == 2 * 2 * 4 * adapters
+    assert not default_folder().exists()
+    assert not (tmp_path / "model" / "base").exists()
+    assert load_model(tmp_path)[1].state_dict().keys() > own_weights(tmp_path).keys()
+
+
+@pytest.mark.parametrize("folder", ["mixtral"], indirect=True)
+def test_weights_are_not_quantised_in_each_round(
+    tmp_path: Path, folder: Path, quantised: list[str]
+) -> None:
+    """By the server once, and once for the units and the evaluation in this process."""
+    once = list[int]()
+    for rounds in (1, 3):
+        quantised.clear()
+        _cached_parts.cache_clear()  # may hold them
+        lora_run(tmp_path / str(rounds), folder, NF4, f"federation.rounds={rounds}")
+        once.append(len(quantised))
+    assert set(quantised) == {"nf4"}
+    assert once[0] == once[1] == 2 * 3 * 4  # linear layers
+
+
+def inventory(file: Path, there: list[Daemon]) -> Path:
+    devices = [
+        {"name": f"device-{k}", "address": each.address, "flops_per_s": 1e9, "d2d_rate_bps": 1e9}
+        for k, each in enumerate(there)
+    ]
+    clusters = [{"name": "here", "devices": devices}]
+    tree = {"batch_size": 4, "model": {"name": "transformer"}, "clusters": clusters}
+    file.write_text(json.dumps(tree))  # which is YAML
+    return file
+
+
+@pytest.mark.parametrize("kept", [pytest.param("model.dtype=auto", marks=_MORE), NF4])
+def test_a_device_with_the_folder_is_sent_no_frozen_block(
+    tmp_path: Path,
+    folder: Path,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    quantised: list[str],
+) -> None:
+    sent, real = list[str](), Replica.packed
+
+    def packed(self: Replica, name: str, keys: Collection[str]) -> Tensor:
+        sent.extend(keys)
+        return real(self, name, keys)
+
+    monkeypatch.setattr(Replica, "packed", packed)
+    own = "federation.num_units=1", "strategy=all", "pipeline.profile=false", "cluster=devices"
+    with daemons(2, model=str(folder)) as there:
+        file = inventory(tmp_path / "here.yaml", there)
+        lora_run(tmp_path / "run", folder, kept, *own, f"cluster.file={file}")
+    assert sent and all("lora" in key for key in sent)
+    assert not default_folder().exists()
+    # by the server twice, also to evaluate, by the unit to know, and by the devices: the second
+    # round may give one of them another block
+    assert len(quantised) <= (4 * 3 + 2) * (7 if folder.name == "llama" else 4)
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize("kept", [pytest.param("model.dtype=auto", marks=_MORE), NF4])
+def test_a_device_with_another_folder_is_sent_what_it_lacks(
+    tmp_path: Path, folder: Path, kept: str
+) -> None:
+    """With the bits of a run in which no device has a folder."""
+    other = causal_folder(tmp_path / "other", seed=1, family=folder.name)
+    own = "federation.num_units=1", "strategy=all", "pipeline.profile=false", "cluster=devices"
+    trained = list[dict[str, Tensor]]()
+    for name in (str(other), None):
+        with daemons(2, model=name) as there:
+            file = inventory(tmp_path / "here.yaml", there)
+            run = tmp_path / f"run-{name is None}"
+            lora_run(run, folder, kept, *own, f"cluster.file={file}")
+        assert len([*default_folder().rglob("*.safetensors")]) == 3  # each block on one device
+        shutil.rmtree(default_folder())
+        trained.append(own_weights(run))
+    assert differing(*trained) == []
