@@ -6,11 +6,20 @@ Both sides of each ratio take turns in one run. Prints a table and writes ROW.js
 import argparse
 from pathlib import Path
 
-from benchmarks.language_models import fits, generation, learning, limited, memory, quantised, speed
+from benchmarks.language_models import (
+    fits,
+    generation,
+    gpu,
+    learning,
+    limited,
+    memory,
+    quantised,
+    speed,
+)
 
 ROWS = {
     each.__name__.rpartition(".")[2]: each
-    for each in (fits, memory, limited, speed, learning, generation, quantised)
+    for each in (fits, memory, limited, speed, learning, generation, quantised, gpu)
 }
 
 

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -62,16 +62,24 @@ class Peaks:
 @contextmanager
 def sampled(roots: Mapping[str, int]) -> Iterator[Peaks]:
     """Sample until the context ends; ``roots`` maps names to process ids."""
-    peaks, over = Peaks(roots), threading.Event()
+    peaks = Peaks(roots)
+    with every(_EVERY_S, peaks.sample):
+        yield peaks
+
+
+@contextmanager
+def every(seconds: float, sample: Callable[[], None]) -> Iterator[None]:
+    """Call ``sample`` in a thread until the context ends."""
+    over = threading.Event()
 
     def work() -> None:
-        while not over.wait(_EVERY_S):
-            peaks.sample()
+        while not over.wait(seconds):
+            sample()
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield peaks
+        yield
     finally:
         over.set()
         thread.join()

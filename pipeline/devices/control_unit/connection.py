@@ -61,7 +61,8 @@ class DeviceConnection:
     """A device's streams during a round, over ``channels`` that outlive it. ``arrived`` is set when
     the device sends a frame.
 
-    ``control`` is for sending; this class receives its frames, the last answer at ``heard_s``.
+    ``control`` is for sending; this class receives its frames. ``heard_s`` is when the last answer
+    that ``answer`` returned has arrived.
     Parts from the device may have at most ``part_bytes``. Raises ``StageError`` if the device does
     not answer or refuses the connection.
     """
@@ -80,7 +81,7 @@ class DeviceConnection:
         self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None
         self.busy_s = self.heard_s = 0.0
-        self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
         self.control = self._opened(CONTROL, part_bytes, threading.Event())
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
 
@@ -97,7 +98,7 @@ class DeviceConnection:
         """Return the answer of the kind, round, epoch and step of ``like``, or None if it has not
         arrived. Other answers are dropped."""
         while not self._answers.empty():
-            frame = self._answers.get()
+            self.heard_s, frame = self._answers.get()
             if replace(frame, tensors=()) == like:
                 return frame
         return None
@@ -164,5 +165,4 @@ class DeviceConnection:
         elif self._answers.qsize() >= _MOST_ANSWERS:
             raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} unrequested answers")
         else:
-            self.heard_s = time.monotonic()
-            self._answers.put(frame)
+            self._answers.put((time.monotonic(), frame))

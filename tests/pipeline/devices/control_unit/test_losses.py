@@ -95,12 +95,12 @@ def test_who_imports_libraries_for_long_does_not_hang(
 
     def slow(self: Daemon, *arguments: Any) -> HeldSegment:
         if self is there[1]:
-            time.sleep(4.5)
+            time.sleep(5.0)
         return real(self, *arguments)
 
     monkeypatch.setattr(Daemon, "_hold", slow)
     monkeypatch.setattr("pipeline.devices.daemon.session._IMPORTS_S", may_take_s)
-    work = Work(hung_s=1.5)
+    work = Work(hung_s=2.5)
     with daemons(3) as there, work.segments(PLAN, there) as segments:
         assert len(segments.lost) == lost
 

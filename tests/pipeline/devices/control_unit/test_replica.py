@@ -2,10 +2,12 @@
 
 import itertools
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from collapipe.wire.parts import joined, most_bytes
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.control_unit import segments
+from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
@@ -207,10 +210,26 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
             real(self, frame)
 
     monkeypatch.setattr(Session, "_send_parts", silent)
-    plan, work = plan_of([device_name(k) for k in range(3)], (1, 2, 1)), Work(steps=6, hung_s=0.5)
+    keep_up, passed = segments.RemoteSegments._keep_up, [0.0]
+
+    def keeping_up(self: segments.RemoteSegments) -> None:
+        """A minute passes at each look once the other devices' blocks are there."""
+
+        def monotonic() -> float:
+            have = self._replica._have.values()
+            passed[0] += 60.0 * any({"blocks.0", "blocks.3"} <= names for names in have)
+            return time.monotonic() + passed[0]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "time", SimpleNamespace(monotonic=monotonic))
+            keep_up(self)
+
+    monkeypatch.setattr(segments.RemoteSegments, "_keep_up", keeping_up)
+    plan, work = plan_of([device_name(k) for k in range(3)], (1, 2, 1)), Work(steps=6)
     with daemons(3) as there:
         found = work.remote(plan, there, lost=[device_name(1)])
     assert found.equals(work.inline(plan))
+    assert passed[0]
 
 
 @contextmanager
@@ -248,6 +267,15 @@ def test_a_clock_that_was_sent_before_it_was_asked_for_is_not_used(
         if lies and kind == FrameKind.NORMS:
             real(self, replace(frame, step=0), FrameKind.CLOCK, torch.tensor(0.0).double())
 
+    def set_clocks(self: Placement) -> None:
+        """Ask once the lies are there."""
+        for device in self.members if lies else ():
+            while device._answers.empty():
+                time.sleep(0.01)
+        ask(self)
+
+    ask = Placement.set_clocks
+    monkeypatch.setattr(Placement, "set_clocks", set_clocks)
     monkeypatch.setattr(Session, "_answer", answer)
     with trained(Work()) as remote:
         assert not remote.lost
