@@ -1,12 +1,13 @@
-"""Tokens per second and memory where a GPU computes: in one process, and with two devices of which
-one computes on the GPU. The first loss on the CPU stands beside the GPU's."""
+"""Tokens per second and memory where a GPU computes: in one process, with two devices of which one
+computes on the GPU, and in a plain peft loop."""
 
 import subprocess
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import yaml
@@ -18,14 +19,17 @@ from benchmarks.language_models.inputs import (
     numbers,
     random_model,
 )
+from benchmarks.language_models.peft_loop import peft_loop
 from benchmarks.language_models.resident import every
 from benchmarks.language_models.runs import commands, lora, run
 from collapipe.flower.commands import free_port
 
+Round = tuple[float, float, float]  # mean loss, tokens, seconds
 _SIZES = {"0.5B": HALF_BILLION, "1.5B": ONE_AND_A_HALF_BILLION}
 _KEPT = {"bfloat16": list[str](), "nf4": ["model.quantization=nf4"]}
 _GPU = ["runtime.torch_device=cuda", "server.torch_device=cuda"]
-_ONCE = ["federation.rounds=1", "federation.local_steps=1"]
+_ROUNDS = 3  # the first one does not count
+_THREADS = 8  # of torch in each process
 _SHARE = 16e9  # bytes of each device
 _ASSUMED = {"cuda": 1e13, "cpu": 2e11}  # FLOP/s, until rounds are measured
 
@@ -33,47 +37,70 @@ _ASSUMED = {"cuda": 1e13, "cpu": 2e11}  # FLOP/s, until rounds are measured
 def add_arguments(parser: ArgumentParser) -> None:
     """Sizes, and a batch."""
     parser.add_argument("--sizes", nargs="*", default=[*_SIZES], choices=_SIZES)
+    parser.add_argument("--kept", nargs="*", default=[*_KEPT], choices=_KEPT)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=8, help="of each of three rounds")
+    parser.add_argument("--steps", type=int, default=4, help="of each of three rounds")
 
 
 def main(arguments: Namespace) -> None:
-    found: dict[str, dict] = {}
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    result: dict = {"about": about(arguments), "card": card, "rows": (found := {})}
+    print(f"{'model, kept, where':<32}{'tokens/s':>10}{'GPU, MB':>10}  losses", flush=True)
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         for size in arguments.sizes:
-            model = random_model(root / size, _SIZES[size])
-            options = _options(arguments, root, model)
-            for row, own in _rows(arguments, root / size, options):
-                found[f"{size} {row}"] = own
-                print(f"{size} {row}: {own}", flush=True)
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    print(f"{'model, kept, devices':<30}{'tokens/s':>10}{'GPU, MB':>10}{'round, s':>10}")
-    for name, each in found.items():
-        if "tokens_per_s" in each:
-            listed = (
-                f"{each['tokens_per_s']:>10,.0f}{each['gpu_mb']:>10,.0f}{each['seconds']:>10.1f}"
-            )
-            print(f"{name:<30}{listed}")
-    save(arguments.output, "gpu", {"about": about(arguments), "card": card, "rows": found})
+            options = _options(arguments, root, random_model(root / size, _SIZES[size]))
+            for row, own in _rows(root / size, options, arguments.kept):
+                found[f"{size}, {row}"] = own
+                listed = f"{own['tokens_per_s']:>10,.0f}{own['gpu_mb']:>10,.0f}  {own['losses']}"
+                print(f"{f'{size}, {row}':<32}{listed}", flush=True)
+                save(arguments.output, "gpu", result)
 
 
-def _rows(
-    arguments: Namespace, root: Path, options: Sequence[str]
-) -> Iterator[tuple[str, dict[str, float]]]:
-    steps = ["federation.rounds=3", f"federation.local_steps={arguments.steps}"]
-    for kept, own in _KEPT.items():
-        yield f"{kept}, one process", _speed(root / f"{kept}-one", [*options, *own, *_GPU, *steps])
+def _rows(root: Path, options: Sequence[str], kinds: Sequence[str]) -> Iterator[tuple[str, dict]]:
+    for kept in kinds:
+        own = [*options, *_KEPT[kept], *_GPU]
+        yield f"{kept}, one process", _measured(_run, root / f"{kept}-one", own)
         with _two_devices(root / kept) as devices:
-            one = [*options, *own, *_GPU, *devices]
-            yield f"{kept}, two devices", _speed(root / f"{kept}-two", [*one, *steps])
-    losses = [
-        run(root / name, [*options, *_ONCE, *where])[0]["train_loss"]
-        for name, where in {"loss-cpu": list[str](), "loss-gpu": _GPU}.items()
+            own += devices
+            yield f"{kept}, two devices", _measured(_run, root / f"{kept}-two", own)
+    yield "float32, peft", _measured(_plain_loop, root / "peft.json", [*options, *_GPU])
+
+
+def _run(folder: Path, options: Sequence[str]) -> list[Round]:
+    return [
+        (each["train_loss"], each["target_tokens"], each["seconds"]["round"])
+        for each in run(folder, options)
     ]
-    yield "first loss", {"cpu": losses[0], "gpu": losses[1]}
+
+
+def _plain_loop(file: Path, options: Sequence[str]) -> list[Round]:
+    """A peft loop's steps, as many together as a round has."""
+    steps = peft_loop(file, _THREADS, options)
+    size = len(steps) // _ROUNDS
+    rounds = [steps[at : at + size] for at in range(0, len(steps), size)]
+    return [
+        (
+            fmean(step["loss"] for step in each),
+            sum(step["tokens"] for step in each),
+            sum(step["seconds"] for step in each),
+        )
+        for each in rounds
+    ]
+
+
+def _measured(
+    work: Callable[[Path, Sequence[str]], list[Round]], place: Path, options: Sequence[str]
+) -> dict:
+    """Speed from the second round on, each round's loss, and the most memory in use on the GPU."""
+    used = [0]
+    with every(0.5, lambda: used.append(_used_mb())):
+        rounds = work(place, options)
+    _, tokens, seconds = map(sum, zip(*rounds[1:], strict=True))
+    losses = [round(loss, 4) for loss, _, _ in rounds]
+    return {"tokens_per_s": tokens / seconds, "gpu_mb": max(used), "losses": losses}
 
 
 def _options(arguments: Namespace, root: Path, model: Path) -> list[str]:
@@ -84,6 +111,9 @@ def _options(arguments: Namespace, root: Path, model: Path) -> list[str]:
         f"task.max_length={arguments.tokens}",
         f"batch_size={arguments.batch}",
         f"pipeline.num_micro_batches={arguments.micro_batches}",
+        f"pipeline.threads={_THREADS}",
+        f"federation.rounds={_ROUNDS}",
+        f"federation.local_steps={arguments.steps}",
         f"data.train_file={rows}",
         *(f"data.{each}_file={few}" for each in ("validation", "test")),
         *arguments.overrides,
@@ -121,7 +151,7 @@ def _two_devices(root: Path) -> Iterator[list[str]]:
         for where in ("cuda", "cpu"):
             address = f"127.0.0.1:{free_port()}"
             own = ["--name", where, "--listen", address, "--torch-device", where]
-            own += ["--memory", str(_SHARE), "--threads", "8", "--insecure"]
+            own += ["--memory", str(_SHARE), "--threads", str(_THREADS), "--insecure"]
             start(where, address, "device", *own)
             law = {"flops_per_s": _ASSUMED[where], "d2d_rate_bps": 1e10, "memory_bytes": _SHARE}
             devices.append({"name": where, "address": address, **law})

@@ -62,14 +62,14 @@ def with_peft(settings: Settings, tokenizer: Tokenizer) -> Any:
     }
     found = adapted.load_state_dict(first, strict=False)
     assert not found.unexpected_keys, found.unexpected_keys
-    return adapted.train()
+    return adapted.to(settings.unit_device).train()
 
 
 def train(settings: Settings) -> list[dict[str, float]]:
     """Loss, tokens and seconds of each step."""
     tokenizer = build_tokenizer(settings)
     examples, model = examples_of(settings, tokenizer), with_peft(settings, tokenizer)
-    own, total = settings.optimizer, settings.federation.total_steps
+    own, total, where = settings.optimizer, settings.federation.total_steps, settings.unit_device
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(
         weights, betas=(own.beta1, own.beta2), eps=own.eps, weight_decay=own.weight_decay
@@ -78,18 +78,19 @@ def train(settings: Settings) -> list[dict[str, float]]:
     for step in range(total):
         start = time.perf_counter()
         batch = examples.batch(batch_rows(examples.lengths, settings.batch_size, step, seed))
+        inputs, mask = batch.inputs.to(where), batch.mask.to(where)
         optimizer.param_groups[0]["lr"] = own.rate(step, total)
-        logits = model(input_ids=batch.inputs, attention_mask=batch.mask.long()).logits
-        loss = functional.cross_entropy(
-            logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED
-        )
+        logits = model(input_ids=inputs, attention_mask=mask.long()).logits
+        targets = batch.targets.flatten().to(where)
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=IGNORED)
         loss.backward()
         if own.clip_norm is not None:
             clip_grad_norm_(weights, own.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
+        found = loss.item()  # waits for a GPU
         tokens, seconds = int(batch.mask.sum()), time.perf_counter() - start
-        steps.append({"loss": loss.item(), "tokens": tokens, "seconds": seconds})
+        steps.append({"loss": found, "tokens": tokens, "seconds": seconds})
         print(steps[-1], flush=True)
     return steps
 

@@ -64,8 +64,14 @@ class Widened(Tensor):
             seen = func(first.kept, *rest, **(kwargs or {}))
             return tree_map_only(Tensor, lambda each: cls(each, first.dtype, first.blocks), seen)
         place = _WEIGHTS.get(func)
-        if place is not None and isinstance(weight := args[place], cls):
-            args = *args[:place], weight.lent(), *args[place + 1 :]
+        if place is not None:  # most calls; ``tree_map_only`` takes longer than a small product
+            wide = [
+                each.plain() if isinstance(each, cls) and n != place else each
+                for n, each in enumerate(args)
+            ]
+            if isinstance(weight := args[place], cls):
+                wide[place] = weight.lent()
+            return func(*wide, **(kwargs or {}))
         args, kwargs = tree_map_only(cls, cls.plain, (args, kwargs or {}))
         return func(*args, **kwargs)
 
