@@ -5,13 +5,12 @@ ran there has the CPU's bits. But they are strict, as those of a GPU are, or mor
 with tensors of both devices raises, and so does a generator of the other device; there is no
 float64, as on Apple's GPUs, and no way to numpy but by the CPU.
 
-It is registered with torch as out-of-tree devices are, and stays so for the process, in which a real
-GPU then computes no gradients: torch has one kind of device beside the CPU.
+It is registered with torch as out-of-tree devices are, and stays so for the process, in which a
+real GPU then computes no gradients: torch has one kind of device besides the CPU.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -152,25 +151,20 @@ class _Generator(torch.Generator):
         return made
 
 
-@cache
-def _registered() -> torch.library.Library:
-    """Register the device; it lasts as long as the library."""
-    _setup_privateuseone_for_python_backend(NAME.partition(":")[0])
-    library = torch.library.Library("aten", "IMPL")
-    for name, operator in {
-        "empty.memory_format": _aten.empty.memory_format,
-        "empty_strided": _aten.empty_strided.default,
-    }.items():
-        library.impl(name, _created(operator), "PrivateUse1")
-    library.impl("_copy_from", _copy_from, "PrivateUse1")
-    return library
+_setup_privateuseone_for_python_backend(NAME.partition(":")[0])
+_library = torch.library.Library("aten", "IMPL")
+for _name, _operator in {
+    "empty.memory_format": _aten.empty.memory_format,
+    "empty_strided": _aten.empty_strided.default,
+}.items():
+    _library.impl(_name, _created(_operator), "PrivateUse1")
+_library.impl("_copy_from", _copy_from, "PrivateUse1")
 
 
 @contextmanager
 def second_device() -> Iterator[torch.device]:
     """Inside, ``auto`` is this device, and it has generators; attention has on the CPU, too, the
     operations that a device has without a kernel of its own, so that bits can be compared."""
-    _registered()
     ran.clear()
     with (
         patch("collapipe.process.torch_device.present", lambda: [NAME, "cpu"]),

@@ -2,16 +2,15 @@
 needed."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from federated import TINY, run, weights
-from huggingface import CASES, VOCABULARY, batch_for, spec_of
+from huggingface import CASES, batch_for, spec_of
+from learning import SETTINGS, check_close, learned
 from second_device import ran, second_device
-from sections import optimizer_settings
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,23 +19,16 @@ from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey, drawing_from, dropout
 from collapipe.models.huggingface.assembly import assembled
 from collapipe.models.lora import LoraSpec
-from collapipe.models.part import HeadPart, Optimizer, Part
-from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel, build_empty
+from collapipe.models.part import Optimizer
+from collapipe.models.split import ModelSpec
 from collapipe.models.stem import ActivationStore, StemSpec
 from collapipe.models.transformer import TransformerSpec
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.process.torch_device import CPU, present
+from collapipe.process.torch_device import CPU
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_test
 from collapipe.tasks.evaluation import Evaluator, Predictor
 from collapipe.tasks.generation import Decoding, Generator
-from collapipe.tensors import Batch, Tensors
-from pipeline.engine import Pipeline
-from pipeline.head import LocalHead
-from pipeline.inline import inline_pipeline
 
-# AdamW divides rounding by eps, where a gradient is next to 0.
-SETTINGS = optimizer_settings(eps=1e-3)
 SIZES: dict[str, Any] = {"dim": 16, "num_heads": 2, "feed_forward_dim": 24}
 OWN = TransformerSpec(4, 2, **SIZES)
 DERIVED = (
@@ -67,16 +59,6 @@ def second() -> Iterator[torch.device]:
         yield device
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What two steps make of a model, and what it then answers."""
-
-    numbers: list[float]  # losses and norms
-    weights: Tensors
-    state: Tensors
-    answers: list[list[int]]
-
-
 def derived(tmp_path: Path, name: str, store: ActivationStore | None = None) -> tuple[Any, str]:
     """A small model made out of another, and its kind of head."""
     family, _, what = name.partition("-")
@@ -91,51 +73,6 @@ def derived(tmp_path: Path, name: str, store: ActivationStore | None = None) -> 
         "cut": lambda: cut_at(base, 2),
     }
     return made[what](), head
-
-
-def learned(spec: ModelSpec, batch: Batch, device: torch.device) -> Learned:
-    """Two steps, each with weights and a state from records, as a control unit has them."""
-    torch.manual_seed(3)
-    weights, state = SplitModel(spec, VOCABULARY).state_dict(), Tensors()
-    numbers = list[float]()
-    for step in range(2):
-        copies = {name: tensor.clone() for name, tensor in weights.items()}
-        pipeline, head = cluster(spec, copies, state, device)
-        numbers += [pipeline.run(batch, DropoutKey(5, 1, step)), pipeline.step(0.01, 0.5)]
-        weights = pipeline.weights() | head.weights()
-        state = pipeline.optimizer_state() | head.optimizer_state()
-    model = build_empty(lambda: SplitModel(spec, VOCABULARY), dict(weights)).to(device).eval()
-    moved = batch.to(model.device)
-    with torch.inference_mode():
-        hidden = model.encode(moved.inputs, moved.mask)
-        loss = cast(Head, model.head).loss(hidden, moved.mask, moved.targets)
-    return Learned([*numbers, float(loss)], weights, state, model.generate(moved, 3))
-
-
-def cluster(
-    spec: ModelSpec, weights: Tensors, state: Tensors, device: torch.device
-) -> tuple[Pipeline, LocalHead]:
-    """Two segments and a head, all on ``device``."""
-    modules = build_empty(lambda: SplitModel(spec, VOCABULARY), weights).parts()
-    embedding, *blocks = (
-        Part(name, module, SETTINGS, state, device)
-        for name, module in modules.items()
-        if name != HEAD
-    )
-    head = LocalHead(HeadPart(HEAD, modules[HEAD], SETTINGS, state, device))
-    spans = [Span(0, 1), Span(1, len(blocks) - 1)]
-    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
-    plan = ClusterPlan(1, segments, 2, "one_f_one_b")
-    return inline_pipeline(plan, embedding, blocks, head), head
-
-
-def check_close(found: Learned, expected: Learned, tolerance: float = 1e-5) -> None:
-    """Up to rounding, for a tensor's place in memory may change that; what leaves the device is on
-    the CPU."""
-    assert found.numbers == pytest.approx(expected.numbers, rel=tolerance)
-    assert found.answers == expected.answers
-    for ours, theirs in ((found.weights, expected.weights), (found.state, expected.state)):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 # Others are built as one of these is.
@@ -180,14 +117,6 @@ def test_a_stem_keeps_rows_for_any_device(tmp_path: Path, second: torch.device) 
         assert len(list((tmp_path / "kept").iterdir())) == batch.num_samples
     check_close(outcomes[1], outcomes[0])
     check_close(outcomes[2], outcomes[0])
-
-
-@pytest.mark.parametrize("device", present())
-def test_the_devices_of_this_machine_learn_the_same(tmp_path: Path, device: str) -> None:
-    """But for dropout, which draws other numbers on another kind of device."""
-    spec, batch = TransformerSpec(4, 2, **SIZES, dropout=0.0), batch_for("decoder")
-    found, expected = learned(spec, batch, torch.device(device)), learned(spec, batch, CPU)
-    check_close(found, expected, tolerance=1e-3)
 
 
 @pytest.mark.parametrize(

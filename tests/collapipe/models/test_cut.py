@@ -65,7 +65,7 @@ def gradients(model: SplitModel) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("cut", [pytest.param(1, marks=pytest.mark.thorough), 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_gradients_and_predictions_are_the_uncut_models(
     tmp_path: Path, kind: str, cut: int

@@ -64,7 +64,7 @@ def gradients(model: SplitModel) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("last_blocks", [1, 3])
+@pytest.mark.parametrize("last_blocks", [pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize("kind", ["own", "bert", "gpt2", "llama", "t5", "t5-wide"])
 def test_loss_and_gradients_are_those_of_the_model_without_a_stem(
     tmp_path: Path, kind: str, last_blocks: int
