@@ -15,11 +15,12 @@ from benchmarks.language_models import (
     memory,
     quantised,
     speed,
+    units,
 )
 
 ROWS = {
     each.__name__.rpartition(".")[2]: each
-    for each in (fits, memory, limited, speed, learning, generation, quantised, gpu)
+    for each in (fits, memory, limited, speed, learning, units, generation, quantised, gpu)
 }
 
 

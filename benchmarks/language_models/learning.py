@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(arguments: Namespace) -> None:
     options = [
-        *on_conversations(arguments, rows=1000, tokens=64, batch=4),
+        *on_conversations(arguments, rows=1000, tokens=96, batch=4),
         f"federation.rounds={arguments.steps // _STEPS}",
         f"federation.local_steps={_STEPS}",
     ]

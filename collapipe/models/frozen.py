@@ -1,11 +1,13 @@
 """Frozen weights of a model's parts, found by their digests.
 
 A machine may have them in the files of the pretrained model, in a folder or the hub's cache, or in
-a ``FrozenStore``. They are mapped, so that they take memory only when they are used. Weights that
-are made of those in the files, such as quantised ones, take memory while something holds them.
+a ``FrozenStore``. They are mapped, so that they take memory only when they are used. Quantised ones
+are made of those in the files once, and then stored. Others that are made take memory while
+something holds them.
 """
 
 import functools
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from collapipe.errors import DataError, WireError
+from collapipe.errors import ConfigError, DataError, WireError
 from collapipe.models.description import MOST_BLOCKS
 from collapipe.models.kept import in_dtype, unquantised
 from collapipe.models.part import prefixed
@@ -28,6 +30,7 @@ from collapipe.tensors import Tensors, aligned, chosen
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.frozen_store import FrozenStore, digest_once
 
+_log = logging.getLogger(__name__)
 _held = WeakValueDictionary[Hashable, Tensor]()  # what ``published`` returned and something holds
 _making = threading.Lock()
 
@@ -112,15 +115,33 @@ def find(
 ) -> Tensors | None:
     """Return a part's frozen weights with this ``digest``; None if they are not on this machine.
 
-    The model's files, see ``published``, take precedence over the ``stores``.
+    The model's files, see ``published``, take precedence over the ``stores``, except for quantised
+    weights, which are made of the files only if no store has them; the last store then keeps them.
     """
+    made = bool(unquantised(empty))
+    if made and (kept := _loaded(digest, stores)) is not None:
+        return kept
     there = published(spec, part, empty, dtype, source)
-    if there is not None and there[0] == digest:
-        return there[1]
+    if there is None or there[0] != digest:
+        return None if made else _loaded(digest, stores)
+    return made_once(there[1], stores[-1]) if made and stores else there[1]
+
+
+def _loaded(digest: str, stores: Sequence[FrozenStore]) -> Tensors | None:
     for store in stores:
         with suppress(DataError):
             return store.load(digest)
     return None
+
+
+def made_once(tensors: Tensors, store: FrozenStore) -> Tensors:
+    """Return weights from the ``store``, in which the next one finds them; they are mapped. If the
+    store cannot keep them, they are returned as they are, and made again later."""
+    try:
+        return store.load(store.add(tensors))
+    except (ConfigError, DataError) as error:
+        _log.warning("quantised weights will be made again: %s", error)
+        return tensors
 
 
 @functools.lru_cache(maxsize=MOST_BLOCKS + 2)  # each unit and round asks for it

@@ -140,6 +140,8 @@ def test_other_weights_are_lacking_until_they_are_stored(
     held = parts["blocks.1"]
     block = {name: each.clone() for name, each in held.items()}
     model(tmp_path, "llama", "causal")  # drawn again, in the same folder
+    for file in store.folder.glob("*"):
+        file.unlink()
     assert lacking(parts) == [*parts]
     with pytest.raises(DataError, match=r"blocks\.1: .*model\.name=.*llama.*store") as caught:
         parts["blocks.1"]
@@ -174,3 +176,13 @@ def test_stored_weights_of_another_form_are_refused(tmp_path: Path) -> None:
     parts = FrozenParts({name: store.add(odd)}, spec, VOCABULARY, torch.float32, [store])
     with pytest.raises(WireError, match=f"frozen weights of '{name}' have other"):
         parts.find(name)
+
+
+def test_quantised_weights_need_no_room_on_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "full").touch()  # no folder can be made there
+    spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
+    found = parts_of(spec, FrozenStore(tmp_path / "full"))["blocks.1"]
+    assert digest(found) == parts_of(spec, FrozenStore(tmp_path / "store")).digests["blocks.1"]
+    assert "will be made again" in caplog.text and "make room" in caplog.text

@@ -1,0 +1,31 @@
+"""Test loss of three units beside that of one unit with all rows and batches three times as large,
+paired by seed."""
+
+from argparse import ArgumentParser, Namespace
+
+from benchmarks.devices.sides import about, save
+from benchmarks.language_models.paired import paired
+from benchmarks.language_models.runs import add_model, on_conversations
+
+_UNITS, _BATCH, _STEPS = 3, 4, 10  # samples of a unit's batch, and its steps of a round
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The model, and how long."""
+    add_model(parser)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3)
+
+
+def main(arguments: Namespace) -> None:
+    shared = on_conversations(arguments, rows=1000, tokens=96, batch=_BATCH)
+    shared += [
+        f"federation.rounds={arguments.steps // _STEPS}",
+        f"federation.local_steps={_STEPS}",
+    ]
+    sides = {
+        "one": [f"batch_size={_UNITS * _BATCH}"],
+        "three": [f"federation.num_units={_UNITS}"],
+    }
+    losses = paired(arguments, shared, sides)
+    save(arguments.output, "units", {"about": about(arguments), "options": shared, **losses})
