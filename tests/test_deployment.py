@@ -105,6 +105,7 @@ class Losing(InlineGrid):
         return app(message, context)
 
 
+@pytest.mark.timeout(900)  # a dozen processes, each of which imports torch
 def test_a_federation_on_flower_ends_where_one_in_this_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.de
 TWO_NODES += ("federation.checkpoint_every=1", "compression=int4", "compression.gradient=int6")
 
 
+@pytest.mark.timeout(900)  # a dozen processes, each of which imports torch
 def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
