@@ -34,9 +34,9 @@ def test_a_trace_is_by_the_control_units_clock() -> None:
     measured.add("here", 2, TABLE + 1.0, USAGE)
     (trace,) = measured.traces(PLAN, {"here": Clock(7.0, 0.25)})
     assert trace.error_s == 0.25
-    first, second = (torch.tensor(step) for step in trace.steps)
-    assert torch.allclose(second - first, torch.ones(2, 4))
-    assert torch.allclose(first[:, 2] - first[:, 1], torch.tensor([1.0, 3.0]))
+    first, second = (torch.tensor(step, dtype=torch.float64) for step in trace.steps)
+    assert torch.allclose(second - first, torch.ones(2, 4).double())
+    assert torch.allclose(first[:, 2] - first[:, 1], torch.tensor([1.0, 3.0]).double())
 
 
 def test_the_control_units_stages_are_traced_around_the_devices() -> None:
