@@ -66,11 +66,9 @@ class Widened(Tensor):
         place = _WEIGHTS.get(func)
         if place is not None:  # most calls; ``tree_map_only`` takes longer than a small product
             wide = [
-                each.plain() if isinstance(each, cls) and n != place else each
+                (each.lent() if n == place else each.plain()) if isinstance(each, cls) else each
                 for n, each in enumerate(args)
             ]
-            if isinstance(weight := args[place], cls):
-                wide[place] = weight.lent()
             return func(*wide, **(kwargs or {}))
         args, kwargs = tree_map_only(cls, cls.plain, (args, kwargs or {}))
         return func(*args, **kwargs)
