@@ -74,16 +74,20 @@ class MemoryBudget:
     """Memory limit of a device (C7) if memory depends on the size of a micro-batch.
 
     bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·⌈b̂⌉), for δ blocks and b̂ samples;
-    the largest micro-batch has ⌈b̂⌉ samples.
+    the largest micro-batch has ⌈b̂⌉ samples. ``segment_bytes`` and ``block_bytes`` include what is
+    kept for all rows of a batch, of which a device that shares a stage keeps its part.
     """
 
     limit_bytes: float
     segment_bytes: float
     block_bytes: float
     sample_bytes: float
+    batch_segment_bytes: float = 0.0  # of ``segment_bytes``, for all rows of a batch
+    batch_block_bytes: float = 0.0  # of ``block_bytes``, likewise
 
     def __post_init__(self) -> None:
-        _check_within(self, ("limit_bytes", "segment_bytes", "block_bytes", "sample_bytes"))
+        own = "limit_bytes", "segment_bytes", "block_bytes", "sample_bytes"
+        _check_within(self, (*own, "batch_segment_bytes", "batch_block_bytes"))
 
     def blocks(self, micro_batch_size: float, most: int) -> int:
         """Return how many blocks fit, at most ``most``."""
@@ -92,6 +96,28 @@ class MemoryBudget:
             return 0
         each = self.block_bytes + self.sample_bytes * math.ceil(micro_batch_size)
         return most if left >= most * each else math.floor(left / each)
+
+    def needs(self, blocks: int, rows: int, part: float) -> float:
+        """Return the bytes of δ blocks for ``rows`` rows of a micro-batch, the ``part`` of all."""
+        others = (1 - part) * (self.batch_segment_bytes + blocks * self.batch_block_bytes)
+        each = self.block_bytes + self.sample_bytes * rows
+        return self.segment_bytes + blocks * each - others
+
+
+@dataclass(frozen=True, slots=True)
+class SharingLaw:
+    """What limits and delays a device that holds whole rows of a stage that others share.
+
+    After a batch the g devices of a stage add their gradients in a ring, which takes
+    2·(g − 1)/g·δ·``sync_s`` seconds for δ blocks and the largest ``sync_s`` among them.
+    """
+
+    sync_s: float  # seconds in which the device sends what trains in a block
+    max_blocks: int | None = None  # its owner's limit; None: any number
+    memory: MemoryBudget | None = None  # None: no limit
+
+    def __post_init__(self) -> None:
+        _check_within(self, ("sync_s",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +129,7 @@ class DeviceProfile:
     max_blocks: int | None = None  # limit of its memory (C7); None: any number
     energy: EnergyBudget | None = None  # None: unlimited
     memory: MemoryBudget | None = None  # applies in addition to ``max_blocks``; None: no limit
+    sharing: SharingLaw | None = None  # None: it shares no stage
 
     def __post_init__(self) -> None:
         if len(self.name) > _MOST_NAME or not is_printable(self.name):

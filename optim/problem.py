@@ -63,12 +63,27 @@ EVERY_TIME = UplinkTimes()
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive blocks on one device, or on several that each compute whole rows of a
+    micro-batch.
+
+    The rows y_k of several devices sum to ⌈b/m⌉, in the devices' order; a device alone has all.
+    """
+
+    devices: tuple[int, ...]  # indices among the cluster's K devices
+    rows: tuple[int, ...]  # y_k, at least 1
+    blocks: int  # δ
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
     """A point of a cluster's front.
 
     ``latency_s`` is Σ + (m - 1)·M with Σ the sum of all stages and M the slowest one. It excludes
     the uplink, which is a separate stage: see ``optim.latency.streamed_s``. ``replicated`` means
-    that every device holds the whole encoder and trains b/K samples (VanillaFL, S = 1).
+    that every device holds the whole encoder and trains b/K samples (VanillaFL, S = 1). ``stages``
+    are in pipeline order; they are empty if each device that holds blocks is a stage of its own, in
+    the devices' order.
     ``over_limits`` means that memory and energy limits were ignored. ``head`` is the place of the
     head that the times assume; only payloads for this place are compatible.
     """
@@ -81,10 +96,13 @@ class Partition:
     over_limits: bool = False
     fastest_s: UplinkTimes = EVERY_TIME  # for which it is the fastest
     head: HeadPlace | None = None  # None: the configured place
+    stages: tuple[Stage, ...] = ()
 
     @property
     def num_segments(self) -> int:
-        """S, the devices that hold at least one block."""
+        """S, the stages of the pipeline."""
+        if self.stages:
+            return len(self.stages)
         return 1 if self.replicated else len(self.blocks) - self.blocks.count(0)
 
 

@@ -1,0 +1,147 @@
+"""Lower bounds of all plans with a shared stage, for each number of micro-batches.
+
+Every device is relaxed to hold any number of blocks and rows within its limits on its own: the rows
+of all blocks, n·L of them, must be done somewhere.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from optim.latency import block_caps, micro_batch_sizes
+from optim.problem import Bools, ClusterProblem, Floats, Ints
+from optim.sharing.law import largest_rows, row_caps
+
+_HALVINGS = 20  # of the interval that contains the smallest pace
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a micro-batch's times, s, [M]; infinite if the devices cannot hold the model."""
+
+    pace: Floats  # of M
+    once: Floats  # of Σ with one stage
+    several: Floats  # of Σ with two stages or more
+    longest: Floats  # no stage has a larger pace
+    rates: Floats  # most rows times blocks a second of each device, [M, K], by compute and hop
+    paces: Floats  # the same by the pace alone, which is the longer of both under ``overlap``
+
+
+def stage_bounds(problem: ClusterProblem) -> Bounds:
+    """Return the bounds for m = 1 … M.
+
+    Stage s with devices of rates r_k takes at least n·δ_s/Σr_k seconds. With Σ over all devices R,
+    the sum over stages is at least n·(Σ√δ_s)²/R (Cauchy-Schwarz), smallest for stages as uneven as
+    the largest one, of D blocks, allows.
+    """
+    choices = _Choices.of(problem)
+    rows, num_blocks = choices.rows, problem.num_blocks
+    of_devices, paces = choices.rates()
+    rates = of_devices.sum(axis=1)
+    most = np.where(choices.held, np.arange(1, num_blocks + 1), 0).max(axis=1)
+    sync_s = _least_sync(problem)
+    with np.errstate(divide="ignore"):
+        once = np.where(most >= num_blocks, rows * num_blocks / rates, np.inf)
+        several = rows * least_roots(np.array(num_blocks), np.minimum(most, num_blocks - 1)) / rates
+    longest = choices.longest()
+    pace = choices.least_pace(num_blocks, longest)
+    if problem.latency == "bound":
+        once, several = pace, 2 * pace
+    return Bounds(pace, once + num_blocks * sync_s, several + sync_s, longest, of_devices, paces)
+
+
+def _least_sync(problem: ClusterProblem) -> float:
+    """Return the least seconds in which two devices add a block's gradients; infinite if no two
+    devices share a stage."""
+    laws = (device.sharing for device in problem.devices)
+    return sorted([*(law.sync_s for law in laws if law), math.inf, math.inf])[1]
+
+
+def least_roots(num_blocks: Ints, most: Ints) -> Floats:
+    """Return the least (Σ√δ)² of stages with 1 … ``most`` blocks that hold ``num_blocks`` in all,
+    broadcast; infinite if ``most`` is 0 and there are blocks."""
+    full, rest = np.divmod(num_blocks, np.maximum(most, 1))
+    roots = (full * np.sqrt(most) + np.sqrt(rest)) ** 2
+    return np.asarray(np.where((most == 0) & (num_blocks > 0), np.inf, roots))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What each device may hold for each m and δ: [M, K, L]."""
+
+    rows: Ints  # n, [M]
+    caps: Ints  # rows in a shared stage
+    alone: Floats  # seconds of a micro-batch on the device alone; infinite if it does not fit
+    alone_pace: Floats
+    laws: Floats  # u, v, w, ℓ, each [K, 1]
+    overlap: bool
+
+    @classmethod
+    def of(cls, problem: ClusterProblem) -> "_Choices":
+        counts = range(1, problem.max_micro_batches + 1)
+        rows = np.array([largest_rows(problem, m) for m in counts])
+        caps = np.array([row_caps(problem, each) for each in problem.devices]).swapaxes(0, 1)
+        laws = [(d.time.u, d.time.v, d.time.w, d.time.ell) for d in problem.devices]
+        u, v, w, ell = each = np.array(laws).T[:, :, None]
+        blocks = np.arange(1, problem.num_blocks + 1)
+        sizes = micro_batch_sizes(problem)[:, None, None]
+        compute, hop = blocks * (u * sizes + v), w * sizes + ell
+        overlap, fits = problem.latency == "overlap", block_caps(problem)[:, :, None] >= blocks
+        pace = np.maximum(compute, hop) if overlap else compute + hop
+        times = (np.where(fits, each_s, np.inf) for each_s in (compute + hop, pace))
+        return cls(rows, caps, *times, each, overlap)
+
+    @property
+    def held(self) -> Bools:
+        """Whether all devices together can hold a stage, [M, L]."""
+        shared = self.caps.sum(axis=1) >= self.rows[:, None]
+        return np.asarray(shared | np.isfinite(self.alone).any(axis=1))
+
+    def rates(self) -> tuple[Floats, Floats]:
+        """Return the most rows times blocks a second of each device, by its time and its pace."""
+        u, v, w, ell = self.laws
+        blocks = np.arange(1, self.caps.shape[2] + 1)
+        compute, hop = blocks * (self.caps * u + v), self.caps * w + ell
+        pace = np.maximum(compute, hop) if self.overlap else compute + hop
+        with np.errstate(divide="ignore", invalid="ignore"):
+            time, longest = (
+                np.maximum(
+                    np.where(self.caps > 0, blocks * self.caps / shared, 0.0),
+                    blocks * self.rows[:, None, None] / alone,
+                ).max(axis=2)
+                for shared, alone in ((compute + hop, self.alone), (pace, self.alone_pace))
+            )
+        return time, longest
+
+    def longest(self) -> Floats:
+        """Return a pace that no stage exceeds, [M]."""
+        u, v, w, ell = self.laws
+        blocks = np.arange(1, self.caps.shape[2] + 1)
+        slowest = np.where(self.caps > 0, self.caps * (blocks * u + w) + blocks * v + ell, 0.0)
+        alone = np.where(np.isfinite(self.alone_pace), self.alone_pace, 0.0)
+        return np.asarray(np.maximum(alone, slowest).max(axis=(1, 2)))
+
+    def least_pace(self, num_blocks: int, longest: Floats) -> Floats:
+        """Return a pace below which the devices cannot compute all rows of all blocks, [M]."""
+        needed, low, high = self.rows * num_blocks, np.zeros(len(longest)), longest
+        possible = self._within(high) >= needed
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            enough = self._within(middle) >= needed
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        return np.where(possible, low, np.inf)
+
+    def _within(self, pace: Floats) -> Floats:
+        """Return the rows times blocks that the devices can compute within the pace, [M]."""
+        u, v, w, ell = self.laws
+        each, blocks = pace[:, None, None], np.arange(1, self.caps.shape[2] + 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.overlap:
+                rows = np.minimum((each / blocks - v) / u, np.where(w > 0, (each - ell) / w, np.inf))
+                rows = np.where(each >= ell, rows, 0.0)
+            else:
+                rows = (each - blocks * v - ell) / (blocks * u + w)
+        rows = np.floor(np.clip(np.nan_to_num(rows), 0, self.caps) + 1e-9)
+        rows = np.where(self.alone_pace <= each, self.rows[:, None, None], rows)
+        return np.asarray((blocks * rows).max(axis=2).sum(axis=1))

@@ -1,0 +1,135 @@
+"""The time of a stage whose rows several devices share, and the rows that a device can hold.
+
+A device k with y rows of a micro-batch and δ blocks takes δ·(u·y + v) + (w·y + ℓ) seconds. Its rows
+are whole, and a stage takes as long as its slowest device. A device alone has b/m rows, as in a
+pipeline without sharing. After the batch the devices of a stage add their gradients.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from collapipe.state import DeviceProfile
+from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage
+
+_ROUNDING = 1e-12
+
+
+def largest_rows(problem: ClusterProblem, num_micro_batches: int) -> int:
+    """Return ⌈b/m⌉, the rows of the largest micro-batch."""
+    return math.ceil(problem.batch_size / num_micro_batches)
+
+
+def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
+    """Return the most rows that a device can have of a shared stage, [M, L], for m = 1 … M and
+    δ = 1 … L; 0 below the problem's least m.
+
+    Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows.
+    """
+    m = np.arange(1, problem.max_micro_batches + 1)[:, None]
+    rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
+    caps = np.where((blocks > 0) & (m >= problem.min_micro_batches), rows, 0.0)
+    if (law := device.sharing) is None:
+        return np.zeros(caps.shape, dtype=np.int64)
+    if law.max_blocks is not None:
+        caps[:, law.max_blocks :] = 0
+    if (memory := law.memory) is not None:
+        least = memory.segment_bytes - memory.batch_segment_bytes
+        least = least + blocks * (memory.block_bytes - memory.batch_block_bytes)
+        each = memory.batch_segment_bytes + blocks * memory.batch_block_bytes
+        each = each / rows + blocks * memory.sample_bytes
+        np.minimum(caps, _fitting(memory.limit_bytes - least, each), out=caps)
+    if (budget := device.energy) is not None:
+        once, times = budget.law, m if budget.scope == "batch" else 1
+        left = budget.limit_j / times - (blocks * once.v + once.ell)
+        np.minimum(caps, _fitting(left, blocks * once.u + once.w), out=caps)
+    return np.maximum(caps, 0).astype(np.int64)
+
+
+def _fitting(left: Floats, each: Floats) -> Floats:
+    """Return how often ``each`` fits into ``left``, up to rounding, broadcast."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        count = np.where(each > 0, left / each, np.where(left >= 0, math.inf, 0.0))
+    return np.floor(count * (1 + _ROUNDING))
+
+
+def balanced_rows(
+    problem: ClusterProblem, devices: Sequence[int], blocks: int, num_micro_batches: int
+) -> tuple[int, ...] | None:
+    """Return the rows of each device for which the stage is fastest; None if they do not fit.
+
+    Each row in turn goes to the device that is then done first, which is optimal because every
+    device's time grows with its rows.
+    """
+    m = num_micro_batches
+    laws = [problem.devices[k].time for k in devices]
+    caps = [row_caps(problem, problem.devices[k])[m - 1, blocks - 1] for k in devices]
+    rows = [0] * len(laws)
+    for _ in range(largest_rows(problem, m)):
+        free = [
+            (law.chunk(blocks, own + 1), place)
+            for place, (law, own, cap) in enumerate(zip(laws, rows, caps, strict=True))
+            if own < cap
+        ]
+        if not free:
+            return None
+        rows[min(free)[1]] += 1
+    return tuple(rows)
+
+
+def stage_times(problem: ClusterProblem, stage: Stage, m: int) -> tuple[float, float, float]:
+    """Return a stage's compute and hop times of a micro-batch and its sync after the batch, s.
+
+    Compute and hop are those of the device that needs longest for both; under ``overlap`` the
+    longest compute and the longest hop of any device, see ``stage_pace``.
+    """
+    laws = [problem.devices[k].time for k in stage.devices]
+    if len(laws) == 1:
+        size = problem.batch_size / m
+        return laws[0].compute(stage.blocks, size), laws[0].hop(size), 0.0
+    pairs = [
+        (law.compute(stage.blocks, y), law.hop(y)) for law, y in zip(laws, stage.rows, strict=True)
+    ]
+    return *max(pairs, key=sum), sync_s(problem, stage)
+
+
+def stage_pace(problem: ClusterProblem, stage: Stage, m: int) -> float:
+    """Return the seconds between two micro-batches of a stage that always has input."""
+    size = problem.batch_size / m
+    rows: Sequence[float] = stage.rows if len(stage.rows) > 1 else (size,)
+    laws = [problem.devices[k].time for k in stage.devices]
+    times = [(law.compute(stage.blocks, y), law.hop(y)) for law, y in zip(laws, rows, strict=True)]
+    return max(map(max, times)) if problem.latency == "overlap" else max(map(sum, times))
+
+
+def sync_s(problem: ClusterProblem, stage: Stage) -> float:
+    """Return the seconds in which a stage's g devices add their gradients in a ring."""
+    laws = [problem.devices[k].sharing for k in stage.devices]
+    slowest = max((law.sync_s for law in laws if law is not None), default=0.0)
+    return ring_passes(len(laws)) * stage.blocks * slowest
+
+
+def ring_passes(devices: int) -> float:
+    """Return how many times a ring of g devices sends all gradients over each link."""
+    return 2 * (devices - 1) / devices
+
+
+def sharing_partition(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:
+    """Return the partition with its times under the problem's law.
+
+    Syncs are counted one after another, though stages may overlap them with the drain: an upper
+    bound, exact for one shared stage.
+    """
+    held = [0] * len(problem.devices)
+    for stage in stages:
+        for device in stage.devices:
+            held[device] = stage.blocks
+    times = [stage_times(problem, stage, m) for stage in stages]
+    behind = problem.head_s / m, problem.gradient_s / m
+    pace = max(stage_pace(problem, stage, m) for stage in stages)
+    chunks = [compute + hop for compute, hop, _ in times]
+    encoder = len(stages) * pace if problem.latency == "bound" else sum(chunks)
+    slowest, syncs = max(pace, *behind, 0.0), sum(sync for *_, sync in times)
+    latency = encoder + sum(behind) + syncs + (m - 1) * slowest
+    return Partition(tuple(held), m, latency, slowest, stages=tuple(stages))

@@ -1,0 +1,63 @@
+"""Sets of a cluster's devices as numbers; devices that are alike are interchangeable.
+
+A state counts the devices of each kind. With K different devices there are 2^K states; with few
+kinds there are far fewer.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from collapipe.state import DeviceProfile
+from optim.problem import Bools, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """All sets of devices of some kinds, and the groups that can be taken out of each.
+
+    The number of a set minus that of a group in it is the number of the remaining set. A pair is a
+    set and a group in it that has a device of the set's first kind, so that every way to cut a set
+    into groups is counted once.
+    """
+
+    counts: Ints  # devices of each kind, [N, T]
+    sets: Ints  # of each pair, ascending, [P]
+    groups: Ints  # of each pair, [P]
+    first: Ints  # first kind of each set, [N]; T for the empty one
+
+    @property
+    def alone(self) -> Bools:
+        """Whether the set is a single device, [N]."""
+        return np.asarray(self.counts.sum(axis=1) == 1)
+
+
+def kinds_of(devices: tuple[DeviceProfile, ...]) -> list[list[int]]:
+    """Return the indices of the devices of each kind, which are alike apart from their names."""
+    found = defaultdict[object, list[int]](list)
+    for place, device in enumerate(devices):
+        found[replace(device, name="")].append(place)
+    return list(found.values())
+
+
+def num_pairs(sizes: tuple[int, ...]) -> int:
+    """Return an upper bound of the pairs of the states for so many devices of each kind."""
+    return prod((size + 1) * (size + 2) // 2 for size in sizes)
+
+
+@lru_cache(maxsize=32)  # clusters of a round often have kinds of the same sizes
+def states_of(sizes: tuple[int, ...]) -> States:
+    """Return the states for so many devices of each kind."""
+    counts = np.array(list(product(*(range(size + 1) for size in sizes))))
+    held = counts > 0
+    first = np.where(held.any(axis=1), held.argmax(axis=1), len(sizes))
+    sets, groups = list[Ints](), list[Ints]()
+    for number in range(1, len(counts)):
+        within = (counts <= counts[number]).all(axis=1) & held[:, first[number]]
+        groups.append(np.flatnonzero(within))
+        sets.append(np.full(len(groups[-1]), number))
+    return States(counts, np.concatenate(sets), np.concatenate(groups), first)

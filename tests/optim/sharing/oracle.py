@@ -1,0 +1,125 @@
+"""Brute force over all groups, blocks, rows and m; it shares no code with the solver."""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+from collapipe.state import DeviceProfile
+from optim.problem import ClusterProblem
+
+
+def fastest_s(problem: ClusterProblem, activation_s: float = 0.0) -> float:
+    """The fewest seconds of a batch of any plan; infinite if no plan fits."""
+    counts = range(problem.min_micro_batches, problem.max_micro_batches + 1)
+    return min((_fastest(problem, m, activation_s) for m in counts), default=math.inf)
+
+
+def _fastest(problem: ClusterProblem, m: int, activation_s: float) -> float:
+    behind = [problem.head_s / m, problem.gradient_s / m]
+    each_s, best = activation_s / m, math.inf
+    stage = cache(lambda group, blocks: list(_stage(problem, m, group, blocks)))
+    for groups in _groups(tuple(range(len(problem.devices)))):
+        for blocks in _shares(problem.num_blocks, len(groups)):
+            for times in product(*map(stage, groups, blocks)):
+                paces = [pace for pace, _, _ in times]
+                sums = [once for _, once, _ in times]
+                if problem.latency == "bound":
+                    sums = [max(paces)] * len(paces)
+                total = sum(sums) + sum(sync for *_, sync in times) + sum(behind) + each_s
+                best = min(best, total + (m - 1) * max(*paces, *behind, each_s))
+    return best
+
+
+def _stage(
+    problem: ClusterProblem, m: int, group: tuple[int, ...], blocks: int
+) -> Iterator[tuple[float, float, float]]:
+    """Pace, compute and hop, and sync of the stage, s: for the rows that balance it best."""
+    devices = [problem.devices[k] for k in group]
+    if len(devices) == 1:
+        if _fits_alone(problem, devices[0], blocks, m):
+            yield *_times(problem, devices, [problem.batch_size / m], blocks), 0.0
+        return
+    if any(each.sharing is None for each in devices):
+        return
+    rows = math.ceil(problem.batch_size / m)
+    possible = [
+        split
+        for split in _shares(rows, len(devices))
+        if all(_fits(problem, d, blocks, y, m) for d, y in zip(devices, split, strict=True))
+    ]
+    if possible:
+        ring = 2 * (len(devices) - 1) / len(devices)
+        sync = ring * blocks * max(each.sharing.sync_s for each in devices if each.sharing)
+        # Of splits with the least time for computing and sending, the law takes the one that the
+        # greedy rule finds; another one may have a smaller pace only under ``overlap``.
+        least = min(_times(problem, devices, split, blocks)[1] for split in possible)
+        for split in possible:
+            pace, once = _times(problem, devices, split, blocks)
+            if once <= least * (1 + 1e-12):
+                yield pace, once, sync
+
+
+def _times(
+    problem: ClusterProblem, devices: list[DeviceProfile], rows: list[float], blocks: int
+) -> tuple[float, float]:
+    pairs = [
+        (blocks * (d.time.u * y + d.time.v), d.time.w * y + d.time.ell)
+        for d, y in zip(devices, rows, strict=True)
+    ]
+    once = max(compute + hop for compute, hop in pairs)
+    return (max(map(max, pairs)) if problem.latency == "overlap" else once), once
+
+
+def _fits_alone(problem: ClusterProblem, device: DeviceProfile, blocks: int, m: int) -> bool:
+    if device.max_blocks is not None and blocks > device.max_blocks:
+        return False
+    size, own = problem.batch_size / m, device.memory
+    if own is not None:
+        each = own.block_bytes + own.sample_bytes * math.ceil(size)
+        if own.segment_bytes + blocks * each > own.limit_bytes:
+            return False
+    return _affords(device, blocks, size, m)
+
+
+def _fits(problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int, m: int) -> bool:
+    law = device.sharing
+    assert law is not None
+    if law.max_blocks is not None and blocks > law.max_blocks:
+        return False
+    if (own := law.memory) is not None:
+        part = rows / math.ceil(problem.batch_size / m)
+        each = own.block_bytes - own.batch_block_bytes * (1 - part) + own.sample_bytes * rows
+        segment = own.segment_bytes - own.batch_segment_bytes * (1 - part)
+        if segment + blocks * each > own.limit_bytes:
+            return False
+    return _affords(device, blocks, rows, m)
+
+
+def _affords(device: DeviceProfile, blocks: int, rows: float, m: int) -> bool:
+    if (budget := device.energy) is None:
+        return True
+    law = budget.law
+    spent = blocks * (law.u * rows + law.v) + law.w * rows + law.ell
+    return (m if budget.scope == "batch" else 1) * spent <= budget.limit_j
+
+
+def _groups(devices: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
+    """All ways to cut all or some devices into groups."""
+    if not devices:
+        yield []
+        return
+    first, *others = devices
+    for rest in _groups(tuple(others)):
+        yield rest
+        yield [(first,), *rest]
+        for place, group in enumerate(rest):
+            yield [*rest[:place], (first, *group), *rest[place + 1 :]]
+
+
+def _shares(total: int, count: int) -> Iterator[list[int]]:
+    """All ways to split ``total`` into ``count`` positive parts."""
+    if count == 1:
+        yield [total]
+    for own in range(1, total - count + 2) if count > 1 else ():
+        yield from ([own, *rest] for rest in _shares(total - own, count - 1))
