@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated
 
 from pydantic import Field
@@ -37,11 +38,47 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A device's rows y_k of the largest micro-batch, in a segment that several devices hold."""
+
+    device: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """One segment s of the encoder and the device that holds it."""
+    """One segment s of the encoder and the device that holds it.
+
+    With ``shares`` several devices hold all its blocks, each for its rows of a micro-batch, in this
+    order. The first one is ``device``; it steps the optimiser.
+    """
 
     device: str
     span: Span
+    shares: tuple[Share, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = {share.device for share in self.shares}
+        if self.shares and (
+            self.shares[0].device != self.device
+            or not 1 < len(names) == len(self.shares)
+            or min(share.rows for share in self.shares) < 1
+        ):
+            raise ConfigError(
+                f"segment on {self.device}: shares {self.shares}; expected several devices, "
+                f"{self.device} first, each once and with at least one row"
+            )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of all devices that hold the segment."""
+        return tuple(share.device for share in self.shares) or (self.device,)
+
+    def row_ends(self, rows: int) -> tuple[int, ...]:
+        """Return where each share of a micro-batch of ``rows`` rows ends: in proportion to the
+        planned rows, rounded down."""
+        planned = list(accumulate(share.rows for share in self.shares)) or [1]
+        return tuple(rows * end // planned[-1] for end in planned)
 
 
 def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:

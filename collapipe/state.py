@@ -97,12 +97,6 @@ class MemoryBudget:
         each = self.block_bytes + self.sample_bytes * math.ceil(micro_batch_size)
         return most if left >= most * each else math.floor(left / each)
 
-    def needs(self, blocks: int, rows: int, part: float) -> float:
-        """Return the bytes of δ blocks for ``rows`` rows of a micro-batch, the ``part`` of all."""
-        others = (1 - part) * (self.batch_segment_bytes + blocks * self.batch_block_bytes)
-        each = self.block_bytes + self.sample_bytes * rows
-        return self.segment_bytes + blocks * each - others
-
 
 @dataclass(frozen=True, slots=True)
 class SharingLaw:
@@ -162,10 +156,16 @@ class BlockCost:
     block_bytes: float  # γ_0: weights, gradients, optimiser state and tensors saved for backward
     sample_bytes: float = 0.0  # tensors saved for backward of the current micro-batch, per sample
     segment_bytes: float = 0.0  # of any number of blocks: kept inputs, one widened weight
+    batch_block_bytes: float = 0.0  # of ``block_bytes``, for all samples of a batch
+    batch_segment_bytes: float = 0.0  # of ``segment_bytes``, likewise
+    trained_bytes: float = 0.0  # of a block's gradients; 0: not known
 
-    def segment_needs(self, blocks: int, samples: float) -> float:
-        """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples."""
-        return self.segment_bytes + blocks * (self.block_bytes + self.sample_bytes * samples)
+    def segment_needs(self, blocks: int, samples: float, part: float = 1.0) -> float:
+        """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples, which are
+        the ``part`` of all samples of a micro-batch."""
+        others = (1 - part) * (self.batch_segment_bytes + blocks * self.batch_block_bytes)
+        each = self.block_bytes + self.sample_bytes * samples
+        return self.segment_bytes + blocks * each - others
 
     @property
     def flops(self) -> float:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.plan import ClusterPlan, UplinkPlan, segment_plans
+from collapipe.plan import ClusterPlan, UplinkPlan
 from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
 from collapipe.step_law import StepLaw
 from optim.channel import payload_links, power_limits
@@ -265,8 +265,13 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
 def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
     """Extend the blocks to all K devices, with 0 for absent ones, and the times to all local
     steps."""
-    names = (device.name for device in present_devices(cluster))
+    names = [device.name for device in present_devices(cluster)]
     held = dict(zip(names, point.blocks, strict=True))
+    places = {device.name: place for place, device in enumerate(cluster.devices)}
+    stages = (
+        replace(each, devices=tuple(places[names[k]] for k in each.devices))
+        for each in point.stages
+    )
     steps, (first, last) = request.local_steps, point.fastest_s
     return replace(
         point,
@@ -274,6 +279,7 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
         latency_s=steps * point.latency_s,
         slowest_s=steps * point.slowest_s,
         fastest_s=UplinkTimes(steps * first, steps * last),
+        stages=tuple(stages),
     )
 
 
@@ -325,7 +331,7 @@ def cluster_plan(
     """
     return ClusterPlan(
         unit=cluster.unit,
-        segments=() if partition.replicated else segment_plans(cluster.devices, partition.blocks),
+        segments=partition.segments(cluster.devices),
         num_micro_batches=partition.num_micro_batches,
         schedule=request.schedule,
         latency_s=partition.latency_s,

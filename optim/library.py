@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collapipe.errors import ConfigError
-from collapipe.plan import Certificate, RoundPlan, SegmentPlan, segment_plans
+from collapipe.plan import Certificate, RoundPlan, SegmentPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile
 from optim.dssra import Dssra
 from optim.planner import Planner, RoundRequest
@@ -43,7 +43,8 @@ def plan_cluster(
 ) -> CertifiedPlan:
     """Split ``num_blocks`` blocks and a batch over the devices of one cluster.
 
-    The plan is a pipeline of single devices, in the given order; devices may be left out.
+    The plan is a pipeline of single devices, in the given order; devices may be left out. With
+    solver ``shared``, devices with a ``sharing`` law may also share stages.
     ``max_micro_batches`` is at most, and by default, the batch's samples. ``solver`` is a name that
     ``collapipe plan --solver`` knows; ``seed`` matters only if the solver draws.
 
@@ -65,7 +66,7 @@ def plan_cluster(
     verify_cluster(solution, problem)
     best = solution.best
     return CertifiedPlan(
-        segments=() if best.replicated else segment_plans(devices, best.blocks),
+        segments=best.segments(devices),
         num_micro_batches=best.num_micro_batches,
         latency_s=best.latency_s,
         certificate=solution.certificate,

@@ -1,7 +1,7 @@
 """Problems and solutions of the planner: the interfaces of all solvers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, get_args
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError, unit_called
-from collapipe.plan import Certificate
+from collapipe.plan import Certificate, SegmentPlan, Share, Span, segment_plans
 from collapipe.state import Channel, DeviceProfile, HeadPlace, Payload, Uplink
 
 Floats = NDArray[np.float64]
@@ -105,6 +105,18 @@ class Partition:
             return len(self.stages)
         return 1 if self.replicated else len(self.blocks) - self.blocks.count(0)
 
+    def segments(self, devices: Sequence[DeviceProfile]) -> tuple[SegmentPlan, ...]:
+        """Return the plan's segments in pipeline order; none for replicas."""
+        if not self.stages:
+            return () if self.replicated else segment_plans(devices, self.blocks)
+        segments, first = list[SegmentPlan](), 0
+        for stage in self.stages:
+            names = [devices[k].name for k in stage.devices]
+            shares = map(Share, names, stage.rows) if len(names) > 1 else ()
+            segments.append(SegmentPlan(names[0], Span(first, stage.blocks), tuple(shares)))
+            first += stage.blocks
+        return tuple(segments)
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterSolution:
@@ -160,6 +172,11 @@ class RoundOptions:
     uplink: str = "streamed"
     energy: str = "all"
     segment_price: str = "none"
+
+    @property
+    def prices_segments(self) -> bool:
+        """Whether the objective depends on S."""
+        return self.drift == "paper" or self.segment_price == "paper"
 
     def __post_init__(self) -> None:
         check_choice("drift", self.drift, ("gamma", "paper"))

@@ -11,6 +11,7 @@ from optim.problem import ClusterSolver, RoundSolver
 CLUSTER_SOLVERS: Mapping[str, str] = MappingProxyType(
     {
         "exact": "optim.partition.exact:exact_partition",
+        "shared": "optim.sharing.exact:shared_partition",
         "paper": "optim.partition.algorithm2:paper_partition",
         "vanilla_fl": "optim.partition.baselines:vanilla_fl",
         "pipeline": "optim.partition.baselines:pipeline_even",

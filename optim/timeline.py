@@ -1,15 +1,21 @@
 """The times at which each stage of a planned batch is busy, under the plan's latency law."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
 from collapipe.plan import Span
-from optim.problem import ClusterProblem, Partition
+from optim.problem import ClusterProblem, Partition, Stage
+from optim.sharing.law import rows_of, stage_times, stages_of
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTimes:
-    """A segment's part of a batch; times in seconds since the start of the batch."""
+    """A device's part of a batch; times in seconds since the start of the batch.
+
+    Devices that share a stage have the same span and starts. Those with less to do than the slowest
+    one wait for it.
+    """
 
     device: int  # index among the cluster's devices
     span: Span
@@ -17,6 +23,9 @@ class SegmentTimes:
     hop_s: float  # H of one micro-batch, forward and backward together
     computes: tuple[float, ...]  # start of computing each of the m micro-batches
     hops: tuple[float, ...]  # start of sending each of the m micro-batches
+    rows: int | None = None  # of a micro-batch, in a shared stage
+    # of a shared stage: when its devices begin to add their gradients, and how long they do
+    sync: tuple[float, float] = (0.0, 0.0)
 
     @property
     def busy_s(self) -> float:
@@ -75,24 +84,41 @@ def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTime
         alone = [device.time.compute(whole.blocks, share) for device in problem.devices]
         return tuple(SegmentTimes(k, whole, s, 0.0, (0.0,), (s,)) for k, s in enumerate(alone))
     count = partition.num_micro_batches
-    held = [device for device, blocks in enumerate(partition.blocks) if blocks]
-    computes, hops = _chunks(problem, partition)
-    starts = _starts(problem.latency, computes, hops, count)
-    firsts = accumulate((partition.blocks[device] for device in held), initial=0)
-    return tuple(
-        SegmentTimes(device, Span(first, partition.blocks[device]), compute, hop, *pair)
-        for device, first, compute, hop, pair in zip(
-            held, firsts, computes, hops, starts, strict=False
-        )
-    )
+    found, first = list[SegmentTimes](), 0
+    starts = _starts(problem.latency, *_chunks(problem, partition), count)
+    for stage, pair in zip(stages_of(problem, partition), starts, strict=True):
+        found += _of_stage(problem, stage, first, count, *pair)
+        first += stage.blocks
+    return tuple(found)
+
+
+def _of_stage(
+    problem: ClusterProblem,
+    stage: Stage,
+    first: int,
+    m: int,
+    computes: tuple[float, ...],
+    hops: tuple[float, ...],
+) -> Iterator[SegmentTimes]:
+    """Yield the times of a stage's devices; in a shared one each sends when it has computed."""
+    span = Span(first, stage.blocks)
+    _, hop_s, sync = stage_times(problem, stage, m)
+    for device, rows in zip(stage.devices, stage.rows, strict=True):
+        law, size = problem.devices[device].time, rows_of(problem, stage, rows, m)
+        own = law.compute(stage.blocks, size), law.hop(size)
+        if len(stage.devices) == 1:
+            yield SegmentTimes(device, span, *own, computes, hops)
+        else:
+            sends = tuple(start + own[0] for start in computes)
+            added = hops[-1] + hop_s, sync
+            yield SegmentTimes(device, span, *own, computes, sends, rows, added)
 
 
 def _chunks(problem: ClusterProblem, partition: Partition) -> tuple[list[float], list[float]]:
-    """Return C and H of a micro-batch for each device that holds blocks."""
-    size = problem.batch_size / partition.num_micro_batches
-    pairs = zip(problem.devices, partition.blocks, strict=True)
-    laws = [(device.time, blocks) for device, blocks in pairs if blocks]
-    return [law.compute(blocks, size) for law, blocks in laws], [law.hop(size) for law, _ in laws]
+    """Return C and H of a micro-batch for each stage, of its slowest device."""
+    m = partition.num_micro_batches
+    times = [stage_times(problem, each, m) for each in stages_of(problem, partition)]
+    return [compute for compute, *_ in times], [hop for _, hop, _ in times]
 
 
 def _machines(latency: str, computes: list[float], hops: list[float]) -> list[float]:

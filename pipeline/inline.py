@@ -7,7 +7,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.kept import compute_dtype
 from collapipe.models.part import Part
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.state import Precision
 from collapipe.tensors import Tensors
 from pipeline import schedule
@@ -18,6 +18,7 @@ from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import FORWARD, Action
 from pipeline.segment import Segment, first_trained
+from pipeline.shared_segment import SharedSegment
 from pipeline.stage import LastStage, Passed, SegmentStage, Stage
 
 _Box = dict[Action, Passed]
@@ -64,8 +65,7 @@ class InlineSegments:
         self._codec = HopCodec(wire_dtype, compute_dtype(blocks[0].module))
         first = first_trained(trained_embedding, (block.trains for block in blocks))
         self.segments = [
-            Segment(blocks[span.first : span.stop], recompute, first < span.first)
-            for span in (segment.span for segment in plan.segments)
+            _segment(each, blocks, recompute, first < each.span.first) for each in plan.segments
         ]
 
     def run(
@@ -81,6 +81,9 @@ class InlineSegments:
         ports = [_Boxes(*each, self._codec) for each in around]
         before = map(StageRun, (first, *lists[:-1]), (embedding, *segments), ports)
         interleave([*before, *head_runs(lists[-1], head, ports[-1])])
+        for segment in self.segments:
+            if isinstance(segment, SharedSegment):
+                segment.add_up()
 
     def squared_norms(self) -> list[float]:
         return [block.squared_norm() for block in self._blocks]
@@ -98,6 +101,15 @@ class InlineSegments:
     def forget(self) -> None:
         for segment in self.segments:
             segment.forget()
+
+
+def _segment(
+    plan: SegmentPlan, blocks: Sequence[Part], recompute: bool, input_gradient: bool
+) -> Segment | SharedSegment:
+    parts = blocks[plan.span.first : plan.span.stop]
+    if plan.shares:
+        return SharedSegment(plan, parts, recompute, input_gradient)
+    return Segment(parts, recompute, input_gradient)
 
 
 class _Boxes:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collapipe.models.dropout import DropoutKey, drawing_from
+from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part
 
 
@@ -84,6 +84,6 @@ class Segment:
         self, hidden: Tensor, mask: tuple[Tensor, ...], micro_batch: int, key: DropoutKey
     ) -> Tensor:
         for part in self.parts:
-            with drawing_from(key.generator(part.name, micro_batch)):
+            with key.drawing(part.name, micro_batch):
                 hidden = part.module(hidden, *mask)
         return hidden

@@ -11,6 +11,7 @@ from pipeline.head import PipelineHead
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.segment import Segment
+from pipeline.shared_segment import SharedSegment
 
 Passed = tuple[Tensor, ...]
 """Tensors between stages: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s, d],)
@@ -98,7 +99,9 @@ class EmbeddingStage:
 class SegmentStage:
     """A segment of the encoder."""
 
-    def __init__(self, segment: Segment, key: DropoutKey, timer: PhaseTimer) -> None:
+    def __init__(
+        self, segment: Segment | SharedSegment, key: DropoutKey, timer: PhaseTimer
+    ) -> None:
         self._segment, self._key, self._timer = segment, key, timer
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:

@@ -283,7 +283,7 @@ def plan(
     solver: Annotated[
         str,
         Option(
-            help="exact, paper, gpipe, pipeline, titanic, pipedream, pipeedge, "
+            help="exact, shared, paper, gpipe, pipeline, titanic, pipedream, pipeedge, "
             "no_segment_scheduling or vanilla_fl."
         ),
     ] = "exact",

@@ -3,7 +3,14 @@
 import math
 from dataclasses import astuple, dataclass
 
-from collapipe.state import AffineLaw, BlockCost, DeviceProfile, EnergyBudget, MemoryBudget
+from collapipe.state import (
+    AffineLaw,
+    BlockCost,
+    DeviceProfile,
+    EnergyBudget,
+    MemoryBudget,
+    SharingLaw,
+)
 
 _FLOAT_BYTES = 4  # float32
 _COPIES = 4  # weights, gradients and AdamW's two moments
@@ -36,7 +43,18 @@ class PhysicalDevice:
         if self.memory_bytes is not None and (cost.sample_bytes or cost.segment_bytes):
             each = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
             memory = MemoryBudget(self.memory_bytes, *each)
-        return DeviceProfile(self.name, time, held, energy, memory)
+        return DeviceProfile(self.name, time, held, energy, memory, self._sharing(cost))
+
+    def _sharing(self, cost: BlockCost) -> SharingLaw | None:
+        """Return the law of shared stages; None if the rate or what trains is not known."""
+        if self.d2d_rate_bps is None or not cost.trained_bytes:
+            return None
+        memory = None
+        if self.memory_bytes is not None:
+            own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
+            of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
+            memory = MemoryBudget(self.memory_bytes, *own, *of_batch)
+        return SharingLaw(8 * cost.trained_bytes / self.d2d_rate_bps, self.max_blocks, memory)
 
     def block_limits(self, block_bytes: float | None) -> dict[str, int]:
         """Return the lower block limit of ``max_blocks`` and ``memory_bytes``; both if equal."""
@@ -87,4 +105,6 @@ def transformer_block_cost(
         activation_bits=bits,
         gradient_bits=bits,
         block_bytes=float(_FLOAT_BYTES * (_COPIES * parameters + stash)),
+        batch_block_bytes=float(_FLOAT_BYTES * stash),
+        trained_bytes=float(_FLOAT_BYTES * parameters),
     )

@@ -66,6 +66,8 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
     """
     section, batch_size = inventory.model, inventory.batch_size
     given = {name: value for name, value in section if name in _FIGURES and value is not None}
+    if "block_bytes" in given:  # the file does not say how much of it is for a batch
+        given |= {"batch_block_bytes": 0.0, "batch_segment_bytes": 0.0}
     head = section.head_blocks, section.head_bits
     if section.name is None and section.family is None:
         for key in ("pipeline", "adapter"):

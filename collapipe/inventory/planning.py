@@ -25,7 +25,7 @@ from optim.solvers import cluster_solver, round_solver
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round
 
-EXACT = "exact"
+EXACT, SHARED = "exact", "shared"
 _PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
 _SMALLER = "; adapter, pipeline.recompute, fewer tokens or a smaller batch make blocks smaller"
 _SEED = 0  # for the only baseline that draws its devices
@@ -146,6 +146,12 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
     times: list[tuple[float, ...]] = [(0.0,)] * len(inventory.clusters)
     if inventory.channels:
         options = _round_options(inventory)
+        if solver == SHARED and options.prices_segments:
+            raise ConfigError(
+                f"{inventory.document.file}: --solver shared finds the fastest plans of any S, but "
+                "the round prices S; set round.drift=gamma and round.segment_price=none, or take "
+                "--solver exact"
+            )
         times = activation_times(inventory.uplinks, inventory.channels, options)
     planned = tuple(
         _plan_cluster(inventory, cluster, activation_s, solver)
@@ -230,7 +236,10 @@ def _plan_round(
     except InfeasibleRoundError as error:
         raise _no_upload(inventory, problem, str(error)) from error
     verify_round(solution, problem)
-    if solver != EXACT:  # a bound over a baseline's splits is no bound over all splits
+    if solver not in (
+        EXACT,
+        SHARED,
+    ):  # a bound over a baseline's splits is no bound over all splits
         certificate = replace(solution.certificate, lower_bound=0.0, solver=solver)
         solution = replace(solution, certificate=certificate)
     gammas = round_gammas(problem, solution.allocations)

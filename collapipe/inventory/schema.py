@@ -104,6 +104,7 @@ class ModelSection(Section):
     activation_bits: Positive | None = None
     gradient_bits: Positive | None = None
     block_bytes: Positive | None = None
+    trained_bytes: Positive | None = None  # of a block's gradients, for shared stages
     head_blocks: Positive | None = None  # the head's work, in units of a block's
     head_bits: NotNegative | None = None  # of the head's weights and everything sent with them
 

@@ -83,10 +83,12 @@ def measure_cost(
 def _keeping(cost: BlockCost, batch_size: int, recompute: bool) -> BlockCost:
     """Add the memory of a whole batch: saved tensors, or with ``recompute`` the inputs alone."""
     if recompute:
-        kept_bytes = batch_size * cost.activation_bits / 8
-        return replace(cost, segment_bytes=cost.segment_bytes + kept_bytes)
+        kept = batch_size * cost.activation_bits / 8
+        return replace(cost, segment_bytes=cost.segment_bytes + kept, batch_segment_bytes=kept)
     kept = batch_size * cost.sample_bytes
-    return replace(cost, block_bytes=cost.block_bytes + kept, sample_bytes=0.0)
+    return replace(
+        cost, block_bytes=cost.block_bytes + kept, sample_bytes=0.0, batch_block_bytes=kept
+    )
 
 
 def _measure(
@@ -126,6 +128,7 @@ def _measure(
         block_bytes=float(sum(own.values()) + (1 + count) * trained),
         sample_bytes=float(stash),
         segment_bytes=float(widest_bytes(block)),
+        trained_bytes=float(trained),
     )
     return out.shape, cost
 

@@ -9,9 +9,9 @@ numbers than the CPU's: a mask depends on its key and on the kind of device.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,17 +21,36 @@ from torch.overrides import TorchFunctionMode
 
 from collapipe.seeds import derive
 
-_Generators = dict[torch.device, torch.Generator]
-_generators: ContextVar[_Generators | None] = ContextVar("collapipe_dropout", default=None)
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows ``first`` … of a micro-batch of ``total`` rows, which several devices share."""
+
+    first: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    generators: dict[torch.device, torch.Generator]
+    rows: Rows | None
+
+
+_source: ContextVar[_Source | None] = ContextVar("collapipe_dropout", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class DropoutKey:
-    """The unit and step of a dropout mask; the part and micro-batch complete the key."""
+    """The unit and step of a dropout mask; the part and micro-batch complete the key.
+
+    With ``rows`` tensors hold these rows of the micro-batch alone, and masks are the whole
+    micro-batch's for them.
+    """
 
     seed: int
     unit: int
     step: int
+    rows: Rows | None = field(default=None, kw_only=True)
 
     def generator(self, part: str, micro_batch: int) -> torch.Generator:
         """Return the random stream of a part, such as ``blocks.3``, for one micro-batch.
@@ -41,15 +60,19 @@ class DropoutKey:
         seed = derive(self.seed, "dropout", self.unit, self.step, part, micro_batch)
         return torch.Generator().manual_seed(seed)
 
+    def drawing(self, part: str, micro_batch: int) -> AbstractContextManager[None]:
+        """Let the dropout of a part draw its masks for one micro-batch."""
+        return drawing_from(self.generator(part, micro_batch), self.rows)
+
 
 @contextmanager
-def drawing_from(generator: torch.Generator) -> Iterator[None]:
+def drawing_from(generator: torch.Generator, rows: Rows | None = None) -> Iterator[None]:
     """Let ``Dropout`` draw from ``generator``; other devices use a generator of the same seed."""
-    token = _generators.set({generator.device: generator})
+    token = _source.set(_Source({generator.device: generator}, rows))
     try:
         yield
     finally:
-        _generators.reset(token)
+        _source.reset(token)
 
 
 class Dropout(nn.Module):
@@ -71,15 +94,19 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     """Return a tensor of the shape of ``x``. Raises ``RuntimeError`` outside ``drawing_from``."""
     if probability == 0.0:
         return x
-    generators = _generators.get()
-    if generators is None:
+    source = _source.get()
+    if source is None:
         raise RuntimeError("dropout in training needs drawing_from(generator)")
-    kept = 1.0 - probability
-    mask = torch.empty_like(x).bernoulli_(kept, generator=_on(x.device, generators))
+    kept, generator, rows = 1.0 - probability, _on(x.device, source.generators), source.rows
+    if rows is None:
+        mask = torch.empty_like(x).bernoulli_(kept, generator=generator)
+    else:
+        whole = x.new_empty(rows.total, *x.shape[1:]).bernoulli_(kept, generator=generator)
+        mask = whole[rows.first : rows.first + len(x)]
     return x * mask.div_(kept)
 
 
-def _on(device: torch.device, generators: _Generators) -> torch.Generator:
+def _on(device: torch.device, generators: dict[torch.device, torch.Generator]) -> torch.Generator:
     """Return the generator of ``device``, created at its first use."""
     if device not in generators:
         first = next(iter(generators.values()))

@@ -50,6 +50,14 @@ class Optimizer:
         for weight in self._weights.values():
             weight.grad = None
 
+    def swap_gradients(self, others: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Put ``others``, if any, in place of the accumulated gradients, which are returned."""
+        weights = list(self._weights.values())
+        own = [weight.grad for weight in weights]
+        for weight, other in zip(weights, others or [None] * len(weights), strict=True):
+            weight.grad = other
+        return own
+
     def gradients(self) -> list[Tensor]:
         """Return the accumulated gradients."""
         return [each.grad for each in self._weights.values() if each.grad is not None]
@@ -179,6 +187,10 @@ class Part:
     def forget_gradients(self) -> None:
         """Drop the accumulated gradients."""
         self._optimizer.forget_gradients()
+
+    def swap_gradients(self, others: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Put ``others`` in place of the accumulated gradients, which are returned."""
+        return self._optimizer.swap_gradients(others)
 
     def weights(self) -> Tensors:
         """Return the weights on the CPU, keyed by their names in the whole model."""

@@ -89,8 +89,8 @@ class _Choices:
         compute, hop = blocks * (u * sizes + v), w * sizes + ell
         overlap, fits = problem.latency == "overlap", block_caps(problem)[:, :, None] >= blocks
         pace = np.maximum(compute, hop) if overlap else compute + hop
-        times = (np.where(fits, each_s, np.inf) for each_s in (compute + hop, pace))
-        return cls(rows, caps, *times, each, overlap)
+        alone, pace = (np.where(fits, each_s, np.inf) for each_s in (compute + hop, pace))
+        return cls(rows, caps, alone, pace, each, overlap)
 
     @property
     def held(self) -> Bools:
@@ -138,7 +138,9 @@ class _Choices:
         each, blocks = pace[:, None, None], np.arange(1, self.caps.shape[2] + 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             if self.overlap:
-                rows = np.minimum((each / blocks - v) / u, np.where(w > 0, (each - ell) / w, np.inf))
+                rows = np.minimum(
+                    (each / blocks - v) / u, np.where(w > 0, (each - ell) / w, np.inf)
+                )
                 rows = np.where(each >= ell, rows, 0.0)
             else:
                 rows = (each - blocks * v - ell) / (blocks * u + w)

@@ -124,9 +124,7 @@ class _Search:
         goal = self._best.goal(np.full(len(slowest), row), slowest)[:, 0]
         return np.asarray(once + self._behind[row] < goal)
 
-    def _hopeful(
-        self, row: int, states: States, costs: Costs, caps: Caps, blocks: Ints
-    ) -> Costs:
+    def _hopeful(self, row: int, states: States, costs: Costs, caps: Caps, blocks: Ints) -> Costs:
         """Drop the stages that no better plan can have: its other blocks take some time, too."""
         first, bounds = [own[0] for own in self._kinds], self._bounds
         left, rows = self._problem.num_blocks - blocks, largest_rows(self._problem, row + 1)
@@ -146,8 +144,7 @@ class _Search:
         return Costs(np.where(hopeful, costs.once, np.inf), np.where(hopeful, costs.pace, np.inf))
 
     def _descend(self, row: int, programme: Programme, blocks: Ints, once: float) -> None:
-        """Offer the plans of ever lower thresholds on the pace, as long as a better one may exist.
-        """
+        """Offer the plans of ever lower thresholds on the pace, while a better one may exist."""
         paces, bound = np.unique(programme.costs.pace), self._problem.latency == "bound"
         paces = paces[np.isfinite(paces) & (paces > 0)]
         threshold = paces[-1] if len(paces) else 0.0

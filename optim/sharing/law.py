@@ -7,8 +7,10 @@ pipeline without sharing. After the batch the devices of a stage add their gradi
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collapipe.state import DeviceProfile
 from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage
@@ -29,25 +31,26 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     """
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
     rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
-    caps = np.where((blocks > 0) & (m >= problem.min_micro_batches), rows, 0.0)
+    allowed = (blocks > 0) & (m >= problem.min_micro_batches)
+    caps = np.where(allowed, rows.astype(float), 0.0)
     if (law := device.sharing) is None:
         return np.zeros(caps.shape, dtype=np.int64)
     if law.max_blocks is not None:
         caps[:, law.max_blocks :] = 0
     if (memory := law.memory) is not None:
-        least = memory.segment_bytes - memory.batch_segment_bytes
-        least = least + blocks * (memory.block_bytes - memory.batch_block_bytes)
-        each = memory.batch_segment_bytes + blocks * memory.batch_block_bytes
-        each = each / rows + blocks * memory.sample_bytes
-        np.minimum(caps, _fitting(memory.limit_bytes - least, each), out=caps)
+        left = memory.limit_bytes - (memory.segment_bytes - memory.batch_segment_bytes)
+        left_in_all = left - blocks * (memory.block_bytes - memory.batch_block_bytes)
+        of_batch = memory.batch_segment_bytes + blocks * memory.batch_block_bytes
+        each = of_batch / rows + blocks * memory.sample_bytes
+        np.minimum(caps, _fitting(left_in_all, each), out=caps)
     if (budget := device.energy) is not None:
         once, times = budget.law, m if budget.scope == "batch" else 1
-        left = budget.limit_j / times - (blocks * once.v + once.ell)
-        np.minimum(caps, _fitting(left, blocks * once.u + once.w), out=caps)
+        left_j = budget.limit_j / times - (blocks * once.v + once.ell)
+        np.minimum(caps, _fitting(left_j, blocks * once.u + once.w), out=caps)
     return np.maximum(caps, 0).astype(np.int64)
 
 
-def _fitting(left: Floats, each: Floats) -> Floats:
+def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
     """Return how often ``each`` fits into ``left``, up to rounding, broadcast."""
     with np.errstate(divide="ignore", invalid="ignore"):
         count = np.where(each > 0, left / each, np.where(left >= 0, math.inf, 0.0))
@@ -78,41 +81,46 @@ def balanced_rows(
     return tuple(rows)
 
 
+def stages_of(problem: ClusterProblem, partition: Partition) -> tuple[Stage, ...]:
+    """Return the stages of any partition but replicas, in pipeline order."""
+    rows = largest_rows(problem, partition.num_micro_batches)
+    held = enumerate(partition.blocks)
+    return partition.stages or tuple(Stage((k,), (rows,), blocks) for k, blocks in held if blocks)
+
+
+def rows_of(problem: ClusterProblem, stage: Stage, rows: int, m: int) -> float:
+    """Return the rows for which a device's time is counted: b/m for a device alone."""
+    return problem.batch_size / m if len(stage.devices) == 1 else rows
+
+
 def stage_times(problem: ClusterProblem, stage: Stage, m: int) -> tuple[float, float, float]:
     """Return a stage's compute and hop times of a micro-batch and its sync after the batch, s.
 
-    Compute and hop are those of the device that needs longest for both; under ``overlap`` the
-    longest compute and the longest hop of any device, see ``stage_pace``.
+    Compute and hop are those of the device that needs longest for both.
     """
-    laws = [problem.devices[k].time for k in stage.devices]
-    if len(laws) == 1:
-        size = problem.batch_size / m
-        return laws[0].compute(stage.blocks, size), laws[0].hop(size), 0.0
-    pairs = [
-        (law.compute(stage.blocks, y), law.hop(y)) for law, y in zip(laws, stage.rows, strict=True)
-    ]
-    return *max(pairs, key=sum), sync_s(problem, stage)
+    return *max(_device_times(problem, stage, m), key=sum), sync_s(problem, stage)
 
 
 def stage_pace(problem: ClusterProblem, stage: Stage, m: int) -> float:
     """Return the seconds between two micro-batches of a stage that always has input."""
-    size = problem.batch_size / m
-    rows: Sequence[float] = stage.rows if len(stage.rows) > 1 else (size,)
-    laws = [problem.devices[k].time for k in stage.devices]
-    times = [(law.compute(stage.blocks, y), law.hop(y)) for law, y in zip(laws, rows, strict=True)]
+    times = _device_times(problem, stage, m)
     return max(map(max, times)) if problem.latency == "overlap" else max(map(sum, times))
+
+
+def _device_times(problem: ClusterProblem, stage: Stage, m: int) -> list[tuple[float, float]]:
+    """Return compute and hop of each of the stage's devices."""
+    found = list[tuple[float, float]]()
+    for device, rows in zip(stage.devices, stage.rows, strict=True):
+        law, size = problem.devices[device].time, rows_of(problem, stage, rows, m)
+        found.append((law.compute(stage.blocks, size), law.hop(size)))
+    return found
 
 
 def sync_s(problem: ClusterProblem, stage: Stage) -> float:
     """Return the seconds in which a stage's g devices add their gradients in a ring."""
     laws = [problem.devices[k].sharing for k in stage.devices]
     slowest = max((law.sync_s for law in laws if law is not None), default=0.0)
-    return ring_passes(len(laws)) * stage.blocks * slowest
-
-
-def ring_passes(devices: int) -> float:
-    """Return how many times a ring of g devices sends all gradients over each link."""
-    return 2 * (devices - 1) / devices
+    return 2 * (len(laws) - 1) / len(laws) * stage.blocks * slowest
 
 
 def sharing_partition(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from collapipe.state import AffineLaw
 from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints, Partition
+from optim.verify.stages import check_stages, latency_of_stages
 from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, is_count, violation
 
 
@@ -42,6 +44,16 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
             )
     if point.replicated and m != 1:
         raise violation("C1", f"replicas with m={m}, must be 1")
+    if not (point.replicated or (is_count(m) and 1 <= m <= problem.max_micro_batches)):
+        raise violation(
+            "C1", f"{_named(point)} with m={m}, must be 1 to {problem.max_micro_batches}"
+        )
+    if point.stages:
+        check_stages(point, problem)
+        alone = [each.devices[0] for each in point.stages if len(each.devices) == 1]
+        held_alone = [n * (device in alone) for device, n in enumerate(point.blocks)]
+        _check_caps(replace(point, blocks=tuple(held_alone)), problem)
+        return
     if not point.replicated:
         total, most = sum(point.blocks), min(len(problem.devices), num_blocks)
         if total != num_blocks:
@@ -49,10 +61,6 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
         if not 1 <= point.num_segments <= most:
             raise violation(
                 "C2", f"{_named(point)} make S={point.num_segments}, must be 1 to {most}"
-            )
-        if not (is_count(m) and 1 <= m <= problem.max_micro_batches):
-            raise violation(
-                "C1", f"{_named(point)} with m={m}, must be 1 to {problem.max_micro_batches}"
             )
     _check_caps(point, problem)
 
@@ -86,7 +94,9 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_latency(point: Partition, problem: ClusterProblem) -> None:
-    if point.replicated:
+    if point.stages:
+        expected, slowest = latency_of_stages(point, problem)
+    elif point.replicated:
         held = zip(problem.devices, point.blocks, strict=True)
         expected = max(_once(device.time, count, point, problem) for device, count in held)
         slowest = 0.0
@@ -180,7 +190,7 @@ def _near(point: Partition, problem: ClusterProblem) -> tuple[Ints, Ints]:
     """
     one = np.eye(len(problem.devices), dtype=np.int64)
     alone = problem.num_blocks * one
-    held = alone[0] if point.replicated else np.array(point.blocks)
+    held = alone[0] if point.replicated or point.stages else np.array(point.blocks)
     every_m = np.arange(problem.min_micro_batches, problem.max_micro_batches + 1)
     moved = [
         held + amount * (one - one[source])

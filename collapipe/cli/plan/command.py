@@ -89,6 +89,7 @@ def _split(planned: PlannedCluster, partition: Partition) -> dict[str, Any]:
             "device": planned.problem.devices[each.device].name,
             "first_block": each.span.first,
             "blocks": each.span.blocks,
+            **({} if each.rows is None else {"rows": each.rows}),
         }
         for each in timeline(planned.problem, partition)
     ]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from collapipe.errors import ConfigError
-from collapipe.formatting import block_range, seconds
+from collapipe.formatting import block_range, counted, seconds
 from collapipe.inventory.planning import InventoryPlan, PlannedCluster
 from collapipe.process.drawing import own_look
 from optim.timeline import SegmentTimes, StageTimes
@@ -19,7 +19,7 @@ from optim.timeline import SegmentTimes, StageTimes
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
 _LABELLED_FROM = 0.017  # share of the axis from which a bar has room for its number
 _SHADES, _HOPS = ("#3b6ea5", "#a9c6e3"), ("#222222", "#909090")  # also distinct in grey
-_UPLOAD = "#c98b3a"
+_UPLOAD, _SYNC = "#c98b3a", "#7f7f7f"
 _NUMBERS = ("white", "black")
 _LEGEND = (
     (_SHADES[0], "odd micro-batch, forward and backward"),
@@ -50,6 +50,8 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     for axes, each in zip(all_axes, clusters, strict=True):
         _draw_cluster(axes, each, latest if joint else each.total_s, joint)
     patches = [Patch(facecolor=color, label=label) for color, label in _LEGEND[: 3 + joint]]
+    if any(segment.rows for each in clusters for segment in each.segments):
+        patches.append(Patch(facecolor=_SYNC, label="adding the gradients of a shared stage"))
     figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
     suffix = file.suffix.lower().removeprefix(".")
     metadata = {"Date": None} if suffix == "svg" else None
@@ -106,6 +108,7 @@ def _draw_segment(axes: Axes, segment: SegmentTimes, until_s: float) -> None:
     axes.broken_barh(
         hops, (top + _BAR, _HOP_BAR), facecolors=greys, edgecolors=greys, linewidth=0.4
     )
+    axes.broken_barh([segment.sync], (top, _BAR), facecolors=_SYNC, linewidth=0)
     if segment.compute_s < _LABELLED_FROM * until_s:
         return
     for number, start in enumerate(segment.computes):
@@ -116,7 +119,8 @@ def _draw_segment(axes: Axes, segment: SegmentTimes, until_s: float) -> None:
 def _blocks(segment: SegmentTimes | None) -> str:
     if segment is None:
         return "not used"
-    return f"block{'s' if segment.span.blocks > 1 else ''} {block_range(segment.span)}"
+    rows = "" if segment.rows is None else f", {counted(segment.rows, 'row')}"
+    return f"block{'s' if segment.span.blocks > 1 else ''} {block_range(segment.span)}{rows}"
 
 
 def _title(planned: PlannedCluster, joint: bool) -> str:

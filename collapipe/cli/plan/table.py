@@ -22,7 +22,7 @@ from collapipe.formatting import (
     watts,
 )
 from collapipe.inventory.model import Model
-from collapipe.inventory.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
+from collapipe.inventory.planning import EXACT, SHARED, InventoryPlan, JointRound, PlannedCluster
 from optim.channel import payload_links, power_limits
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
@@ -36,6 +36,9 @@ _IDLING_COLUMNS = 3  # the last columns of _COLUMNS
 _FRONT_ENDS = 4  # points shown at each end of a long front
 _IDLING = "; fill, gaps, drain: idle before, between and after that"
 _ROUNDING = 1e-9
+_NO_SHARING = (
+    "no stage can be shared: devices need d2d_rate_bps, and the model a name or trained_bytes"
+)
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -59,14 +62,17 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
         style="bold",
     )
     held = {each.device: each for each in segments}
-    samples = math.ceil(problem.batch_size / planned.partition.num_micro_batches)
+    rows_in_all = math.ceil(problem.batch_size / planned.partition.num_micro_batches)
     rows, held_by = [], list[str]()
     for k, device in enumerate(planned.cluster.devices):
-        span, blocks, shares = "-", 0, ("not used", *"-----")
+        span, blocks, own_rows, shares = "-", 0, rows_in_all, ("not used", *"-----")
         if segment := held.get(k):
             span, blocks = block_range(segment.span), segment.span.blocks
+            if segment.rows is not None:
+                own_rows = segment.rows
+                span += f", {counted(own_rows, 'row')} of {rows_in_all}"
             shares = _shares(segment, planned.partition.latency_s)
-        used = _memory(device, blocks, model, samples)
+        used = _memory(device, blocks, model, own_rows, rows_in_all)
         rows.append((device.name, span, used, *shares))
         held_by += [f"{device.name} {used}"] * (blocks > 0 and used != "-")
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
@@ -96,10 +102,10 @@ def _embedding(problem: ClusterProblem, model: Model) -> str:
     )
 
 
-def _memory(device: PhysicalDevice, blocks: int, model: Model, samples: int) -> str:
-    """Return the use of the limiting resource: the device's bytes, or its number of blocks.
-    Micro-batches have at most ``samples`` samples."""
-    used = model.cost.segment_needs(blocks, samples) if blocks else 0.0
+def _memory(device: PhysicalDevice, blocks: int, model: Model, rows: int, of_rows: int) -> str:
+    """Return the use of the limiting resource: the device's bytes, or its number of blocks. It has
+    ``rows`` of a micro-batch's ``of_rows`` rows."""
+    used = model.cost.segment_needs(blocks, rows, rows / of_rows) if blocks else 0.0
     if model.block_bytes and "memory_bytes" in device.block_limits(model.block_bytes):
         return _of(used, device.memory_bytes)
     if device.max_blocks is not None:
@@ -137,6 +143,7 @@ def _summary(
         ("head", _head(planned)),
         ("certainty", _certainty(planned)),
         ("slowest", _slowest(planned)),
+        ("sync", _sync(planned, segments)),
         ("even split", _even(problem, partition)),
         ("front", _front(planned.solution.front)),
         ("energy", ", ".join(_energies(problem, partition))),
@@ -179,7 +186,11 @@ def _samples(number: str) -> str:
 def _certainty(planned: PlannedCluster) -> str:
     best = planned.solution.best
     if planned.partition == best:
-        return certainty(planned.solution.certificate, "pipeline of single devices", "faster")
+        shared = planned.solution.certificate.solver == SHARED
+        family = (
+            "pipeline, with shared stages or without," if shared else "pipeline of single devices"
+        )
+        return certainty(planned.solution.certificate, family, "faster")
     fastest = f"the fastest, S = {best.num_segments}, takes {seconds(best.latency_s)}"
     return f"chosen by the round; {fastest}"
 
@@ -201,6 +212,19 @@ def _slowest(planned: PlannedCluster) -> str:
     if planned.uplink == "streamed":
         found = max([found, *((each.each_s, each.name) for each in planned.behind)])
     return f"{found[1]} {seconds(found[0])} per micro-batch"
+
+
+def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
+    """Return how long shared stages add their gradients, or why no stage can be shared."""
+    stages = {each.span: each.sync[1] for each in segments if each.rows is not None}
+    if not stages:
+        asked = planned.solution.certificate.solver == SHARED
+        missing = all(each.sharing is None for each in planned.problem.devices)
+        return _NO_SHARING if asked and missing else ""
+    return (
+        f"{seconds(sum(stages.values()))} after a batch, in which devices that share a stage add "
+        "their gradients"
+    )
 
 
 def _even(problem: ClusterProblem, partition: Partition) -> str:
@@ -277,7 +301,7 @@ def _show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> Non
 def _round_certainty(solver: str, joint: JointRound) -> str:
     """Return the round's certainty; for a baseline's splits the exact solver chooses the units."""
     certificate = joint.solution.certificate
-    if solver in (EXACT, _OWN_ROUND):
+    if solver in (EXACT, SHARED, _OWN_ROUND):
         return certainty(certificate, "round of such pipelines", "better")
     return (
         f"the best round with these splits, by {certificate.solver}, in "

@@ -26,7 +26,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
@@ -45,9 +45,14 @@ def split_model(spec: HuggingFaceSpec) -> SplitModel:
 
 
 def pipeline_of(
-    spec: HuggingFaceSpec, weights: dict[str, Tensor], cut: Sequence[int], micro_batches: int
+    spec: HuggingFaceSpec,
+    weights: dict[str, Tensor],
+    cut: Sequence[int],
+    micro_batches: int,
+    shared: bool = False,
 ) -> tuple[Pipeline, SplitModel]:
-    """A cluster with copies of ``weights``, built as a control unit builds it."""
+    """A cluster with copies of ``weights``, built as a control unit builds it. With ``shared`` two
+    devices compute each segment."""
     copies = {name: tensor.clone() for name, tensor in weights.items()}
     model = build_empty(lambda: SplitModel(cast(ModelSpec, spec), VOCABULARY), copies)
     assert isinstance(model, SplitModel)
@@ -55,7 +60,13 @@ def pipeline_of(
     embedding, *blocks, head = (Part(name, module, settings) for name, module in modules.items())
     head = HeadPart(HEAD, modules[HEAD], settings)
     spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]
-    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
+    shares = [
+        (Share(f"device-{k}", 1), Share(f"other-{k}", 2)) if shared else ()
+        for k in range(len(spans))
+    ]
+    segments = tuple(
+        SegmentPlan(f"device-{k}", span, shares[k]) for k, span in enumerate(spans)
+    )
     plan = ClusterPlan(KEY.unit, segments, micro_batches, "one_f_one_b")
     return inline_pipeline(plan, embedding, blocks, LocalHead(head)), model
 
@@ -92,6 +103,20 @@ def test_split_equals_untouched(tmp_path: Path, name: str, head: str) -> None:
         torch.testing.assert_close(gradient, weight.grad, rtol=0, atol=1e-8, msg=ours)
         theirs.pop(id(weight), None)
     assert not theirs  # every weight that transformers trains is trained here
+
+
+@pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
+def test_shared_segments_compute_the_same(tmp_path: Path, name: str, head: str) -> None:
+    """Loss and gradients of two devices that share each segment's rows, with dropout."""
+    spec, results = spec_of(tmp_path, name, head), []
+    weights = {key: value.double() for key, value in split_model(spec).state_dict().items()}
+    for shared in (False, True):
+        pipeline, split = pipeline_of(spec, weights, cut_of(spec), 1, shared)
+        results.append((pipeline.run(batch_for(head), KEY), split))
+    (loss, alone), (other_loss, together) = results
+    assert other_loss == pytest.approx(loss, rel=0, abs=1e-12)
+    for own, other in zip(alone.parameters(), together.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, own.grad, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)

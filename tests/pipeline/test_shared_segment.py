@@ -1,0 +1,149 @@
+"""A segment that several devices share computes what one device would."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from collapipe.errors import ConfigError
+from collapipe.models.dropout import DropoutKey, Rows, dropout
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
+from pipeline.schedule import SCHEDULES
+from pipeline.shared_segment import added
+from tests.pipeline.test_engine import (
+    KEY,
+    NUM_BLOCKS,
+    Cluster,
+    assert_same_bits,
+    cluster,
+    fresh,
+    gradients,
+    plan_of,
+    ragged,
+    transformer,
+)
+
+SPEC = transformer(dropout=0.3)
+
+
+def shared(span: Span, *rows: int) -> SegmentPlan:
+    """A segment with a device for each number of rows."""
+    shares = tuple(Share(f"device-{span.first}-{place}", own) for place, own in enumerate(rows))
+    return SegmentPlan(shares[0].device, span, shares if len(shares) > 1 else ())
+
+
+def plan(*segments: SegmentPlan, m: int = 2, schedule: str = "one_f_one_b") -> ClusterPlan:
+    """Of a few micro-batches."""
+    return ClusterPlan(KEY.unit, segments, m, schedule)
+
+
+WHOLE = shared(Span(0, NUM_BLOCKS), 2, 1)
+MIXED = shared(Span(0, 1), 1), shared(Span(1, 2), 1, 1, 1), shared(Span(3, 1), 2, 1)
+
+
+def trained(plan: ClusterPlan, steps: Sequence[int] = (0, 1), recompute: bool = False) -> Cluster:
+    """A cluster after a few clipped steps."""
+    start = fresh(SPEC, torch.float32).state_dict()
+    done = cluster(plan, SPEC, start, recompute=recompute)
+    done.train(ragged(), steps, clip_norm=0.1)
+    return done
+
+
+@pytest.mark.parametrize("segments", [(WHOLE,), MIXED], ids=["whole", "mixed"])
+@pytest.mark.parametrize("m", [1, 2, 3, 5])
+def test_sharing_changes_no_gradient(segments: Sequence[SegmentPlan], m: int) -> None:
+    """Loss and gradients equal those of single devices, dropout included. With m = 5 a micro-batch
+    has one row, and most shares have none."""
+    weights = fresh(SPEC, torch.float64).state_dict()
+    alone = cluster(plan_of((NUM_BLOCKS,), m, "one_f_one_b"), SPEC, weights)
+    loss = alone.pipeline.run(ragged(), KEY)
+    together = cluster(plan(*segments, m=m), SPEC, weights)
+    assert together.pipeline.run(ragged(), KEY) == pytest.approx(loss, rel=0, abs=1e-12)
+    for name, gradient in gradients(together.model).items():
+        expected = gradients(alone.model)[name]
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12, msg=name)
+
+
+def test_bits_depend_on_the_shares_alone() -> None:
+    """Neither the schedule, recomputing nor the cut between equally shared blocks changes them."""
+    expected = trained(plan(WHOLE, schedule="gpipe")).weights()
+    halves = shared(Span(0, 1), 2, 1), shared(Span(1, NUM_BLOCKS - 1), 2, 1)
+    for schedule in SCHEDULES:
+        assert_same_bits(expected, trained(plan(*halves, schedule=schedule)).weights())
+    assert_same_bits(expected, trained(plan(WHOLE), recompute=True).weights())
+    other = trained(plan(shared(Span(0, NUM_BLOCKS), 1, 1))).weights()
+    assert any(not torch.equal(expected[name], other[name]) for name in expected)
+
+
+def test_an_aborted_step_leaves_nothing() -> None:
+    """The next step has the same bits as without it."""
+    start = fresh(SPEC, torch.float32).state_dict()
+    interrupted = cluster(plan(*MIXED), SPEC, start)
+    interrupted.pipeline.run(ragged(), KEY)  # without a step
+    for segment in interrupted.segments:
+        segment.forget()
+    interrupted.pipeline._first.forget()
+    interrupted.head.forget_gradients()
+    interrupted.train(ragged(), (0, 1), clip_norm=0.1)
+    assert_same_bits(interrupted.weights(), trained(plan(*MIXED)).weights())
+
+
+def test_frozen_blocks_return_no_gradient() -> None:
+    """Blocks before the first one that trains send nothing back."""
+    start = fresh(SPEC, torch.float32).state_dict()
+    made = cluster(plan(*MIXED), SPEC, start)
+    segment = made.segments[1]
+    for part in (*segment.parts, *made.segments[0].parts):
+        part.module.requires_grad_(False)
+    hidden, mask = torch.randn(3, 7, 16), torch.ones(3, 7, dtype=torch.bool)
+    segment.forward(0, hidden, KEY, mask)
+    assert segment.backward(0) is None
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 100])
+def test_every_row_has_one_share(rows: int) -> None:
+    """In proportion to the planned rows, which a full micro-batch has exactly."""
+    segment = shared(Span(0, 1), 3, 1, 2)
+    ends = segment.row_ends(rows)
+    assert ends[-1] == rows and list(ends) == sorted(ends)
+    if rows == 6:
+        assert ends == (3, 4, 6)
+
+
+def test_a_segment_of_one_device_has_all_rows() -> None:
+    segment = shared(Span(0, 1), 4)
+    assert segment.row_ends(9) == (9,)
+    assert segment.devices == ("device-0-0",)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        (Share("a", 1),),
+        (Share("b", 1), Share("a", 1)),
+        (Share("a", 1), Share("a", 1)),
+        (Share("a", 1), Share("b", 0)),
+    ],
+)
+def test_impossible_shares_are_refused(shares: tuple[Share, ...]) -> None:
+    with pytest.raises(ConfigError, match="expected several devices"):
+        SegmentPlan("a", Span(0, 1), shares)
+
+
+def test_masks_of_rows_are_the_rows_of_the_mask() -> None:
+    """Whatever rows a device has, it draws as much as all of them need."""
+    whole, key = torch.ones(5, 3), DropoutKey(1, 0, 2)
+    with key.drawing("blocks.0", 1):
+        expected = [dropout(whole, 0.5), dropout(whole, 0.5)]
+    with replace(key, rows=Rows(1, 5)).drawing("blocks.0", 1):
+        found = [dropout(whole[1:4], 0.5), dropout(whole[1:4], 0.5)]
+    assert all(torch.equal(a, b[1:4]) for a, b in zip(found, expected, strict=True))
+
+
+def test_shares_are_added_in_their_order() -> None:
+    a, b = torch.tensor(1.0), torch.tensor(2.0)
+    sums: list[list[Tensor | None]] = added([[a, None, None]], [[b, b, None]])
+    assert sums == [[a + b, b, None]]
+    assert added([], [[a]]) == added([[a]], []) == [[a]]
