@@ -74,6 +74,12 @@ class SegmentPlan:
         """The names of all devices that hold the segment."""
         return tuple(share.device for share in self.shares) or (self.device,)
 
+    @property
+    def holders(self) -> str:
+        """The devices for messages, with the rows of each if they share the segment."""
+        shares = ", ".join(f"{share.rows} {share.device}" for share in self.shares)
+        return f"({shares})" if shares else self.device
+
     def row_ends(self, rows: int) -> tuple[int, ...]:
         """Return where each share of a micro-batch of ``rows`` rows ends: in proportion to the
         planned rows, rounded down."""

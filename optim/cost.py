@@ -15,9 +15,10 @@ from collapipe.state import Channel, ClusterState
 from collapipe.step_law import StepLaw
 from optim.channel import Fading, links
 from optim.cluster_plan import as_planned, cluster_problem
-from optim.latency import partition_of, streamed_s
+from optim.latency import streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
+from optim.sharing.law import partition_of_plan, rows_of, stages_of
 from optim.simulated_plan import law_for, simulated, simulates
 
 
@@ -120,17 +121,16 @@ def _pipelined(
     law: StepLaw | None,
 ) -> _Step:
     m, known = cluster.num_micro_batches, {device.name: device for device in state.devices}
-    devices = [known[segment.device] for segment in cluster.segments]
-    blocks = [segment.span.blocks for segment in cluster.segments]
+    devices = [known[name] for segment in cluster.segments for name in segment.devices]
     problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
-    partition, spread = partition_of(problem, blocks, m), 0.0
+    partition, spread, joules = partition_of_plan(problem, cluster), 0.0, dict[str, float]()
     if law is not None and simulates(law, partition):
         partition, spread = simulated(partition, problem, law, cluster.schedule), law.spread
-    joules = {
-        device.name: m * device.energy.law.chunk(count, request.batch_size / m)
-        for device, count in zip(devices, blocks, strict=True)
-        if device.energy is not None
-    }
+    for stage in stages_of(problem, partition):
+        for place, rows in zip(stage.devices, stage.rows, strict=True):
+            if (budget := devices[place].energy) is not None:
+                size = rows_of(problem, stage, rows, m)
+                joules[devices[place].name] = m * budget.law.chunk(stage.blocks, size)
     return _Step(partition.latency_s, partition.slowest_s, joules, spread)
 
 

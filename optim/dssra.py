@@ -14,6 +14,7 @@ from optim.convergence import idle_gamma, next_error_queues, next_queues, round_
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterSolver, Latency, RoundOptions, RoundSolver, check_choice
+from optim.sharing.exact import shared_partition
 from optim.solvers import cluster_solver, round_solver
 
 
@@ -30,6 +31,7 @@ class Dssra(RoundOptions):
     latency: str = "overlap"  # the law of the pipeline's time
     max_nodes: int = 100_000  # of ``exact``, per cluster and for the round; may leave a gap
     constants: str = "set"  # ``set`` takes κ and φ² from the options
+    sharing: str = "never"  # ``auto``: devices may share stages, if solver is ``exact``
 
     def __post_init__(self) -> None:
         try:
@@ -39,6 +41,12 @@ class Dssra(RoundOptions):
         check_choice("strategy.solver", self.solver, ("exact", "paper"))
         check_choice("strategy.latency", self.latency, LATENCIES)
         check_choice("strategy.constants", self.constants, ("set", "estimated"))
+        check_choice("strategy.sharing", self.sharing, ("never", "auto"))
+        if self.sharing == "auto" and (self.solver != "exact" or self.prices_segments):
+            raise ConfigError(
+                "strategy.sharing=auto: finds the fastest plans of any number of segments; set "
+                "strategy.solver=exact, strategy.drift=gamma and strategy.segment_price=none"
+            )
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         """Return the round's plan.
@@ -66,7 +74,12 @@ class Dssra(RoundOptions):
                 f"strategy.solver={self.solver}: chooses no payload; set compression.activation, "
                 "compression.upload and decoder.mode, or solver=exact"
             )
-        name, exact = request.partition or self.solver, _exact(self.max_nodes)
+        name, exact = request.partition or self.solver, _exact(self.max_nodes, self.sharing)
+        if self.sharing == "auto" and name == "exact" and request.num_segments is not None:
+            raise ConfigError(
+                f"strategy.sharing=auto: bounds no segments; unset pipeline.num_segments="
+                f"{request.num_segments}"
+            )
         splitter = exact if name == "exact" else cluster_solver(name)
         found = fronts(request, cast(Latency, self.latency), splitter, rng, self)
         allocate: RoundSolver = partial(exact_allocation, max_nodes=self.max_nodes)
@@ -94,5 +107,6 @@ class Dssra(RoundOptions):
 
 
 @cache  # the same object for the same limit, because ``solve_cached`` compares solvers
-def _exact(max_nodes: int) -> ClusterSolver:
-    return partial(exact_partition, max_nodes=max_nodes)
+def _exact(max_nodes: int, sharing: str) -> ClusterSolver:
+    solve = exact_partition if sharing == "never" else shared_partition
+    return partial(solve, max_nodes=max_nodes)

@@ -45,10 +45,10 @@ def law_for(cluster: ClusterState) -> StepLaw | None:
 
 
 def simulates(law: StepLaw, point: Partition) -> bool:
-    """Whether the point's steps are simulated with this law. Replicas, other numbers of
-    micro-batches and very long steps are not."""
+    """Whether the point's steps are simulated with this law. Replicas, shared stages, other numbers
+    of micro-batches and very long steps are not."""
     m = point.num_micro_batches
-    fits = m == law.num_micro_batches and not point.replicated
+    fits = m == law.num_micro_batches and not (point.replicated or point.stages)
     return fits and point.num_segments * m <= _MOST_ACTIONS
 
 

@@ -13,6 +13,7 @@ from collapipe.step_law import StepLaw
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
+from optim.sharing.law import partition_of_plan
 from optim.simulated_plan import law_for, simulates, works_in
 from optim.step import play
 from optim.timeline import stages_behind, timeline
@@ -48,12 +49,13 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     closed = cast(Latency, latency if latency in LATENCIES else "overlap")  # as rounds are costed
     problem = cluster_problem(request, state, closed)
     known = {device.name: device for device in problem.devices}
-    names = [segment.device for segment in cluster.segments] or known
+    names = [name for segment in cluster.segments for name in segment.devices] or known
     if missing := ", ".join(set(names) - set(known)):
         raise ConfigError(f"{who}: {REQUESTS} does not know its devices {missing}")
     problem = replace(problem, devices=tuple(known[name] for name in names))
-    blocks = tuple(segment.span.blocks for segment in cluster.segments)
-    partition = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=not blocks)
+    partition = Partition((), cluster.num_micro_batches, 0.0, replicated=True)
+    if cluster.segments:
+        partition = partition_of_plan(problem, cluster)
     if (law := law_for(state)) is not None and simulates(law, partition):
         return _simulated(problem, partition, law, cluster.schedule)
     stages = {

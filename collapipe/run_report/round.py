@@ -33,7 +33,7 @@ def gantt(run: Run, line: RoundReport) -> Markup:
             bars.append(stacked(name, parts, seconds(ends_s) + failed))
         columns = {
             "unit": name,
-            "segments": " + ".join(f"{s.span.blocks} {s.device}" for s in cluster.segments) or "–",
+            "segments": " + ".join(f"{s.span.blocks} {s.holders}" for s in cluster.segments) or "–",
             "S": len(cluster.segments) or "–",
             "m": cluster.num_micro_batches,
             "pipeline": "–" if pipeline_s is None else seconds(pipeline_s),

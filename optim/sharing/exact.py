@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
 from optim.latency import batch_s, block_caps, model_too_large
 from optim.partition.envelope import Envelope, Splits
@@ -50,6 +51,11 @@ def shared_partition(
     search = _Search(problem, max_nodes)
     open_s = search.run()
     front = search.front()
+    if not front and math.isfinite(open_s):
+        raise InfeasibleRoundError(
+            f"the search for shared stages ended after max_nodes={max_nodes:g} without a plan; "
+            "raise strategy.max_nodes"
+        )
     if not front:
         raise model_too_large(problem)
     times = [batch_s(point, low) for point in front]

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collapipe.plan import ClusterPlan
 from collapipe.state import DeviceProfile
+from optim.latency import partition_of
 from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage
 
 _ROUNDING = 1e-12
@@ -79,6 +81,25 @@ def balanced_rows(
             return None
         rows[min(free)[1]] += 1
     return tuple(rows)
+
+
+def partition_of_plan(problem: ClusterProblem, plan: ClusterPlan) -> Partition:
+    """Return the partition of a plan's segments with its times, for the problem's devices.
+
+    Raises ``KeyError`` if the plan has other devices.
+    """
+    places = {device.name: place for place, device in enumerate(problem.devices)}
+    m, stages = plan.num_micro_batches, list[Stage]()
+    for segment in plan.segments:
+        rows = tuple(share.rows for share in segment.shares) or (largest_rows(problem, m),)
+        devices = tuple(places[name] for name in segment.devices)
+        stages.append(Stage(devices, rows, segment.span.blocks))
+    if any(segment.shares for segment in plan.segments):
+        return sharing_partition(problem, stages, m)
+    blocks = [0] * len(problem.devices)
+    for stage in stages:
+        blocks[stage.devices[0]] = stage.blocks
+    return partition_of(problem, blocks, m)
 
 
 def stages_of(problem: ClusterProblem, partition: Partition) -> tuple[Stage, ...]:

@@ -1,5 +1,6 @@
 """Verify a round's plan of any strategy against the units' capabilities."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.state import ClusterState
 from optim.planner import RoundRequest
-from optim.problem import ClusterProblem, Partition
+from optim.problem import ClusterProblem, Partition, Stage
 from optim.verify.cluster import check_point
 from optim.verify.tolerance import exceeds, violation
 
@@ -71,11 +72,11 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
 def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
     """Raise ``PlanViolationError`` if segments exceed the devices' caps."""
     devices, names = state.devices, [device.name for device in state.devices]
-    times = Counter(segment.device for segment in cluster.segments)
+    times = Counter(name for segment in cluster.segments for name in segment.devices)
     odd = [name for name, count in times.items() if count > 1 or name not in names]
     if odd:
         raise violation("C2", f"segments on {', '.join(odd)}; the devices are {', '.join(names)}")
-    held = {segment.device: segment.span.blocks for segment in cluster.segments}
+    held = {name: segment.span.blocks for segment in cluster.segments for name in segment.devices}
     replicated = request.partition == "vanilla_fl" and not cluster.segments
     if replicated:
         devices = tuple(device for device in devices if device.max_blocks != 0)
@@ -93,4 +94,19 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     b = request.batch_size
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap")
     point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated)
+    if any(segment.shares for segment in cluster.segments):
+        point = replace(
+            point, stages=_stages(cluster, names, math.ceil(b / point.num_micro_batches))
+        )
     check_point(point, problem)
+
+
+def _stages(cluster: ClusterPlan, names: list[str], rows: int) -> tuple[Stage, ...]:
+    return tuple(
+        Stage(
+            tuple(names.index(name) for name in segment.devices),
+            tuple(share.rows for share in segment.shares) or (rows,),
+            segment.span.blocks,
+        )
+        for segment in cluster.segments
+    )

@@ -256,7 +256,7 @@ def _partition(plan: ClusterPlan) -> str:
     """Describe a plan, such as ``2 phone-1 + 4 laptop-2; m=4``, with a chosen place of the head."""
     if not plan.segments:
         return "the whole model on each device"
-    held = " + ".join(f"{segment.span.blocks} {segment.device}" for segment in plan.segments)
+    held = " + ".join(f"{segment.span.blocks} {segment.holders}" for segment in plan.segments)
     place = plan.uplink.head if plan.uplink else None
     head = f"; head on the {place.replace('_', ' ')}" if place else ""
     return f"{held}; m={plan.num_micro_batches}{head}"

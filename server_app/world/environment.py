@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from collapipe.errors import ConfigError
-from collapipe.state import ClusterState, DeviceProfile
+from collapipe.state import ClusterState, DeviceProfile, MemoryBudget
 from server_app.world.mobility import Mobility, Probability, Walk
 
 _LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # bounds of values in collapipe.state
@@ -158,16 +158,29 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
     hops and the energy of a block do not change."""
     speed, time = math.exp(now.log_speed), device.time
     u, v = (_admitted(seconds / speed, _MOST_LAW) for seconds in (time.u, time.v))
-    max_blocks, energy, memory = device.max_blocks, device.energy, device.memory
+    max_blocks, energy, sharing = device.max_blocks, device.energy, device.sharing
     if max_blocks is not None:
         max_blocks = math.floor(max_blocks * now.memory_share)
-    if memory is not None:
-        limit = _admitted(memory.limit_bytes * now.memory_share, _MOST)
-        memory = replace(memory, limit_bytes=limit)
     if energy is not None:
         energy = replace(energy, limit_j=_admitted(energy.limit_j * now.energy_share, _MOST))
+    if sharing is not None:
+        sharing = replace(sharing, memory=_memory_now(sharing.memory, now))
     held = max_blocks if now.present else 0
-    return DeviceProfile(device.name, replace(time, u=u, v=v), held, energy, memory)
+    return replace(
+        device,
+        time=replace(time, u=u, v=v),
+        max_blocks=held,
+        energy=energy,
+        memory=_memory_now(device.memory, now),
+        sharing=sharing,
+    )
+
+
+def _memory_now(memory: MemoryBudget | None, now: DeviceCondition) -> MemoryBudget | None:
+    if memory is None:
+        return None
+    limit = _admitted(memory.limit_bytes * now.memory_share, _MOST)
+    return replace(memory, limit_bytes=limit)
 
 
 def _check_count(what: str, told: Sized, conditions: Sized) -> None:

@@ -35,7 +35,7 @@ def test_only_the_papers_way_has_a_round_of_its_own() -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     for solver in (cluster_solver, round_solver):
-        with pytest.raises(ConfigError, match="solver exat: must be one of exact, paper"):
+        with pytest.raises(ConfigError, match="solver exat: must be one of exact, shared"):
             solver("exat")
 
 

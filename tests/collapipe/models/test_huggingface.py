@@ -64,9 +64,7 @@ def pipeline_of(
         (Share(f"device-{k}", 1), Share(f"other-{k}", 2)) if shared else ()
         for k in range(len(spans))
     ]
-    segments = tuple(
-        SegmentPlan(f"device-{k}", span, shares[k]) for k, span in enumerate(spans)
-    )
+    segments = tuple(SegmentPlan(f"device-{k}", span, shares[k]) for k, span in enumerate(spans))
     plan = ClusterPlan(KEY.unit, segments, micro_batches, "one_f_one_b")
     return inline_pipeline(plan, embedding, blocks, LocalHead(head)), model
 

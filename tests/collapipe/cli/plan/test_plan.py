@@ -286,7 +286,7 @@ def test_a_proof_names_its_family(command: Command, tmp_path: Path) -> None:
     assert "no round of such pipelines is better under this law (gap 0)" in out
 
 
-@pytest.mark.parametrize("name", sorted({*CLUSTER_SOLVERS} - {"exact"}))
+@pytest.mark.parametrize("name", sorted({*CLUSTER_SOLVERS} - {"exact", "shared"}))
 def test_only_the_exact_solver_proves_a_round(command: Command, tmp_path: Path, name: str) -> None:
     roomy = JOINT.replace("max_blocks: 6", "max_blocks: 12") + "round: {queues: [3]}\n"
     told = json.loads(command(written(tmp_path, roomy), "--json", "--solver", name)[1])["round"]
@@ -560,3 +560,47 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "inventory.yaml"
     path.write_text(text)
     return path
+
+
+ADAPTERS = """
+batch_size: 12
+latency: flow_shop
+model: {num_blocks: 4, forward_flops: 1.0e9, backward_flops: 2.0e9, activation_bits: 1.0e6,
+        gradient_bits: 1.0e6, trained_bytes: 1.0e4}
+clusters:
+  - name: workshop
+    devices:
+      - {name: fast, flops_per_s: 4.0e9, d2d_rate_bps: 1.0e8}
+      - {name: slow, flops_per_s: 2.0e9, d2d_rate_bps: 1.0e8}
+"""
+
+
+def test_a_shared_stage_has_rows_and_a_sync(command: Command, tmp_path: Path) -> None:
+    """Two thirds of the rows are the fast device's; the table, JSON and chart show it."""
+    file, chart = written(tmp_path, ADAPTERS), tmp_path / "plan.svg"
+    told = json.loads(command(file, "--json", "--solver", "shared")[1])["clusters"][0]
+    rows = {each["device"]: each["rows"] for each in told["segments"]}
+    assert rows == {"fast": 8, "slow": 4}
+    assert (told["num_segments"], told["gap"]) == (1, 0.0)
+    out = " ".join(command(file, "--solver", "shared", "--plot", str(chart))[1].split())
+    assert "0-3, 8 rows of 12" in out
+    assert "no pipeline, with shared stages or without, is faster under this law (gap 0)" in out
+    assert "sync 3.20 ms after a batch" in out
+    assert "adding the gradients of a shared stage" in chart.read_text()
+
+
+def test_sharing_that_the_file_cannot_describe_is_explained(
+    command: Command, tmp_path: Path
+) -> None:
+    file = written(tmp_path, ADAPTERS.replace(", trained_bytes: 1.0e4", ""))
+    out = " ".join(command(file, "--solver", "shared")[1].split())
+    assert "no stage can be shared: devices need d2d_rate_bps" in out
+
+
+def test_a_round_that_prices_segments_refuses_shared_stages(
+    command: Command, tmp_path: Path
+) -> None:
+    priced = JOINT + "round: {segment_price: paper}\n"
+    code, _, err = command(written(tmp_path, priced), "--solver", "shared")
+    assert code
+    assert "round.segment_price=none" in err

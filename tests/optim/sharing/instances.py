@@ -1,0 +1,52 @@
+"""Small random clusters whose devices may share stages."""
+
+import math
+
+import numpy as np
+
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget, SharingLaw
+from optim.problem import LATENCIES, ClusterProblem
+
+
+def drawn(rng: np.random.Generator, most_devices: int = 4, most_blocks: int = 5) -> ClusterProblem:
+    """Any law and uplink; some devices are alike, and memory and energy bind in many."""
+    count, num_blocks = (int(rng.integers(1, most + 1)) for most in (most_devices, most_blocks))
+    batch, seeds = int(rng.integers(1, 8)), rng.integers(0, 2**30, count)
+    kinds = rng.integers(0, 3, count) if rng.random() < 0.4 else np.arange(count)
+    devices = tuple(
+        _device(f"device-{k}", np.random.default_rng(seeds[kinds[k] % count]), num_blocks, batch)
+        for k in range(count)
+    )
+    head_s, gradient_s = rng.random(2) * (rng.random(2) < (0.4, 0.2))
+    finite = (0.0, *sorted(rng.uniform(0, 10, 3).tolist()))
+    uplinks: list[tuple[float, ...]] = [(0.0,), finite, (0.0, math.inf)]
+    return ClusterProblem(
+        devices,
+        num_blocks,
+        batch,
+        int(rng.integers(1, batch + 1)),
+        LATENCIES[rng.integers(3)],
+        uplinks[rng.integers(3)],
+        float(head_s),
+        float(gradient_s),
+    )
+
+
+def _device(name: str, rng: np.random.Generator, num_blocks: int, batch: int) -> DeviceProfile:
+    def some(most: float) -> float:
+        return float(rng.uniform(0, most) * (rng.random() < 0.7))
+
+    time = AffineLaw(float(rng.uniform(0.05, 1)), some(1), some(0.5), some(0.6))
+    memory, limit, energy = None, None, None
+    if rng.random() < 0.6:
+        own, of_batch, segment = rng.uniform(1, 2), rng.uniform(0, 2), some(1)
+        room = float(rng.uniform(0.5, 2.5) * num_blocks)
+        sizes = segment, float(own + of_batch), some(0.5), segment * rng.random(), float(of_batch)
+        memory = MemoryBudget(room, *sizes)
+    if rng.random() < 0.2:
+        limit = int(rng.integers(0, num_blocks + 1))
+    if rng.random() < 0.3:
+        joules = float(rng.uniform(0.25, 1) * num_blocks * batch)
+        energy = EnergyBudget(joules, time, "batch" if rng.random() < 0.5 else "micro_batch")
+    sharing = None if rng.random() < 0.1 else SharingLaw(some(0.3), limit, memory)
+    return DeviceProfile(name, time, limit, energy, memory, sharing)

@@ -1,0 +1,145 @@
+"""Plans with shared stages are as fast as any, and their bounds hold."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
+from optim.latency import batch_s
+from optim.partition.exact import exact_partition
+from optim.problem import LATENCIES, ClusterProblem, Partition
+from optim.sharing.exact import MOST_PAIRS, shared_partition
+from optim.sharing.law import stages_of
+from optim.sharing.states import kinds_of, num_pairs, states_of
+from optim.step import Job, Worker, simulate
+from optim.verify import verify_cluster
+from tests.optim.sharing.instances import drawn
+from tests.optim.sharing.oracle import fastest_s
+from tests.thorough import chosen
+
+_BETWEEN = (0.3, 2.0, 9.0)  # of a range of uplink times
+
+
+@pytest.mark.parametrize("seed", chosen(range(60), range(6)))
+def test_no_plan_is_faster(seed: int) -> None:
+    """For all uplink times that were asked for; 40 clusters a case."""
+    for number in range(40):
+        problem = drawn(np.random.default_rng((seed, number)))
+        asked = [each for each in problem.activation_s if math.isfinite(each)]
+        asked += _BETWEEN if len(asked) < len(problem.activation_s) else ()
+        expected = [fastest_s(problem, each) for each in asked]
+        if math.isinf(expected[0]):
+            with pytest.raises(InfeasibleRoundError):
+                shared_partition(problem)
+            continue
+        solution = shared_partition(problem)
+        verify_cluster(solution, problem)
+        found = [min(batch_s(point, each) for point in solution.front) for each in asked]
+        assert found == pytest.approx(expected, rel=1e-9), (seed, number)
+        assert solution.certificate.gap == 0 and solution.complete
+
+
+@pytest.mark.parametrize("max_nodes", [0, 1, 3])
+def test_a_limit_of_nodes_leaves_a_valid_bound(max_nodes: int) -> None:
+    """The bound never exceeds the best plan, nor does the plan that was found fall below it."""
+    cut_short = 0
+    for seed in range(150):
+        problem = replace(drawn(np.random.default_rng(seed)), activation_s=(0.0,))
+        best = fastest_s(problem)
+        if math.isinf(best):
+            continue
+        try:
+            solution = shared_partition(problem, max_nodes=max_nodes)
+        except InfeasibleRoundError as error:
+            assert "max_nodes" in str(error)
+            cut_short += 1
+            continue
+        verify_cluster(solution, problem)
+        assert solution.certificate.lower_bound <= best * (1 + 1e-9)
+        assert solution.best.latency_s >= best * (1 - 1e-9)
+        cut_short += not solution.complete
+    assert cut_short
+
+
+def test_a_large_cluster_states_its_gap() -> None:
+    """Thirty different devices: pipelines and one shared stage are compared, with a bound."""
+    rng = np.random.default_rng(0)
+    laws = [AffineLaw(float(u), 0.01, 0.001, 0.002) for u in rng.uniform(0.1, 1, 30)]
+    sharing = SharingLaw(0.001)
+    devices = tuple(DeviceProfile(f"d{k}", law, sharing=sharing) for k, law in enumerate(laws))
+    problem = ClusterProblem(devices, 12, 64, 16, "flow_shop")
+    assert num_pairs(tuple(map(len, kinds_of(devices)))) > MOST_PAIRS
+    solution = shared_partition(problem)
+    verify_cluster(solution, problem)
+    assert len(solution.best.stages[0].devices) > 20
+    assert solution.best.latency_s < 0.7 * exact_partition(problem).best.latency_s
+    assert 0 < solution.certificate.gap < 0.2
+
+
+def test_devices_that_are_alike_need_few_states() -> None:
+    law, sharing = AffineLaw(1.0, 0.1, 0.0, 0.0), SharingLaw(0.01)
+    alike = [DeviceProfile(f"d{k}", law, sharing=sharing) for k in range(8)]
+    other = DeviceProfile("x", replace(law, u=2.0), sharing=sharing)
+    assert kinds_of((*alike[:4], other, *alike[4:])) == [[0, 1, 2, 3, 5, 6, 7, 8], [4]]
+    states = states_of((8, 1))
+    assert len(states.counts) == 18
+    assert (states.counts[states.groups] <= states.counts[states.sets]).all()
+
+
+def test_without_a_law_nothing_is_shared() -> None:
+    """The answer is the exact pipeline's."""
+    rng = np.random.default_rng(4)
+    devices = tuple(
+        DeviceProfile(f"d{k}", AffineLaw(float(u), 0.0, 0.01, 0.0))
+        for k, u in enumerate(rng.uniform(0.1, 1, 4))
+    )
+    for latency in LATENCIES:
+        problem = ClusterProblem(devices, 8, 16, 8, latency)
+        best = shared_partition(problem).best
+        assert best.latency_s == pytest.approx(exact_partition(problem).best.latency_s)
+        assert not any(len(each.devices) > 1 for each in best.stages)
+
+
+def test_the_law_bounds_a_simulated_batch() -> None:
+    """Every device does one micro-batch at a time and waits for all rows that it needs; a stage
+    adds its gradients after its last micro-batch. One stage takes exactly the law's time."""
+    shared = 0
+    for seed in range(120):
+        plain = drawn(np.random.default_rng(seed))
+        problem = replace(
+            plain, latency="flow_shop", activation_s=(0.0,), head_s=0.0, gradient_s=0.0
+        )
+        try:
+            best = shared_partition(problem).best
+        except InfeasibleRoundError:
+            continue
+        simulated_s = _simulated(problem, best)
+        shared += any(len(each.devices) > 1 for each in best.stages)
+        assert simulated_s <= best.latency_s * (1 + 1e-9)
+        if best.num_segments == 1:
+            assert simulated_s == pytest.approx(best.latency_s)
+    assert shared > 20
+
+
+def _simulated(problem: ClusterProblem, point: Partition) -> float:
+    jobs, workers, before = dict[tuple[object, ...], Job](), list[Worker](), list[int]()
+    m = point.num_micro_batches
+    for place, stage in enumerate(stages_of(problem, point)):
+        alone = len(stage.devices) == 1
+        for device, rows in zip(stage.devices, stage.rows, strict=True):
+            law, size = problem.devices[device].time, problem.batch_size / m if alone else rows
+            for i in range(m):
+                needs = tuple((place - 1, other, i) for other in before)
+                jobs[place, device, i] = Job(law.chunk(stage.blocks, size), needs)
+            workers.append(Worker(([(place, device, i) for i in range(m)],)))
+        if not alone:
+            laws = [problem.devices[k].sharing for k in stage.devices]
+            slowest = max(law.sync_s for law in laws if law)
+            sync_s = 2 * (1 - 1 / len(laws)) * stage.blocks * slowest
+            jobs["sync", place] = Job(sync_s, tuple((place, k, m - 1) for k in stage.devices))
+            workers.append(Worker(([("sync", place)],)))
+        before = list(stage.devices)
+    return max(end for _, end in simulate(jobs, workers, {}).values())

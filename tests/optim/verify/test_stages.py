@@ -1,0 +1,70 @@
+"""Wrong partitions with shared stages are refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from collapipe.errors import PlanViolationError
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget, SharingLaw
+from optim.problem import ClusterProblem, Partition
+from optim.sharing.exact import shared_partition
+from optim.verify import verify_cluster
+
+_LAW = AffineLaw(0.1, 0.0, 0.0, 0.01)
+_ROOM = SharingLaw(0.01, memory=MemoryBudget(100.0, 1.0, 10.0, 0.0, 0.5, 9.0))
+PROBLEM = ClusterProblem(
+    tuple(DeviceProfile(f"d{k}", _LAW, sharing=_ROOM) for k in range(3)), 6, 9, 3, "flow_shop"
+)
+Change = Callable[[Partition], Partition]
+
+
+def _first(**changes: object) -> Change:
+    """A change of the first stage."""
+    return lambda point: replace(
+        point,
+        stages=(replace(point.stages[0], **changes), *point.stages[1:]),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "constraint"),
+    [
+        (_first(devices=(0, 0, 1)), "C2"),
+        (_first(devices=(0, 1, 7)), "C2"),
+        (_first(rows=(3, 3, 4)), "rows"),
+        (_first(rows=(4, 5, 0)), "rows"),
+        (_first(rows=(4, 5)), "rows"),
+        (_first(blocks=5), "C1"),
+        (lambda point: replace(point, blocks=(6, 6, 0)), "C1"),
+        (lambda point: replace(point, num_micro_batches=4), "C1"),
+        (lambda point: replace(point, latency_s=0.9 * point.latency_s), "latency"),
+        (lambda point: replace(point, slowest_s=0.9 * point.slowest_s), "slowest stage"),
+    ],
+)
+def test_a_wrong_point_is_refused(change: Change, constraint: str) -> None:
+    solution = shared_partition(PROBLEM)
+    (stage,) = solution.best.stages
+    assert (stage.devices, stage.rows) == ((0, 1, 2), (3, 3, 3))
+    verify_cluster(solution, PROBLEM)
+    wrong = change(solution.best)
+    with pytest.raises(PlanViolationError, match=f"^{constraint}: "):
+        verify_cluster(replace(solution, front=(wrong,), best=wrong), PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("device", "constraint"),
+    [
+        ({"sharing": None}, "sharing"),
+        ({"sharing": replace(_ROOM, max_blocks=5)}, "C7"),
+        ({"sharing": replace(_ROOM, memory=replace(_ROOM.memory, limit_bytes=24.0))}, "C7"),
+        ({"energy": EnergyBudget(1.7, _LAW)}, "C9'"),
+    ],
+)
+def test_limits_of_a_share_are_checked(device: dict[str, object], constraint: str) -> None:
+    """A device with a third of the rows keeps a third of a batch's tensors: 24.3 bytes, 1.81 J."""
+    solution = shared_partition(PROBLEM)
+    limited = replace(PROBLEM.devices[1], **device)  # type: ignore[arg-type]
+    problem = replace(PROBLEM, devices=(PROBLEM.devices[0], limited, PROBLEM.devices[2]))
+    with pytest.raises(PlanViolationError, match=f"^{constraint}: d1"):
+        verify_cluster(solution, problem)
