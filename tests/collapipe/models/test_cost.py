@@ -1,6 +1,6 @@
 """A block's cost, counted without memory, is what real blocks of all families take."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
 
@@ -165,7 +165,7 @@ def dearest(spec: ModelSpec, optimizer: OptimizerSettings) -> BlockCost:
         part = Part(f"blocks.{index}", spec.build_block(index), optimizer)
         hidden, cost = trained(part, hidden.detach().requires_grad_())
         costs.append(cost)
-    figures = ("forward_flops", "backward_flops", "activation_bits", "gradient_bits", "block_bytes")
+    figures = [field.name for field in fields(BlockCost)]
     return BlockCost(*(max(getattr(cost, name) for cost in costs) for name in figures))
 
 
@@ -192,4 +192,7 @@ def trained(part: Part, hidden: Tensor) -> tuple[Tensor, BlockCost]:
     bits = 8.0 * out.nbytes
     total = stash + sum(tensor.nbytes for tensor in (*own, *gradients, *moments))
     flops = float(forward.get_total_flops()), float(backward.get_total_flops())
-    return out, BlockCost(*flops, bits, bits, float(total))
+    of_batch, trains = float(stash), float(sum(tensor.nbytes for tensor in gradients))
+    return out, BlockCost(
+        *flops, bits, bits, float(total), batch_block_bytes=of_batch, trained_bytes=trains
+    )
