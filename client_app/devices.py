@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -17,7 +16,7 @@ from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import ConfigError, InfeasibleRoundError, RoundFailedError, one_line
-from collapipe.formatting import seconds
+from collapipe.formatting import block_range, seconds
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
@@ -216,7 +215,11 @@ class DevicePipeline:
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
         replica = Replica(forms, starting_with(start.weights, start.state), start.fixed)
-        needed = partial(block_cost(settings).segment_needs, samples=samples)
+        cost = block_cost(settings)
+
+        def needed(blocks: int, part: float) -> float:
+            return cost.segment_needs(blocks, samples * part, part)
+
         cluster = Cluster(
             devices=devices.roster,
             channels=devices.channels,
@@ -319,6 +322,8 @@ class DevicePipeline:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
         ``RoundFailedError`` if they cannot hold the model."""
         gone = {**self._all.absent, **lost}
+        if any(each.shares for each in self._plan.segments):
+            return self._with_heirs(gone)
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))
         if not left:
@@ -343,9 +348,22 @@ class DevicePipeline:
         segments = segment_plans(left, best.blocks)
         return ClusterPlan(self._plan.unit, segments, m, self._plan.schedule)
 
+    def _with_heirs(self, gone: Mapping[str, str]) -> ClusterPlan:
+        """Return the plan with the shares of lost devices on the others of their segments, which
+        changes no bit. Raises ``RoundFailedError`` if a segment has no device left."""
+        left = [each.without(gone) for each in self._plan.segments]
+        held = tuple(each for each in left if each is not None)
+        if len(held) < len(left):
+            spans = (a.span for a, b in zip(self._plan.segments, left, strict=True) if b is None)
+            raise RoundFailedError(
+                f"lost {', '.join(sorted(gone))}: no device is left of blocks "
+                f"{', '.join(map(block_range, spans))}; the next round is planned without them"
+            )
+        return replace(self._plan, segments=held)
+
     def _hung_s(self, plan: ClusterPlan) -> float:
         """Return an upper bound of the seconds that an action takes on a healthy device."""
         samples = self._settings.batch_size / self._plan.num_micro_batches
-        held = {each.device: each.span.blocks for each in plan.segments}
+        held = {name: each.span.blocks for each in plan.segments for name in each.devices}
         planned = (self._devices[name].time.compute(n, samples) for name, n in held.items())
         return max(_HUNG_S, _HUNG_CHUNKS * max(planned, default=0.0))

@@ -1,8 +1,8 @@
 """Frozen plans: the scheduler's decisions, which training executes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
 from typing import Annotated
 
 from pydantic import Field
@@ -50,7 +50,8 @@ class SegmentPlan:
     """One segment s of the encoder and the device that holds it.
 
     With ``shares`` several devices hold all its blocks, each for its rows of a micro-batch, in this
-    order. The first one is ``device``; it steps the optimiser.
+    order. The first one is ``device``; it steps the optimiser. After a loss a device may have
+    several shares, which are then next to each other.
     """
 
     device: str
@@ -58,21 +59,58 @@ class SegmentPlan:
     shares: tuple[Share, ...] = ()
 
     def __post_init__(self) -> None:
-        names = {share.device for share in self.shares}
-        if self.shares and (
-            self.shares[0].device != self.device
-            or not 1 < len(names) == len(self.shares)
+        if not self.shares:
+            return
+        names = [name for name, _ in groupby(share.device for share in self.shares)]
+        if (
+            names[0] != self.device
+            or len({*names}) < len(names)
+            or len(self.shares) < 2
             or min(share.rows for share in self.shares) < 1
         ):
             raise ConfigError(
-                f"segment on {self.device}: shares {self.shares}; expected several devices, "
-                f"{self.device} first, each once and with at least one row"
+                f"segment on {self.device}: shares {self.holders}; expected several, those of "
+                f"{self.device} first, those of a device together, each with at least one row"
             )
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names of all devices that hold the segment."""
-        return tuple(share.device for share in self.shares) or (self.device,)
+        """The names of all devices that hold the segment, each once."""
+        return tuple(dict.fromkeys(share.device for share in self.shares)) or (self.device,)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The planned rows of each share; one share has all rows."""
+        return tuple(share.rows for share in self.shares) or (1,)
+
+    @property
+    def rows_of_devices(self) -> tuple[int, ...]:
+        """The planned rows of each device; empty for a device alone."""
+        owns = map(self.shares_of, self.devices) if self.shares else ()
+        return tuple(sum(self.rows[own.start : own.stop]) for own in owns)
+
+    def shares_of(self, device: str) -> range:
+        """Return the numbers of the device's shares."""
+        held = [place for place, share in enumerate(self.shares) if share.device == device]
+        return range(held[0], held[-1] + 1) if held else range(1)
+
+    def device_rows(self, rows: int) -> list[tuple[int, int]]:
+        """Return the range of rows of each device, of a micro-batch of ``rows`` rows."""
+        ends = (0, *row_ends(self.rows, rows))
+        owns = map(self.shares_of, self.devices)
+        return [(ends[own.start], ends[own.stop]) for own in owns]
+
+    def without(self, gone: Collection[str]) -> "SegmentPlan | None":
+        """Return the segment with the shares of devices that are ``gone`` on the nearest device
+        before them, or else behind them; None if all of the segment's devices are."""
+        left = [name for name in self.devices if name not in gone]
+        if not left:
+            return None
+        shares, heir = list[Share](), left[0]
+        for share in self.shares:
+            heir = heir if share.device in gone else share.device
+            shares.append(replace(share, device=heir))
+        return replace(self, device=left[0], shares=tuple(shares))
 
     @property
     def holders(self) -> str:
@@ -80,11 +118,12 @@ class SegmentPlan:
         shares = ", ".join(f"{share.rows} {share.device}" for share in self.shares)
         return f"({shares})" if shares else self.device
 
-    def row_ends(self, rows: int) -> tuple[int, ...]:
-        """Return where each share of a micro-batch of ``rows`` rows ends: in proportion to the
-        planned rows, rounded down."""
-        planned = list(accumulate(share.rows for share in self.shares)) or [1]
-        return tuple(rows * end // planned[-1] for end in planned)
+
+def row_ends(planned: Sequence[int], rows: int) -> tuple[int, ...]:
+    """Return where each share of a micro-batch of ``rows`` rows ends: in proportion to the
+    ``planned`` rows, rounded down."""
+    ends = list(accumulate(planned))
+    return tuple(rows * end // ends[-1] for end in ends)
 
 
 def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:

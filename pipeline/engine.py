@@ -1,5 +1,6 @@
 """The pipeline of one cluster for one round: it trains embedding, segments and head on batches."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from collapipe.models.dropout import DropoutKey
@@ -16,10 +17,10 @@ class Segments(Protocol):
     """The encoder's segments, in this process or on devices."""
 
     def run(
-        self, embedding: FirstStage, head: LastStage, key: DropoutKey, num_micro_batches: int
+        self, embedding: FirstStage, head: LastStage, key: DropoutKey, rows: Sequence[int]
     ) -> None:
         """Run forward and backward of a batch from the ``embedding`` through all segments to the
-        ``head``."""
+        ``head``; ``rows`` are those of each micro-batch."""
 
     def squared_norms(self) -> list[float]:
         """Squared L2 norm of each block's gradient, in the blocks' order."""
@@ -67,7 +68,7 @@ class Pipeline:
         embedding = EmbeddingStage(self._first, key, inputs, self.timer)
         head = HeadStage(self._head, self.timer)
         self._head.begin(key, micro_batches, batch.num_targets)
-        self._segments.run(embedding, head, key, len(micro_batches))
+        self._segments.run(embedding, head, key, [each.num_samples for each in micro_batches])
         return head.loss
 
     def step(self, rate: float, clip_norm: float | None) -> float:

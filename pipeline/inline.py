@@ -68,11 +68,9 @@ class InlineSegments:
             _segment(each, blocks, recompute, first < each.span.first) for each in plan.segments
         ]
 
-    def run(
-        self, embedding: Stage, head: LastStage, key: DropoutKey, num_micro_batches: int
-    ) -> None:
+    def run(self, embedding: Stage, head: LastStage, key: DropoutKey, rows: Sequence[int]) -> None:
         segments = [SegmentStage(segment, key, self._timer) for segment in self.segments]
-        shape = self._schedule, len(segments), num_micro_batches
+        shape = self._schedule, len(segments), len(rows)
         first, lists = schedule.embedding(*shape), schedule.build(*shape)
         boxes: list[_Box] = [{} for _ in range(len(segments) + 2)]
         boxes[0] |= {action: () for action in first if action.kind == FORWARD}  # needs no input
@@ -108,7 +106,7 @@ def _segment(
 ) -> Segment | SharedSegment:
     parts = blocks[plan.span.first : plan.span.stop]
     if plan.shares:
-        return SharedSegment(plan, parts, recompute, input_gradient)
+        return SharedSegment(plan.rows, parts, recompute, input_gradient)
     return Segment(parts, recompute, input_gradient)
 
 

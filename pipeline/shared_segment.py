@@ -1,15 +1,14 @@
-"""A segment of which several shares compute their own rows of each micro-batch."""
+"""A segment whose rows are computed in shares, each with gradients of its own."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey, Rows
 from collapipe.models.part import Part
-from collapipe.plan import SegmentPlan
+from collapipe.plan import row_ends
 from pipeline.segment import Segment
 
 Gradients = list[list[Tensor | None]]
@@ -17,26 +16,35 @@ Gradients = list[list[Tensor | None]]
 
 
 class SharedSegment:
-    """The shares of a segment in one thread, one after another, with the interface of a segment.
+    """Shares of a segment in one thread, one after another, with the interface of a segment.
 
-    Each share accumulates its own gradients over the micro-batches, and ``add_up`` adds them in the
-    shares' order. So bits depend on the plan's shares, but not on who computes them.
+    ``planned`` are the rows of all shares of the segment, ``own`` are the numbers of the shares
+    that are computed here; all by default. Each share accumulates its own gradients over the
+    micro-batches, and ``add_up`` adds them in the shares' order. So bits depend on the plan's
+    shares, but not on who computes them.
     """
 
     def __init__(
-        self, plan: SegmentPlan, parts: Sequence[Part], recompute: bool, input_gradient: bool
+        self,
+        planned: Sequence[int],
+        parts: Sequence[Part],
+        recompute: bool,
+        input_gradient: bool,
+        own: range | None = None,
     ) -> None:
-        self.parts, self._plan = parts, plan
-        self._shares = [Segment(parts, recompute, input_gradient) for _ in plan.shares]
+        self.parts, self._planned = parts, planned
+        self._own = range(len(planned)) if own is None else own
+        self._shares = {k: Segment(parts, recompute, input_gradient) for k in self._own}
         self._rows: dict[int, int] = {}  # of the micro-batches between forward and backward
-        self._gradients: list[Gradients] = [[] for _ in plan.shares]
+        self.gradients: dict[int, Gradients] = {}  # of each share, of each part
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
-        """Return the activation [b, s, d] of all rows."""
-        total = self._rows[micro_batch] = len(inputs)
+        """Return the activation [b, s, d] of the own rows of the micro-batch, all without
+        ``key.rows``."""
+        total = self._rows[micro_batch] = key.rows.total if key.rows else len(inputs)
         outputs = []
-        for share, (first, end) in self._with_rows(total):
-            own = replace(key, rows=Rows(first, total))
+        for share, begin, (first, end) in self._with_rows(total):
+            own = replace(key, rows=Rows(begin, total))
             masks = (each[first:end] for each in mask)
             outputs.append(self._shares[share].forward(micro_batch, inputs[first:end], own, *masks))
         return torch.cat(outputs)
@@ -44,7 +52,7 @@ class SharedSegment:
     def backward(self, micro_batch: int, gradient: Tensor | None = None) -> Tensor | None:
         """Accumulate the gradients of each share, and return that of the inputs, if computed."""
         inputs = []
-        for share, (first, end) in self._with_rows(self._rows.pop(micro_batch)):
+        for share, _, (first, end) in self._with_rows(self._rows.pop(micro_batch)):
             rows = None if gradient is None else gradient[first:end]
             self._swap(share)
             inputs.append(self._shares[share].backward(micro_batch, rows))
@@ -53,30 +61,34 @@ class SharedSegment:
         return torch.cat(known) if known else None
 
     def add_up(self) -> None:
-        """Let the parts have the sum of all shares' gradients."""
-        first, *others = self._gradients
-        self._gradients = [[] for _ in self._shares]
-        for gradients in others:
-            first = added(first, gradients)
-        for part, own in zip(self.parts, first, strict=False):
+        """Let the parts have the sum of all shares' gradients, also of those that were computed
+        elsewhere and put into ``gradients``."""
+        sums: Gradients = []
+        for share in sorted(self.gradients):
+            sums = added(sums, self.gradients[share])
+        self.gradients.clear()
+        for part, own in zip(self.parts, sums, strict=False):
             part.swap_gradients(own)
 
     def forget(self) -> None:
         """Drop the activations and gradients of an aborted step."""
         self._rows.clear()
-        self._gradients = [[] for _ in self._shares]
-        for share in self._shares:
+        self.gradients.clear()
+        for share in self._shares.values():
             share.forget()
 
-    def _with_rows(self, total: int) -> list[tuple[int, tuple[int, int]]]:
-        """Return the number and the range of rows of each share that has rows."""
-        ranges = enumerate(pairwise((0, *self._plan.row_ends(total))))
-        return [(share, rows) for share, rows in ranges if rows[1] > rows[0]]
+    def _with_rows(self, total: int) -> list[tuple[int, int, tuple[int, int]]]:
+        """Return each own share that has rows: its number, its first row of the micro-batch, and
+        its range among the own rows."""
+        ends = (0, *row_ends(self._planned, total))
+        first = ends[self._own.start]
+        ranges = ((k, ends[k], (ends[k] - first, ends[k + 1] - first)) for k in self._own)
+        return [each for each in ranges if each[2][1] > each[2][0]]
 
     def _swap(self, share: int) -> None:
-        before = self._gradients[share] or [[] for _ in self.parts]
+        before = self.gradients.get(share) or [[] for _ in self.parts]
         pairs = zip(self.parts, before, strict=True)
-        self._gradients[share] = [part.swap_gradients(own) for part, own in pairs]
+        self.gradients[share] = [part.swap_gradients(own) for part, own in pairs]
 
 
 def added(left: Gradients, right: Gradients) -> Gradients:

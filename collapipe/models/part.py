@@ -38,6 +38,15 @@ class Optimizer:
         self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._state: Tensors = {}
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the trainable weights."""
+        return list(self._weights)
+
+    def weights(self) -> list[Tensor]:
+        """Return the trainable weights, in the names' order."""
+        return list(self._weights.values())
+
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Step with learning rate ``rate``, then drop the gradients."""
@@ -169,6 +178,17 @@ class Part:
     def trains(self) -> bool:
         """Whether any weight trains."""
         return bool(training_names(self.module))
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the trainable weights in the whole model, in the gradients' order."""
+        return [f"{self.name}.{name}" for name in self._optimizer.names]
+
+    @torch.no_grad()
+    def load_trained(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy the trainable weights from ``weights``, by their names in the whole model."""
+        for name, own in zip(self.trained, self._optimizer.weights(), strict=True):
+            own.copy_(weights[name])
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Load this part's state from ``state``, which may hold the states of other parts too."""

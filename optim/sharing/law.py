@@ -91,7 +91,7 @@ def partition_of_plan(problem: ClusterProblem, plan: ClusterPlan) -> Partition:
     places = {device.name: place for place, device in enumerate(problem.devices)}
     m, stages = plan.num_micro_batches, list[Stage]()
     for segment in plan.segments:
-        rows = tuple(share.rows for share in segment.shares) or (largest_rows(problem, m),)
+        rows = segment.rows_of_devices or (largest_rows(problem, m),)
         devices = tuple(places[name] for name in segment.devices)
         stages.append(Stage(devices, rows, segment.span.blocks))
     if any(segment.shares for segment in plan.segments):

@@ -105,7 +105,7 @@ def _stages(cluster: ClusterPlan, names: list[str], rows: int) -> tuple[Stage, .
     return tuple(
         Stage(
             tuple(names.index(name) for name in segment.devices),
-            tuple(share.rows for share in segment.shares) or (rows,),
+            segment.rows_of_devices or (rows,),
             segment.span.blocks,
         )
         for segment in cluster.segments

@@ -1,8 +1,10 @@
 """Tensors between neighbours: ports over streams, the check of their frames, and relayed hops."""
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -19,17 +21,18 @@ from pipeline.stage import Passed
 
 class HopError(LinkError):
     """The stream to a neighbour ended or delivered an invalid frame. ``side`` is the neighbour's
-    position, ``before`` or ``behind``."""
+    position, ``before`` or ``behind``, and ``place`` its number among the devices of its stage."""
 
-    def __init__(self, side: str, cause: str) -> None:
+    def __init__(self, side: str, cause: str, place: int = 0) -> None:
         super().__init__(cause)
-        self.side = side
+        self.side, self.place = side, place
 
 
 class UndialledError(HopError):
     """A device cannot dial the next one of the plan."""
 
 
+_TENSORS = FrameKind.ACTIVATION, FrameKind.GRADIENT
 Wait = Callable[[Callable[[], bool]], None]
 """Blocks until a condition is true; raises an error if it cannot become true."""
 
@@ -73,62 +76,93 @@ class Fence:
         return tensors
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Streams to the devices of a neighbouring stage, in order, and the rows of each.
+
+    ``split`` returns the range of rows of each device, of as many rows as pass here.
+    """
+
+    streams: Sequence[FrameStream]
+    split: Callable[[int], Sequence[tuple[int, int]]] = lambda rows: [(0, rows)]
+
+    def used(self, rows: int) -> list[tuple[int, FrameStream, int, int]]:
+        """Return the number, the stream and the range of rows of each device that has rows."""
+        pairs = zip(count(), self.streams, self.split(rows), strict=False)
+        return [(place, stream, *own) for place, stream, own in pairs if own[1] > own[0]]
+
+
 class StreamPorts:
     """Ports to the stages ``before`` and ``behind``; None if there is no such stage.
 
-    The shape of each sent activation is kept, to check the gradient that returns for it. Without
+    ``rows`` are those of each micro-batch that pass here; without rows nothing is received. The
+    shape of each sent activation is kept, to check the gradient that returns for it. Without
     ``returns`` no gradient returns, and none is waited for.
     """
 
     def __init__(
         self,
-        before: FrameStream | None,
-        behind: FrameStream | None,
+        before: Side | None,
+        behind: Side | None,
         fence: Fence,
         wait: Wait,
+        rows: Sequence[int],
         returns: bool = True,
     ) -> None:
         self._before, self._behind, self._fence, self._wait = before, behind, fence, wait
-        self._returns = returns
+        self._rows, self._returns = rows, returns
         self._sent: dict[int, torch.Size] = {}
+        self.num_sent = 0  # frames
 
     def holds(self, action: Action) -> bool:
-        stream = self._source(action)
-        return stream is None or stream.waiting()
+        return all(stream.waiting() for _, stream, *_ in self._sources(action))
 
     def receive(self, action: Action) -> Passed:
-        forward = action.kind == FORWARD
-        stream = self._source(action)
-        if stream is None:
+        sources = self._sources(action)
+        if not sources:
             return ()
         self._wait(lambda: self.holds(action))
-        kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
-        try:
-            frame = stream.receive(0)  # nothing else reads this stream
-            tensors = self._fence.received(frame, kind, action.micro_batch, stream.peer)
-            shape = tensors[0].shape
-            if not forward and shape != self._sent.pop(action.micro_batch):
-                raise WireError(f"{stream.peer} sent a gradient of {list(shape)}")
-        except (LinkError, WireError) as error:
-            raise HopError(BEFORE if forward else BEHIND, str(error)) from error
-        return tensors
+        pieces = [self._received(action, *source) for source in sources]
+        if action.kind != FORWARD:
+            del self._sent[action.micro_batch]
+        return pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
 
     def send(self, action: Action, made: Passed) -> None:
         forward = action.kind == FORWARD
-        stream = self._behind if forward else self._before
-        if stream is None or not made:
+        side = self._behind if forward else self._before
+        if side is None or not made:
             return
         if forward and self._returns:
             self._sent[action.micro_batch] = made[0].shape
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
-        encoded = self._fence.codec.encode(made)
-        stream.send(self._fence.frame(kind, action.micro_batch, *encoded))
+        for _, stream, first, end in side.used(self._rows[action.micro_batch]):
+            encoded = self._fence.codec.encode(tuple(each[first:end] for each in made))
+            stream.send(self._fence.frame(kind, action.micro_batch, *encoded))
+            self.num_sent += 1
 
-    def _source(self, action: Action) -> FrameStream | None:
-        """The stream that brings the action's input, or None if it needs none."""
-        if action.kind == FORWARD:
-            return self._before
-        return self._behind if self._returns else None
+    def _sources(self, action: Action) -> list[tuple[int, FrameStream, int, int]]:
+        """The streams that bring the action's input, with their rows; empty if it needs none."""
+        forward = action.kind == FORWARD
+        side = self._before if forward else self._behind
+        if side is None or not (forward or self._returns):
+            return []
+        return side.used(self._rows[action.micro_batch])
+
+    def _received(
+        self, action: Action, place: int, stream: FrameStream, first: int, end: int
+    ) -> Passed:
+        forward = action.kind == FORWARD
+        kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
+        try:
+            frame = stream.receive(0)  # nothing else reads this stream
+            tensors = self._fence.received(frame, kind, action.micro_batch, stream.peer)
+            rows, *rest = tensors[0].shape
+            expected = None if forward else list(self._sent[action.micro_batch][1:])
+            if rows != end - first or (expected is not None and rest != expected):
+                raise WireError(f"{stream.peer} sent {kind.name} of {[rows, *rest]}")
+        except (LinkError, WireError) as error:
+            raise HopError(BEFORE if forward else BEHIND, str(error), place) from error
+        return tensors
 
 
 def relay(front: FrameStream, behind: FrameStream) -> None:
@@ -148,3 +182,62 @@ def _pass_on(source: FrameStream, sink: FrameStream) -> None:
     except (LinkError, WireError):  # the control streams detect which device is lost
         sink.close()
         source.close()
+
+
+class Junction:
+    """Hops between two stages of which one has several devices, by way of the control unit.
+
+    ``front`` are the streams to the devices before, ``back`` those behind. ``rows`` maps a step to
+    the rows of its micro-batches. ``on_fault`` is called with the side, the number of the device on
+    it and the cause, if a device sends an invalid frame. Threads do the work; they end with the
+    streams.
+    """
+
+    def __init__(
+        self,
+        front: Side,
+        back: Side,
+        rows: Mapping[int, Sequence[int]],
+        on_fault: Callable[[str, int, WireError], None],
+    ) -> None:
+        self._rows, self._on_fault, self._lock = rows, on_fault, threading.Lock()
+        self._pieces = defaultdict[tuple[int, int, int], dict[int, Frame]](dict)
+        for name, source, sink in ((BEFORE, front, back), (BEHIND, back, front)):
+            for place in range(len(source.streams)):
+                way = name, place, source, sink
+                threading.Thread(target=self._pass_on, args=way, daemon=True).start()
+
+    def _pass_on(self, name: str, place: int, source: Side, sink: Side) -> None:
+        try:
+            while True:
+                self._take(place, source.streams[place].receive(), source, sink)
+        except WireError as error:
+            self._on_fault(name, place, error)
+        except LinkError:  # the control streams detect which device is lost
+            pass
+        for stream in (*source.streams, *sink.streams):
+            stream.close()
+
+    def _take(self, place: int, frame: Frame, source: Side, sink: Side) -> None:
+        """Keep a frame until all rows of the micro-batch are there; then send them on."""
+        sizes = self._rows.get(frame.step, ())
+        if frame.kind not in _TENSORS or frame.micro_batch >= len(sizes):
+            raise WireError(f"{frame.kind.name} of step {frame.step}, which has not begun")
+        total = sizes[frame.micro_batch]
+        expected = {number: end - first for number, _, first, end in source.used(total)}
+        if any(each.shape[:1] != (expected.get(place),) for each in frame.tensors):
+            raise WireError(f"{frame.kind.name} of other rows than planned")
+        with self._lock:  # both directions of a stage have several threads
+            key = frame.kind, frame.step, frame.micro_batch
+            pieces = self._pieces[key]
+            if pieces.setdefault(place, frame) is not frame:
+                raise WireError(f"{frame.kind.name} {frame.micro_batch} sent twice")
+            if len(pieces) < len(expected):
+                return
+            del self._pieces[key]
+            own = [pieces[number].tensors for number in sorted(pieces)]
+            if len({tuple((each.dtype, each.shape[1:]) for each in one) for one in own}) > 1:
+                raise WireError(f"{frame.kind.name} in another form than other devices")
+            whole = [torch.cat(each) for each in zip(*own, strict=True)]
+            for _, stream, first, end in sink.used(total):
+                stream.send(replace(frame, tensors=tuple(each[first:end] for each in whole)))

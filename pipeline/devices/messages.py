@@ -6,7 +6,7 @@
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
@@ -33,6 +33,8 @@ FRAME_SHARE = 8  # a hop's frame has at most this fraction of the memory: each b
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rows = Annotated[int, Field(ge=1, lt=2**31)]
+_MOST_SHARES = 128  # devices of a cluster
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
 
@@ -74,7 +76,9 @@ class SegmentDescription(RoundDescription):
     ``session`` is the secret for this segment's streams. ``next_session`` is the next segment's
     secret for the stream from this one (``secret_for``). ``memory_bytes`` is the planned memory.
     Without ``next`` the control unit dials. Weights are as of step ``base`` (-1: the round's
-    start); a device reuses the blocks that it already has.
+    start); a device reuses the blocks that it already has. ``shares`` are the planned rows of the
+    segment's shares, of which the device computes ``own``: the first and one past the last. The
+    device with the first share leads: it steps, and keeps the optimiser's state.
 
     Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
     build.
@@ -90,8 +94,27 @@ class SegmentDescription(RoundDescription):
     next_session: Text | None
     next: DeviceAddress | None
     base: Annotated[int, Field(ge=-1, lt=2**32)]
+    shares: Annotated[tuple[Rows, ...], Field(min_length=1, max_length=_MOST_SHARES)] = (1,)
+    own: tuple[CountFrom0, CountFrom0] = (0, 1)
+
+    @property
+    def own_shares(self) -> range:
+        """The numbers of the shares that the device computes."""
+        return range(*self.own)
+
+    @property
+    def together(self) -> bool:
+        """Whether other devices compute shares of the segment."""
+        return len(self.own_shares) < len(self.shares)
+
+    @property
+    def leads(self) -> bool:
+        """Whether the device steps the segment's weights."""
+        return self.own[0] == 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.own[0] < self.own[1] <= len(self.shares):
+            raise WireError(f"shares {self.own} of {len(self.shares)}")
         actions = self.num_segments * self.num_micro_batches
         if self.span.stop > MOST_BLOCKS or actions > _MOST_ACTIONS:
             raise WireError(
@@ -112,10 +135,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """The ``block`` of a part's tensors, and the number of its parts that follow."""
+    """The ``block`` of a part's tensors, and the number of its parts that follow.
+
+    Parts are copies of a block, or of a segment that devices share: the gradients of a ``share``
+    for the leading device, or its weights after a step for the others.
+    """
 
     block: Text
     left: CountFrom0
+    role: Literal["copy", "gradients", "weights"] = "copy"
+    share: CountFrom0 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ def _chunks(
     """Return the seconds of each of m micro-batches with the activations ``hidden`` [b, s, d] of
     ``tokens`` tokens, at most s, on the only device."""
     ends = _Ends(hidden, tokens, head_start_s=0.0)
-    segments.run(ends.first, ends, DropoutKey(0, 0, step), m)
+    segments.run(ends.first, ends, DropoutKey(0, 0, step), [len(hidden)] * m)
     (table,) = segments.action_times
     taken = [0.0] * m
     actions = schedule.build(_SCHEDULE, 1, m)[0]
@@ -252,7 +252,7 @@ def _repeated(
 def _round_trips(segments: RemoteSegments, hidden: torch.Tensor, step: int) -> list[float]:
     """Return the seconds of a message, there and back, over each hop."""
     ends = _Ends(hidden, hidden.shape[1], _HEAD_START_S)
-    segments.run(ends.first, ends, DropoutKey(0, 0, step), 1)
+    segments.run(ends.first, ends, DropoutKey(0, 0, step), [len(hidden)])
     # of each end of a hop: forward received and sent, backward received and sent
     devices = [
         (forward[1], forward[2], backward[1], backward[2])

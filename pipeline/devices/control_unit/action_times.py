@@ -173,14 +173,16 @@ class Measurements:
     def reports(self, plan: ClusterPlan) -> list[DeviceReport]:
         """Summarise the measurements of the plan's devices, in their order."""
         return [
-            self._report(plan, stage, self._tables[segment.device])
+            self._report(plan, stage, name, self._tables[name])
             for stage, segment in enumerate(plan.segments)
-            if segment.device in self._tables
+            for name in segment.devices
+            if name in self._tables
         ]
 
     def traces(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> list[DeviceTrace]:
         """Return the times of all stages' actions by the control unit's clock, in order."""
-        names = [each.device for each in plan.segments if each.device in self._tables]
+        held = (name for each in plan.segments for name in each.devices)
+        names = [name for name in held if name in self._tables]
         if not self._own:
             return [self._trace(name, clocks[name]) for name in names]
         own = self._own[:TRACED_STEPS]
@@ -203,7 +205,10 @@ class Measurements:
         return DeviceTrace("control unit", 0.0, times, stage)
 
     def step_times(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> StepTimes | None:
-        """Return the typical times of the plan's steps; None if no step has all its times."""
+        """Return the typical times of the plan's steps; None if no step has all its times, or if
+        devices share a segment."""
+        if any(each.shares for each in plan.segments):
+            return None
         lists = schedule.build(plan.schedule, len(plan.segments), plan.num_micro_batches)
         names = [each.device for each in plan.segments]
         steps = []
@@ -247,7 +252,9 @@ class Measurements:
             step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
         )
 
-    def _report(self, plan: ClusterPlan, stage: int, tables: Sequence[Tensor]) -> DeviceReport:
+    def _report(
+        self, plan: ClusterPlan, stage: int, name: str, tables: Sequence[Tensor]
+    ) -> DeviceReport:
         segment, last = plan.segments[stage], len(plan.segments) - 1
         asked, began, ended, sent = torch.cat(list(tables)).T
         control_unit_wait_s = send_alone_s = 0.0
@@ -258,9 +265,9 @@ class Measurements:
             for action, wait_s in zip(lists[stage], table.diff()[:, 0].tolist(), strict=True):
                 if stage == (0 if action.kind == FORWARD else last):
                     control_unit_wait_s += wait_s
-        sent_bytes, peak_bytes = self._usage[segment.device]
+        sent_bytes, peak_bytes = self._usage[name]
         return DeviceReport(
-            segment.device,
+            name,
             segment.span.blocks,
             chunk_s=median(
                 float((each[:, 2] - each[:, 1]).sum()) * _KINDS / len(each) for each in tables

@@ -16,7 +16,7 @@ class StepRecord:
     """One step: the embedding's activations, the head's answers, and how the step ended."""
 
     step: int
-    num_micro_batches: int
+    rows: Sequence[int]  # of each micro-batch
     activations: dict[int, Passed] = field(default_factory=dict)
     gradients: dict[int, Passed] = field(default_factory=dict)
     rate: float = 0.0

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 from torch import Tensor
 
 from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
 from collapipe.models.split import block_name
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.process import cancellation
 from collapipe.process.host import Host
 from collapipe.wire.channels import without_addresses
@@ -21,8 +22,9 @@ from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
+from pipeline.devices.control_unit.exchange import PartRouter
 from pipeline.devices.control_unit.replica import Replica
-from pipeline.devices.hops import HopError, UndialledError, relay
+from pipeline.devices.hops import HopError, Junction, Side, UndialledError, relay
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -78,16 +80,24 @@ class Placement:
     clocks: dict[str, Clock] = field(default_factory=dict)
     hosts: dict[str, Host] = field(default_factory=dict)
     hops: list[FrameStream] = field(default_factory=list)
-    """Streams to the first segment's input and the last one's output, then relayed streams."""
+    """The control unit's streams to the devices' inputs and outputs."""
+    router: PartRouter | None = None
 
     def __post_init__(self) -> None:
+        if self.router is None:
+            self.router = PartRouter(self.replica, self.connections)
+        self.take_part = self.router.put
+        self.front, self.back = Side(()), Side(())
+        """Streams to the first segment's input and the last one's output."""
+        self.rows = dict[int, Sequence[int]]()  # of each step's micro-batches
+        self._faults = dict[str, str]()  # device → its invalid frame on a hop
         self.hung_s = self.cluster.hung_s(self.plan)
         self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
         self._looked_s = time.monotonic()
 
     @property
     def names(self) -> list[str]:
-        return [segment.device for segment in self.plan.segments]
+        return [name for segment in self.plan.segments for name in segment.devices]
 
     @property
     def members(self) -> list[DeviceConnection]:
@@ -100,7 +110,7 @@ class Placement:
             connection.control.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
         shared = self.connections, self.arrived, self.clocks, self.hosts
-        return Placement(plan, cluster, common, self.replica, *shared)
+        return Placement(plan, cluster, common, self.replica, *shared, router=self.router)
 
     def gather(self) -> None:
         """Load each device's segment, and connect the devices in their order.
@@ -113,19 +123,23 @@ class Placement:
         epoch, segments = self.common.epoch, self.plan.segments
         held = {block_name(k): each.device for each in segments for k in each.span.indices()}
         self.replica.expect(epoch, held)
+        assert self.router is not None
+        self.router.expect(epoch, self.plan)
         self._dial([name for name in self.names if name not in self.connections], until)
-        sessions = [secrets.token_hex(16) for _ in segments]
-        for stage, connection in enumerate(self.members):
-            description = packed(self._description(stage, sessions))
-            connection.control.send(self.frame(FrameKind.LOAD, 0, description))
+        sessions = {name: secrets.token_hex(16) for name in self.names}
+        for name in self.names:
+            description = packed(self._description(name, sessions))
+            self.connections[name].control.send(self.frame(FrameKind.LOAD, 0, description))
         answers = self.all_answer(FrameKind.WANTED)
         self.tell(FrameKind.OPEN)
         for connection, answer in zip(self.members, answers, strict=True):
             wanted = _wanted(connection, answer)
             self.hosts[connection.name] = wanted.host
-            for name in held:
-                if name in wanted.blocks and held[name] == connection.name:
-                    for state, make in self._parts(name, name in wanted.frozen):
+            segment = self._segment(connection.name)
+            leads = segment.device == connection.name  # others need no state of the optimiser
+            for name in map(block_name, segment.span.indices()):
+                if name in wanted.blocks:
+                    for state, make in self._parts(name, name in wanted.frozen, leads):
                         if state:
                             self._state_parts.append((connection, make))
                         else:
@@ -199,12 +213,16 @@ class Placement:
         for connection in self.members:
             connection.check(self.hung_s)
         self._look_for_trouble()
-        if self.hops and self.hops[1].bytes_in:  # the first activation, which state would delay
+        if any(
+            each.bytes_in for each in self.back.streams
+        ):  # the first activation, which state would delay
             while self._state_parts:
                 connection, make = self._state_parts.pop(0)
                 connection.control.send_later(make)
 
     def _look_for_trouble(self) -> None:
+        for name, cause in self._faults.items():
+            raise StageError(name, cause)
         for connection in self.members:
             if trouble := connection.troubles.get(self.common.epoch):
                 if trouble.kind == NonFiniteLossError.__name__:  # not the device's fault
@@ -266,54 +284,91 @@ class Placement:
         """Dial a device once. Returns why it is not connected, or None."""
         if name not in self.cluster.devices:
             return StageError(name, "the cluster's file has no such device")
-        how = self.cluster.channels, self.arrived, self.replica.put, self.replica.most_bytes()
+        how = self.cluster.channels, self.arrived, self.take_part, self.replica.most_bytes()
         try:
             self.connections[name] = DeviceConnection(self.cluster.devices[name], *how)
         except StageError as refused:
             return refused
         return None
 
-    def _description(self, stage: int, sessions: Sequence[str]) -> SegmentDescription:
-        segment, last = self.plan.segments[stage], stage == len(sessions) - 1
+    def _segment(self, name: str) -> SegmentPlan:
+        """The segment that the device holds."""
+        return next(each for each in self.plan.segments if name in each.devices)
+
+    def _dialled(self, stage: int) -> str | None:
+        """The device that the only device of a stage dials; None if the control unit passes their
+        tensors."""
+        pair = self.plan.segments[stage : stage + 2]
+        if len(pair) < 2 or self.cluster.relay or any(len(each.devices) > 1 for each in pair):
+            return None
+        return pair[1].device
+
+    def _description(self, name: str, sessions: Mapping[str, str]) -> SegmentDescription:
+        segment = self._segment(name)
+        stage = self.plan.segments.index(segment)
         held = set(map(block_name, segment.span.indices()))
-        dials = not last and not self.cluster.relay
+        own, dialled = segment.shares_of(name), self._dialled(stage)
+        part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
         return SegmentDescription(
             **self.common.for_blocks(held),
-            session=sessions[stage],
-            memory_bytes=self.cluster.needed_bytes(segment.span.blocks),
+            session=sessions[name],
+            memory_bytes=self.cluster.needed_bytes(segment.span.blocks, part),
             span=segment.span,
             stage=stage,
-            num_segments=len(sessions),
+            num_segments=len(self.plan.segments),
             num_micro_batches=self.plan.num_micro_batches,
             schedule=self.plan.schedule,
             base=-1 if self.replica.step is None else self.replica.step,
-            next=self.cluster.devices[self.names[stage + 1]] if dials else None,
-            next_session=secret_for(sessions[stage + 1], BEFORE) if dials else None,
+            next=self.cluster.devices[dialled] if dialled else None,
+            next_session=secret_for(sessions[dialled], BEFORE) if dialled else None,
+            shares=segment.rows,
+            own=(own.start, own.stop),
         )
 
-    def _parts(self, name: str, frozen: bool) -> Iterator[tuple[bool, Callable[[], Frame]]]:
+    def _parts(
+        self, name: str, frozen: bool, state: bool
+    ) -> Iterator[tuple[bool, Callable[[], Frame]]]:
         """Yield a block's parts, each read from the replica when it is sent, and whether it is
-        optimiser state."""
+        optimiser state, which is left out without ``state``."""
 
         def part(left: int, keys: Sequence[str]) -> Frame:
             header = packed(PartHeader(name, left))
             return self.frame(FrameKind.PART, 0, header, self.replica.packed(name, keys))
 
-        groups = self.replica.parts(name, frozen or name not in self.common.frozen)
+        found = self.replica.parts(name, frozen or name not in self.common.frozen)
+        groups = [keys for keys in found if state or not any("/" in key for key in keys)]
         for left, keys in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
             yield any("/" in key for key in keys), partial(part, left, keys)
 
-    def _connect(self, sessions: Sequence[str]) -> None:
+    def _connect(self, sessions: Mapping[str, str]) -> None:
         """Open the control unit's streams to the first segment's input and the last segment's
-        output, and streams between the segments if hops are relayed."""
-        members = self.members
-        self.hops.append(members[0].hop(sessions[0], BEFORE))
-        self.hops.append(members[-1].hop(sessions[-1], BEHIND))
-        between = range(len(members) - 1) if self.cluster.relay else ()
-        for stage in between:
-            self.hops.append(members[stage].hop(sessions[stage], BEHIND))
-            self.hops.append(members[stage + 1].hop(sessions[stage + 1], BEFORE))
-            relay(*self.hops[-2:])
+        output, and streams between segments whose hops pass the control unit."""
+
+        def side(segment: SegmentPlan, place: str) -> Side:
+            streams = [
+                self.connections[name].hop(sessions[name], place) for name in segment.devices
+            ]
+            self.hops += streams
+            return Side(streams, segment.device_rows)
+
+        segments = self.plan.segments
+        self.front, self.back = side(segments[0], BEFORE), side(segments[-1], BEHIND)
+        for stage, (before, behind) in enumerate(pairwise(segments)):
+            if self._dialled(stage) is not None:
+                continue
+            ends = side(before, BEHIND), side(behind, BEFORE)
+            if len(before.devices) == len(behind.devices) == 1:
+                relay(ends[0].streams[0], ends[1].streams[0])
+            else:
+                Junction(*ends, self.rows, partial(self._fault, before, behind))
+
+    def _fault(
+        self, before: SegmentPlan, behind: SegmentPlan, side: str, place: int, error: WireError
+    ) -> None:
+        """Note the device that sent an invalid frame between two segments."""
+        segment = before if side == BEFORE else behind
+        self._faults[segment.devices[place]] = str(error)
+        self.arrived.set()
 
     def _answers(
         self, kind: FrameKind, step: int, members: Sequence[DeviceConnection]
@@ -331,14 +386,14 @@ class Placement:
 
     def _suspect(self, error: StageError | HopError) -> str | None:
         """The neighbour that an error names; None if the device itself failed."""
-        names = self.names
+        segments = self.plan.segments
         if isinstance(error, HopError):
-            return names[-1] if error.side == BEFORE else names[0]
+            return segments[-1 if error.side == BEFORE else 0].devices[error.place]
         trouble = self.trouble(error.device)
-        if trouble is None or trouble.side is None or error.device not in names:
+        if trouble is None or trouble.side is None or error.device not in self.names:
             return None
-        place = names.index(error.device) + (1 if trouble.side == BEHIND else -1)
-        return names[place] if 0 <= place < len(names) else None
+        stage = segments.index(self._segment(error.device)) + (1 if trouble.side == BEHIND else -1)
+        return segments[stage].device if 0 <= stage < len(segments) else None
 
 
 def _wanted(connection: DeviceConnection, answer: Frame) -> Wanted:

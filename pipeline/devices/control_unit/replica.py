@@ -36,7 +36,7 @@ class Replica:
     def __init__(
         self, forms: Mapping[str, BlockForm], start: Start, fixed: Mapping[str, Tensors]
     ) -> None:
-        self._forms, self._start = forms, start
+        self.forms, self._start = forms, start
         # asked for each group of a block's tensors
         self._frozen = functools.lru_cache(maxsize=1)(
             lambda name: prefixed(name, fixed.get(name, {}))
@@ -75,7 +75,7 @@ class Replica:
 
     def most_bytes(self) -> int:
         """An upper bound of the size in bytes of the data in one ``put``."""
-        return most_bytes(max(each.largest_bytes for each in self._forms.values()))
+        return most_bytes(max(each.largest_bytes for each in self.forms.values()))
 
     def put(self, sender: str, frame: Frame) -> None:
         """Store a part of a block after the frame's step. Parts of an earlier plan or of a complete
@@ -107,7 +107,7 @@ class Replica:
             if header.left:
                 return
             self._have[step].add(name)
-            if len(self._have[step]) < len(self._forms) or not self._newer(step):
+            if len(self._have[step]) < len(self.forms) or not self._newer(step):
                 return
             self.step = step
             for older in {each for _, each in self._came if each < step}:
@@ -116,7 +116,7 @@ class Replica:
     def parts(self, name: str, whole: bool) -> list[Sequence[str]]:
         """Group the names of a block's tensors to send together: all weights if ``whole``, else the
         trainable ones, and after these the optimiser's state."""
-        form, own = self._forms[name], self.tensors(name)
+        form, own = self.forms[name], self.tensors(name)
         if whole:
             own = self._frozen(name) | own
         sent = form.weights if whole else form.trained
@@ -151,7 +151,7 @@ class Replica:
 
     def _keep(self, header: PartHeader, step: int, data: memoryview) -> None:
         """Check and store a part. Empty parts, which could arrive without end, are not stored."""
-        name, form = header.block, self._forms[header.block]
+        name, form = header.block, self.forms[header.block]
         if len(data) > (most := most_bytes(form.largest_bytes)):
             raise WireError(f"{len(data):,} bytes, at most {most:,}")
         self._file("new").write_bytes(data)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -91,9 +91,9 @@ class RemoteSegments:
         self._replica.close()
 
     def run(
-        self, embedding: FirstStage, head: LastStage, key: DropoutKey, num_micro_batches: int
+        self, embedding: FirstStage, head: LastStage, key: DropoutKey, rows: Sequence[int]
     ) -> None:
-        record = self._record = StepRecord(key.step, num_micro_batches)
+        record = self._record = StepRecord(key.step, rows)
         asked = RecordedHead(head, record)
 
         def work() -> None:
@@ -273,23 +273,26 @@ class RemoteSegments:
 
     def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
         """Run forward and backward of a batch through all segments, and collect their norms."""
-        placed, segments, m = self._placed, self.plan.segments, record.num_micro_batches
-        first, last = placed.hops[:2]
+        placed, segments, m = self._placed, self.plan.segments, len(record.rows)
         whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
-        placed.tell(FrameKind.BEGIN, record.step, torch.tensor([m]))
+        placed.rows.clear()
+        placed.rows[record.step] = record.rows
+        placed.tell(FrameKind.BEGIN, record.step, torch.tensor(record.rows))
         lists = schedule.build(self.plan.schedule, len(segments), m)
         returns = self._common.first_trained < 0
-        front = StreamPorts(None, first, fence, placed.wait, returns)
-        back = StreamPorts(last, None, fence, placed.wait)
+        front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)
+        back = StreamPorts(placed.back, None, fence, placed.wait, record.rows)
         first_actions = schedule.embedding(self.plan.schedule, len(segments), m)
         before = StageRun(first_actions, front_stage, RecordingPorts(front, record, placed.hops))
         interleave([before, *head_runs(lists[-1], back_stage, back)], placed.idle)
         answers = placed.all_answer(FrameKind.NORMS, record.step)
         self._norms.clear()
-        for segment, actions, frame in zip(segments, lists, answers, strict=False):
-            self._take_norms(segment, len(actions), frame)
+        frames = iter(answers)
+        for segment, actions in zip(segments, lists, strict=False):
+            for name in segment.devices:
+                self._take_norms(segment, name, len(actions), next(frames))
         times = front_stage.times, back_stage.times
         self._measured.add_own(OwnTimes(*times, began_s, time.monotonic(), whole))
 
@@ -298,16 +301,20 @@ class RemoteSegments:
         codec = HopCodec(common.wire_dtype, getattr(torch, common.dtype))
         return Fence(common.round, common.epoch, step, self._dim, codec)
 
-    def _take_norms(self, segment: SegmentPlan, num_actions: int, frame: Frame) -> None:
-        """Check and store a segment's squared norms and the device's measurements."""
+    def _take_norms(
+        self, segment: SegmentPlan, device: str, num_actions: int, frame: Frame
+    ) -> None:
+        """Check and store the squared norms of a segment, which its first device knows, and the
+        device's measurements."""
         try:
             norms, *measured = frame.tensors
-            fits = norms.dtype == torch.float64 and norms.shape == (segment.span.blocks,)
+            known = segment.span.blocks if device == segment.device else 0
+            fits = norms.dtype == torch.float64 and norms.shape == (known,)
             if not fits or bool((norms < 0).any()):  # squared norms are not negative
                 raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
-            self._measured.add(segment.device, num_actions, *measured)
+            self._measured.add(device, num_actions, *measured)
         except (WireError, TypeError, ValueError) as error:
-            raise StageError(segment.device, f"sent {error}") from error
+            raise StageError(device, f"sent {error}") from error
         self._norms += norms.tolist()
 
     def _tell_step(self, record: StepRecord) -> None:

@@ -1,6 +1,6 @@
 """A segment on a device, built from a description and the parts that follow it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -20,9 +20,13 @@ from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.parts import grouped, joined, most_bytes, separated
 from pipeline import schedule
 from pipeline.devices.block_form import block_forms
+from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows, packed_gradients
 from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
+from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import Action
 from pipeline.segment import Segment
+from pipeline.shared_segment import SharedSegment
+from pipeline.stage import SegmentStage
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -82,6 +86,8 @@ class HeldSegment:
         # blocks whose frozen weights are not sent
         self._there = {name for name in blocks if known[name]} - set(frozen)
         self.wanted = Wanted(blocks, frozen, this_host())
+        self._shared: SharedSegment | None = None  # of the current step
+        self.exchange = Exchange(description, self._forms) if description.together else None
         self._lacking = set(blocks)  # blocks of which not all parts have arrived
         self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
 
@@ -134,10 +140,43 @@ class HeldSegment:
         """The blocks built so far, in their order."""
         return [self._parts[name] for name in self._forms if name in self._parts]
 
-    def segment(self) -> Segment:
-        """Make a segment of the blocks."""
-        d = self.description
-        return Segment(self.parts, d.recompute, d.first_trained < d.span.first)
+    def stage(self, step: int, sizes: Sequence[int]) -> SegmentStage:
+        """Make a stage of the blocks for a step with micro-batches of these ``sizes``."""
+        d, timer = self.description, PhaseTimer()
+        how = self.parts, d.recompute, d.first_trained < d.span.first
+        if len(d.shares) == 1:
+            return SegmentStage(Segment(*how), self.key(step), timer)
+        self._shared = SharedSegment(d.shares, *how, d.own_shares)
+        return ShareStage(self._shared, self.key(step), timer, own_rows(d, sizes))
+
+    def own_gradients(self) -> Iterator[Packed]:
+        """Yield the parts with the gradients of the step for the leading device."""
+        assert self._shared is not None
+        return packed_gradients(self._shared.gradients, self.description.own_shares, self.parts)
+
+    def add_up(self, step: int) -> None:
+        """Add the gradients of all shares, those of other devices included."""
+        if self._shared is None:
+            return
+        if self.exchange is not None:
+            for share, own in self.exchange.gradients(step, self.parts).items():
+                moved_here = [
+                    [each if each is None else moved(each, self._device) for each in one]
+                    for one in own
+                ]
+                self._shared.gradients[share] = moved_here
+        self._shared.add_up()
+        self._shared = None
+
+    def take_weights(self, number: int) -> None:
+        """Take the leading device's weights after its step instead of stepping."""
+        assert self.exchange is not None
+        self._shared = self.done = None
+        weights = self.exchange.weights(number)
+        for part in self.parts:
+            part.load_trained(weights)
+            part.forget_gradients()
+        self.done = number
 
     def key(self, step: int) -> DropoutKey:
         """Return the key of the step's dropout."""
@@ -154,6 +193,7 @@ class HeldSegment:
         self.done = number
 
     def forget(self) -> None:
+        self._shared = None
         for part in self.parts:
             part.forget_gradients()
 
@@ -180,7 +220,8 @@ class HeldSegment:
     def _kept_for(self, later: SegmentDescription) -> dict[str, Part]:
         """Return the blocks that the description ``later`` can reuse."""
         wanted = (_identity(each) for each in (self.description, later))
-        if self.done != later.base or len(set(wanted)) > 1:
+        stepped = self.description.leads  # others lack the optimiser's state
+        if not stepped or self.done != later.base or len(set(wanted)) > 1:
             return {}
         self.forget()
         held = set(map(block_name, later.span.indices())) - self._lacking

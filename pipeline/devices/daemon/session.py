@@ -5,7 +5,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,8 +18,9 @@ from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
+from pipeline.devices.daemon.share import Packed, own_rows, packed_weights
 from pipeline.devices.daemon.timed_ports import TimedPorts
-from pipeline.devices.hops import Fence, HopError, StreamPorts, UndialledError
+from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, UndialledError
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -32,11 +33,11 @@ from pipeline.devices.messages import (
     unpacked,
 )
 from pipeline.hop_codec import HopCodec
-from pipeline.phase_timer import PhaseTimer
-from pipeline.stage import SegmentStage, run_stage
+from pipeline.stage import run_stage
 
 ALIVE_S = 1.0  # interval of signs of life
 _IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy device
+_MOST_ROWS = 2**31  # of a batch
 _MOST_UNSENT = 64  # unsent answers beyond which further commands must wait
 _log = logging.getLogger(__name__)
 Dial = Callable[[DeviceAddress, str], FrameStream]
@@ -145,11 +146,16 @@ class Session:
     def _part(self, frame: Frame) -> None:
         if self.held is not None and frame.epoch < self.held.description.epoch:
             return  # of an earlier plan
-        header, data = frame.only(2)
-        held = self._held(frame)
+        described, data = frame.only(2)
+        held, header = self._held(frame), unpacked(PartHeader, described)
         began = held.built
         with self._busy():
-            held.add(unpacked(PartHeader, header), as_bytes(data))
+            if header.role == "copy":
+                held.add(header, as_bytes(data))
+            elif held.exchange is None:
+                raise WireError(f"{header.role}, though no other device holds this segment")
+            else:
+                held.exchange.take(header, frame.step, as_bytes(data))
         if held.built > began:
             self._answer(frame, FrameKind.READY)
 
@@ -172,11 +178,10 @@ class Session:
     def _begin(self, frame: Frame) -> None:
         """Run forward and backward of a batch; then send the norms and the times of each action."""
         held = self._held(frame)
-        d, (number,) = held.description, _numbers(frame, 1)
-        m = int(number)
-        if not held.built or not 1 <= m <= d.num_micro_batches:
+        d, sizes = held.description, _sizes(frame)
+        if not held.built or len(sizes) > d.num_micro_batches:
             raise WireError(
-                f"a step of {m} micro-batches begins with {held.description.span.blocks} blocks; "
+                f"a step of {len(sizes)} micro-batches begins with {d.span.blocks} blocks; "
                 f"expected 1 … {d.num_micro_batches}, after all weights have arrived"
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
@@ -187,15 +192,29 @@ class Session:
             if stream.backlog()[1]:
                 raise HopError(side, "has not read the tensors of the last step")
         around = self.neighbours[BEFORE], self.neighbours[BEHIND]
-        hops = StreamPorts(*around, fence, self._wait_for, d.first_trained < d.span.stop)
+        rows = [own for _, own in own_rows(d, sizes)]
+        before, behind = (Side((stream,)) for stream in around)
+        returns = d.first_trained < d.span.stop
+        hops = StreamPorts(before, behind, fence, self._wait_for, rows, returns)
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
-        stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
-        for _ in run_stage(held.actions(m), stage, ports):
+        stage = held.stage(frame.step, sizes)
+        for _ in run_stage(held.actions(len(sizes)), stage, ports):
             self._check()
         self._wait_for(ports.all_sent)
-        with self._busy():
-            norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
+        norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
+
+    def _norms(self, held: HeldSegment, frame: Frame) -> list[float]:
+        """Return the blocks' squared norms; none if another device leads, which gets the own
+        gradients."""
+        if not held.description.leads:
+            self._send_later(frame, held.own_gradients())
+            return []
+        if (exchange := held.exchange) is not None:
+            self._wait_for(lambda: exchange.complete(frame.step))
+        with self._busy():
+            held.add_up(frame.step)
+            return held.squared_norms()
 
     def _usage(self) -> Tensor:
         """Return float64 [2]: bytes sent to the neighbours, and the peak resident memory in
@@ -207,20 +226,42 @@ class Session:
         held = self._held(frame)
         rate, scale = _numbers(frame, 2)
         self._wait(lambda: self._may_change(held), interruptible=False)
+        if not held.description.leads:
+            self._follow(held, frame.step)
+            return
         with self._busy():
             held.step(frame.step, rate, scale)
+        if held.exchange is not None:
+            self._send_later(frame, packed_weights(held.parts))
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
             self._send_parts(frame)
+
+    def _follow(self, held: HeldSegment, step: int) -> None:
+        """Take the weights of the leading device, unless the control unit gives the step up."""
+        exchange = held.exchange
+        assert exchange is not None
+
+        def may_go_on() -> bool:
+            self._take_parts()
+            return exchange.complete(step) or self._given_up()
+
+        self._wait(may_go_on, interruptible=False)
+        if exchange.complete(step):
+            with self._busy():
+                held.take_weights(step)
 
     def _may_change(self, held: HeldSegment) -> bool:
         """Whether the step may change the blocks: they have their optimiser state, and pending
         copies are made. Also true if the control unit has left or sent another command, so that it
         does not matter."""
         self._take_parts()
-        ready = self.control.all_made() and held.complete
+        return (self.control.all_made() and held.complete) or self._given_up()
+
+    def _given_up(self) -> bool:
+        """Whether the control unit has left, or sent a command that needs no step before it."""
         others = FrameKind.BEGIN, FrameKind.STATE, FrameKind.PART
-        return ready or self.control.over or self.control.brings_but(*others)
+        return self.control.over or self.control.brings_but(*others)
 
     def _take_parts(self) -> None:
         """Add the parts that arrive while a step is under way."""
@@ -236,7 +277,12 @@ class Session:
         self._answer(frame, FrameKind.CLOCK, now)
 
     def _send_parts(self, frame: Frame) -> None:
-        for header, pack in self._held(frame).packed_parts():
+        held = self._held(frame)
+        if held.description.leads:
+            self._send_later(frame, held.packed_parts())
+
+    def _send_later(self, frame: Frame, parts: Iterable[Packed]) -> None:
+        for header, pack in parts:
             self.control.send_later(partial(self._part_of, frame, header, pack))
 
     def _part_of(self, frame: Frame, header: PartHeader, pack: Callable[[], Tensor]) -> Frame:
@@ -314,6 +360,17 @@ def _peak_bytes() -> int:
     larger."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def _sizes(frame: Frame) -> list[int]:
+    """Return the rows of each micro-batch of a step."""
+    (tensor,) = frame.only(1)
+    if tensor.dtype != torch.int64 or tensor.dim() != 1 or not len(tensor):
+        raise WireError(f"BEGIN of {tensor.dtype} {list(tensor.shape)}, expected rows")
+    sizes: list[int] = tensor.tolist()
+    if min(sizes) < 1 or sum(sizes) > _MOST_ROWS:
+        raise WireError(f"BEGIN of {min(sizes)} to {max(sizes)} rows a micro-batch")
+    return sizes
 
 
 def _numbers(frame: Frame, count: int) -> list[float]:

@@ -32,7 +32,7 @@ class TimedPorts:
         self._ports, self._streams = ports, streams
         self._on_busy, self._arrived = on_busy, arrived
         self._rows = list[tuple[Action, float, float, float]]()
-        self._sending, self._ending = 0, False
+        self._ending = False
         self._sent: dict[tuple[FrameKind, int], float] = {}
         for stream in streams:
             stream.on_sent = self._has_left
@@ -53,13 +53,12 @@ class TimedPorts:
         _, asked, began, _ = self._rows[-1]
         self._rows[-1] = action, asked, began, time.monotonic()
         self._on_busy(None)
-        self._sending += bool(made)
         self._ports.send(action, made)
 
     def all_sent(self) -> bool:
         """Whether all outputs have been sent, or a stream has ended."""
         self._ending = True
-        return len(self._sent) == self._sending or any(each.over for each in self._streams)
+        return len(self._sent) == self._ports.num_sent or any(each.over for each in self._streams)
 
     def table(self) -> Tensor:
         """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
