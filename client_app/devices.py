@@ -16,7 +16,7 @@ from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import ConfigError, InfeasibleRoundError, RoundFailedError, one_line
-from collapipe.formatting import block_range, seconds
+from collapipe.formatting import seconds
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
@@ -322,8 +322,8 @@ class DevicePipeline:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
         ``RoundFailedError`` if they cannot hold the model."""
         gone = {**self._all.absent, **lost}
-        if any(each.shares for each in self._plan.segments):
-            return self._with_heirs(gone)
+        if self._plan.shares:
+            return self._plan.without(gone)
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))
         if not left:
@@ -347,19 +347,6 @@ class DevicePipeline:
         best = min(allowed or [solution.best], key=lambda each: each.latency_s)
         segments = segment_plans(left, best.blocks)
         return ClusterPlan(self._plan.unit, segments, m, self._plan.schedule)
-
-    def _with_heirs(self, gone: Mapping[str, str]) -> ClusterPlan:
-        """Return the plan with the shares of lost devices on the others of their segments, which
-        changes no bit. Raises ``RoundFailedError`` if a segment has no device left."""
-        left = [each.without(gone) for each in self._plan.segments]
-        held = tuple(each for each in left if each is not None)
-        if len(held) < len(left):
-            spans = (a.span for a, b in zip(self._plan.segments, left, strict=True) if b is None)
-            raise RoundFailedError(
-                f"lost {', '.join(sorted(gone))}: no device is left of blocks "
-                f"{', '.join(map(block_range, spans))}; the next round is planned without them"
-            )
-        return replace(self._plan, segments=held)
 
     def _hung_s(self, plan: ClusterPlan) -> float:
         """Return an upper bound of the seconds that an action takes on a healthy device."""

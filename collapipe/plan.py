@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.state import DeviceProfile, HeadPlace, Precision
 
 Amount = Annotated[float, Field(ge=0)]  # checked when it is read from a file or a message
@@ -207,6 +207,26 @@ class ClusterPlan:
                     f"{segment.span.first}, expected {expected}; segments follow each other"
                 )
             expected = segment.span.stop
+
+    @property
+    def shares(self) -> bool:
+        """Whether several devices hold a segment, or did before a loss."""
+        return any(segment.shares for segment in self.segments)
+
+    def without(self, gone: Collection[str]) -> "ClusterPlan":
+        """Return the plan with the shares of devices that are ``gone`` on the others of their
+        segments, which changes no bit. Raises ``RoundFailedError`` if a segment has no device left.
+        """
+        segments = list[SegmentPlan]()
+        for segment in self.segments:
+            if (left := segment.without(gone)) is None:
+                first, last = segment.span.first, segment.span.stop - 1
+                raise RoundFailedError(
+                    f"lost {', '.join(sorted(gone))}: no device is left of blocks {first} … {last}, "
+                    "and other devices of a plan with shared segments take none over"
+                )
+            segments.append(left)
+        return replace(self, segments=tuple(segments))
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,6 +224,8 @@ class Work:
             left = [name for name in names if name not in lost]
             if not left:
                 raise RoundFailedError("no device is left")
+            if plan.shares:
+                return plan.without(lost)
             return even_plan(left, self.spec.num_blocks, plan)
 
         embedding, parts, _ = self.parts()

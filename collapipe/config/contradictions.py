@@ -78,11 +78,6 @@ def contradictions(settings: Settings) -> Iterator[str]:
 def faults_in_cluster(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:
     """Yield messages for options that do not fit the plug-in ``cluster``."""
     real = hasattr(cluster, "roster")
-    if real and value_at(settings.tree, "strategy.sharing") == "auto":
-        yield (
-            "strategy.sharing=auto: real devices do not share stages yet; set "
-            "strategy.sharing=never, or simulate devices with cluster=file"
-        )
     if real and settings.framework.unsplit:
         yield (
             f"framework={settings.framework.name}: trains the whole model in the control unit's "

@@ -201,7 +201,9 @@ class Junction:
         on_fault: Callable[[str, int, WireError], None],
     ) -> None:
         self._rows, self._on_fault, self._lock = rows, on_fault, threading.Lock()
+        # of each kind, step and micro-batch: frames by the number of their device
         self._pieces = defaultdict[tuple[int, int, int], dict[int, Frame]](dict)
+        self._next = defaultdict[tuple[int, int], int](int)  # micro-batch of each kind and step
         for name, source, sink in ((BEFORE, front, back), (BEHIND, back, front)):
             for place in range(len(source.streams)):
                 way = name, place, source, sink
@@ -219,25 +221,32 @@ class Junction:
             stream.close()
 
     def _take(self, place: int, frame: Frame, source: Side, sink: Side) -> None:
-        """Keep a frame until all rows of the micro-batch are there; then send them on."""
+        """Keep a frame until all rows of its micro-batch and of earlier ones are there; then send
+        them on in order."""
         sizes = self._rows.get(frame.step, ())
         if frame.kind not in _TENSORS or frame.micro_batch >= len(sizes):
             raise WireError(f"{frame.kind.name} of step {frame.step}, which has not begun")
         total = sizes[frame.micro_batch]
-        expected = {number: end - first for number, _, first, end in source.used(total)}
-        if any(each.shape[:1] != (expected.get(place),) for each in frame.tensors):
+        own = {number: end - first for number, _, first, end in source.used(total)}
+        if any(each.shape[:1] != (own.get(place),) for each in frame.tensors):
             raise WireError(f"{frame.kind.name} of other rows than planned")
+        kind, step = frame.kind, frame.step
         with self._lock:  # both directions of a stage have several threads
-            key = frame.kind, frame.step, frame.micro_batch
-            pieces = self._pieces[key]
-            if pieces.setdefault(place, frame) is not frame:
-                raise WireError(f"{frame.kind.name} {frame.micro_batch} sent twice")
-            if len(pieces) < len(expected):
-                return
-            del self._pieces[key]
-            own = [pieces[number].tensors for number in sorted(pieces)]
-            if len({tuple((each.dtype, each.shape[1:]) for each in one) for one in own}) > 1:
-                raise WireError(f"{frame.kind.name} in another form than other devices")
-            whole = [torch.cat(each) for each in zip(*own, strict=True)]
-            for _, stream, first, end in sink.used(total):
-                stream.send(replace(frame, tensors=tuple(each[first:end] for each in whole)))
+            now = self._next[kind, step]
+            pieces = self._pieces[kind, step, frame.micro_batch]
+            if frame.micro_batch < now or pieces.setdefault(place, frame) is not frame:
+                raise WireError(f"{kind.name} {frame.micro_batch} sent twice")
+            while now < len(sizes) and len(self._pieces[kind, step, now]) == len(
+                source.used(sizes[now])
+            ):
+                self._send(self._pieces.pop((kind, step, now)), sink, sizes[now])
+                now = self._next[kind, step] = now + 1
+
+    def _send(self, pieces: Mapping[int, Frame], sink: Side, total: int) -> None:
+        frames = [pieces[number] for number in sorted(pieces)]
+        forms = {tuple((each.dtype, each.shape[1:]) for each in one.tensors) for one in frames}
+        if len(forms) > 1:
+            raise WireError(f"{frames[0].kind.name} in another form than other devices")
+        whole = [torch.cat(each) for each in zip(*(one.tensors for one in frames), strict=True)]
+        for _, stream, first, end in sink.used(total):
+            stream.send(replace(frames[0], tensors=tuple(each[first:end] for each in whole)))

@@ -207,7 +207,7 @@ class Measurements:
     def step_times(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> StepTimes | None:
         """Return the typical times of the plan's steps; None if no step has all its times, or if
         devices share a segment."""
-        if any(each.shares for each in plan.segments):
+        if plan.shares:
             return None
         lists = schedule.build(plan.schedule, len(plan.segments), plan.num_micro_batches)
         names = [each.device for each in plan.segments]

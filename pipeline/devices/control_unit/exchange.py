@@ -21,6 +21,7 @@ class PartRouter:
 
     def __init__(self, replica: Replica, connections: Mapping[str, DeviceConnection]) -> None:
         self._replica, self._connections = replica, connections
+        self.step = -1  # the last one that has begun
         # replaced as a whole, because threads of all connections read it
         self._segments: tuple[int, Mapping[str, SegmentPlan]] = 0, {}
 
@@ -54,9 +55,7 @@ class PartRouter:
     def _check(
         self, sender: str, header: PartHeader, step: int, segment: SegmentPlan | None
     ) -> None:
-        told = self._replica.told
-        begun = step <= (-1 if told is None else told) + (header.role == "gradients")
-        if segment is not None and begun:
+        if segment is not None and step <= self.step:
             blocks = set(map(block_name, segment.span.indices()))
             leads = sender == segment.device
             own = header.share in segment.shares_of(sender) if not leads else header.share == 0

@@ -5,10 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
@@ -81,12 +82,13 @@ class Placement:
     hosts: dict[str, Host] = field(default_factory=dict)
     hops: list[FrameStream] = field(default_factory=list)
     """The control unit's streams to the devices' inputs and outputs."""
-    router: PartRouter | None = None
+    earlier: InitVar["Placement | None"] = None
 
-    def __post_init__(self) -> None:
-        if self.router is None:
-            self.router = PartRouter(self.replica, self.connections)
-        self.take_part = self.router.put
+    def __post_init__(self, earlier: "Placement | None") -> None:
+        # the connections keep the first placement's
+        self.router: PartRouter = (
+            earlier.router if earlier else PartRouter(self.replica, self.connections)
+        )
         self.front, self.back = Side(()), Side(())
         """Streams to the first segment's input and the last one's output."""
         self.rows = dict[int, Sequence[int]]()  # of each step's micro-batches
@@ -110,7 +112,7 @@ class Placement:
             connection.control.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
         shared = self.connections, self.arrived, self.clocks, self.hosts
-        return Placement(plan, cluster, common, self.replica, *shared, router=self.router)
+        return Placement(plan, cluster, common, self.replica, *shared, earlier=self)
 
     def gather(self) -> None:
         """Load each device's segment, and connect the devices in their order.
@@ -123,7 +125,6 @@ class Placement:
         epoch, segments = self.common.epoch, self.plan.segments
         held = {block_name(k): each.device for each in segments for k in each.span.indices()}
         self.replica.expect(epoch, held)
-        assert self.router is not None
         self.router.expect(epoch, self.plan)
         self._dial([name for name in self.names if name not in self.connections], until)
         sessions = {name: secrets.token_hex(16) for name in self.names}
@@ -146,6 +147,13 @@ class Placement:
                             connection.control.send_later(make)
         self._connect(sessions)
         self.all_answer(FrameKind.READY)
+
+    def begin(self, step: int, rows: Sequence[int]) -> None:
+        """Command a step with micro-batches of these rows."""
+        self.router.step = step
+        self.rows.clear()
+        self.rows[step] = rows
+        self.tell(FrameKind.BEGIN, step, torch.tensor(rows))
 
     def set_clocks(self) -> None:
         """Measure the clocks of devices that lack one at once, by a few round trips; the quickest
@@ -284,7 +292,7 @@ class Placement:
         """Dial a device once. Returns why it is not connected, or None."""
         if name not in self.cluster.devices:
             return StageError(name, "the cluster's file has no such device")
-        how = self.cluster.channels, self.arrived, self.take_part, self.replica.most_bytes()
+        how = self.cluster.channels, self.arrived, self.router.put, self.replica.most_bytes()
         try:
             self.connections[name] = DeviceConnection(self.cluster.devices[name], *how)
         except StageError as refused:

@@ -277,9 +277,7 @@ class RemoteSegments:
         whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
-        placed.rows.clear()
-        placed.rows[record.step] = record.rows
-        placed.tell(FrameKind.BEGIN, record.step, torch.tensor(record.rows))
+        placed.begin(record.step, record.rows)
         lists = schedule.build(self.plan.schedule, len(segments), m)
         returns = self._common.first_trained < 0
         front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)

@@ -1,0 +1,138 @@
+"""Devices that share segments: the same bits as in one thread, also after losses."""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from collapipe.errors import RoundFailedError
+from collapipe.models.lora import LoraSpec
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
+from collapipe.state import Precision
+from pipeline.schedule import SCHEDULES
+from tests.device_cluster import SMALL, UNIT, Result, Work, daemons, device_name
+from tests.huggingface import VOCABULARY, batch_for, spec_of
+from tests.planted_faults import Fault, planted
+from tests.thorough import chosen
+
+
+def plan_of(
+    *stages: tuple[int, Sequence[tuple[int, int]]], m: int = 2, schedule: str = "one_f_one_b"
+) -> ClusterPlan:
+    """Stages of so many blocks on devices with these numbers and rows."""
+    segments, first = [], 0
+    for blocks, members in stages:
+        shares = tuple(Share(device_name(k), rows) for k, rows in members)
+        own = shares if len(shares) > 1 else ()
+        segments.append(SegmentPlan(shares[0].device, Span(first, blocks), own))
+        first += blocks
+    return ClusterPlan(UNIT, tuple(segments), m, schedule)
+
+
+ONE = (4, [(0, 1), (1, 2), (2, 2)])
+PLANS = {
+    "one": (ONE,),
+    "mixed": ((1, [(0, 1)]), (2, [(1, 2), (2, 1)]), (1, [(3, 1)])),
+    "pairs": ((2, [(0, 1), (1, 1)]), (2, [(2, 1), (3, 2)])),
+    "front": ((3, [(3, 3), (1, 1)]), (1, [(0, 1)])),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_remote_equals_inline(name: str, m: int) -> None:
+    """With m = 5 a micro-batch has one row, and some devices none."""
+    work, plan = Work(), plan_of(*PLANS[name], m=m)
+    with daemons(4) as there:
+        assert work.remote(plan, there).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "int8"])
+def test_every_option_of_the_transport(schedule: str, wire_dtype: Precision) -> None:
+    work = Work(wire_dtype=wire_dtype, recompute=schedule == "gpipe", relay=wire_dtype == "int8")
+    plan = plan_of(*PLANS["mixed"], schedule=schedule)
+    with ExitStack() as stack:
+        assert work.remote(plan, stack.enter_context(daemons(4))).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama", "lora"])
+def test_families_and_adapters(kind: str, tmp_path: Path) -> None:
+    """Two rounds, of which the second continues with the optimisers' state."""
+    if kind == "lora":
+        work = Work(LoraSpec(SMALL, rank=2, alpha=4.0), steps=1)
+    else:
+        head = "decoder" if kind == "t5" else "causal"
+        spec = spec_of(tmp_path, kind, head)
+        work = Work(spec, VOCABULARY, batch_for(head), steps=1)
+    last = work.spec.num_blocks - 1
+    plan, results = plan_of((1, [(0, 1), (1, 2)]), (last, [(2, 1), (3, 1)])), []
+    with daemons(4) as there:
+        for run in (work.inline, lambda plan: work.remote(plan, there)):
+            results.append(work.after(run(plan)))
+        second = [each.inline(plan) for each in results]
+        assert second[0].equals(second[1])
+        assert results[1].remote(plan, there).equals(second[0])
+
+
+@pytest.fixture(scope="module")
+def expected() -> Result:
+    """The round without a loss."""
+    return Work(steps=3).inline(plan_of(*PLANS["one"], m=1))
+
+
+WHEN = [
+    ("READY", 1, True),
+    ("ACTIVATION", 1, True),
+    ("GRADIENT", 2, True),
+    ("NORMS", 1, True),
+    ("PART", 2, True),
+    ("BEGIN", 2, False),
+    ("STEP", 1, False),
+    ("STEP", 3, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("device", "when"),
+    chosen(itertools.product(range(3), WHEN), [(k % 3, when) for k, when in enumerate(WHEN)]),
+)
+def test_a_loss_changes_nothing(device: int, when: tuple[str, int, bool], expected: Result) -> None:
+    """The others take the lost device's shares over, the leading one's included."""
+    kind, number, sending = when
+    with daemons(3) as there:
+        fault = Fault(there[device], number, sending, True, kind=kind)
+        with planted([fault]):
+            lost = [device_name(device)]
+            found = Work(steps=3).remote(plan_of(*PLANS["one"], m=1), there, lost=lost)
+        assert found.equals(expected)
+        assert fault.seen >= fault.number
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_single_survivor_computes_all_shares(every: int, expected: Result) -> None:
+    """Also if it has to repeat steps since the last copy."""
+    with daemons(3) as there:
+        faults = [Fault(there[0], 9, True, True), Fault(there[1], 14, True, True)]
+        with planted(faults):
+            lost = [device_name(0), device_name(1)]
+            found = Work(steps=3).remote(plan_of(*PLANS["one"], m=1), there, every, lost=lost)
+    assert found.equals(expected)
+
+
+def test_a_loss_beside_other_segments() -> None:
+    work, plan = Work(), plan_of(*PLANS["pairs"])
+    with daemons(4) as there, planted([Fault(there[2], 2, True, True, kind="GRADIENT")]):
+        found = work.remote(plan, there, lost=[device_name(2)])
+    assert found.equals(work.inline(plan))
+
+
+def test_a_segment_without_devices_ends_the_round() -> None:
+    with (
+        daemons(4) as there,
+        planted([Fault(there[0], 1, True, True, kind="ACTIVATION")]),
+        pytest.raises(RoundFailedError, match="no device is left of blocks 0 … 0"),
+    ):
+        Work().remote(plan_of(*PLANS["mixed"]), there)
