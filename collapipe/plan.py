@@ -50,8 +50,8 @@ class SegmentPlan:
     """One segment s of the encoder and the device that holds it.
 
     With ``shares`` several devices hold all its blocks, each for its rows of a micro-batch, in this
-    order. The first one is ``device``; it steps the optimiser. After a loss a device may have
-    several shares, which are then next to each other.
+    order; the first one is ``device``. After a loss a device may have several shares, which are
+    then next to each other.
     """
 
     device: str
@@ -77,6 +77,10 @@ class SegmentPlan:
     def devices(self) -> tuple[str, ...]:
         """The names of all devices that hold the segment, each once."""
         return tuple(dict.fromkeys(share.device for share in self.shares)) or (self.device,)
+
+    def leader(self, place: int) -> str:
+        """Return the device that steps the segment's block at this ``place``: each in its turn."""
+        return self.devices[place % len(self.devices)]
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -222,8 +226,8 @@ class ClusterPlan:
             if (left := segment.without(gone)) is None:
                 first, last = segment.span.first, segment.span.stop - 1
                 raise RoundFailedError(
-                    f"lost {', '.join(sorted(gone))}: no device is left of blocks {first} … {last}, "
-                    "and other devices of a plan with shared segments take none over"
+                    f"lost {', '.join(sorted(gone))}: no device is left of blocks {first} … "
+                    f"{last}, which others take over only in plans without shared segments"
                 )
             segments.append(left)
         return replace(self, segments=tuple(segments))

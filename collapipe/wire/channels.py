@@ -183,10 +183,10 @@ class Channels:
             if known == device:
                 self._forget(device, method)
 
-    def close(self, but: DeviceAddress | None = None) -> None:
-        """Close all channels, except those to the device ``but``."""
+    def close(self, but: Collection[DeviceAddress] = ()) -> None:
+        """Close all channels, except those to the devices ``but``."""
         for device, method in [*self._open]:
-            if device != but:
+            if device not in but:
                 self._forget(device, method)
 
     def _forget(self, device: DeviceAddress, method: str) -> None:

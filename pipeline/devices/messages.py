@@ -6,6 +6,7 @@
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ HOP = f"/{SERVICE}/Pass"  # a neighbour's stream: activations and gradients
 STATUS = f"/{SERVICE}/Status"  # a request: nothing → DeviceStatus
 SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
 BEFORE, BEHIND = "before", "behind"  # values of SIDE: the caller's place in the pipeline
+_SHARE = "share-"  # the same, with the caller's number among the devices of the segment
 
 MOST_JSON_BYTES = 2**18  # of a message
 FRAME_SHARE = 8  # a hop's frame has at most this fraction of the memory: each block keeps more
@@ -69,6 +71,14 @@ class RoundDescription:
         return common | {"frozen": {k: v for k, v in self.frozen.items() if k in names}}
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another device that this one dials, with the ``secret`` of its stream."""
+
+    address: DeviceAddress
+    secret: Text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentDescription(RoundDescription):
     """A device's segment, without its weights.
@@ -77,8 +87,9 @@ class SegmentDescription(RoundDescription):
     secret for the stream from this one (``secret_for``). ``memory_bytes`` is the planned memory.
     Without ``next`` the control unit dials. Weights are as of step ``base`` (-1: the round's
     start); a device reuses the blocks that it already has. ``shares`` are the planned rows of the
-    segment's shares, of which the device computes ``own``: the first and one past the last. The
-    device with the first share leads: it steps, and keeps the optimiser's state.
+    segment's shares. ``cuts`` has one past the last share of each of the segment's devices, of
+    which this one is number ``member``. It dials the ``peers``, which are the devices after it. The
+    devices lead the segment's blocks in turn: the leader steps a block and has its optimiser state.
 
     Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
     build.
@@ -95,26 +106,35 @@ class SegmentDescription(RoundDescription):
     next: DeviceAddress | None
     base: Annotated[int, Field(ge=-1, lt=2**32)]
     shares: Annotated[tuple[Rows, ...], Field(min_length=1, max_length=_MOST_SHARES)] = (1,)
-    own: tuple[CountFrom0, CountFrom0] = (0, 1)
+    cuts: Annotated[tuple[Rows, ...], Field(min_length=1, max_length=_MOST_SHARES)] = (1,)
+    member: CountFrom0 = 0
+    peers: Annotated[tuple[Peer, ...], Field(max_length=_MOST_SHARES)] = ()
 
     @property
-    def own_shares(self) -> range:
-        """The numbers of the shares that the device computes."""
-        return range(*self.own)
+    def dialled(self) -> list[DeviceAddress]:
+        """The devices that this one dials."""
+        own = [peer.address for peer in self.peers]
+        return own if self.next is None else [self.next, *own]
+
+    def shares_of(self, member: int) -> range:
+        """Return the numbers of the shares that a device of the segment computes."""
+        return range(self.cuts[member - 1] if member else 0, self.cuts[member])
 
     @property
-    def together(self) -> bool:
-        """Whether other devices compute shares of the segment."""
-        return len(self.own_shares) < len(self.shares)
+    def others(self) -> list[int]:
+        """The numbers of the segment's other devices."""
+        return [each for each in range(len(self.cuts)) if each != self.member]
 
-    @property
-    def leads(self) -> bool:
-        """Whether the device steps the segment's weights."""
-        return self.own[0] == 0
+    def leader(self, place: int) -> int:
+        """Return the number of the device that leads the segment's block at this ``place``."""
+        return place % len(self.cuts)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.own[0] < self.own[1] <= len(self.shares):
-            raise WireError(f"shares {self.own} of {len(self.shares)}")
+        ascending = all(a < b for a, b in pairwise((0, *self.cuts)))
+        if not ascending or self.cuts[-1] != len(self.shares) or self.member >= len(self.cuts):
+            raise WireError(f"device {self.member} of shares {self.cuts} of {len(self.shares)}")
+        if self.peers and len(self.peers) != len(self.cuts) - 1 - self.member:
+            raise WireError(f"{len(self.peers)} peers of {len(self.cuts)} devices")
         actions = self.num_segments * self.num_micro_batches
         if self.span.stop > MOST_BLOCKS or actions > _MOST_ACTIONS:
             raise WireError(
@@ -137,8 +157,8 @@ class Wanted:
 class PartHeader:
     """The ``block`` of a part's tensors, and the number of its parts that follow.
 
-    Parts are copies of a block, or of a segment that devices share: the gradients of a ``share``
-    for the leading device, or its weights after a step for the others.
+    Parts are copies of a block; or between devices that share a segment the gradients of a
+    ``share`` for the block's leader, or its weights after a step for the others.
     """
 
     block: Text
@@ -179,6 +199,18 @@ class DeviceStatus:
     busy: bool
     unit: int | None
     span: Span | None
+
+
+def share_side(member: int) -> str:
+    """Return the side of a device of the same segment."""
+    return f"{_SHARE}{member}"
+
+
+def member_of(side: str) -> int | None:
+    """Return the number of the device whose ``share_side`` this is; None for any other text."""
+    number = side.removeprefix(_SHARE)
+    known = side.startswith(_SHARE) and number.isascii() and number.isdigit()
+    return int(number) if known and int(number) < _MOST_SHARES else None
 
 
 def secret_for(session: str, side: str) -> str:

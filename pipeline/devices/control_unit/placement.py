@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor
@@ -23,19 +23,22 @@ from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
-from pipeline.devices.control_unit.exchange import PartRouter
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.hops import HopError, Junction, Side, UndialledError, relay
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
+    MOST_JSON_BYTES,
     PartHeader,
+    Peer,
     RoundDescription,
     SegmentDescription,
     Trouble,
     Wanted,
+    member_of,
     packed,
     secret_for,
+    share_side,
     unpacked,
 )
 
@@ -82,13 +85,8 @@ class Placement:
     hosts: dict[str, Host] = field(default_factory=dict)
     hops: list[FrameStream] = field(default_factory=list)
     """The control unit's streams to the devices' inputs and outputs."""
-    earlier: InitVar["Placement | None"] = None
 
-    def __post_init__(self, earlier: "Placement | None") -> None:
-        # the connections keep the first placement's
-        self.router: PartRouter = (
-            earlier.router if earlier else PartRouter(self.replica, self.connections)
-        )
+    def __post_init__(self) -> None:
         self.front, self.back = Side(()), Side(())
         """Streams to the first segment's input and the last one's output."""
         self.rows = dict[int, Sequence[int]]()  # of each step's micro-batches
@@ -112,7 +110,7 @@ class Placement:
             connection.control.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
         shared = self.connections, self.arrived, self.clocks, self.hosts
-        return Placement(plan, cluster, common, self.replica, *shared, earlier=self)
+        return Placement(plan, cluster, common, self.replica, *shared)
 
     def gather(self) -> None:
         """Load each device's segment, and connect the devices in their order.
@@ -123,9 +121,12 @@ class Placement:
         busy_s = self.cluster.busy_s
         until = time.monotonic() + (self.hung_s if busy_s is None else busy_s)
         epoch, segments = self.common.epoch, self.plan.segments
-        held = {block_name(k): each.device for each in segments for k in each.span.indices()}
+        held = {
+            block_name(k): each.leader(k - each.span.first)
+            for each in segments
+            for k in each.span.indices()
+        }
         self.replica.expect(epoch, held)
-        self.router.expect(epoch, self.plan)
         self._dial([name for name in self.names if name not in self.connections], until)
         sessions = {name: secrets.token_hex(16) for name in self.names}
         for name in self.names:
@@ -136,10 +137,9 @@ class Placement:
         for connection, answer in zip(self.members, answers, strict=True):
             wanted = _wanted(connection, answer)
             self.hosts[connection.name] = wanted.host
-            segment = self._segment(connection.name)
-            leads = segment.device == connection.name  # others need no state of the optimiser
-            for name in map(block_name, segment.span.indices()):
+            for name in map(block_name, self._segment(connection.name).span.indices()):
                 if name in wanted.blocks:
+                    leads = held[name] == connection.name  # others need no optimiser state
                     for state, make in self._parts(name, name in wanted.frozen, leads):
                         if state:
                             self._state_parts.append((connection, make))
@@ -150,7 +150,6 @@ class Placement:
 
     def begin(self, step: int, rows: Sequence[int]) -> None:
         """Command a step with micro-batches of these rows."""
-        self.router.step = step
         self.rows.clear()
         self.rows[step] = rows
         self.tell(FrameKind.BEGIN, step, torch.tensor(rows))
@@ -292,7 +291,7 @@ class Placement:
         """Dial a device once. Returns why it is not connected, or None."""
         if name not in self.cluster.devices:
             return StageError(name, "the cluster's file has no such device")
-        how = self.cluster.channels, self.arrived, self.router.put, self.replica.most_bytes()
+        how = self.cluster.channels, self.arrived, self.replica.put, self.replica.most_bytes()
         try:
             self.connections[name] = DeviceConnection(self.cluster.devices[name], *how)
         except StageError as refused:
@@ -315,7 +314,12 @@ class Placement:
         segment = self._segment(name)
         stage = self.plan.segments.index(segment)
         held = set(map(block_name, segment.span.indices()))
-        own, dialled = segment.shares_of(name), self._dialled(stage)
+        own, dialled, member = (
+            segment.shares_of(name),
+            self._dialled(stage),
+            segment.devices.index(name),
+        )
+        after = () if self.cluster.relay else segment.devices[member + 1 :]
         part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
         return SegmentDescription(
             **self.common.for_blocks(held),
@@ -330,7 +334,12 @@ class Placement:
             next=self.cluster.devices[dialled] if dialled else None,
             next_session=secret_for(sessions[dialled], BEFORE) if dialled else None,
             shares=segment.rows,
-            own=(own.start, own.stop),
+            cuts=tuple(segment.shares_of(each).stop for each in segment.devices),
+            member=member,
+            peers=tuple(
+                Peer(self.cluster.devices[each], secret_for(sessions[each], share_side(member)))
+                for each in after
+            ),
         )
 
     def _parts(
@@ -361,6 +370,8 @@ class Placement:
 
         segments = self.plan.segments
         self.front, self.back = side(segments[0], BEFORE), side(segments[-1], BEHIND)
+        for segment in segments if self.cluster.relay else ():
+            self._connect_shares(segment, sessions)
         for stage, (before, behind) in enumerate(pairwise(segments)):
             if self._dialled(stage) is not None:
                 continue
@@ -369,6 +380,18 @@ class Placement:
                 relay(ends[0].streams[0], ends[1].streams[0])
             else:
                 Junction(*ends, self.rows, partial(self._fault, before, behind))
+
+    def _connect_shares(self, segment: SegmentPlan, sessions: Mapping[str, str]) -> None:
+        """Relay streams between the devices of a segment."""
+        for (a, first), (b, second) in combinations(enumerate(segment.devices), 2):
+            pair = (
+                self.connections[first].hop(sessions[first], share_side(b)),
+                self.connections[second].hop(sessions[second], share_side(a)),
+            )
+            for stream in pair:
+                stream.max_bytes = self.replica.most_bytes() + MOST_JSON_BYTES
+            self.hops += pair
+            relay(*pair)
 
     def _fault(
         self, before: SegmentPlan, behind: SegmentPlan, side: str, place: int, error: WireError
@@ -400,7 +423,10 @@ class Placement:
         trouble = self.trouble(error.device)
         if trouble is None or trouble.side is None or error.device not in self.names:
             return None
-        stage = segments.index(self._segment(error.device)) + (1 if trouble.side == BEHIND else -1)
+        own = self._segment(error.device)
+        if (member := member_of(trouble.side)) is not None:
+            return own.devices[member] if member < len(own.devices) else None
+        stage = segments.index(own) + (1 if trouble.side == BEHIND else -1)
         return segments[stage].device if 0 <= stage < len(segments) else None
 
 

@@ -289,8 +289,12 @@ class RemoteSegments:
         self._norms.clear()
         frames = iter(answers)
         for segment, actions in zip(segments, lists, strict=False):
-            for name in segment.devices:
-                self._take_norms(segment, name, len(actions), next(frames))
+            known = [
+                self._taken_norms(segment, member, len(actions), next(frames))
+                for member in range(len(segment.devices))
+            ]
+            places = range(segment.span.blocks)
+            self._norms += [known[k % len(known)][k // len(known)] for k in places]
         times = front_stage.times, back_stage.times
         self._measured.add_own(OwnTimes(*times, began_s, time.monotonic(), whole))
 
@@ -299,21 +303,23 @@ class RemoteSegments:
         codec = HopCodec(common.wire_dtype, getattr(torch, common.dtype))
         return Fence(common.round, common.epoch, step, self._dim, codec)
 
-    def _take_norms(
-        self, segment: SegmentPlan, device: str, num_actions: int, frame: Frame
-    ) -> None:
-        """Check and store the squared norms of a segment, which its first device knows, and the
-        device's measurements."""
+    def _taken_norms(
+        self, segment: SegmentPlan, member: int, num_actions: int, frame: Frame
+    ) -> list[float]:
+        """Return the squared norms of the blocks that a device of a segment leads, and store its
+        measurements."""
+        device = segment.devices[member]
         try:
             norms, *measured = frame.tensors
-            known = segment.span.blocks if device == segment.device else 0
-            fits = norms.dtype == torch.float64 and norms.shape == (known,)
+            led = range(member, segment.span.blocks, len(segment.devices))
+            fits = norms.dtype == torch.float64 and norms.shape == (len(led),)
             if not fits or bool((norms < 0).any()):  # squared norms are not negative
                 raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
             self._measured.add(device, num_actions, *measured)
         except (WireError, TypeError, ValueError) as error:
             raise StageError(device, f"sent {error}") from error
-        self._norms += norms.tolist()
+        found: list[float] = norms.tolist()
+        return found
 
     def _tell_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)

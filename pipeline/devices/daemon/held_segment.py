@@ -20,7 +20,7 @@ from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.parts import grouped, joined, most_bytes, separated
 from pipeline import schedule
 from pipeline.devices.block_form import block_forms
-from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows, packed_gradients
+from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows
 from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import Action
@@ -87,7 +87,7 @@ class HeldSegment:
         self._there = {name for name in blocks if known[name]} - set(frozen)
         self.wanted = Wanted(blocks, frozen, this_host())
         self._shared: SharedSegment | None = None  # of the current step
-        self.exchange = Exchange(description, self._forms) if description.together else None
+        self.exchange = Exchange(description, self._forms) if description.others else None
         self._lacking = set(blocks)  # blocks of which not all parts have arrived
         self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
 
@@ -146,50 +146,47 @@ class HeldSegment:
         how = self.parts, d.recompute, d.first_trained < d.span.first
         if len(d.shares) == 1:
             return SegmentStage(Segment(*how), self.key(step), timer)
-        self._shared = SharedSegment(d.shares, *how, d.own_shares)
+        self._shared = SharedSegment(d.shares, *how, d.shares_of(d.member))
         return ShareStage(self._shared, self.key(step), timer, own_rows(d, sizes))
 
-    def own_gradients(self) -> Iterator[Packed]:
-        """Yield the parts with the gradients of the step for the leading device."""
-        assert self._shared is not None
-        return packed_gradients(self._shared.gradients, self.description.own_shares, self.parts)
+    @property
+    def led(self) -> list[Part]:
+        """The blocks that this device steps, in their order."""
+        exchange = self.exchange
+        return [each for each in self.parts if exchange is None or exchange.leads(each.name)]
+
+    def gradients_for(self, member: int) -> Iterator[Packed]:
+        """Yield the gradients of the step for the blocks that another device leads."""
+        assert self._shared is not None and self.exchange is not None
+        own = self.description.shares_of(self.description.member)
+        return self.exchange.gradients_for(member, self._shared, self.parts, own)
 
     def add_up(self, step: int) -> None:
         """Add the gradients of all shares, those of other devices included."""
-        if self._shared is None:
-            return
-        if self.exchange is not None:
-            for share, own in self.exchange.gradients(step, self.parts).items():
-                moved_here = [
-                    [each if each is None else moved(each, self._device) for each in one]
-                    for one in own
-                ]
-                self._shared.gradients[share] = moved_here
-        self._shared.add_up()
-        self._shared = None
-
-    def take_weights(self, number: int) -> None:
-        """Take the leading device's weights after its step instead of stepping."""
-        assert self.exchange is not None
-        self._shared = self.done = None
-        weights = self.exchange.weights(number)
-        for part in self.parts:
-            part.load_trained(weights)
-            part.forget_gradients()
-        self.done = number
+        if self._shared is not None:
+            if self.exchange is not None:
+                self.exchange.put_gradients(step, self._shared, self.parts)
+            self._shared.add_up()
+            self._shared = None
 
     def key(self, step: int) -> DropoutKey:
         """Return the key of the step's dropout."""
         return DropoutKey(self.description.seed, self.description.unit, step)
 
     def squared_norms(self) -> list[float]:
-        return [part.squared_norm() for part in self.parts]
+        return [part.squared_norm() for part in self.led]
 
-    def step(self, number: int, rate: float, scale: float) -> None:
+    def step(self, rate: float, scale: float) -> None:
+        """Step the blocks that this device leads. ``finish`` ends the step."""
         self._require_complete()
         self.done = None
-        for part in self.parts:
+        for part in self.led:
             part.step(rate, scale)
+
+    def finish(self, number: int) -> None:
+        """Take the weights of blocks that other devices have stepped."""
+        if self.exchange is not None:
+            self.exchange.put_weights(number, self.parts)
         self.done = number
 
     def forget(self) -> None:
@@ -202,7 +199,7 @@ class HeldSegment:
         few tensors each. Call the functions, which pack them, before the next step."""
         self._require_complete()
         found = list[tuple[PartHeader, Callable[[], Tensor]]]()
-        for part in self.parts:
+        for part in self.led:
             groups = grouped(self._trained(part))
             for left, names in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
                 found.append((PartHeader(part.name, left), partial(self._packed, part, names)))
@@ -220,12 +217,12 @@ class HeldSegment:
     def _kept_for(self, later: SegmentDescription) -> dict[str, Part]:
         """Return the blocks that the description ``later`` can reuse."""
         wanted = (_identity(each) for each in (self.description, later))
-        stepped = self.description.leads  # others lack the optimiser's state
-        if not stepped or self.done != later.base or len(set(wanted)) > 1:
+        if self.done != later.base or len(set(wanted)) > 1:
             return {}
         self.forget()
         held = set(map(block_name, later.span.indices())) - self._lacking
-        return {name: part for name, part in self._parts.items() if name in held}
+        # blocks that others lead lack the optimiser's state
+        return {part.name: part for part in self.led if part.name in held}
 
     def _require_complete(self) -> None:
         if not self.complete:

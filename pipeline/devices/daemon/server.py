@@ -44,6 +44,7 @@ from pipeline.devices.messages import (
     STATUS,
     SegmentDescription,
     as_json,
+    member_of,
 )
 
 _STREAMS = 16  # at the same time: control unit, neighbours, an ending epoch's, unknown callers
@@ -164,10 +165,11 @@ class Daemon:
     def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = dict(context.invocation_metadata())
         session, side = self._session, asked.get(SIDE, "")
-        if session is None or side not in (BEFORE, BEHIND):
+        if session is None or (side not in (BEFORE, BEHIND) and member_of(side) is None):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
             return
-        stream = FrameStream(f"the stage {side} ({context.peer()})", self._most, session.arrived)
+        stage = "stage" if side in (BEFORE, BEHIND) else "device with"
+        stream = FrameStream(f"the {stage} {side} ({context.peer()})", self._most, session.arrived)
         try:
             session.attach(side, asked.get(SESSION, ""), stream)
         except RefusedLinkError as error:
@@ -210,11 +212,13 @@ class Daemon:
             *(own.model, self._found),
         )
 
-    def _dial(self, neighbour: DeviceAddress, session: str) -> FrameStream:
-        """Open the stream to the next stage."""
+    def _dial(self, neighbour: DeviceAddress, session: str, side: str = BEFORE) -> FrameStream:
+        """Open the stream to another device, for which this one is on that ``side``."""
         running = self._session
         assert running is not None
-        self._channels.close(but=neighbour)  # a control unit may name any number
-        said = (SESSION, session), (SIDE, BEFORE)
+        held = running.held
+        named = held.description.dialled if held else []
+        self._channels.close(but=(neighbour, *named))  # a control unit may name any number
+        said = (SESSION, session), (SIDE, side)
         peer = f"{neighbour.name} ({neighbour.address})"
         return self._channels.stream(neighbour, HOP, self._most, running.arrived, said, peer)

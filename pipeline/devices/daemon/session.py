@@ -18,18 +18,20 @@ from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
-from pipeline.devices.daemon.share import Packed, own_rows, packed_weights
+from pipeline.devices.daemon.share import Packed, own_rows
 from pipeline.devices.daemon.timed_ports import TimedPorts
 from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, UndialledError
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
     PartHeader,
+    Peer,
     SegmentDescription,
     Trouble,
     as_bytes,
     packed,
     secret_for,
+    share_side,
     unpacked,
 )
 from pipeline.hop_codec import HopCodec
@@ -40,7 +42,7 @@ _IMPORTS_S = 60.0  # time for importing a model's libraries on a small or busy d
 _MOST_ROWS = 2**31  # of a batch
 _MOST_UNSENT = 64  # unsent answers beyond which further commands must wait
 _log = logging.getLogger(__name__)
-Dial = Callable[[DeviceAddress, str], FrameStream]
+Dial = Callable[[DeviceAddress, str, str], FrameStream]
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing is wrong
@@ -146,34 +148,37 @@ class Session:
     def _part(self, frame: Frame) -> None:
         if self.held is not None and frame.epoch < self.held.description.epoch:
             return  # of an earlier plan
-        described, data = frame.only(2)
-        held, header = self._held(frame), unpacked(PartHeader, described)
+        header, data = frame.only(2)
+        held = self._held(frame)
         began = held.built
         with self._busy():
-            if header.role == "copy":
-                held.add(header, as_bytes(data))
-            elif held.exchange is None:
-                raise WireError(f"{header.role}, though no other device holds this segment")
-            else:
-                held.exchange.take(header, frame.step, as_bytes(data))
+            held.add(unpacked(PartHeader, header), as_bytes(data))
         if held.built > began:
             self._answer(frame, FrameKind.READY)
 
     def _open(self, frame: Frame) -> None:
         held = self._held(frame)
-        description = held.description
-        if description.next is not None and description.next_session is not None:
-            try:
-                stream = self.dial(description.next, description.next_session)
-            except LinkError as error:
-                raise UndialledError(BEHIND, str(error)) from error
-            try:
-                self.attach(BEHIND, secret_for(description.session, BEHIND), stream)
-            except LinkError:
-                stream.close()
-                raise
+        d = held.description
+        if d.next is not None and d.next_session is not None:
+            self._open_to(BEHIND, BEFORE, Peer(d.next, d.next_session))
+        for member, peer in enumerate(d.peers, start=d.member + 1):
+            self._open_to(share_side(member), share_side(d.member), peer)
         if held.built:  # else ``_part`` answers after the last weights
             self._answer(frame, FrameKind.READY)
+
+    def _open_to(self, side: str, own_side: str, peer: Peer) -> None:
+        """Dial a device on that ``side`` of this one, for which this one is on ``own_side``."""
+        held = self.held
+        assert held is not None
+        try:
+            stream = self.dial(peer.address, peer.secret, own_side)
+        except LinkError as error:
+            raise UndialledError(side, str(error)) from error
+        try:
+            self.attach(side, secret_for(held.description.session, side), stream)
+        except LinkError:
+            stream.close()
+            raise
 
     def _begin(self, frame: Frame) -> None:
         """Run forward and backward of a batch; then send the norms and the times of each action."""
@@ -186,7 +191,8 @@ class Session:
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
-        if not {BEFORE, BEHIND} <= self.neighbours.keys():
+        peers = map(share_side, d.others)
+        if not {BEFORE, BEHIND, *peers} <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
         for side, stream in self.neighbours.items():
             if stream.backlog()[1]:
@@ -205,16 +211,38 @@ class Session:
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
 
     def _norms(self, held: HeldSegment, frame: Frame) -> list[float]:
-        """Return the blocks' squared norms; none if another device leads, which gets the own
-        gradients."""
-        if not held.description.leads:
-            self._send_later(frame, held.own_gradients())
-            return []
+        """Return the squared norms of the blocks that this device leads, after the exchange of
+        gradients with the segment's other devices."""
         if (exchange := held.exchange) is not None:
-            self._wait_for(lambda: exchange.complete(frame.step))
+            for member in held.description.others:
+                self._send_later(
+                    self.neighbours[share_side(member)], frame, held.gradients_for(member)
+                )
+            self._wait_for(lambda: self._took_shares(held) and exchange.has_gradients(frame.step))
         with self._busy():
             held.add_up(frame.step)
             return held.squared_norms()
+
+    def _took_shares(self, held: HeldSegment) -> bool:
+        """Take the parts that other devices of the segment have sent. Returns true."""
+        d = held.description
+        for member in d.others:
+            side = share_side(member)
+            stream = self.neighbours[side]
+            while stream.waiting():
+                try:
+                    self._take_share(held, member, stream.receive(0))
+                except (LinkError, WireError) as error:
+                    raise HopError(side, str(error)) from error
+        return True
+
+    def _take_share(self, held: HeldSegment, member: int, frame: Frame) -> None:
+        d = held.description
+        if frame.kind != FrameKind.PART or (frame.round, frame.epoch) != (d.round, d.epoch):
+            raise WireError(f"{frame.kind.name} of round {frame.round}, epoch {frame.epoch}")
+        header, data = frame.only(2)
+        assert held.exchange is not None
+        held.exchange.take(member, unpacked(PartHeader, header), frame.step, as_bytes(data))
 
     def _usage(self) -> Tensor:
         """Return float64 [2]: bytes sent to the neighbours, and the peak resident memory in
@@ -226,37 +254,29 @@ class Session:
         held = self._held(frame)
         rate, scale = _numbers(frame, 2)
         self._wait(lambda: self._may_change(held), interruptible=False)
-        if not held.description.leads:
-            self._follow(held, frame.step)
-            return
         with self._busy():
-            held.step(frame.step, rate, scale)
-        if held.exchange is not None:
-            self._send_later(frame, packed_weights(held.parts))
+            held.step(rate, scale)
+        if (exchange := held.exchange) is not None:
+            for member in held.description.others:
+                stream = self.neighbours[share_side(member)]
+                self._send_later(stream, frame, exchange.weights_of(held.parts))
+            arrived = partial(exchange.has_weights, frame.step)
+            self._wait(lambda: self._given_up() or (self._took_shares(held) and arrived()), False)
+            if not arrived():
+                return
+        with self._busy():
+            held.finish(frame.step)
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
             self._send_parts(frame)
-
-    def _follow(self, held: HeldSegment, step: int) -> None:
-        """Take the weights of the leading device, unless the control unit gives the step up."""
-        exchange = held.exchange
-        assert exchange is not None
-
-        def may_go_on() -> bool:
-            self._take_parts()
-            return exchange.complete(step) or self._given_up()
-
-        self._wait(may_go_on, interruptible=False)
-        if exchange.complete(step):
-            with self._busy():
-                held.take_weights(step)
 
     def _may_change(self, held: HeldSegment) -> bool:
         """Whether the step may change the blocks: they have their optimiser state, and pending
         copies are made. Also true if the control unit has left or sent another command, so that it
         does not matter."""
         self._take_parts()
-        return (self.control.all_made() and held.complete) or self._given_up()
+        made = all(each.all_made() for each in (self.control, *self.neighbours.values()))
+        return (made and held.complete) or self._given_up()
 
     def _given_up(self) -> bool:
         """Whether the control unit has left, or sent a command that needs no step before it."""
@@ -277,13 +297,11 @@ class Session:
         self._answer(frame, FrameKind.CLOCK, now)
 
     def _send_parts(self, frame: Frame) -> None:
-        held = self._held(frame)
-        if held.description.leads:
-            self._send_later(frame, held.packed_parts())
+        self._send_later(self.control, frame, self._held(frame).packed_parts())
 
-    def _send_later(self, frame: Frame, parts: Iterable[Packed]) -> None:
+    def _send_later(self, stream: FrameStream, frame: Frame, parts: Iterable[Packed]) -> None:
         for header, pack in parts:
-            self.control.send_later(partial(self._part_of, frame, header, pack))
+            stream.send_later(partial(self._part_of, frame, header, pack))
 
     def _part_of(self, frame: Frame, header: PartHeader, pack: Callable[[], Tensor]) -> Frame:
         return replace(frame, kind=FrameKind.PART, tensors=(packed(header), pack()))

@@ -1,12 +1,14 @@
 """A device's share of a segment: its rows, and what it exchanges with the segment's other devices.
 
-The other devices send the gradients of their shares to the leading one, which adds them in the
-shares' order, steps, and sends the weights back. All of it passes the control unit.
+Each block has a leader among the devices. The others send it the gradients of their shares; it adds
+them in the shares' order, steps, and sends the weights back. Leaders take turns, so that all links
+carry equally much, as in a ring.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
@@ -20,11 +22,13 @@ from pipeline.devices.block_form import BlockForm
 from pipeline.devices.messages import PartHeader, SegmentDescription
 from pipeline.phase_timer import PhaseTimer
 from pipeline.segment import Segment
-from pipeline.shared_segment import Gradients, SharedSegment
+from pipeline.shared_segment import SharedSegment
 from pipeline.stage import Passed, SegmentStage
 
 Packed = tuple[PartHeader, Callable[[], Tensor]]
 _MOST_STEPS = 2  # whose parts may wait: another device may be one step ahead
+_GRADIENTS: Literal["gradients"] = "gradients"
+_WEIGHTS: Literal["weights"] = "weights"
 
 
 class ShareStage(SegmentStage):
@@ -52,7 +56,7 @@ class ShareStage(SegmentStage):
 
 def own_rows(description: SegmentDescription, sizes: Sequence[int]) -> list[tuple[Rows, int]]:
     """Return the first own row, the total and the number of own rows of each micro-batch."""
-    found, own = [], description.own_shares
+    found, own = [], description.shares_of(description.member)
     for total in sizes:
         ends = (0, *row_ends(description.shares, total))
         found.append((Rows(ends[own.start], total), ends[own.stop] - ends[own.start]))
@@ -60,75 +64,101 @@ def own_rows(description: SegmentDescription, sizes: Sequence[int]) -> list[tupl
 
 
 class Exchange:
-    """The parts of a shared segment that devices exchange in a step, by their step."""
+    """The parts of a step that this device has received from the segment's other devices.
+
+    ``forms`` are the forms of the segment's blocks, in their order.
+    """
 
     def __init__(self, description: SegmentDescription, forms: Mapping[str, BlockForm]) -> None:
-        self._description, self._forms = description, forms
-        self._came: dict[int, dict[tuple[int, str], Tensors]] = {}
-        self._done: dict[int, set[tuple[int, str]]] = {}
-        others = range(len(description.shares)) if description.leads else range(1)
-        self._others = [each for each in others if each not in description.own_shares]
+        self._forms, self._own = forms, description.member
+        self._leaders = {name: description.leader(k) for k, name in enumerate(forms)}
+        self._shares = {each: description.shares_of(each) for each in description.others}
+        self._came: dict[int, dict[tuple[str, str, int], Tensors]] = {}
+        self._done: dict[int, set[tuple[str, str, int]]] = {}
 
-    def take(self, header: PartHeader, step: int, data: bytes) -> None:
+    def leads(self, block: str) -> bool:
+        """Whether this device steps the block."""
+        return self._leaders[block] == self._own
+
+    def gradients_for(
+        self, member: int, shared: SharedSegment, parts: Sequence[Part], own: range
+    ) -> Iterator[Packed]:
+        """Yield the gradients of the ``own`` shares for the blocks that the device ``member``
+        leads; a share without rows has none."""
+        for place, part in enumerate(parts):
+            for share in own if self._leaders[part.name] == member else ():
+                gradients = shared.gradients.get(share)
+                pairs = zip(part.trained, gradients[place] if gradients else (), strict=False)
+                named = {name: each.cpu() for name, each in pairs if each is not None}
+                yield from _packed(PartHeader(part.name, 0, _GRADIENTS, share), named)
+
+    def weights_of(self, parts: Sequence[Part]) -> Iterator[Packed]:
+        """Yield the weights of the blocks that this device leads, as far as they train."""
+        for part in parts:
+            if self.leads(part.name):
+                weights = part.weights()
+                named = {name: weights[name] for name in part.trained}
+                yield from _packed(PartHeader(part.name, 0, _WEIGHTS), named)
+
+    def take(self, member: int, header: PartHeader, step: int, data: bytes) -> None:
         """Keep a part of another device. Raises ``WireError`` if it is invalid."""
-        role = "gradients" if self._description.leads else "weights"
-        form, key = self._forms.get(header.block), (header.share, header.block)
-        if header.role != role or form is None or header.share not in self._others:
-            raise WireError(f"{header.role} of share {header.share}, {header.block[:40]!r}")
+        form = self._forms.get(header.block)
+        leader = self._leaders.get(header.block)
+        key = header.role, header.block, header.share
+        expected = {
+            _GRADIENTS: leader == self._own and header.share in self._shares[member],
+            _WEIGHTS: leader == member and header.share == 0,
+        }
+        if form is None or not expected.get(header.role):
+            raise WireError(f"{header.role} of {header.block[:40]!r}, share {header.share}")
         came, done = self._came.setdefault(step, {}), self._done.setdefault(step, set())
         tensors, known = separated(data), came.setdefault(key, {})
-        form.check(tensors)
         if len(self._came) > _MOST_STEPS or key in done:
             raise WireError(f"{header.role} of step {step}, which were not expected")
+        form.check(tensors)
         if not tensors.keys() <= form.trained or tensors.keys() & known:
             raise WireError(f"{header.role} of {header.block[:40]!r} that do not train")
         came[key] = known | tensors
         if not header.left:
+            if header.role == _WEIGHTS:
+                form.check_complete(came[key], whole=False)
             done.add(key)
 
-    def complete(self, step: int) -> bool:
-        """Whether all parts of the step are here."""
-        return len(self._done.get(step, ())) == len(self._others) * len(self._forms)
+    def has_gradients(self, step: int) -> bool:
+        """Whether all gradients of the step for the blocks that this device leads are here."""
+        led = sum(map(self.leads, self._forms))
+        return self._count(step, _GRADIENTS) == led * sum(map(len, self._shares.values()))
 
-    def gradients(self, step: int, parts: Sequence[Part]) -> dict[int, Gradients]:
-        """Remove and return the gradients of the other devices' shares."""
-        came = self._removed(step)
-        return {
-            share: [[came[share, part.name].get(name) for name in part.trained] for part in parts]
-            for share in self._others
-        }
+    def has_weights(self, step: int) -> bool:
+        """Whether the weights of all other blocks after the step are here."""
+        return self._count(step, _WEIGHTS) == len(self._forms) - sum(map(self.leads, self._forms))
 
-    def weights(self, step: int) -> Tensors:
-        """Remove and return the weights after the step."""
-        own = self._removed(step).values()
-        return {name: each for tensors in own for name, each in tensors.items()}
+    def put_gradients(self, step: int, shared: SharedSegment, parts: Sequence[Part]) -> None:
+        """Put the other devices' gradients into ``shared``; those of blocks that other devices lead
+        are dropped there."""
+        came = self._came.get(step, {})
+        for shares in self._shares.values():
+            for share in shares:
+                own = (came.get((_GRADIENTS, part.name, share), {}) for part in parts)
+                shared.gradients[share] = [
+                    [
+                        found[name].to(part.device) if name in found else None
+                        for name in part.trained
+                    ]
+                    for part, found in zip(parts, own, strict=True)
+                ]
 
-    def _removed(self, step: int) -> dict[tuple[int, str], Tensors]:
-        self._done.pop(step)
-        return self._came.pop(step)
+    def put_weights(self, step: int, parts: Sequence[Part]) -> None:
+        """Load the weights of other blocks after the step, and forget the step's parts."""
+        came = self._came.pop(step, {})
+        self._done.pop(step, None)
+        for part in parts:
+            if not self.leads(part.name):
+                part.load_trained(came[_WEIGHTS, part.name, 0])
+                part.forget_gradients()
 
-
-def packed_gradients(
-    gradients: Mapping[int, Gradients], shares: range, parts: Sequence[Part]
-) -> Iterator[Packed]:
-    """Yield the parts with the gradients of the own shares; a share without rows has none."""
-    for share in shares:
-        none: Gradients = [[] for _ in parts]
-        for part, own in zip(parts, gradients.get(share) or none, strict=True):
-            named = {
-                name: each.cpu()
-                for name, each in zip(part.trained, own, strict=False)
-                if each is not None
-            }
-            yield from _packed(PartHeader(part.name, 0, "gradients", share), named)
-
-
-def packed_weights(parts: Sequence[Part]) -> Iterator[Packed]:
-    """Yield the parts with all weights that train."""
-    for part in parts:
-        weights = part.weights()
-        named = {name: weights[name] for name in part.trained}
-        yield from _packed(PartHeader(part.name, 0, "weights"), named)
+    def _count(self, step: int, role: str) -> int:
+        return sum(each[0] == role for each in self._done.get(step, ()))
 
 
 def _packed(header: PartHeader, tensors: Tensors) -> Iterator[Packed]:

@@ -12,6 +12,7 @@ from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
 from pipeline.schedule import SCHEDULES
+from pipeline.devices.daemon.server import Daemon
 from tests.device_cluster import SMALL, UNIT, Result, Work, daemons, device_name
 from tests.huggingface import VOCABULARY, batch_for, spec_of
 from tests.planted_faults import Fault, planted
@@ -56,6 +57,14 @@ def test_every_option_of_the_transport(schedule: str, wire_dtype: Precision) -> 
     plan = plan_of(*PLANS["mixed"], schedule=schedule)
     with ExitStack() as stack:
         assert work.remote(plan, stack.enter_context(daemons(4))).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("name", ["one", "pairs"])
+def test_no_device_dials_if_hops_are_relayed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, plan = Work(relay=True), plan_of(*PLANS[name])
+    monkeypatch.setattr(Daemon, "_dial", None)
+    with daemons(4) as there:
+        assert work.remote(plan, there).equals(work.inline(plan))
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "lora"])

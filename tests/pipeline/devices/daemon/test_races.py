@@ -15,7 +15,7 @@ from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import BEFORE, secret_for
 
-DESCRIPTION = SimpleNamespace(session="earlier", unit=3)
+DESCRIPTION = SimpleNamespace(dialled=[], session="earlier", unit=3)
 HELD: Any = SimpleNamespace(description=DESCRIPTION)
 
 

@@ -1,0 +1,147 @@
+"""What a device takes from the other devices of its segment, and what it refuses."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from collapipe.errors import WireError
+from collapipe.models.description import describe
+from collapipe.plan import Span
+from collapipe.wire.parts import joined
+from pipeline.devices.block_form import block_forms
+from pipeline.devices.daemon.share import Exchange
+from pipeline.devices.messages import (
+    PartHeader,
+    SegmentDescription,
+    as_json,
+    from_json,
+    member_of,
+    share_side,
+)
+from tests.device_cluster import ADAMW, SMALL
+
+FORMS = block_forms(SMALL, range(2), ADAMW, torch.float32)
+GRADIENTS = PartHeader("blocks.1", 0, "gradients", 0)
+WEIGHTS = PartHeader("blocks.0", 0, "weights")
+
+
+def description(**changes: Any) -> SegmentDescription:
+    """Of the second of two devices, which leads the second of two blocks."""
+    fields: dict[str, Any] = {
+        "version": "0",
+        "unit": 0,
+        "round": 1,
+        "seed": 0,
+        "model": describe(SMALL),
+        "recompute": False,
+        "dtype": "float32",
+        "optimizer": ADAMW,
+        "replicate_every": 1,
+        "session": "s",
+        "span": Span(0, 2),
+        "stage": 0,
+        "num_segments": 1,
+        "num_micro_batches": 2,
+        "schedule": "gpipe",
+        "memory_bytes": 0.0,
+        "next_session": None,
+        "next": None,
+        "base": -1,
+        "shares": (1, 2),
+        "cuts": (1, 2),
+        "member": 1,
+    }
+    return SegmentDescription(**(fields | changes))
+
+
+def trained(block: str, **changes: torch.Tensor) -> bytes:
+    """All tensors of the block that train."""
+    own = {
+        name: torch.zeros_like(FORMS[block].tensors[name], device="cpu")
+        for name in FORMS[block].trained
+    }
+    return joined(own | changes).numpy().tobytes()
+
+
+def test_all_parts_of_a_step_are_expected() -> None:
+    exchange = Exchange(description(), FORMS)
+    assert [exchange.leads(name) for name in FORMS] == [False, True]
+    assert not exchange.has_gradients(4) and not exchange.has_weights(4)
+    exchange.take(0, GRADIENTS, 4, trained("blocks.1"))
+    assert exchange.has_gradients(4) and not exchange.has_gradients(5)
+    exchange.take(0, WEIGHTS, 4, trained("blocks.0"))
+    assert exchange.has_weights(4)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        replace(GRADIENTS, block="blocks.0"),  # which the other device leads
+        replace(GRADIENTS, share=1),  # our own
+        replace(GRADIENTS, share=9),
+        replace(WEIGHTS, block="blocks.1"),  # which we lead
+        replace(WEIGHTS, share=1),
+        replace(WEIGHTS, block="blocks.7"),
+        PartHeader("blocks.0", 0),  # a copy, which the control unit sends
+    ],
+)
+def test_parts_that_another_device_may_not_send_are_refused(header: PartHeader) -> None:
+    with pytest.raises(WireError):
+        Exchange(description(), FORMS).take(0, header, 4, trained("blocks.0"))
+
+
+def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
+    exchange = Exchange(description(), FORMS)
+    exchange.take(0, GRADIENTS, 4, trained("blocks.1"))
+    with pytest.raises(WireError, match="not expected"):
+        exchange.take(0, GRADIENTS, 4, trained("blocks.1"))
+    exchange.take(0, GRADIENTS, 5, trained("blocks.1"))
+    with pytest.raises(WireError, match="not expected"):
+        exchange.take(0, GRADIENTS, 6, trained("blocks.1"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        trained("blocks.0"),
+        trained("blocks.1", extra=torch.zeros(1)),
+        trained("blocks.1", **{next(iter(FORMS["blocks.1"].trained)): torch.zeros(1)}),
+    ],
+)
+def test_tensors_that_the_block_does_not_have_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        Exchange(description(), FORMS).take(0, GRADIENTS, 4, data)
+
+
+def test_weights_must_be_complete() -> None:
+    with pytest.raises(WireError, match="lacks"):
+        empty = joined({}).numpy().tobytes()
+        Exchange(description(), FORMS).take(0, WEIGHTS, 4, empty)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cuts": (2, 1)},
+        {"cuts": (1,)},
+        {"cuts": (1, 3)},
+        {"member": 2},
+        {"shares": (0, 2)},
+        {"shares": (1,) * 200, "cuts": tuple(range(1, 201))},
+    ],
+)
+def test_impossible_descriptions_are_refused(changes: dict[str, Any]) -> None:
+    known = from_json(SegmentDescription, as_json(description()))
+    assert [known.shares_of(each) for each in range(2)] == [range(1), range(1, 2)]
+    with pytest.raises(WireError):
+        from_json(SegmentDescription, as_json(replace(known, **changes)))
+
+
+def test_a_side_names_a_device_of_the_segment() -> None:
+    assert member_of(share_side(7)) == 7
+    assert [
+        member_of(text) for text in ("before", "share-", "share-x", "share-9999", "share-²")
+    ] == [None] * 5
