@@ -11,8 +11,8 @@ from collapipe.errors import RoundFailedError
 from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
-from pipeline.schedule import SCHEDULES
 from pipeline.devices.daemon.server import Daemon
+from pipeline.schedule import SCHEDULES
 from tests.device_cluster import SMALL, UNIT, Result, Work, daemons, device_name
 from tests.huggingface import VOCABULARY, batch_for, spec_of
 from tests.planted_faults import Fault, planted
