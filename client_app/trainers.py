@@ -123,7 +123,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
     """Open the trainer of a round. Raises ``LinkError`` if the server's head cannot be
     reached, and ``RoundFailedError`` if the remaining devices cannot hold the model."""
     settings, spec = unit.settings, _with_store(unit, start)
-    if settings.framework.unsplit:
+    if settings.framework.unsplit and unit.devices is None:
         yield RoundTrainer(
             UnsplitTrainer(
                 spec=spec,

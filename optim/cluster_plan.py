@@ -9,10 +9,11 @@ from typing import TypeVar
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.plan import ClusterPlan, UplinkPlan
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
 from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
 from collapipe.step_law import StepLaw
 from optim.channel import payload_links, power_limits
+from optim.partition.baselines import even_blocks
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
@@ -327,14 +328,26 @@ def cluster_plan(
     """Turn a partition into the cluster's plan: segments in the devices' order.
 
     ``partition.latency_s`` covers all local steps of the round. Replicas (VanillaFL) have no
-    segments.
+    segments if devices are simulated; real devices share one.
     """
+    segments = partition.segments(cluster.devices)
+    if partition.replicated and cluster.real_devices:
+        segments = (_replicas(request, cluster),)
     return ClusterPlan(
         unit=cluster.unit,
-        segments=partition.segments(cluster.devices),
+        segments=segments,
         num_micro_batches=partition.num_micro_batches,
         schedule=request.schedule,
         latency_s=partition.latency_s,
         uplink=uplink,
         over_limits=partition.over_limits,
     )
+
+
+def _replicas(request: RoundRequest, cluster: ClusterState) -> SegmentPlan:
+    """Return the whole encoder on each present device, with b/K rows."""
+    names = [device.name for device in present_devices(cluster)]
+    rows = even_blocks(request.batch_size, len(names))
+    used = [Share(*pair) for pair in zip(names, rows, strict=True) if pair[1]]
+    shares = tuple(used) if len(used) > 1 else ()
+    return SegmentPlan(used[0].device, Span(0, request.num_blocks), shares)

@@ -12,6 +12,8 @@ CLUSTER_SOLVERS: Mapping[str, str] = MappingProxyType(
     {
         "exact": "optim.partition.exact:exact_partition",
         "shared": "optim.sharing.exact:shared_partition",
+        "asteroid": "optim.sharing.baselines:asteroid",
+        "adaptis": "optim.sharing.baselines:adaptis",
         "paper": "optim.partition.algorithm2:paper_partition",
         "vanilla_fl": "optim.partition.baselines:vanilla_fl",
         "pipeline": "optim.partition.baselines:pipeline_even",

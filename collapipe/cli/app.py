@@ -284,7 +284,7 @@ def plan(
         str,
         Option(
             help="exact, shared, paper, gpipe, pipeline, titanic, pipedream, pipeedge, "
-            "no_segment_scheduling or vanilla_fl."
+            "asteroid, adaptis, no_segment_scheduling or vanilla_fl."
         ),
     ] = "exact",
     plot: Annotated[Path | None, Option(help="Gantt chart to write, .svg or .png.")] = None,

@@ -78,12 +78,6 @@ def contradictions(settings: Settings) -> Iterator[str]:
 def faults_in_cluster(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:
     """Yield messages for options that do not fit the plug-in ``cluster``."""
     real = hasattr(cluster, "roster")
-    if real and settings.framework.unsplit:
-        yield (
-            f"framework={settings.framework.name}: trains the whole model in the control unit's "
-            "process, and the devices of cluster=devices would idle; leave cluster out, or give "
-            "each device a unit of its own: collapipe up --devices 1 --clusters N -- run"
-        )
     if settings.pipeline.profile and not real:
         yield (
             "pipeline.profile=true: the devices of this run are simulated in one process, so that "

@@ -37,12 +37,13 @@ def stage_bounds(problem: ClusterProblem) -> Bounds:
     """
     choices = _Choices.of(problem)
     rows, num_blocks = choices.rows, problem.num_blocks
-    of_devices, paces = choices.rates()
-    rates = of_devices.sum(axis=1)
+    of_blocks, of_paces = choices.rates()
+    of_devices, paces = of_blocks.max(axis=2), of_paces.max(axis=2)
+    rates, of_all = of_devices.sum(axis=1), of_blocks[:, :, -1].sum(axis=1)
     most = np.where(choices.held, np.arange(1, num_blocks + 1), 0).max(axis=1)
     sync_s = _least_sync(problem)
     with np.errstate(divide="ignore"):
-        once = np.where(most >= num_blocks, rows * num_blocks / rates, np.inf)
+        once = np.where(most >= num_blocks, rows * num_blocks / of_all, np.inf)
         several = rows * least_roots(np.array(num_blocks), np.minimum(most, num_blocks - 1)) / rates
     longest = choices.longest()
     pace = choices.least_pace(num_blocks, longest)
@@ -99,7 +100,8 @@ class _Choices:
         return np.asarray(shared | np.isfinite(self.alone).any(axis=1))
 
     def rates(self) -> tuple[Floats, Floats]:
-        """Return the most rows times blocks a second of each device, by its time and its pace."""
+        """Return the most rows times blocks a second of each device with δ blocks, by its time and
+        its pace, [M, K, L]."""
         u, v, w, ell = self.laws
         blocks = np.arange(1, self.caps.shape[2] + 1)
         compute, hop = blocks * (self.caps * u + v), self.caps * w + ell
@@ -109,7 +111,7 @@ class _Choices:
                 np.maximum(
                     np.where(self.caps > 0, blocks * self.caps / shared, 0.0),
                     blocks * self.rows[:, None, None] / alone,
-                ).max(axis=2)
+                )
                 for shared, alone in ((compute + hop, self.alone), (pace, self.alone_pace))
             )
         return time, longest

@@ -30,7 +30,7 @@ from optim.problem import (
 )
 from optim.sharing.bounds import least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, stage_costs
-from optim.sharing.law import balanced_rows, largest_rows, sharing_partition
+from optim.sharing.law import largest_rows, sharing_partition, stage_of
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, states_of
 
@@ -175,7 +175,7 @@ class _Search:
         counts = states_of(tuple(map(len, self._kinds))).counts
         for group, count in groups:
             taken = [free[t].pop(0) for t, n in enumerate(counts[group].tolist()) for _ in range(n)]
-            stages.append(_stage(self._problem, taken, int(blocks[count - 1]), m))
+            stages.append(stage_of(self._problem, taken, int(blocks[count - 1]), m))
         return sharing_partition(self._problem, sorted(stages, key=lambda each: each.devices), m)
 
     def _one_stage_of_all(self) -> float:
@@ -184,7 +184,7 @@ class _Search:
         everybody, once = range(len(problem.devices)), self._bounds.once
         for row in self._promising(once):
             if self._improves(row, once[row], self._bounds.pace[row]):
-                stage = _stage(problem, everybody, problem.num_blocks, row + 1)
+                stage = stage_of(problem, everybody, problem.num_blocks, row + 1)
                 self._offer([sharing_partition(problem, [stage], row + 1)] if stage.rows else [])
         for once in (self._bounds.once, self._bounds.several):
             for row in self._promising(once):
@@ -201,15 +201,6 @@ class _Search:
         places = np.arange(first, first + len(points))[:, None]
         self._points += points
         self._best.offer(Splits(np.ones(len(points), dtype=int), rows, total, slowest, places))
-
-
-def _stage(problem: ClusterProblem, devices: Sequence[int], blocks: int, m: int) -> Stage:
-    """Return a stage with balanced rows; devices without rows are left out, all if none fit."""
-    if len(devices) == 1:
-        return Stage(tuple(devices), (largest_rows(problem, m),), blocks)
-    rows = balanced_rows(problem, devices, blocks, m) or ()
-    used = [pair for pair in zip(devices, rows, strict=False) if pair[1]]
-    return Stage(tuple(k for k, _ in used), tuple(y for _, y in used), blocks)
 
 
 def _most_blocks(

@@ -83,6 +83,15 @@ def balanced_rows(
     return tuple(rows)
 
 
+def stage_of(problem: ClusterProblem, devices: Sequence[int], blocks: int, m: int) -> Stage:
+    """Return a stage with balanced rows; devices without rows are left out, all if none fit."""
+    if len(devices) == 1:
+        return Stage(tuple(devices), (largest_rows(problem, m),), blocks)
+    rows = balanced_rows(problem, devices, blocks, m) or ()
+    used = [pair for pair in zip(devices, rows, strict=False) if pair[1]]
+    return Stage(tuple(k for k, _ in used), tuple(y for _, y in used), blocks)
+
+
 def partition_of_plan(problem: ClusterProblem, plan: ClusterPlan) -> Partition:
     """Return the partition of a plan's segments with its times, for the problem's devices.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
-from collapipe.state import ClusterState
+from collapipe.state import ClusterState, SharingLaw
 from optim.planner import RoundRequest
 from optim.problem import ClusterProblem, Partition, Stage
 from optim.verify.cluster import check_point
@@ -91,6 +91,8 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
             )
             for device in devices
         )
+    if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
+        devices = tuple(replace(device, sharing=SharingLaw(0.0)) for device in devices)
     b = request.batch_size
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap")
     point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated)

@@ -1,0 +1,222 @@
+"""Plans whose stages several devices share, against the exact pipeline of single devices.
+
+    python sharing.py --clusters 25
+
+Clusters are drawn from the presets ``edge`` and ``paper``, with links of 100 Mbit/s and 1 Gbit/s (of
+``edge``); blocks are BERT base's with 64 tokens, L = 12, b = 64, m ≤ 64, law ``flow_shop``. Either
+LoRA of rank 8 or all weights train. Where memory binds, a device holds only ⌈2L/K⌉ of the blocks for
+a whole batch, and fewer rows of more blocks. Prints for each case how far the best plan is below the
+exact pipeline (means with 95 % intervals), how far Asteroid's and AdaPtis' rules are from it, how
+often they find it, and how long ``shared`` takes; writes ``sharing.json``. Every answer is verified,
+and proved with gap 0. Then the times for K = 10 and L = 24, and for a joint round.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from machine import machine
+
+from collapipe import config
+from collapipe.devices.presets import HardwareCluster, PaperCluster
+from collapipe.errors import InfeasibleRoundError
+from collapipe.models.cost import measure_cost
+from collapipe.models.lora import LoraSpec
+from collapipe.models.transformer import TransformerSpec
+from collapipe.runs.evidence import over_seeds
+from collapipe.state import AffineLaw, BlockCost, DeviceProfile, MemoryBudget, SharingLaw
+from optim.cluster_plan import fronts
+from optim.dssra import Dssra
+from optim.partition.exact import exact_partition
+from optim.problem import ClusterProblem, ClusterSolution
+from optim.sharing.baselines import adaptis, asteroid
+from optim.sharing.exact import shared_partition
+from optim.verify import verify_cluster
+from tests.optim.drawn_requests import drawn_request
+
+BATCH, TOKENS, BLOCKS = 64, 64, 12
+BERT = TransformerSpec(BLOCKS, 1, 768, 12, 3072, 0.0)
+Solver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
+
+
+def cost_of(adapters: bool) -> BlockCost:
+    """Of a block of BERT base's size."""
+    return measure_cost(LoraSpec(BERT, rank=8) if adapters else BERT, TOKENS, BATCH)
+
+
+def devices_of(
+    preset: str, count: int, mbit: int | None, cost: BlockCost, rng: np.random.Generator
+) -> list[DeviceProfile]:
+    """Drawn devices, which may share stages."""
+    cluster = config.load_overrides([f"cluster={preset}", "cluster.num_devices=9"]).build("cluster")
+    drawn = [cluster._device(k, cost, rng) for k in range(count)]
+    if isinstance(cluster, HardwareCluster):
+        assert mbit is not None
+        hop_s, sync_s = cost.hop_bits / (mbit * 1e6), 8 * cost.trained_bytes / (mbit * 1e6)
+        drawn = [replace(each, time=replace(each.time, w=hop_s)) for each in drawn]
+        return [replace(each, sharing=SharingLaw(sync_s), energy=None) for each in drawn]
+    assert isinstance(cluster, PaperCluster)
+    rates = (cluster.hop_bits / each.time.ell for each in drawn)
+    return [
+        replace(each, sharing=SharingLaw(8 * cost.trained_bytes / rate))
+        for each, rate in zip(drawn, rates, strict=True)
+    ]
+
+
+def with_memory(devices: list[DeviceProfile], cost: BlockCost, binds: bool) -> list[DeviceProfile]:
+    """As much memory as the model takes, or little of it."""
+    held = math.ceil(2 * BLOCKS / len(devices)) if binds else BLOCKS
+    parts = cost.batch_segment_bytes, cost.batch_block_bytes
+    memory = MemoryBudget(
+        cost.segment_needs(held, 0.0) * (1 + 1e-9),
+        cost.segment_bytes,
+        cost.block_bytes,
+        0.0,
+        *parts,
+    )
+    return [
+        replace(
+            each,
+            max_blocks=None,
+            memory=memory,
+            sharing=each.sharing and replace(each.sharing, memory=memory),
+        )
+        for each in devices
+    ]
+
+
+def timed(solve: Solver, problem: ClusterProblem) -> tuple[ClusterSolution, float]:
+    """A verified solution, and its seconds."""
+    began = time.perf_counter()
+    solution = solve(problem, np.random.default_rng(0))
+    seconds = time.perf_counter() - began
+    verify_cluster(solution, problem)
+    return solution, seconds
+
+
+def row(
+    preset: str, mbit: int | None, adapters: bool, binds: bool, clusters: int
+) -> dict[str, object]:
+    """The figures of a case, over clusters of 3 to 6 devices."""
+    cost = cost_of(adapters)
+    gains, ours_s, theirs_s, forms = [], [], [], []
+    behind: dict[str, list[float]] = {"asteroid": [], "adaptis": []}
+    for seed in range(clusters):
+        for count in (3, 4, 5, 6):
+            rng = np.random.default_rng((seed, count))
+            devices = with_memory(devices_of(preset, count, mbit, cost, rng), cost, binds)
+            problem = ClusterProblem(tuple(devices), BLOCKS, BATCH, 64, "flow_shop")
+            single, single_s = timed(exact_partition, problem)
+            shared, shared_s = timed(shared_partition, problem)
+            assert shared.certificate.gap == 0
+            gains.append(shared.best.latency_s / single.best.latency_s - 1)
+            ours_s.append(shared_s)
+            theirs_s.append(single_s)
+            forms.append(any(len(each.devices) > 1 for each in shared.best.stages))
+            for name, solve in (("asteroid", asteroid), ("adaptis", adaptis)):
+                try:
+                    found, _ = timed(solve, problem)
+                except InfeasibleRoundError:
+                    continue
+                behind[name].append(found.best.latency_s / shared.best.latency_s - 1)
+    gain = over_seeds(gains)
+    return {
+        "preset": preset,
+        "mbit": mbit,
+        "trains": "LoRA" if adapters else "all weights",
+        "memory": "binding" if binds else "ample",
+        "clusters": len(gains),
+        "below_exact_pipeline": {"mean": gain.mean, "low": gain.low, "high": gain.high},
+        "plans_that_share": statistics.fmean(forms),
+        **{
+            name: {
+                "plans": len(each),
+                "above_best": statistics.fmean(each) if each else None,
+                "found_best": sum(one < 1e-9 for one in each) / len(gains),
+            }
+            for name, each in behind.items()
+        },
+        "shared_ms": {"median": 1e3 * statistics.median(ours_s), "most": 1e3 * max(ours_s)},
+        "exact_ms": {"median": 1e3 * statistics.median(theirs_s), "most": 1e3 * max(theirs_s)},
+    }
+
+
+def large(clusters: int) -> dict[str, object]:
+    """Seconds of ``shared`` for K = 10 different devices, L = 24, m ≤ 64."""
+    seconds = []
+    cost = cost_of(adapters=True)
+    for seed in range(clusters):
+        rng = np.random.default_rng((seed, 10))
+        devices = devices_of("edge", 10, 100, cost, rng)
+        for binds in (False, True):
+            own = with_memory(devices, cost, binds)
+            problem = ClusterProblem(tuple(own), 2 * BLOCKS, BATCH, 64, "flow_shop")
+            solution, took = timed(shared_partition, problem)
+            assert solution.certificate.gap == 0
+            seconds.append(took)
+    return {"median_s": statistics.median(seconds), "most_s": max(seconds), "plans": len(seconds)}
+
+
+def joint(rounds: int) -> dict[str, object]:
+    """Seconds of a round's plan with N = 30 units of K = 6 devices and J = 10 channels."""
+    seconds: dict[str, list[float]] = {"never": [], "auto": []}
+    for seed in range(rounds):
+        request = drawn_request("edge", seed, num_units=30)
+        rng = np.random.default_rng(seed)
+        laws = (AffineLaw(float(u), 0.002, 1e-3, 3e-3) for u in rng.uniform(0.005, 0.05, 10**4))
+        clusters = tuple(
+            replace(
+                state,
+                devices=tuple(
+                    replace(each, time=next(laws), sharing=SharingLaw(0.01))
+                    for each in state.devices
+                ),
+            )
+            for state in request.clusters
+        )
+        asked = replace(request, clusters=clusters)
+        for sharing, taken in seconds.items():
+            began = time.perf_counter()
+            Dssra(sharing=sharing).plan_round(asked, np.random.default_rng(0))
+            taken.append(time.perf_counter() - began)
+    ratios = [a / n for a, n in zip(seconds["auto"], seconds["never"], strict=True)]
+    return {
+        **{f"{name}_ms": 1e3 * statistics.median(each) for name, each in seconds.items()},
+        "ratio": statistics.median(ratios),
+    }
+
+
+def cases() -> Iterator[tuple[str, int | None, bool, bool]]:
+    for adapters in (True, False):
+        for binds in (False, True):
+            yield from (("edge", mbit, adapters, binds) for mbit in (100, 1000))
+            yield "paper", None, adapters, binds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clusters", type=int, default=25, help="of each number of devices")
+    parser.add_argument("--output", type=Path, default=Path("results/sharing.json"))
+    arguments = parser.parse_args()
+    rows = []
+    for case in cases():
+        rows.append(found := row(*case, arguments.clusters))
+        print(json.dumps(found), flush=True)
+    content = {
+        "about": machine(),
+        "rows": rows,
+        "ten_devices": large(5),
+        "joint_round": joint(5),
+    }
+    print(json.dumps({key: content[key] for key in ("ten_devices", "joint_round")}))
+    arguments.output.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
