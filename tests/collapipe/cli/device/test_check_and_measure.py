@@ -214,10 +214,10 @@ def test_a_hop_that_cannot_be_dialled_leaves_the_others(
     monkeypatch.setattr(placement, "SILENT_S", 0.0)  # for another cause to show
     dial = Daemon._dial
 
-    def unable(self: Daemon, neighbour: DeviceAddress, session: str) -> FrameStream:
+    def unable(self: Daemon, neighbour: DeviceAddress, *how: str) -> FrameStream:
         if neighbour.name == "device-1":
             raise LinkError("device-1: timed out")
-        return dial(self, neighbour, session)
+        return dial(self, neighbour, *how)
 
     monkeypatch.setattr(Daemon, "_dial", unable)
     with daemons(3) as there:
