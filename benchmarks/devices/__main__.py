@@ -17,12 +17,13 @@ from benchmarks.devices import (
     predictions,
     recovery,
     replicas,
+    sharing,
 )
 from benchmarks.rows import run_row
 
 ROWS = (
     *(iteration, hop, neighbours, predictions, recovery, availability),
-    *(cores, memory, capacity, replicas),
+    *(cores, memory, capacity, replicas, sharing),
 )
 
 

@@ -24,11 +24,13 @@ from tests.network import network
 @dataclass(frozen=True, slots=True)
 class Setting:
     """The options of a run, its number of devices, and the rate of their links; None: one machine
-    without quotas."""
+    without quotas. The speed and the launch of a block describe a core in the inventory."""
 
     options: tuple[str, ...] = ()
     devices: int = 3
     mbit: float | None = None
+    flops_per_s: float = 2e10
+    launch_s: float = 0.0
 
 
 CORES = 0.5, 0.35, 0.2, 0.1  # of daemons in a network, 10:7:4:2
@@ -66,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(arguments: Namespace) -> None:
     print(f"{'':<26}{'measured':>10}{'planned/measured: round 1':>27}{'from 3':>8}{'range':>14}")
     rounds, measured = arguments.rounds, arguments.measured
-    rows = {name: _run(rounds, measured, SETTINGS[name]) for name in arguments.settings}
+    rows = {name: run_rounds(rounds, measured, SETTINGS[name]) for name in arguments.settings}
     for name, rounds in rows.items():
         ratios = [each["planned_s"] / each["measured_s"] for each in rounds]
         later = ratios[FIRST - 1 :]
@@ -79,7 +81,7 @@ def main(arguments: Namespace) -> None:
     save(arguments.output, "predictions", {"about": about(arguments), "rows": rows})
 
 
-def _run(num_rounds: int, measured: bool, setting: Setting) -> list[dict[str, float]]:
+def run_rounds(num_rounds: int, measured: bool, setting: Setting) -> list[dict[str, float]]:
     """Return planned and measured seconds, and the spread, of each round."""
     there = _on_one_machine if setting.mbit is None else _in_network
     with tempfile.TemporaryDirectory() as folder, there(setting, Path(folder)) as inventory:
@@ -127,7 +129,8 @@ def _in_network(setting: Setting, folder: Path) -> Iterator[Path]:
         devices = []
         for box, cores in zip(started.daemons, CORES, strict=False):
             stack.enter_context(limited(box.process.pid, cores))
-            known = {"flops_per_s": 2e10 * cores, "d2d_rate_bps": setting.mbit * 1e6}
+            known = {"flops_per_s": setting.flops_per_s * cores, "d2d_rate_bps": setting.mbit * 1e6}
+            known |= {"launch_s": setting.launch_s / cores} if setting.launch_s else {}
             devices.append({"name": box.name, "address": box.address, **known})
         content = {
             "batch_size": 64,

@@ -47,14 +47,17 @@ class PhysicalDevice:
 
     def _sharing(self, cost: BlockCost) -> SharingLaw | None:
         """Return the law of shared stages; None if the rate or what trains is not known."""
-        if self.d2d_rate_bps is None or not cost.trained_bytes:
+        rate_bps = self.d2d_rate_bps
+        if rate_bps is None and self.chunk is not None and self.chunk.w:
+            rate_bps = cost.hop_bits / self.chunk.w  # as its hops were measured
+        if rate_bps is None or not cost.trained_bytes:
             return None
         memory = None
         if self.memory_bytes is not None:
             own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
             of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
             memory = MemoryBudget(self.memory_bytes, *own, *of_batch)
-        return SharingLaw(8 * cost.trained_bytes / self.d2d_rate_bps, self.max_blocks, memory)
+        return SharingLaw(8 * cost.trained_bytes / rate_bps, self.max_blocks, memory)
 
     def block_limits(self, block_bytes: float | None) -> dict[str, int]:
         """Return the lower block limit of ``max_blocks`` and ``memory_bytes``; both if equal."""

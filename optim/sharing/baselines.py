@@ -33,8 +33,8 @@ def asteroid(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
     started = perf_counter()
     if len(problem.devices) > MOST_DEVICES:
         raise InfeasibleRoundError(
-            f"asteroid: {len(problem.devices)} devices, at most {MOST_DEVICES}, because it tabulates "
-            "every set; choose another solver or list fewer devices"
+            f"asteroid: {len(problem.devices)} devices, at most {MOST_DEVICES}, because it "
+            "tabulates every set; choose another solver or list fewer devices"
         )
     order = sorted(range(len(problem.devices)), key=lambda k: -_memory(problem, k))
     plans = (_runs(problem, order, m) for m in _counts(problem))

@@ -163,7 +163,9 @@ def test_an_impossible_law_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
-    own: Any = SimpleNamespace(_all=devices(), _devices={}, _plan=SimpleNamespace(unit=0, shares=False))
+    own: Any = SimpleNamespace(
+        _all=devices(), _devices={}, _plan=SimpleNamespace(unit=0, shares=False)
+    )
     own._all.absent = {"pi": "device pi at pi.home:7700: timed out"}
     with pytest.raises(RoundFailedError, match="jetson") as failed:
         DevicePipeline._replan(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})

@@ -1,0 +1,96 @@
+"""Shared stages on daemons with quotas behind links of a rate: measured against planned gains.
+
+Three rules plan the same rounds in turns: the exact pipeline of single devices, ``shared``, and
+VanillaFL, whose devices all hold the whole encoder. The inventory describes each device by a block's
+times on one core of this machine, measured before, and by its quota. A gain is how far the median of
+a rule's rounds is below that of the exact pipeline."""
+
+import statistics
+import time
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from benchmarks.devices.predictions import FIRST, LORA, Setting, run_rounds
+from benchmarks.devices.sides import about, save
+from collapipe.config import load_overrides
+from collapipe.models.cost import measure_cost
+from collapipe.models.dropout import DropoutKey
+
+_WIDE = "model.dim=256", "model.feed_forward_dim=1024", "federation.local_steps=4"
+_HEAD = ("decoder.mode=control_unit",)
+RULES = {
+    "exact": ("strategy.sharing=never",),
+    "shared": ("strategy.sharing=auto",),
+    "vanilla_fl": ("framework=vanilla_fl",),
+}
+SETTINGS = {
+    f"{mbit} Mbit/s, {trains}": Setting((*_WIDE, *_HEAD, *options), 4, mbit)
+    for mbit in (100, 1000)
+    for trains, options in (("LoRA", LORA[:1]), ("all weights", ()))
+}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Rounds and settings."""
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
+
+
+def main(arguments: Namespace) -> None:
+    rows = {}
+    for name in arguments.settings:
+        rows[name] = _row(SETTINGS[name], arguments)
+        for rule, found in rows[name].items():
+            print(
+                f"{name:<26}{rule:<12}{found['measured_s']:>8.2f} s measured"
+                f"{found['planned_s']:>8.2f} s planned; gain"
+                f"{found['measured_gain']:>6.0%} measured{found['planned_gain']:>6.0%} planned",
+                flush=True,
+            )
+    save(arguments.output, "sharing", {"about": about(arguments), "rows": rows})
+
+
+def _described(setting: Setting) -> Setting:
+    """The setting with the speed and the launch of a block on one core."""
+    settings = load_overrides(setting.options)
+    torch.set_num_threads(1)
+    block, tokens = settings.model.build_block(0).train(), settings.task.max_length
+    seconds = {rows: _block_s(block, rows, tokens, settings.model.dim) for rows in (1, 16)}
+    each_s = (seconds[16] - seconds[1]) / 15
+    cost = measure_cost(settings.model, tokens, settings.batch_size)
+    return replace(setting, flops_per_s=cost.flops / each_s, launch_s=max(0.0, seconds[1] - each_s))
+
+
+def _block_s(block: nn.Module, rows: int, tokens: int, dim: int) -> float:
+    """Seconds of forward and backward, the median of a few."""
+    hidden, mask = torch.randn(rows, tokens, dim), torch.ones(rows, tokens, dtype=torch.bool)
+    taken = []
+    for _ in range(15):
+        began, key = time.perf_counter(), DropoutKey(0, 0, 0)
+        with key.drawing("block", 0):
+            block(hidden.requires_grad_(), mask).sum().backward()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def _row(setting: Setting, arguments: Namespace) -> dict[str, dict[str, float]]:
+    medians, setting = {}, _described(setting)
+    for rule, options in RULES.items():
+        own = replace(setting, options=(*setting.options, *options))
+        rounds = run_rounds(arguments.rounds, False, own)[FIRST - 1 :]
+        medians[rule] = {
+            key: statistics.median(each[key] for each in rounds)
+            for key in ("measured_s", "planned_s")
+        }
+    best = medians["exact"]
+    return {
+        rule: {
+            **found,
+            "measured_gain": 1 - found["measured_s"] / best["measured_s"],
+            "planned_gain": 1 - found["planned_s"] / best["planned_s"],
+        }
+        for rule, found in medians.items()
+    }
