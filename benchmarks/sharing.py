@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from machine import machine
@@ -42,6 +43,10 @@ from tests.optim.drawn_requests import drawn_request
 
 BATCH, TOKENS, BLOCKS = 64, 64, 12
 BERT = TransformerSpec(BLOCKS, 1, 768, 12, 3072, 0.0)
+COLUMNS = [
+    *("clusters", "best plan", "plans that share", "Asteroid, found", "AdaPtis, found"),
+    *("shared, ms (slowest)", "exact, ms"),
+]
 Solver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
 
 
@@ -102,7 +107,7 @@ def timed(solve: Solver, problem: ClusterProblem) -> tuple[ClusterSolution, floa
 
 def row(
     preset: str, mbit: int | None, adapters: bool, binds: bool, clusters: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The figures of a case, over clusters of 3 to 6 devices."""
     cost = cost_of(adapters)
     gains, ours_s, theirs_s, forms = [], [], [], []
@@ -196,10 +201,25 @@ def joint(rounds: int) -> dict[str, object]:
 
 
 def cases() -> Iterator[tuple[str, int | None, bool, bool]]:
+    """Preset, rate of links, whether adapters train, and whether memory binds."""
     for adapters in (True, False):
         for binds in (False, True):
             yield from (("edge", mbit, adapters, binds) for mbit in (100, 1000))
             yield "paper", None, adapters, binds
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    link = "" if found["mbit"] is None else f", {found['mbit']} Mbit/s"
+    gain, times = found["below_exact_pipeline"], found["shared_ms"]
+    rules = (found[name] for name in ("asteroid", "adaptis"))
+    return [
+        f"{found['preset']}{link}, {found['trains']}, memory {found['memory']}",
+        "{:.0%} ({:.0%} … {:.0%})".format(*(gain[each] for each in ("mean", "low", "high"))),
+        f"{found['plans_that_share']:.0%}",
+        *(f"{each['above_best']:+.1%}, {each['found_best']:.0%}" for each in rules),
+        f"{found['six_devices_ms']:.0f} ({times['most']:.0f})",
+        f"{found['exact_ms']['median']:.0f}",
+    ]
 
 
 def main() -> None:
@@ -207,13 +227,17 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, default=25, help="of each number of devices")
     parser.add_argument("--output", type=Path, default=Path("results/sharing.json"))
     arguments = parser.parse_args()
-    rows = []
+    found, rows = [], []
+    print(" | ".join(COLUMNS))
     for case in cases():
-        rows.append(found := row(*case, arguments.clusters))
-        print(json.dumps(found), flush=True)
+        found.append(row(*case, arguments.clusters))
+        rows.append(_cells(found[-1]))
+        print(" | ".join(rows[-1]), flush=True)
     content = {
         "about": machine(),
+        "columns": COLUMNS,
         "rows": rows,
+        "cases": found,
         "ten_devices": large(5),
         "joint_round": joint(5),
     }

@@ -1,9 +1,9 @@
 """Shared stages on daemons with quotas behind links of a rate: measured against planned gains.
 
 Three rules plan the same rounds in turns: the exact pipeline of single devices, ``shared``, and
-VanillaFL, whose devices all hold the whole encoder. The inventory describes each device by a block's
-times on one core of this machine, measured before, and by its quota. A gain is how far the median of
-a rule's rounds is below that of the exact pipeline."""
+VanillaFL, whose devices all hold the whole encoder. The inventory describes each device by a
+block's times on one core of this machine, measured before, and by its quota. A gain is how far the
+median of a rule's rounds is below that of the exact pipeline."""
 
 import statistics
 import time
@@ -21,6 +21,7 @@ from collapipe.models.dropout import DropoutKey
 
 _WIDE = "model.dim=256", "model.feed_forward_dim=1024", "federation.local_steps=4"
 _HEAD = ("decoder.mode=control_unit",)
+COLUMNS = ["run and rule", "a round", "planned", "measured gain", "planned gain"]
 RULES = {
     "exact": ("strategy.sharing=never",),
     "shared": ("strategy.sharing=auto",),
@@ -40,17 +41,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(arguments: Namespace) -> None:
-    rows = {}
+    found, rows = {}, []
+    print(" | ".join(COLUMNS))
     for name in arguments.settings:
-        rows[name] = _row(SETTINGS[name], arguments)
-        for rule, found in rows[name].items():
-            print(
-                f"{name:<26}{rule:<12}{found['measured_s']:>8.2f} s measured"
-                f"{found['planned_s']:>8.2f} s planned; gain"
-                f"{found['measured_gain']:>6.0%} measured{found['planned_gain']:>6.0%} planned",
-                flush=True,
-            )
-    save(arguments.output, "sharing", {"about": about(arguments), "rows": rows})
+        found[name] = _row(SETTINGS[name], arguments)
+        for rule, own in found[name].items():
+            seconds = (f"{own[key]:.2f} s" for key in ("measured_s", "planned_s"))
+            gains = (f"{own[key]:.0%}" for key in ("measured_gain", "planned_gain"))
+            rows.append([f"{name}, {rule}", *seconds, *gains])
+            print(" | ".join(rows[-1]), flush=True)
+    content = {"about": about(arguments), "columns": COLUMNS, "rows": rows, "found": found}
+    save(arguments.output, "sharing", content)
 
 
 def _described(setting: Setting) -> Setting:

@@ -36,8 +36,10 @@ _IDLING_COLUMNS = 3  # the last columns of _COLUMNS
 _FRONT_ENDS = 4  # points shown at each end of a long front
 _IDLING = "; fill, gaps, drain: idle before, between and after that"
 _ROUNDING = 1e-9
-_NO_SHARING = "no stage can be shared: devices need d2d_rate_bps or a measured chunk, and the model a name or trained_bytes"
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_NO_SHARING = (
+    "no stage can be shared: devices need d2d_rate_bps or a measured chunk, and the model a name "
+    "or trained_bytes"
+)
 
 
 def show(plan: InventoryPlan) -> None:
