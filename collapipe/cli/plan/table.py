@@ -40,6 +40,7 @@ _NO_SHARING = (
     "no stage can be shared: devices need d2d_rate_bps or a measured chunk, and the model a name "
     "or trained_bytes"
 )
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def show(plan: InventoryPlan) -> None:
