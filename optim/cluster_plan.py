@@ -256,7 +256,9 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
     before = rng.bit_generator.state
     solution = solver(problem, rng)
     verify_cluster(solution, problem)
-    if solution.complete and rng.bit_generator.state == before:
+    if not solution.complete:
+        return tuple(replace(point, proved=False) for point in solution.front)
+    if rng.bit_generator.state == before:
         _fronts[key] = solution.front
         if len(_fronts) > _CAPACITY:
             _fronts.popitem(last=False)
@@ -306,6 +308,9 @@ def solve_round(
     )
     solution = solve(problem)
     verify_round(solution, problem)
+    if not all(point.proved for front in fronts for point in front):
+        certificate = replace(solution.certificate, lower_bound=0.0)
+        solution = replace(solution, certificate=certificate)
     plans = (
         cluster_plan(request, request.clusters[each.unit], each.partition, _uplink_plan(each))
         for each in solution.allocations

@@ -94,12 +94,15 @@ def block_caps(problem: ClusterProblem) -> Ints:
     Rows below the problem's least m are 0. The memory cap (C7) is equal in all rows unless segments
     recompute; the energy cap (C9') is not.
     """
+    return np.stack([device_caps(problem, device) for device in problem.devices], axis=1)
+
+
+def device_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
+    """Return the most blocks of one device, [M], as ``block_caps`` does."""
     sizes = micro_batch_sizes(problem)
-    caps = np.empty((problem.max_micro_batches, len(problem.devices)), dtype=np.int64)
-    for column, device in enumerate(problem.devices):
-        caps[:, column] = [device.memory_cap(size, problem.num_blocks) for size in sizes.tolist()]
-        if (budget := device.energy) is not None:
-            caps[:, column] = np.minimum(caps[:, column], _energy_caps(budget, sizes, problem))
+    caps = np.array([device.memory_cap(size, problem.num_blocks) for size in sizes.tolist()])
+    if (budget := device.energy) is not None:
+        caps = np.minimum(caps, _energy_caps(budget, sizes, problem)).astype(np.int64)
     caps[: problem.min_micro_batches - 1] = 0
     return caps
 

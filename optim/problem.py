@@ -97,6 +97,7 @@ class Partition:
     fastest_s: UplinkTimes = EVERY_TIME  # for which it is the fastest
     head: HeadPlace | None = None  # None: the configured place
     stages: tuple[Stage, ...] = ()
+    proved: bool = True  # False: the search for its front ended at a limit of nodes
 
     @property
     def num_segments(self) -> int:

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from collapipe.plan import Span
 from optim.problem import ClusterProblem, Partition, Stage
-from optim.sharing.law import rows_of, stage_times, stages_of
+from optim.sharing.law import rows_of, stage_pace, stage_times, stages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def stages_behind(
 def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTimes, ...]:
     """Return the segments of a batch in pipeline order.
 
-    Without stages after the encoder, the last hop ends at the partition's latency. Replicas
-    (VanillaFL) compute in parallel and send nothing.
+    Without stages after the encoder and without syncs, the last hop ends at the partition's
+    latency. Replicas (VanillaFL) compute in parallel and send nothing.
     """
     if partition.replicated:
         whole, share = Span(0, problem.num_blocks), problem.batch_size / len(problem.devices)
@@ -102,7 +102,7 @@ def _of_stage(
 ) -> Iterator[SegmentTimes]:
     """Yield the times of a stage's devices; in a shared one each sends when it has computed."""
     span = Span(first, stage.blocks)
-    _, hop_s, sync = stage_times(problem, stage, m)
+    *times, sync = stage_times(problem, stage, m)
     for device, rows in zip(stage.devices, stage.rows, strict=True):
         law, size = problem.devices[device].time, rows_of(problem, stage, rows, m)
         own = law.compute(stage.blocks, size), law.hop(size)
@@ -110,15 +110,25 @@ def _of_stage(
             yield SegmentTimes(device, span, *own, computes, hops)
         else:
             sends = tuple(start + own[0] for start in computes)
-            added = hops[-1] + hop_s, sync
+            added = computes[-1] + sum(times), sync
             yield SegmentTimes(device, span, *own, computes, sends, rows, added)
 
 
 def _chunks(problem: ClusterProblem, partition: Partition) -> tuple[list[float], list[float]]:
-    """Return C and H of a micro-batch for each stage, of its slowest device."""
-    m = partition.num_micro_batches
-    times = [stage_times(problem, each, m) for each in stages_of(problem, partition)]
-    return [compute for compute, *_ in times], [hop for _, hop, _ in times]
+    """Return C and H of a micro-batch for each stage.
+
+    Their sum is the slowest device's in a shared stage; under ``overlap`` the longer of them is the
+    longest compute or hop of any device.
+    """
+    m, computes, hops = partition.num_micro_batches, list[float](), list[float]()
+    for stage in stages_of(problem, partition):
+        compute, hop, _ = stage_times(problem, stage, m)
+        if problem.latency == "overlap" and len(stage.devices) > 1:
+            pace = stage_pace(problem, stage, m)
+            compute, hop = (pace, compute + hop - pace)
+        computes.append(compute)
+        hops.append(hop)
+    return computes, hops
 
 
 def _machines(latency: str, computes: list[float], hops: list[float]) -> list[float]:

@@ -236,10 +236,9 @@ def _plan_round(
     except InfeasibleRoundError as error:
         raise _no_upload(inventory, problem, str(error)) from error
     verify_round(solution, problem)
-    if solver not in (
-        EXACT,
-        SHARED,
-    ):  # a bound over a baseline's splits is no bound over all splits
+    whole = all(each.solution.complete for p in planned for each in p.solved)
+    # a bound over a baseline's splits, or over some of the best ones, is no bound over all splits
+    if solver not in (EXACT, SHARED) or not whole:
         certificate = replace(solution.certificate, lower_bound=0.0, solver=solver)
         solution = replace(solution, certificate=certificate)
     gammas = round_gammas(problem, solution.allocations)

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from optim.latency import block_caps, fitting_micro_batches, model_too_large, partition_of
+from optim.latency import block_caps, fitting_micro_batches, partition_of
 from optim.partition.baselines import even_blocks
 from optim.partition.single_point import answer
 from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints, Partition
@@ -40,7 +40,10 @@ def asteroid(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
     plans = (_runs(problem, order, m) for m in _counts(problem))
     found = [plan for plan in plans if plan is not None]
     if not found:
-        raise model_too_large(problem)
+        raise InfeasibleRoundError(
+            f"asteroid: no cut into runs of all {len(problem.devices)} devices fits; choose "
+            "another solver"
+        )
     return answer("asteroid", problem, min(found, key=lambda each: each.latency_s), started)
 
 

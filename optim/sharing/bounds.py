@@ -13,12 +13,16 @@ from optim.latency import block_caps, micro_batch_sizes
 from optim.problem import Bools, ClusterProblem, Floats, Ints
 from optim.sharing.law import largest_rows, row_caps
 
+_TINY = 1e-200  # seconds: devices without any compute time are very fast
 _HALVINGS = 20  # of the interval that contains the smallest pace
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a micro-batch's times, s, [M]; infinite if the devices cannot hold the model."""
+    """Bounds of a micro-batch's times, s, [M]; infinite if the devices cannot hold the model.
+
+    They hold for plans with a shared stage, because they include its sync.
+    """
 
     pace: Floats  # of M
     once: Floats  # of Σ with one stage
@@ -85,6 +89,7 @@ class _Choices:
         caps = np.array([row_caps(problem, each) for each in problem.devices]).swapaxes(0, 1)
         laws = [(d.time.u, d.time.v, d.time.w, d.time.ell) for d in problem.devices]
         u, v, w, ell = each = np.array(laws).T[:, :, None]
+        np.maximum(u, _TINY, out=u)  # times are divided by it
         blocks = np.arange(1, problem.num_blocks + 1)
         sizes = micro_batch_sizes(problem)[:, None, None]
         compute, hop = blocks * (u * sizes + v), w * sizes + ell
@@ -105,12 +110,13 @@ class _Choices:
         u, v, w, ell = self.laws
         blocks = np.arange(1, self.caps.shape[2] + 1)
         compute, hop = blocks * (self.caps * u + v), self.caps * w + ell
+        compute = np.maximum(compute, _TINY)
         pace = np.maximum(compute, hop) if self.overlap else compute + hop
         with np.errstate(divide="ignore", invalid="ignore"):
             time, longest = (
                 np.maximum(
                     np.where(self.caps > 0, blocks * self.caps / shared, 0.0),
-                    blocks * self.rows[:, None, None] / alone,
+                    blocks * self.rows[:, None, None] / np.maximum(alone, _TINY),
                 )
                 for shared, alone in ((compute + hop, self.alone), (pace, self.alone_pace))
             )
@@ -137,7 +143,8 @@ class _Choices:
     def _within(self, pace: Floats) -> Floats:
         """Return the rows times blocks that the devices can compute within the pace, [M]."""
         u, v, w, ell = self.laws
-        each, blocks = pace[:, None, None], np.arange(1, self.caps.shape[2] + 1)
+        # rounding must not take the last row away
+        each, blocks = (pace * (1 + 1e-12))[:, None, None], np.arange(1, self.caps.shape[2] + 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             if self.overlap:
                 rows = np.minimum(
@@ -146,6 +153,6 @@ class _Choices:
                 rows = np.where(each >= ell, rows, 0.0)
             else:
                 rows = (each - blocks * v - ell) / (blocks * u + w)
-        rows = np.floor(np.clip(np.nan_to_num(rows), 0, self.caps) + 1e-9)
+        rows = np.floor(np.clip(np.nan_to_num(rows) * (1 + 1e-9), 0, self.caps) + 1e-9)
         rows = np.where(self.alone_pace <= each, self.rows[:, None, None], rows)
         return np.asarray((blocks * rows).max(axis=2).sum(axis=1))

@@ -37,6 +37,7 @@ from optim.sharing.states import States, kinds_of, num_pairs, states_of
 MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which only pipelines and one shared stage are compared."""
 _PAIRS_PER_NODE = 1000
+_TINY = 1e-200
 
 
 def shared_partition(
@@ -87,11 +88,14 @@ class _Search:
     def run(self) -> float:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
         problem, bounds, sizes = self._problem, self._bounds, tuple(map(len, self._kinds))
+        open_s = math.inf
         if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-            self._offer(exact_partition(problem).front)
+            single = exact_partition(problem, max_nodes=self._left)
+            self._offer(single.front)
+            open_s = math.inf if single.complete else single.certificate.lower_bound
         if num_pairs(sizes) > MOST_PAIRS:
-            return self._one_stage_of_all()
-        states, caps, open_s = states_of(sizes), Caps.of(problem, self._kinds), math.inf
+            return min(open_s, self._one_stage_of_all())
+        states, caps = states_of(sizes), Caps.of(problem, self._kinds)
         every_count = np.arange(1, problem.num_blocks + 1)
         for once, blocks in ((bounds.once, every_count[-1:]), (bounds.several, every_count)):
             for row in self._promising(once):
@@ -135,9 +139,8 @@ class _Search:
         first, bounds = [own[0] for own in self._kinds], self._bounds
         left, rows = self._problem.num_blocks - blocks, largest_rows(self._problem, row + 1)
         most = _most_blocks(states, costs, caps, row, blocks, rows)[::-1, None]  # of the others
-        rates, paces = (
-            np.maximum(each[row].sum() - states.counts @ each[row, first], 0)[:, None]
-            for each in (bounds.rates, bounds.paces)
+        rates, paces = (  # of all other devices
+            (states.counts @ each[row, first])[::-1, None] for each in (bounds.rates, bounds.paces)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             others_s = np.where(left, rows * least_roots(left, most) / rates, 0.0)
@@ -152,10 +155,10 @@ class _Search:
     def _descend(self, row: int, programme: Programme, blocks: Ints, once: float) -> None:
         """Offer the plans of ever lower thresholds on the pace, while a better one may exist."""
         paces, bound = np.unique(programme.costs.pace), self._problem.latency == "bound"
-        paces = paces[np.isfinite(paces) & (paces > 0)]
+        paces = paces[np.isfinite(paces)]
         threshold = paces[-1] if len(paces) else 0.0
         while True:
-            sums = once * (paces / threshold) if bound else once
+            sums = once * (paces / max(threshold, _TINY)) if bound else once
             paces = paces[self._improves(row, sums, paces)] if len(paces) else paces
             if not len(paces):
                 return
@@ -167,7 +170,8 @@ class _Search:
             once, groups = found
             self._offer([self._plan(groups, blocks, row + 1)])
             slowest = max(float(programme.costs.pace[own, count - 1]) for own, count in groups)
-            paces = paces[paces < slowest]
+            # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
+            paces = paces[paces < (threshold if bound else slowest)]
 
     def _plan(self, groups: Sequence[Group], blocks: Ints, m: int) -> Partition:
         """Name the devices of each group, and give them their rows."""

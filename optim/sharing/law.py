@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from collapipe.plan import ClusterPlan
 from collapipe.state import DeviceProfile
-from optim.latency import partition_of
+from optim.latency import device_caps, partition_of
 from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage
 
 _ROUNDING = 1e-12
@@ -29,7 +29,8 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     """Return the most rows that a device can have of a shared stage, [M, L], for m = 1 … M and
     δ = 1 … L; 0 below the problem's least m.
 
-    Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows.
+    Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows. All rows
+    are possible only where the device may hold the stage alone.
     """
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
     rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
@@ -37,6 +38,8 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     caps = np.where(allowed, rows.astype(float), 0.0)
     if (law := device.sharing) is None:
         return np.zeros(caps.shape, dtype=np.int64)
+    alone = device_caps(problem, device)[:, None] >= blocks
+    np.minimum(caps, np.where(alone, rows, rows - 1), out=caps)
     if law.max_blocks is not None:
         caps[:, law.max_blocks :] = 0
     if (memory := law.memory) is not None:
@@ -62,10 +65,11 @@ def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
 def balanced_rows(
     problem: ClusterProblem, devices: Sequence[int], blocks: int, num_micro_batches: int
 ) -> tuple[int, ...] | None:
-    """Return the rows of each device for which the stage is fastest; None if they do not fit.
+    """Return the rows of each device with the least compute and hop of the slowest one; None if
+    they do not fit.
 
     Each row in turn goes to the device that is then done first, which is optimal because every
-    device's time grows with its rows.
+    device's time grows with its rows. Under ``overlap`` other rows may have a smaller pace.
     """
     m = num_micro_batches
     laws = [problem.devices[k].time for k in devices]

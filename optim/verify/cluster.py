@@ -44,10 +44,11 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
             )
     if point.replicated and m != 1:
         raise violation("C1", f"replicas with m={m}, must be 1")
-    if not (point.replicated or (is_count(m) and 1 <= m <= problem.max_micro_batches)):
-        raise violation(
-            "C1", f"{_named(point)} with m={m}, must be 1 to {problem.max_micro_batches}"
-        )
+    least, most_m = problem.min_micro_batches, problem.max_micro_batches
+    if not (point.replicated or (is_count(m) and least <= m <= most_m)):
+        raise violation("C1", f"{_named(point)} with m={m}, must be {least} to {most_m}")
+    if point.replicated and point.stages:
+        raise violation("C2", "replicas have no stages")
     if point.stages:
         check_stages(point, problem)
         alone = [each.devices[0] for each in point.stages if len(each.devices) == 1]

@@ -164,7 +164,12 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
     if energy is not None:
         energy = replace(energy, limit_j=_admitted(energy.limit_j * now.energy_share, _MOST))
     if sharing is not None:
-        sharing = replace(sharing, memory=_memory_now(sharing.memory, now))
+        own = sharing.max_blocks
+        sharing = replace(
+            sharing,
+            max_blocks=None if own is None else math.floor(own * now.memory_share),
+            memory=_memory_now(sharing.memory, now),
+        )
     held = max_blocks if now.present else 0
     return replace(
         device,

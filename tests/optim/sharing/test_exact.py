@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
 from optim.latency import batch_s
 from optim.partition.exact import exact_partition
-from optim.problem import LATENCIES, ClusterProblem, Partition
+from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition
+from optim.sharing.baselines import adaptis, asteroid
 from optim.sharing.exact import MOST_PAIRS, shared_partition
 from optim.sharing.law import stages_of
 from optim.sharing.states import kinds_of, num_pairs, states_of
 from optim.step import Job, Worker, simulate
+from optim.timeline import timeline
 from optim.verify import verify_cluster
 from tests.optim.sharing.instances import drawn
 from tests.optim.sharing.oracle import fastest_s
@@ -40,6 +43,54 @@ def test_no_plan_is_faster(seed: int) -> None:
         found = [min(batch_s(point, each) for point in solution.front) for each in asked]
         assert found == pytest.approx(expected, rel=1e-9), (seed, number)
         assert solution.certificate.gap == 0 and solution.complete
+
+
+def test_under_bound_fewer_stages_may_have_a_longer_pace() -> None:
+    """A plan with more stages, less sync and the same pace is faster at a lower threshold."""
+
+    def device(
+        name: str, law: tuple[float, ...], alone: int, sync_s: float, most: int
+    ) -> DeviceProfile:
+        return DeviceProfile(name, AffineLaw(*law), alone, sharing=SharingLaw(sync_s, most))
+
+    first, second = (0.21, 0.024, 0.0, 0.18), (0.48, 0.038, 0.0, 0.0)
+    devices = (
+        *(device(f"a{k}", first, 0, 2.25, 4) for k in range(2)),
+        *(device(f"b{k}", second, 0, 1.63, 4) for k in range(2)),
+        device("c", (0.43, 0.089, 0.0, 0.0), 1, 2.95, 2),
+    )
+    problem = ClusterProblem(devices, 6, 4, 1, "bound")
+    assert shared_partition(problem).best.latency_s == pytest.approx(fastest_s(problem))
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+def test_devices_without_compute_time(latency: Latency) -> None:
+    """Alone or with others, zero times are times."""
+    free, usual = AffineLaw(0.0, 0.0, 0.0, 0.0), AffineLaw(0.5, 0.1, 0.0, 0.1)
+    for laws in ([free, free], [free, usual], [AffineLaw(0.0, 1.0, 0.0, 0.0)] * 2):
+        devices = tuple(
+            DeviceProfile(f"d{k}", law, max_blocks=0, sharing=SharingLaw(0.01, 2))
+            for k, law in enumerate(laws)
+        )
+        problem = ClusterProblem(devices, 2, 4, 2, latency)
+        solution = shared_partition(problem)
+        verify_cluster(solution, problem)
+        assert solution.best.latency_s == pytest.approx(fastest_s(problem))
+
+
+@pytest.mark.parametrize("solve", [asteroid, adaptis])
+def test_rules_of_other_systems_are_never_faster(solve: ClusterSolver) -> None:
+    solved = 0
+    for seed in range(60):
+        problem = replace(drawn(np.random.default_rng(seed)), activation_s=(0.0,))
+        try:
+            found = solve(problem, np.random.default_rng(0))
+        except InfeasibleRoundError:
+            continue
+        verify_cluster(found, problem)
+        assert found.best.latency_s >= shared_partition(problem).best.latency_s * (1 - 1e-9)
+        solved += 1
+    assert solved > 10
 
 
 @pytest.mark.parametrize("max_nodes", [0, 1, 3])
@@ -122,6 +173,27 @@ def test_the_law_bounds_a_simulated_batch() -> None:
         if best.num_segments == 1:
             assert simulated_s == pytest.approx(best.latency_s)
     assert shared > 20
+
+
+@pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
+def test_no_device_does_two_things_at_once(latency: Latency) -> None:
+    """In the timeline of any plan, which ends with its latency but for syncs."""
+    for seed in range(100):
+        own = replace(drawn(np.random.default_rng(seed)), latency=latency, activation_s=(0.0,))
+        problem = replace(own, head_s=0.0, gradient_s=0.0)
+        try:
+            best = shared_partition(problem).best
+        except InfeasibleRoundError:
+            continue
+        ends, syncs = [0.0], dict[int, float]()
+        for each in timeline(problem, best):
+            syncs[each.span.first] = each.sync[1]
+            ends += [start + each.hop_s for start in each.hops]
+            for starts, seconds in ((each.computes, each.compute_s), (each.hops, each.hop_s)):
+                assert all(b - a >= seconds * (1 - 1e-9) for a, b in pairwise(starts))
+        assert max(ends) + sum(syncs.values()) <= best.latency_s * (1 + 1e-9)
+        if len(best.stages or (0,)) == 1:
+            assert max(ends) + sum(syncs.values()) == pytest.approx(best.latency_s)
 
 
 def _simulated(problem: ClusterProblem, point: Partition) -> float:
