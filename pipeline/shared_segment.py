@@ -9,6 +9,7 @@ from torch import Tensor
 from collapipe.models.dropout import DropoutKey, Rows
 from collapipe.models.part import Part
 from collapipe.plan import row_ends
+from collapipe.tensors import aligned
 from pipeline.segment import Segment
 
 Gradients = list[list[Tensor | None]]
@@ -46,14 +47,15 @@ class SharedSegment:
         for share, begin, (first, end) in self._with_rows(total):
             own = replace(key, rows=Rows(begin, total))
             masks = (each[first:end] for each in mask)
-            outputs.append(self._shares[share].forward(micro_batch, inputs[first:end], own, *masks))
+            rows = aligned(inputs[first:end])  # as they arrive on a device of their own
+            outputs.append(self._shares[share].forward(micro_batch, rows, own, *masks))
         return torch.cat(outputs)
 
     def backward(self, micro_batch: int, gradient: Tensor | None = None) -> Tensor | None:
         """Accumulate the gradients of each share, and return that of the inputs, if computed."""
         inputs = []
         for share, _, (first, end) in self._with_rows(self._rows.pop(micro_batch)):
-            rows = None if gradient is None else gradient[first:end]
+            rows = None if gradient is None else aligned(gradient[first:end])
             self._swap(share)
             inputs.append(self._shares[share].backward(micro_batch, rows))
             self._swap(share)

@@ -1,6 +1,7 @@
 """Tensors between neighbours: ports over streams, the check of their frames, and relayed hops."""
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ class UndialledError(HopError):
     """A device cannot dial the next one of the plan."""
 
 
+_LOOK_S = 0.002  # pause between looks whether a relayed part was sent
 _TENSORS = FrameKind.ACTIVATION, FrameKind.GRADIENT
 Wait = Callable[[Callable[[], bool]], None]
 """Blocks until a condition is true; raises an error if it cannot become true."""
@@ -92,12 +94,24 @@ class Side:
         return [(place, stream, *own) for place, stream, own in pairs if own[1] > own[0]]
 
 
+def check_form(tensors: Passed, like: Passed, peer: str) -> None:
+    """Raise ``WireError`` if tensors have another form than the embedding's, apart from rows of the
+    batch. Blocks may append rows to a sample, such as T5's first one."""
+    hidden, *masks = [(each.dtype, each.shape[1:]) for each in tensors]
+    own, *expected = [(each.dtype, each.shape[1:]) for each in like]
+    fits = hidden[0] == own[0] and hidden[1][0] >= own[1][0] and hidden[1][1:] == own[1][1:]
+    if not fits or masks != expected:
+        shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in tensors)
+        raise WireError(f"{peer} sent ACTIVATION of {shapes}, unlike the embedding's")
+
+
 class StreamPorts:
     """Ports to the stages ``before`` and ``behind``; None if there is no such stage.
 
     ``rows`` are those of each micro-batch that pass here; without rows nothing is received. The
     shape of each sent activation is kept, to check the gradient that returns for it. Without
-    ``returns`` no gradient returns, and none is waited for.
+    ``returns`` no gradient returns, and none is waited for. Activations must have the form of those
+    in ``like``, by their micro-batch.
     """
 
     def __init__(
@@ -108,7 +122,9 @@ class StreamPorts:
         wait: Wait,
         rows: Sequence[int],
         returns: bool = True,
+        like: Mapping[int, Passed] | None = None,
     ) -> None:
+        self._like = like or {}
         self._before, self._behind, self._fence, self._wait = before, behind, fence, wait
         self._rows, self._returns = rows, returns
         self._sent: dict[int, torch.Size] = {}
@@ -123,6 +139,10 @@ class StreamPorts:
             return ()
         self._wait(lambda: self.holds(action))
         pieces = [self._received(action, *source) for source in sources]
+        for (place, *_), piece in zip(sources, pieces, strict=True):
+            if piece[0].shape[1:] != pieces[0][0].shape[1:]:
+                side = BEFORE if action.kind == FORWARD else BEHIND
+                raise HopError(side, "sent other shapes than a device of its segment", place)
         if action.kind != FORWARD:
             del self._sent[action.micro_batch]
         return pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
@@ -160,6 +180,8 @@ class StreamPorts:
             expected = None if forward else list(self._sent[action.micro_batch][1:])
             if rows != end - first or (expected is not None and rest != expected):
                 raise WireError(f"{stream.peer} sent {kind.name} of {[rows, *rest]}")
+            if forward and (like := self._like.get(action.micro_batch)):
+                check_form(tensors, like, stream.peer)
         except (LinkError, WireError) as error:
             raise HopError(BEFORE if forward else BEHIND, str(error), place) from error
         return tensors
@@ -178,18 +200,31 @@ def relay(front: FrameStream, behind: FrameStream) -> None:
 def _pass_on(source: FrameStream, sink: FrameStream) -> None:
     try:
         while True:
-            sink.send(source.receive())
+            frame = source.receive()
+            while frame.kind == FrameKind.PART and not sink.all_made():  # one part takes memory
+                time.sleep(_LOOK_S)
+            sink.send(frame)
     except (LinkError, WireError):  # the control streams detect which device is lost
         sink.close()
         source.close()
 
 
+@dataclass(frozen=True, slots=True)
+class JunctionStep:
+    """A step: the rows of its micro-batches, the form of its frames, and the embedding's
+    activations so far."""
+
+    rows: Sequence[int]
+    fence: Fence
+    activations: Mapping[int, Passed]
+
+
 class Junction:
     """Hops between two stages of which one has several devices, by way of the control unit.
 
-    ``front`` are the streams to the devices before, ``back`` those behind. ``rows`` maps a step to
-    the rows of its micro-batches. ``on_fault`` is called with the side, the number of the device on
-    it and the cause, if a device sends an invalid frame. Threads do the work; they end with the
+    ``front`` are the streams to the devices before, ``back`` those behind. ``steps`` has the
+    current step by its number. ``on_fault`` is called with the side, the number of the device on it
+    and the cause, if a device sends an invalid frame. Threads do the work; they end with the
     streams.
     """
 
@@ -197,10 +232,10 @@ class Junction:
         self,
         front: Side,
         back: Side,
-        rows: Mapping[int, Sequence[int]],
+        steps: Mapping[int, JunctionStep],
         on_fault: Callable[[str, int, WireError], None],
     ) -> None:
-        self._rows, self._on_fault, self._lock = rows, on_fault, threading.Lock()
+        self._steps, self._on_fault, self._lock = steps, on_fault, threading.Lock()
         # of each kind, step and micro-batch: frames by the number of their device
         self._pieces = defaultdict[tuple[int, int, int], dict[int, Frame]](dict)
         self._next = defaultdict[tuple[int, int], int](int)  # micro-batch of each kind and step
@@ -223,30 +258,34 @@ class Junction:
     def _take(self, place: int, frame: Frame, source: Side, sink: Side) -> None:
         """Keep a frame until all rows of its micro-batch and of earlier ones are there; then send
         them on in order."""
-        sizes = self._rows.get(frame.step, ())
-        if frame.kind not in _TENSORS or frame.micro_batch >= len(sizes):
+        now = self._steps.get(frame.step)
+        if frame.kind not in _TENSORS or now is None or frame.micro_batch >= len(now.rows):
             raise WireError(f"{frame.kind.name} of step {frame.step}, which has not begun")
-        total = sizes[frame.micro_batch]
+        sizes, kind, step = now.rows, frame.kind, frame.step
+        total, like = sizes[frame.micro_batch], now.activations.get(frame.micro_batch)
         own = {number: end - first for number, _, first, end in source.used(total)}
-        if any(each.shape[:1] != (own.get(place),) for each in frame.tensors):
-            raise WireError(f"{frame.kind.name} of other rows than planned")
-        kind, step = frame.kind, frame.step
+        peer = source.streams[place].peer
+        tensors = now.fence.received(frame, kind, frame.micro_batch, peer)
+        if like is None or place not in own or len(tensors[0]) != own[place]:
+            raise WireError(f"{peer} sent {kind.name} of other rows than planned")
+        check_form(tensors, like if kind == FrameKind.ACTIVATION else like[:1], peer)
         with self._lock:  # both directions of a stage have several threads
-            now = self._next[kind, step]
+            first = self._next[kind, step]
             pieces = self._pieces[kind, step, frame.micro_batch]
-            if frame.micro_batch < now or pieces.setdefault(place, frame) is not frame:
-                raise WireError(f"{kind.name} {frame.micro_batch} sent twice")
-            while now < len(sizes) and len(self._pieces[kind, step, now]) == len(
-                source.used(sizes[now])
+            if frame.micro_batch < first or pieces.setdefault(place, frame) is not frame:
+                raise WireError(f"{peer} sent {kind.name} {frame.micro_batch} twice")
+            if any(
+                each.tensors[0].shape[1:] != frame.tensors[0].shape[1:] for each in pieces.values()
             ):
-                self._send(self._pieces.pop((kind, step, now)), sink, sizes[now])
-                now = self._next[kind, step] = now + 1
+                raise WireError(f"{peer} sent other shapes than a device of its segment")
+            while first < len(sizes) and len(self._pieces[kind, step, first]) == len(
+                source.used(sizes[first])
+            ):
+                self._send(self._pieces.pop((kind, step, first)), sink, sizes[first])
+                first = self._next[kind, step] = first + 1
 
     def _send(self, pieces: Mapping[int, Frame], sink: Side, total: int) -> None:
         frames = [pieces[number] for number in sorted(pieces)]
-        forms = {tuple((each.dtype, each.shape[1:]) for each in one.tensors) for one in frames}
-        if len(forms) > 1:
-            raise WireError(f"{frames[0].kind.name} in another form than other devices")
         whole = [torch.cat(each) for each in zip(*(one.tensors for one in frames), strict=True)]
         for _, stream, first, end in sink.used(total):
             stream.send(replace(frames[0], tensors=tuple(each[first:end] for each in whole)))

@@ -36,6 +36,7 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
+MOST_SHARED_ROWS = 2**16  # of a micro-batch of a shared segment
 _MOST_SHARES = 128  # devices of a cluster
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
@@ -131,6 +132,10 @@ class SegmentDescription(RoundDescription):
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in pairwise((0, *self.cuts)))
+        if sum(self.shares) > MOST_SHARED_ROWS:
+            raise WireError(
+                f"{sum(self.shares):,} rows a micro-batch, at most {MOST_SHARED_ROWS:,}"
+            )
         if not ascending or self.cuts[-1] != len(self.shares) or self.member >= len(self.cuts):
             raise WireError(f"device {self.member} of shares {self.cuts} of {len(self.shares)}")
         if self.peers and len(self.peers) != len(self.cuts) - 1 - self.member:

@@ -24,7 +24,7 @@ from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
 from pipeline.devices.control_unit.replica import Replica
-from pipeline.devices.hops import HopError, Junction, Side, UndialledError, relay
+from pipeline.devices.hops import HopError, Junction, JunctionStep, Side, UndialledError, relay
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -89,7 +89,7 @@ class Placement:
     def __post_init__(self) -> None:
         self.front, self.back = Side(()), Side(())
         """Streams to the first segment's input and the last one's output."""
-        self.rows = dict[int, Sequence[int]]()  # of each step's micro-batches
+        self.steps = dict[int, JunctionStep]()  # the current one
         self._faults = dict[str, str]()  # device → its invalid frame on a hop
         self.hung_s = self.cluster.hung_s(self.plan)
         self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
@@ -148,11 +148,12 @@ class Placement:
         self._connect(sessions)
         self.all_answer(FrameKind.READY)
 
-    def begin(self, step: int, rows: Sequence[int]) -> None:
-        """Command a step with micro-batches of these rows."""
-        self.rows.clear()
-        self.rows[step] = rows
-        self.tell(FrameKind.BEGIN, step, torch.tensor(rows))
+    def begin(self, step: JunctionStep) -> None:
+        """Command a step."""
+        number = step.fence.step
+        self.steps.clear()
+        self.steps[number] = step
+        self.tell(FrameKind.BEGIN, number, torch.tensor(step.rows))
 
     def set_clocks(self) -> None:
         """Measure the clocks of devices that lack one at once, by a few round trips; the quickest
@@ -242,6 +243,8 @@ class Placement:
 
         If no neighbour is named, this is the device that reported the error.
         """
+        for name, cause in self._faults.items():
+            return StageError(name, cause)
         suspect = self._suspect(error)
         deadline = time.monotonic() + SILENT_S
         while time.monotonic() < deadline and suspect is not None:
@@ -379,7 +382,7 @@ class Placement:
             if len(before.devices) == len(behind.devices) == 1:
                 relay(ends[0].streams[0], ends[1].streams[0])
             else:
-                Junction(*ends, self.rows, partial(self._fault, before, behind))
+                Junction(*ends, self.steps, partial(self._fault, before, behind))
 
     def _connect_shares(self, segment: SegmentPlan, sessions: Mapping[str, str]) -> None:
         """Relay streams between the devices of a segment."""

@@ -33,7 +33,7 @@ from pipeline.devices.control_unit.journal import (
 )
 from pipeline.devices.control_unit.placement import Placement, UnreachedError
 from pipeline.devices.control_unit.replica import Replica
-from pipeline.devices.hops import Fence, HopError, StreamPorts
+from pipeline.devices.hops import Fence, HopError, JunctionStep, StreamPorts
 from pipeline.devices.messages import RoundDescription
 from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
@@ -277,11 +277,12 @@ class RemoteSegments:
         whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
-        placed.begin(record.step, record.rows)
+        placed.begin(JunctionStep(record.rows, fence, record.activations))
         lists = schedule.build(self.plan.schedule, len(segments), m)
         returns = self._common.first_trained < 0
         front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)
-        back = StreamPorts(placed.back, None, fence, placed.wait, record.rows)
+        like = record.activations
+        back = StreamPorts(placed.back, None, fence, placed.wait, record.rows, like=like)
         first_actions = schedule.embedding(self.plan.schedule, len(segments), m)
         before = StageRun(first_actions, front_stage, RecordingPorts(front, record, placed.hops))
         interleave([before, *head_runs(lists[-1], back_stage, back)], placed.idle)

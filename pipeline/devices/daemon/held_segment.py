@@ -19,7 +19,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.parts import grouped, joined, most_bytes, separated
 from pipeline import schedule
-from pipeline.devices.block_form import block_forms
+from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows
 from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
 from pipeline.phase_timer import PhaseTimer
@@ -70,7 +70,7 @@ class HeldSegment:
         self.dtype = _DTYPES[description.dtype]
         self._forms = block_forms(self.spec, span.indices(), description.optimizer, self.dtype)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
-        least = float(sum(each.train_bytes for each in self._forms.values()))
+        least = float(sum(self._bytes(k, form) for k, form in enumerate(self._forms.values())))
         if (needed := max(description.memory_bytes, least)) > memory_bytes:
             raise ConfigError(
                 f"{span.blocks} blocks need {needed:,.0f} bytes, this device offers "
@@ -90,6 +90,14 @@ class HeldSegment:
         self.exchange = Exchange(description, self._forms) if description.others else None
         self._lacking = set(blocks)  # blocks of which not all parts have arrived
         self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
+
+    def _bytes(self, place: int, form: BlockForm) -> int:
+        """Return the bytes of a block's weights, state and gradients: of each own share, and for
+        its leader of all others."""
+        d, trained = self.description, sum(form.tensors[name].nbytes for name in form.trained)
+        led = d.leader(place) == d.member
+        sets = len(d.shares) if led else len(d.shares_of(d.member))
+        return form.train_bytes + (sets - 1) * trained
 
     @property
     def built(self) -> bool:

@@ -47,7 +47,8 @@ from pipeline.devices.messages import (
     member_of,
 )
 
-_STREAMS = 16  # at the same time: control unit, neighbours, an ending epoch's, unknown callers
+# at the same time: control unit, neighbours, devices of the segment, an ending epoch's, others
+_STREAMS = 160
 _MOST_FRAME_BYTES = 2**32
 _GOODBYE_S = 2.0
 _MAY_CALL = {

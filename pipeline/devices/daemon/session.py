@@ -24,11 +24,14 @@ from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, UndialledE
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
+    MOST_JSON_BYTES,
+    MOST_SHARED_ROWS,
     PartHeader,
     Peer,
     SegmentDescription,
     Trouble,
     as_bytes,
+    member_of,
     packed,
     secret_for,
     share_side,
@@ -93,6 +96,10 @@ class Session:
             held = self.held
             if held is None or secret_for(held.description.session, side) != secret:
                 raise RefusedLinkError("no segment here has such a session")
+            if side not in (BEFORE, BEHIND):
+                if member_of(side) not in held.description.others:
+                    raise RefusedLinkError("no device of this segment has such a number")
+                stream.max_bytes = held.part_bytes + MOST_JSON_BYTES
             if self.neighbours.setdefault(side, stream) is not stream:
                 raise BusyLinkError(f"there is a stream from {side} already")
 
@@ -162,6 +169,7 @@ class Session:
         if d.next is not None and d.next_session is not None:
             self._open_to(BEHIND, BEFORE, Peer(d.next, d.next_session))
         for member, peer in enumerate(d.peers, start=d.member + 1):
+            self._check()
             self._open_to(share_side(member), share_side(d.member), peer)
         if held.built:  # else ``_part`` answers after the last weights
             self._answer(frame, FrameKind.READY)
@@ -184,6 +192,8 @@ class Session:
         """Run forward and backward of a batch; then send the norms and the times of each action."""
         held = self._held(frame)
         d, sizes = held.description, _sizes(frame)
+        if len(d.shares) > 1 and max(sizes) > MOST_SHARED_ROWS:  # masks are drawn for all rows
+            raise WireError(f"BEGIN of {max(sizes):,} rows, at most {MOST_SHARED_ROWS:,}")
         if not held.built or len(sizes) > d.num_micro_batches:
             raise WireError(
                 f"a step of {len(sizes)} micro-batches begins with {d.span.blocks} blocks; "
@@ -218,31 +228,37 @@ class Session:
                 self._send_later(
                     self.neighbours[share_side(member)], frame, held.gradients_for(member)
                 )
-            self._wait_for(lambda: self._took_shares(held) and exchange.has_gradients(frame.step))
+            step = frame.step
+            self._wait_for(lambda: self._took_shares(held, step) and exchange.has_gradients(step))
         with self._busy():
             held.add_up(frame.step)
             return held.squared_norms()
 
-    def _took_shares(self, held: HeldSegment) -> bool:
-        """Take the parts that other devices of the segment have sent. Returns true."""
-        d = held.description
-        for member in d.others:
+    def _took_shares(self, held: HeldSegment, step: int) -> bool:
+        """Take some of the parts that other devices of the segment have sent in a step. Returns
+        true."""
+        for member in held.description.others:
             side = share_side(member)
             stream = self.neighbours[side]
-            while stream.waiting():
+            for _ in range(_MOST_UNSENT):  # else a device could keep this one from its commands
+                if not stream.waiting():
+                    break
                 try:
-                    self._take_share(held, member, stream.receive(0))
+                    self._take_share(held, member, stream.receive(0), step)
                 except (LinkError, WireError) as error:
                     raise HopError(side, str(error)) from error
+            else:
+                self.arrived.set()
         return True
 
-    def _take_share(self, held: HeldSegment, member: int, frame: Frame) -> None:
+    def _take_share(self, held: HeldSegment, member: int, frame: Frame, step: int) -> None:
         d = held.description
         if frame.kind != FrameKind.PART or (frame.round, frame.epoch) != (d.round, d.epoch):
             raise WireError(f"{frame.kind.name} of round {frame.round}, epoch {frame.epoch}")
         header, data = frame.only(2)
         assert held.exchange is not None
-        held.exchange.take(member, unpacked(PartHeader, header), frame.step, as_bytes(data))
+        part = unpacked(PartHeader, header), frame.step, as_bytes(data)
+        held.exchange.take(member, *part, now=step)
 
     def _usage(self) -> Tensor:
         """Return float64 [2]: bytes sent to the neighbours, and the peak resident memory in
@@ -261,7 +277,10 @@ class Session:
                 stream = self.neighbours[share_side(member)]
                 self._send_later(stream, frame, exchange.weights_of(held.parts))
             arrived = partial(exchange.has_weights, frame.step)
-            self._wait(lambda: self._given_up() or (self._took_shares(held) and arrived()), False)
+            self._wait(
+                lambda: self._given_up() or (self._took_shares(held, frame.step) and arrived()),
+                False,
+            )
             if not arrived():
                 return
         with self._busy():

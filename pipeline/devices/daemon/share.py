@@ -26,7 +26,6 @@ from pipeline.shared_segment import SharedSegment
 from pipeline.stage import Passed, SegmentStage
 
 Packed = tuple[PartHeader, Callable[[], Tensor]]
-_MOST_STEPS = 2  # whose parts may wait: another device may be one step ahead
 _GRADIENTS: Literal["gradients"] = "gradients"
 _WEIGHTS: Literal["weights"] = "weights"
 
@@ -100,8 +99,9 @@ class Exchange:
                 named = {name: weights[name] for name in part.trained}
                 yield from _packed(PartHeader(part.name, 0, _WEIGHTS), named)
 
-    def take(self, member: int, header: PartHeader, step: int, data: bytes) -> None:
-        """Keep a part of another device. Raises ``WireError`` if it is invalid."""
+    def take(self, member: int, header: PartHeader, step: int, data: bytes, now: int) -> None:
+        """Keep a part of another device. Raises ``WireError`` if it is invalid, or of another step
+        than ``now``; gradients may be of the next one, because devices differ in speed."""
         form = self._forms.get(header.block)
         leader = self._leaders.get(header.block)
         key = header.role, header.block, header.share
@@ -111,9 +111,11 @@ class Exchange:
         }
         if form is None or not expected.get(header.role):
             raise WireError(f"{header.role} of {header.block[:40]!r}, share {header.share}")
+        if step not in (now, now + (header.role == _GRADIENTS)):
+            raise WireError(f"{header.role} of step {step}, expected {now}")
         came, done = self._came.setdefault(step, {}), self._done.setdefault(step, set())
         tensors, known = separated(data), came.setdefault(key, {})
-        if len(self._came) > _MOST_STEPS or key in done:
+        if key in done or (header.left and not tensors):  # which could arrive without end
             raise WireError(f"{header.role} of step {step}, which were not expected")
         form.check(tensors)
         if not tensors.keys() <= form.trained or tensors.keys() & known:

@@ -69,9 +69,9 @@ def test_all_parts_of_a_step_are_expected() -> None:
     exchange = Exchange(description(), FORMS)
     assert [exchange.leads(name) for name in FORMS] == [False, True]
     assert not exchange.has_gradients(4) and not exchange.has_weights(4)
-    exchange.take(0, GRADIENTS, 4, trained("blocks.1"))
+    exchange.take(0, GRADIENTS, 4, trained("blocks.1"), now=4)
     assert exchange.has_gradients(4) and not exchange.has_gradients(5)
-    exchange.take(0, WEIGHTS, 4, trained("blocks.0"))
+    exchange.take(0, WEIGHTS, 4, trained("blocks.0"), now=4)
     assert exchange.has_weights(4)
 
 
@@ -89,17 +89,24 @@ def test_all_parts_of_a_step_are_expected() -> None:
 )
 def test_parts_that_another_device_may_not_send_are_refused(header: PartHeader) -> None:
     with pytest.raises(WireError):
-        Exchange(description(), FORMS).take(0, header, 4, trained("blocks.0"))
+        Exchange(description(), FORMS).take(0, header, 4, trained("blocks.0"), now=4)
 
 
 def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
     exchange = Exchange(description(), FORMS)
-    exchange.take(0, GRADIENTS, 4, trained("blocks.1"))
+    exchange.take(0, GRADIENTS, 4, trained("blocks.1"), now=4)
     with pytest.raises(WireError, match="not expected"):
-        exchange.take(0, GRADIENTS, 4, trained("blocks.1"))
-    exchange.take(0, GRADIENTS, 5, trained("blocks.1"))
+        exchange.take(0, GRADIENTS, 4, trained("blocks.1"), now=4)
+    exchange.take(0, GRADIENTS, 5, trained("blocks.1"), now=4)
+    for header, step in ((GRADIENTS, 6), (GRADIENTS, 3), (WEIGHTS, 5)):
+        with pytest.raises(WireError, match="expected 4"):
+            exchange.take(0, header, step, trained(header.block), now=4)
+
+
+def test_empty_parts_do_not_arrive_without_end() -> None:
     with pytest.raises(WireError, match="not expected"):
-        exchange.take(0, GRADIENTS, 6, trained("blocks.1"))
+        empty = joined({}).numpy().tobytes()
+        Exchange(description(), FORMS).take(0, replace(GRADIENTS, left=1), 4, empty, now=4)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +120,13 @@ def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
 )
 def test_tensors_that_the_block_does_not_have_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
-        Exchange(description(), FORMS).take(0, GRADIENTS, 4, data)
+        Exchange(description(), FORMS).take(0, GRADIENTS, 4, data, now=4)
 
 
 def test_weights_must_be_complete() -> None:
     with pytest.raises(WireError, match="lacks"):
         empty = joined({}).numpy().tobytes()
-        Exchange(description(), FORMS).take(0, WEIGHTS, 4, empty)
+        Exchange(description(), FORMS).take(0, WEIGHTS, 4, empty, now=4)
 
 
 @pytest.mark.parametrize(
