@@ -322,13 +322,13 @@ class DevicePipeline:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises
         ``RoundFailedError`` if they cannot hold the model."""
         gone = {**self._all.absent, **lost}
-        if self._plan.shares:
-            return self._plan.without(gone)
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))
         if not left:
             why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
             raise RoundFailedError(f"lost all its devices: {why}")
+        if self._plan.shares:
+            return self._plan.without(gone)
         settings, m = self._settings, self._plan.num_micro_batches
         problem = ClusterProblem(
             devices=left,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError, unit_called
-from collapipe.plan import Certificate, SegmentPlan, Share, Span, segment_plans
+from collapipe.plan import Certificate, ClusterPlan, SegmentPlan, Share, Span, segment_plans
 from collapipe.state import Channel, DeviceProfile, HeadPlace, Payload, Uplink
 
 Floats = NDArray[np.float64]
@@ -117,6 +117,22 @@ class Partition:
             segments.append(SegmentPlan(names[0], Span(first, stage.blocks), tuple(shares)))
             first += stage.blocks
         return tuple(segments)
+
+
+def stages_of_plan(
+    plan: ClusterPlan, devices: Sequence[DeviceProfile], rows: int
+) -> tuple[Stage, ...]:
+    """Return the stages of a plan's segments, whose largest micro-batch has ``rows`` rows. Raises
+    ``KeyError`` if the plan has other devices."""
+    places = {device.name: place for place, device in enumerate(devices)}
+    return tuple(
+        Stage(
+            tuple(places[name] for name in segment.devices),
+            segment.rows_of_devices or (rows,),
+            segment.span.blocks,
+        )
+        for segment in plan.segments
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ def asteroid(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
             "tabulates every set; choose another solver or list fewer devices"
         )
     order = sorted(range(len(problem.devices)), key=lambda k: -_memory(problem, k))
-    plans = (_runs(problem, order, m) for m in _counts(problem))
+    caps = Caps.of(problem, [[k] for k in order])
+    plans = (_runs(problem, order, caps, m) for m in _counts(problem))
     found = [plan for plan in plans if plan is not None]
     if not found:
         raise InfeasibleRoundError(
@@ -56,11 +57,11 @@ def _counts(problem: ClusterProblem) -> range:
     return range(problem.min_micro_batches, problem.max_micro_batches + 1)
 
 
-def _runs(problem: ClusterProblem, order: list[int], m: int) -> Partition | None:
+def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Partition | None:
     """Return the cut into runs with the fastest slowest stage for one m; None if none fits."""
     kinds, states = [[k] for k in order], states_of((1,) * len(order))
     every = np.arange(1, problem.num_blocks + 1)
-    pace = stage_costs(problem, states, kinds, Caps.of(problem, kinds), m, every).pace
+    pace = stage_costs(problem, states, kinds, caps, m, every).pace
     numbers = {tuple(counts): number for number, counts in enumerate(states.counts.tolist())}
 
     def run(first: int, stop: int) -> Floats:
@@ -84,7 +85,8 @@ def _runs(problem: ClusterProblem, order: list[int], m: int) -> Partition | None
     stages, stop, left = [], len(order), problem.num_blocks
     while stop:
         first, held = chosen[stop, left]
-        stages.append(stage_of(problem, order[first:stop], held, m))
+        own = order[first:stop]
+        stages.append(stage_of(problem, own, held, m, list(caps.rows[first:stop])))
         stop, left = first, left - held
     return sharing_partition(problem, stages[::-1], m)
 

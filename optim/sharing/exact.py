@@ -73,6 +73,8 @@ class _Search:
     def __init__(self, problem: ClusterProblem, max_nodes: float) -> None:
         self._problem, self._left = problem, max_nodes
         self._kinds, self._bounds = kinds_of(problem.devices), stage_bounds(problem)
+        self._caps = Caps.of(problem, self._kinds)
+        self._kind_of = {k: kind for kind, own in enumerate(self._kinds) for k in own}
         counts = np.arange(1, problem.max_micro_batches + 1)
         behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
         self._behind, self._floor = behind.sum(axis=0), behind.max(axis=0)
@@ -95,7 +97,7 @@ class _Search:
             open_s = math.inf if single.complete else single.certificate.lower_bound
         if num_pairs(sizes) > MOST_PAIRS:
             return min(open_s, self._one_stage_of_all())
-        states, caps = states_of(sizes), Caps.of(problem, self._kinds)
+        states, caps = states_of(sizes), self._caps
         every_count = np.arange(1, problem.num_blocks + 1)
         for once, blocks in ((bounds.once, every_count[-1:]), (bounds.several, every_count)):
             for row in self._promising(once):
@@ -179,8 +181,12 @@ class _Search:
         counts = states_of(tuple(map(len, self._kinds))).counts
         for group, count in groups:
             taken = [free[t].pop(0) for t, n in enumerate(counts[group].tolist()) for _ in range(n)]
-            stages.append(stage_of(self._problem, taken, int(blocks[count - 1]), m))
+            stages.append(self._stage(taken, int(blocks[count - 1]), m))
         return sharing_partition(self._problem, sorted(stages, key=lambda each: each.devices), m)
+
+    def _stage(self, devices: Sequence[int], blocks: int, m: int) -> Stage:
+        caps = [self._caps.rows[self._kind_of[k]] for k in devices]
+        return stage_of(self._problem, devices, blocks, m, caps)
 
     def _one_stage_of_all(self) -> float:
         """Offer one stage on all devices, and return the bound of everything else."""
@@ -188,7 +194,7 @@ class _Search:
         everybody, once = range(len(problem.devices)), self._bounds.once
         for row in self._promising(once):
             if self._improves(row, once[row], self._bounds.pace[row]):
-                stage = stage_of(problem, everybody, problem.num_blocks, row + 1)
+                stage = self._stage(everybody, problem.num_blocks, row + 1)
                 self._offer([sharing_partition(problem, [stage], row + 1)] if stage.rows else [])
         for once in (self._bounds.once, self._bounds.several):
             for row in self._promising(once):

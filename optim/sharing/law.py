@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from collapipe.plan import ClusterPlan
 from collapipe.state import DeviceProfile
 from optim.latency import device_caps, partition_of
-from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage
+from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage, stages_of_plan
 
 _ROUNDING = 1e-12
 
@@ -34,12 +34,11 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     """
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
     rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
-    allowed = (blocks > 0) & (m >= problem.min_micro_batches)
-    caps = np.where(allowed, rows.astype(float), 0.0)
     if (law := device.sharing) is None:
-        return np.zeros(caps.shape, dtype=np.int64)
+        return np.zeros((len(m), len(blocks)), dtype=np.int64)
     alone = device_caps(problem, device)[:, None] >= blocks
-    np.minimum(caps, np.where(alone, rows, rows - 1), out=caps)
+    caps = np.where(alone, rows, rows - 1).astype(float)
+    caps[: problem.min_micro_batches - 1] = 0
     if law.max_blocks is not None:
         caps[:, law.max_blocks :] = 0
     if (memory := law.memory) is not None:
@@ -52,7 +51,7 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
         once, times = budget.law, m if budget.scope == "batch" else 1
         left_j = budget.limit_j / times - (blocks * once.v + once.ell)
         np.minimum(caps, _fitting(left_j, blocks * once.u + once.w), out=caps)
-    return np.maximum(caps, 0).astype(np.int64)
+    return np.asarray(np.maximum(caps, 0), dtype=np.int64)
 
 
 def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
@@ -63,36 +62,38 @@ def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
 
 
 def balanced_rows(
-    problem: ClusterProblem, devices: Sequence[int], blocks: int, num_micro_batches: int
+    problem: ClusterProblem, devices: Sequence[int], blocks: int, rows: int, caps: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Return the rows of each device with the least compute and hop of the slowest one; None if
-    they do not fit.
+    """Return how many of ``rows`` each device has for the least compute and hop of the slowest one;
+    None if they exceed the ``caps`` of these devices.
 
     Each row in turn goes to the device that is then done first, which is optimal because every
     device's time grows with its rows. Under ``overlap`` other rows may have a smaller pace.
     """
-    m = num_micro_batches
-    laws = [problem.devices[k].time for k in devices]
-    caps = [row_caps(problem, problem.devices[k])[m - 1, blocks - 1] for k in devices]
-    rows = [0] * len(laws)
-    for _ in range(largest_rows(problem, m)):
+    laws, given = [problem.devices[k].time for k in devices], [0] * len(devices)
+    for _ in range(rows):
         free = [
             (law.chunk(blocks, own + 1), place)
-            for place, (law, own, cap) in enumerate(zip(laws, rows, caps, strict=True))
+            for place, (law, own, cap) in enumerate(zip(laws, given, caps, strict=True))
             if own < cap
         ]
         if not free:
             return None
-        rows[min(free)[1]] += 1
-    return tuple(rows)
+        given[min(free)[1]] += 1
+    return tuple(given)
 
 
-def stage_of(problem: ClusterProblem, devices: Sequence[int], blocks: int, m: int) -> Stage:
-    """Return a stage with balanced rows; devices without rows are left out, all if none fit."""
+def stage_of(
+    problem: ClusterProblem, devices: Sequence[int], blocks: int, m: int, caps: Sequence[Ints]
+) -> Stage:
+    """Return a stage with balanced rows; devices without rows are left out, all if none fit.
+    ``caps`` are the ``row_caps`` of these devices."""
+    rows = largest_rows(problem, m)
     if len(devices) == 1:
-        return Stage(tuple(devices), (largest_rows(problem, m),), blocks)
-    rows = balanced_rows(problem, devices, blocks, m) or ()
-    used = [pair for pair in zip(devices, rows, strict=False) if pair[1]]
+        return Stage(tuple(devices), (rows,), blocks)
+    most = [int(each[m - 1, blocks - 1]) for each in caps]
+    given = balanced_rows(problem, devices, blocks, rows, most) or ()
+    used = [pair for pair in zip(devices, given, strict=False) if pair[1]]
     return Stage(tuple(k for k, _ in used), tuple(y for _, y in used), blocks)
 
 
@@ -101,13 +102,9 @@ def partition_of_plan(problem: ClusterProblem, plan: ClusterPlan) -> Partition:
 
     Raises ``KeyError`` if the plan has other devices.
     """
-    places = {device.name: place for place, device in enumerate(problem.devices)}
-    m, stages = plan.num_micro_batches, list[Stage]()
-    for segment in plan.segments:
-        rows = segment.rows_of_devices or (largest_rows(problem, m),)
-        devices = tuple(places[name] for name in segment.devices)
-        stages.append(Stage(devices, rows, segment.span.blocks))
-    if any(segment.shares for segment in plan.segments):
+    m = plan.num_micro_batches
+    stages = stages_of_plan(plan, problem.devices, largest_rows(problem, m))
+    if plan.shares:
         return sharing_partition(problem, stages, m)
     blocks = [0] * len(problem.devices)
     for stage in stages:

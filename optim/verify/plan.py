@@ -8,7 +8,7 @@ from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.state import ClusterState, SharingLaw
 from optim.planner import RoundRequest
-from optim.problem import ClusterProblem, Partition, Stage
+from optim.problem import ClusterProblem, Partition, stages_of_plan
 from optim.verify.cluster import check_point
 from optim.verify.tolerance import exceeds, violation
 
@@ -96,19 +96,7 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     b = request.batch_size
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap")
     point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated)
-    if any(segment.shares for segment in cluster.segments):
-        point = replace(
-            point, stages=_stages(cluster, names, math.ceil(b / point.num_micro_batches))
-        )
+    if cluster.shares:
+        rows = math.ceil(b / cluster.num_micro_batches)
+        point = replace(point, stages=stages_of_plan(cluster, devices, rows))
     check_point(point, problem)
-
-
-def _stages(cluster: ClusterPlan, names: list[str], rows: int) -> tuple[Stage, ...]:
-    return tuple(
-        Stage(
-            tuple(names.index(name) for name in segment.devices),
-            segment.rows_of_devices or (rows,),
-            segment.span.blocks,
-        )
-        for segment in cluster.segments
-    )

@@ -102,7 +102,7 @@ def check_form(tensors: Passed, like: Passed, peer: str) -> None:
     fits = hidden[0] == own[0] and hidden[1][0] >= own[1][0] and hidden[1][1:] == own[1][1:]
     if not fits or masks != expected:
         shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in tensors)
-        raise WireError(f"{peer} sent ACTIVATION of {shapes}, unlike the embedding's")
+        raise WireError(f"{peer} sent {shapes}, unlike the embedding's activation")
 
 
 class StreamPorts:

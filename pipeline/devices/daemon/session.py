@@ -273,9 +273,9 @@ class Session:
         with self._busy():
             held.step(rate, scale)
         if (exchange := held.exchange) is not None:
+            weights = list(exchange.weights_of(held.parts))
             for member in held.description.others:
-                stream = self.neighbours[share_side(member)]
-                self._send_later(stream, frame, exchange.weights_of(held.parts))
+                self._send_later(self.neighbours[share_side(member)], frame, weights)
             arrived = partial(exchange.has_weights, frame.step)
             self._wait(
                 lambda: self._given_up() or (self._took_shares(held, frame.step) and arrived()),
