@@ -14,7 +14,7 @@ from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition
 from optim.sharing.baselines import adaptis, asteroid
 from optim.sharing.exact import MOST_PAIRS, shared_partition
-from optim.sharing.law import stages_of
+from optim.sharing.law import row_caps, sharing_partition, stage_of, stage_times, stages_of
 from optim.sharing.states import kinds_of, num_pairs, states_of
 from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
@@ -173,6 +173,30 @@ def test_the_law_bounds_a_simulated_batch() -> None:
         if best.num_segments == 1:
             assert simulated_s == pytest.approx(best.latency_s)
     assert shared > 20
+
+
+def test_the_pace_may_be_of_another_device_than_the_slowest() -> None:
+    """Under ``overlap``: then no device does two things at once either."""
+    others = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        devices = tuple(
+            DeviceProfile(f"d{k}", AffineLaw(*map(float, rng.random(4))), sharing=SharingLaw(0.0))
+            for k in range(3)
+        )
+        problem = ClusterProblem(devices, 2, 24, 4, "overlap")
+        caps = [row_caps(problem, device) for device in devices]
+        stage = stage_of(problem, range(3), 2, 4, caps)
+        plan = sharing_partition(problem, [stage], 4)
+        compute, hop, _ = stage_times(problem, stage, 4)
+        others += plan.slowest_s > max(compute, hop)
+        segments, ends = timeline(problem, plan), list[float]()
+        for each in segments:
+            for starts, seconds in ((each.computes, each.compute_s), (each.hops, each.hop_s)):
+                assert all(b - a >= seconds * (1 - 1e-9) for a, b in pairwise(starts))
+            ends.append(each.hops[-1] + each.hop_s)
+        assert max(ends) == pytest.approx(plan.latency_s)
+    assert others > 5
 
 
 @pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
