@@ -78,9 +78,11 @@ class SegmentPlan:
         """The names of all devices that hold the segment, each once."""
         return tuple(dict.fromkeys(share.device for share in self.shares)) or (self.device,)
 
-    def leader(self, place: int) -> str:
-        """Return the device that steps the segment's block at this ``place``: each in its turn."""
-        return self.devices[place % len(self.devices)]
+    @property
+    def leaders(self) -> tuple[str, ...]:
+        """The device that steps each of the segment's blocks."""
+        numbers = leaders(self.rows_of_devices or (1,), self.span.blocks)
+        return tuple(self.devices[number] for number in numbers)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -121,6 +123,17 @@ class SegmentPlan:
         """The devices for messages, with the rows of each if they share the segment."""
         shares = ", ".join(f"{share.rows} {share.device}" for share in self.shares)
         return f"({shares})" if shares else self.device
+
+
+def leaders(rows: Sequence[int], blocks: int) -> list[int]:
+    """Return the number of the device that leads each of a segment's ``blocks``: the devices lead
+    as many as their ``rows`` allow, because both take time of the same processors."""
+    found, led = list[int](), [0] * len(rows)
+    for _ in range(blocks):
+        number = min(range(len(rows)), key=lambda each: (led[each] + 1) / rows[each])
+        led[number] += 1
+        found.append(number)
+    return found
 
 
 def row_ends(planned: Sequence[int], rows: int) -> tuple[int, ...]:

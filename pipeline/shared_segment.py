@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from collapipe.models.dropout import DropoutKey, Rows
+from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part
 from collapipe.plan import row_ends
 from collapipe.tensors import aligned
@@ -20,9 +20,10 @@ class SharedSegment:
     """Shares of a segment in one thread, one after another, with the interface of a segment.
 
     ``planned`` are the rows of all shares of the segment, ``own`` are the numbers of the shares
-    that are computed here; all by default. Each share accumulates its own gradients over the
-    micro-batches, and ``add_up`` adds them in the shares' order. So bits depend on the plan's
-    shares, but not on who computes them.
+    that are computed here, of micro-batches with the rows ``totals``; by default all shares. Each
+    share draws its own dropout and accumulates its own gradients over the micro-batches, and
+    ``add_up`` adds them in the shares' order. So bits depend on the plan's shares, but not on who
+    computes them.
     """
 
     def __init__(
@@ -32,20 +33,20 @@ class SharedSegment:
         recompute: bool,
         input_gradient: bool,
         own: range | None = None,
+        totals: Sequence[int] = (),
     ) -> None:
-        self.parts, self._planned = parts, planned
+        self.parts, self._planned, self._totals = parts, planned, totals
         self._own = range(len(planned)) if own is None else own
         self._shares = {k: Segment(parts, recompute, input_gradient) for k in self._own}
         self._rows: dict[int, int] = {}  # of the micro-batches between forward and backward
         self.gradients: dict[int, Gradients] = {}  # of each share, of each part
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
-        """Return the activation [b, s, d] of the own rows of the micro-batch, all without
-        ``key.rows``."""
-        total = self._rows[micro_batch] = key.rows.total if key.rows else len(inputs)
-        outputs = []
-        for share, begin, (first, end) in self._with_rows(total):
-            own = replace(key, rows=Rows(begin, total))
+        """Return the activation [b, s, d] of the own rows of the micro-batch."""
+        total = self._totals[micro_batch] if self._totals else len(inputs)
+        self._rows[micro_batch], outputs = total, []
+        for share, first, end in self._with_rows(total):
+            own = replace(key, share=share)
             masks = (each[first:end] for each in mask)
             rows = aligned(inputs[first:end])  # as they arrive on a device of their own
             outputs.append(self._shares[share].forward(micro_batch, rows, own, *masks))
@@ -54,7 +55,7 @@ class SharedSegment:
     def backward(self, micro_batch: int, gradient: Tensor | None = None) -> Tensor | None:
         """Accumulate the gradients of each share, and return that of the inputs, if computed."""
         inputs = []
-        for share, _, (first, end) in self._with_rows(self._rows.pop(micro_batch)):
+        for share, first, end in self._with_rows(self._rows.pop(micro_batch)):
             rows = None if gradient is None else aligned(gradient[first:end])
             self._swap(share)
             inputs.append(self._shares[share].backward(micro_batch, rows))
@@ -79,13 +80,12 @@ class SharedSegment:
         for share in self._shares.values():
             share.forget()
 
-    def _with_rows(self, total: int) -> list[tuple[int, int, tuple[int, int]]]:
-        """Return each own share that has rows: its number, its first row of the micro-batch, and
-        its range among the own rows."""
+    def _with_rows(self, total: int) -> list[tuple[int, int, int]]:
+        """Return each own share that has rows: its number and its range among the own rows."""
         ends = (0, *row_ends(self._planned, total))
         first = ends[self._own.start]
-        ranges = ((k, ends[k], (ends[k] - first, ends[k + 1] - first)) for k in self._own)
-        return [each for each in ranges if each[2][1] > each[2][0]]
+        ranges = ((k, ends[k] - first, ends[k + 1] - first) for k in self._own)
+        return [each for each in ranges if each[2] > each[1]]
 
     def _swap(self, share: int) -> None:
         before = self.gradients.get(share) or [[] for _ in self.parts]

@@ -2,7 +2,8 @@
 
 torch's CPU generator belongs to the process, so units that train in parallel threads would share
 one random stream. Here each part of the model draws from its own generator, seeded by the key
-(unit, step, micro-batch, part). So masks do not depend on threads or on the cut into segments.
+(unit, step, micro-batch, part, and share if devices share a segment). So masks do not depend on
+threads, on the cut into segments, or on the device that computes a share.
 
 A tensor on another device needs a generator of that device. It has the same seed but draws other
 numbers than the CPU's: a mask depends on its key and on the kind of device.
@@ -21,54 +22,38 @@ from torch.overrides import TorchFunctionMode
 
 from collapipe.seeds import derive
 
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows ``first`` … of a micro-batch of ``total`` rows, which several devices share."""
-
-    first: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    generators: dict[torch.device, torch.Generator]
-    rows: Rows | None
-
-
+_Source = dict[torch.device, torch.Generator]
 _source: ContextVar[_Source | None] = ContextVar("collapipe_dropout", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class DropoutKey:
-    """The unit and step of a dropout mask; the part and micro-batch complete the key.
-
-    With ``rows`` tensors hold these rows of the micro-batch alone, and masks are the whole
-    micro-batch's for them.
-    """
+    """The unit and step of a dropout mask, and the ``share`` of a segment that is computed in
+    several; the part and micro-batch complete the key."""
 
     seed: int
     unit: int
     step: int
-    rows: Rows | None = field(default=None, kw_only=True)
+    share: int | None = field(default=None, kw_only=True)
 
     def generator(self, part: str, micro_batch: int) -> torch.Generator:
         """Return the random stream of a part, such as ``blocks.3``, for one micro-batch.
 
         The names ``activation`` and ``gradient`` give the streams of stochastic rounding.
         """
-        seed = derive(self.seed, "dropout", self.unit, self.step, part, micro_batch)
+        share = () if self.share is None else (self.share,)
+        seed = derive(self.seed, "dropout", self.unit, self.step, part, micro_batch, *share)
         return torch.Generator().manual_seed(seed)
 
     def drawing(self, part: str, micro_batch: int) -> AbstractContextManager[None]:
         """Let the dropout of a part draw its masks for one micro-batch."""
-        return drawing_from(self.generator(part, micro_batch), self.rows)
+        return drawing_from(self.generator(part, micro_batch))
 
 
 @contextmanager
-def drawing_from(generator: torch.Generator, rows: Rows | None = None) -> Iterator[None]:
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
     """Let ``Dropout`` draw from ``generator``; other devices use a generator of the same seed."""
-    token = _source.set(_Source({generator.device: generator}, rows))
+    token = _source.set({generator.device: generator})
     try:
         yield
     finally:
@@ -94,19 +79,15 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     """Return a tensor of the shape of ``x``. Raises ``RuntimeError`` outside ``drawing_from``."""
     if probability == 0.0:
         return x
-    source = _source.get()
-    if source is None:
+    generators = _source.get()
+    if generators is None:
         raise RuntimeError("dropout in training needs drawing_from(generator)")
-    kept, generator, rows = 1.0 - probability, _on(x.device, source.generators), source.rows
-    if rows is None:
-        mask = torch.empty_like(x).bernoulli_(kept, generator=generator)
-    else:
-        whole = x.new_empty(rows.total, *x.shape[1:]).bernoulli_(kept, generator=generator)
-        mask = whole[rows.first : rows.first + len(x)]
+    kept = 1.0 - probability
+    mask = torch.empty_like(x).bernoulli_(kept, generator=_on(x.device, generators))
     return x * mask.div_(kept)
 
 
-def _on(device: torch.device, generators: dict[torch.device, torch.Generator]) -> torch.Generator:
+def _on(device: torch.device, generators: _Source) -> torch.Generator:
     """Return the generator of ``device``, created at its first use."""
     if device not in generators:
         first = next(iter(generators.values()))

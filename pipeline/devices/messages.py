@@ -15,7 +15,7 @@ from torch import Tensor
 
 from collapipe.errors import WireError, one_line
 from collapipe.models.description import MOST_BLOCKS
-from collapipe.plan import Span
+from collapipe.plan import Span, leaders
 from collapipe.process.host import Host
 from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import Precision
@@ -36,7 +36,6 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule takes a second
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
-MOST_SHARED_ROWS = 2**16  # of a micro-batch of a shared segment
 _MOST_SHARES = 128  # devices of a cluster
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
@@ -89,8 +88,8 @@ class SegmentDescription(RoundDescription):
     Without ``next`` the control unit dials. Weights are as of step ``base`` (-1: the round's
     start); a device reuses the blocks that it already has. ``shares`` are the planned rows of the
     segment's shares. ``cuts`` has one past the last share of each of the segment's devices, of
-    which this one is number ``member``. It dials the ``peers``, which are the devices after it. The
-    devices lead the segment's blocks in turn: the leader steps a block and has its optimiser state.
+    which this one is number ``member``. It dials the ``peers``, which are the devices after it. A
+    block's leader steps it and has its optimiser state.
 
     Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
     build.
@@ -126,16 +125,14 @@ class SegmentDescription(RoundDescription):
         """The numbers of the segment's other devices."""
         return [each for each in range(len(self.cuts)) if each != self.member]
 
-    def leader(self, place: int) -> int:
-        """Return the number of the device that leads the segment's block at this ``place``."""
-        return place % len(self.cuts)
+    @property
+    def leaders(self) -> list[int]:
+        """The number of the device that leads each of the segment's blocks."""
+        owns = map(self.shares_of, range(len(self.cuts)))
+        return leaders([sum(self.shares[own.start : own.stop]) for own in owns], self.span.blocks)
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in pairwise((0, *self.cuts)))
-        if sum(self.shares) > MOST_SHARED_ROWS:
-            raise WireError(
-                f"{sum(self.shares):,} rows a micro-batch, at most {MOST_SHARED_ROWS:,}"
-            )
         if not ascending or self.cuts[-1] != len(self.shares) or self.member >= len(self.cuts):
             raise WireError(f"device {self.member} of shares {self.cuts} of {len(self.shares)}")
         if self.peers and len(self.peers) != len(self.cuts) - 1 - self.member:
@@ -160,15 +157,20 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """The ``block`` of a part's tensors, and the number of its parts that follow.
-
-    Parts are copies of a block; or between devices that share a segment the gradients of a
-    ``share`` for the block's leader, or its weights after a step for the others.
-    """
+    """The ``block`` of which a part has tensors, and the number of its parts that follow."""
 
     block: Text
     left: CountFrom0
-    role: Literal["copy", "gradients", "weights"] = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHeader:
+    """What a device of a shared segment sends another one, and the number of parts that follow:
+    the gradients of a ``share`` for the blocks that the receiver leads, or the weights after a step
+    of those that the sender leads."""
+
+    role: Literal["gradients", "weights"]
+    left: CountFrom0
     share: CountFrom0 = 0
 
 

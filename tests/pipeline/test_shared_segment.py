@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import ConfigError
-from collapipe.models.dropout import DropoutKey, Rows, dropout
+from collapipe.models.dropout import DropoutKey, dropout
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, row_ends
 from pipeline.schedule import SCHEDULES
 from pipeline.shared_segment import added
@@ -54,12 +54,13 @@ def trained(plan: ClusterPlan, steps: Sequence[int] = (0, 1), recompute: bool = 
 @pytest.mark.parametrize("segments", [(WHOLE,), MIXED], ids=["whole", "mixed"])
 @pytest.mark.parametrize("m", [1, 2, 3, 5])
 def test_sharing_changes_no_gradient(segments: Sequence[SegmentPlan], m: int) -> None:
-    """Loss and gradients equal those of single devices, dropout included. With m = 5 a micro-batch
-    has one row, and most shares have none."""
-    weights = fresh(SPEC, torch.float64).state_dict()
-    alone = cluster(plan_of((NUM_BLOCKS,), m, "one_f_one_b"), SPEC, weights)
+    """Loss and gradients equal those of single devices; dropout is a share's own. With m = 5 a
+    micro-batch has one row, and most shares have none."""
+    spec = transformer(dropout=0.0)
+    weights = fresh(spec, torch.float64).state_dict()
+    alone = cluster(plan_of((NUM_BLOCKS,), m, "one_f_one_b"), spec, weights)
     loss = alone.pipeline.run(ragged(), KEY)
-    together = cluster(plan(*segments, m=m), SPEC, weights)
+    together = cluster(plan(*segments, m=m), spec, weights)
     assert together.pipeline.run(ragged(), KEY) == pytest.approx(loss, rel=0, abs=1e-12)
     for name, gradient in gradients(together.model).items():
         expected = gradients(alone.model)[name]
@@ -132,14 +133,15 @@ def test_impossible_shares_are_refused(shares: tuple[Share, ...]) -> None:
         SegmentPlan("a", Span(0, 1), shares)
 
 
-def test_masks_of_rows_are_the_rows_of_the_mask() -> None:
-    """Whatever rows a device has, it draws as much as all of them need."""
-    whole, key = torch.ones(5, 3), DropoutKey(1, 0, 2)
-    with key.drawing("blocks.0", 1):
-        expected = [dropout(whole, 0.5), dropout(whole, 0.5)]
-    with replace(key, rows=Rows(1, 5)).drawing("blocks.0", 1):
-        found = [dropout(whole[1:4], 0.5), dropout(whole[1:4], 0.5)]
-    assert all(torch.equal(a, b[1:4]) for a, b in zip(found, expected, strict=True))
+def test_each_share_has_masks_of_its_own() -> None:
+    """So a device draws for its own rows alone."""
+    ones, key = torch.ones(4, 8), DropoutKey(1, 0, 2)
+    masks = []
+    for share in (None, 0, 1, 0):
+        with replace(key, share=share).drawing("blocks.0", 1):
+            masks.append(dropout(ones, 0.5))
+    assert torch.equal(masks[1], masks[3])
+    assert len({tuple(each.flatten().tolist()) for each in masks}) == 3
 
 
 def test_shares_are_added_in_their_order() -> None:

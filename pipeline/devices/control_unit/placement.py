@@ -122,9 +122,9 @@ class Placement:
         until = time.monotonic() + (self.hung_s if busy_s is None else busy_s)
         epoch, segments = self.common.epoch, self.plan.segments
         held = {
-            block_name(k): each.leader(k - each.span.first)
+            block_name(k): leader
             for each in segments
-            for k in each.span.indices()
+            for k, leader in zip(each.span.indices(), each.leaders, strict=True)
         }
         self.replica.expect(epoch, held)
         self._dial([name for name in self.names if name not in self.connections], until)

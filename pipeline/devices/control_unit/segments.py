@@ -290,12 +290,11 @@ class RemoteSegments:
         self._norms.clear()
         frames = iter(answers)
         for segment, actions in zip(segments, lists, strict=False):
-            known = [
-                self._taken_norms(segment, member, len(actions), next(frames))
-                for member in range(len(segment.devices))
-            ]
-            places = range(segment.span.blocks)
-            self._norms += [known[k % len(known)][k // len(known)] for k in places]
+            known = {
+                device: iter(self._taken_norms(segment, device, len(actions), next(frames)))
+                for device in segment.devices
+            }
+            self._norms += [next(known[leader]) for leader in segment.leaders]
         times = front_stage.times, back_stage.times
         self._measured.add_own(OwnTimes(*times, began_s, time.monotonic(), whole))
 
@@ -305,15 +304,14 @@ class RemoteSegments:
         return Fence(common.round, common.epoch, step, self._dim, codec)
 
     def _taken_norms(
-        self, segment: SegmentPlan, member: int, num_actions: int, frame: Frame
+        self, segment: SegmentPlan, device: str, num_actions: int, frame: Frame
     ) -> list[float]:
         """Return the squared norms of the blocks that a device of a segment leads, and store its
         measurements."""
-        device = segment.devices[member]
         try:
             norms, *measured = frame.tensors
-            led = range(member, segment.span.blocks, len(segment.devices))
-            fits = norms.dtype == torch.float64 and norms.shape == (len(led),)
+            led = segment.leaders.count(device)
+            fits = norms.dtype == torch.float64 and norms.shape == (led,)
             if not fits or bool((norms < 0).any()):  # squared norms are not negative
                 raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
             self._measured.add(device, num_actions, *measured)

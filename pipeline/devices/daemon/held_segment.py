@@ -70,7 +70,8 @@ class HeldSegment:
         self.dtype = _DTYPES[description.dtype]
         self._forms = block_forms(self.spec, span.indices(), description.optimizer, self.dtype)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
-        least = float(sum(self._bytes(k, form) for k, form in enumerate(self._forms.values())))
+        leads = (each == description.member for each in description.leaders)
+        least = float(sum(map(self._bytes, self._forms.values(), leads)))
         if (needed := max(description.memory_bytes, least)) > memory_bytes:
             raise ConfigError(
                 f"{span.blocks} blocks need {needed:,.0f} bytes, this device offers "
@@ -91,11 +92,10 @@ class HeldSegment:
         self._lacking = set(blocks)  # blocks of which not all parts have arrived
         self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
 
-    def _bytes(self, place: int, form: BlockForm) -> int:
+    def _bytes(self, form: BlockForm, led: bool) -> int:
         """Return the bytes of a block's weights, state and gradients: of each own share, and for
         its leader of all others."""
         d, trained = self.description, sum(form.tensors[name].nbytes for name in form.trained)
-        led = d.leader(place) == d.member
         sets = len(d.shares) if led else len(d.shares_of(d.member))
         return form.train_bytes + (sets - 1) * trained
 
@@ -154,7 +154,7 @@ class HeldSegment:
         how = self.parts, d.recompute, d.first_trained < d.span.first
         if len(d.shares) == 1:
             return SegmentStage(Segment(*how), self.key(step), timer)
-        self._shared = SharedSegment(d.shares, *how, d.shares_of(d.member))
+        self._shared = SharedSegment(d.shares, *how, d.shares_of(d.member), sizes)
         return ShareStage(self._shared, self.key(step), timer, own_rows(d, sizes))
 
     @property

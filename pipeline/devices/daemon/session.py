@@ -18,17 +18,17 @@ from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
-from pipeline.devices.daemon.share import Packed, own_rows
+from pipeline.devices.daemon.share import Header, Packed, own_rows
 from pipeline.devices.daemon.timed_ports import TimedPorts
 from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, UndialledError
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
     MOST_JSON_BYTES,
-    MOST_SHARED_ROWS,
     PartHeader,
     Peer,
     SegmentDescription,
+    ShareHeader,
     Trouble,
     as_bytes,
     member_of,
@@ -192,8 +192,6 @@ class Session:
         """Run forward and backward of a batch; then send the norms and the times of each action."""
         held = self._held(frame)
         d, sizes = held.description, _sizes(frame)
-        if len(d.shares) > 1 and max(sizes) > MOST_SHARED_ROWS:  # masks are drawn for all rows
-            raise WireError(f"BEGIN of {max(sizes):,} rows, at most {MOST_SHARED_ROWS:,}")
         if not held.built or len(sizes) > d.num_micro_batches:
             raise WireError(
                 f"a step of {len(sizes)} micro-batches begins with {d.span.blocks} blocks; "
@@ -208,7 +206,7 @@ class Session:
             if stream.backlog()[1]:
                 raise HopError(side, "has not read the tensors of the last step")
         around = self.neighbours[BEFORE], self.neighbours[BEHIND]
-        rows = [own for _, own in own_rows(d, sizes)]
+        rows = own_rows(d, sizes)
         before, behind = (Side((stream,)) for stream in around)
         returns = d.first_trained < d.span.stop
         hops = StreamPorts(before, behind, fence, self._wait_for, rows, returns)
@@ -257,7 +255,7 @@ class Session:
             raise WireError(f"{frame.kind.name} of round {frame.round}, epoch {frame.epoch}")
         header, data = frame.only(2)
         assert held.exchange is not None
-        part = unpacked(PartHeader, header), frame.step, as_bytes(data)
+        part = unpacked(ShareHeader, header), frame.step, as_bytes(data)
         held.exchange.take(member, *part, now=step)
 
     def _usage(self) -> Tensor:
@@ -322,7 +320,7 @@ class Session:
         for header, pack in parts:
             stream.send_later(partial(self._part_of, frame, header, pack))
 
-    def _part_of(self, frame: Frame, header: PartHeader, pack: Callable[[], Tensor]) -> Frame:
+    def _part_of(self, frame: Frame, header: Header, pack: Callable[[], Tensor]) -> Frame:
         return replace(frame, kind=FrameKind.PART, tensors=(packed(header), pack()))
 
     def _held(self, frame: Frame) -> HeldSegment:

@@ -13,8 +13,8 @@ from collapipe.wire.parts import joined
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.daemon.share import Exchange
 from pipeline.devices.messages import (
-    PartHeader,
     SegmentDescription,
+    ShareHeader,
     as_json,
     from_json,
     member_of,
@@ -23,8 +23,7 @@ from pipeline.devices.messages import (
 from tests.device_cluster import ADAMW, SMALL
 
 FORMS = block_forms(SMALL, range(2), ADAMW, torch.float32)
-GRADIENTS = PartHeader("blocks.1", 0, "gradients", 0)
-WEIGHTS = PartHeader("blocks.0", 0, "weights")
+GRADIENTS, WEIGHTS = ShareHeader("gradients", 0), ShareHeader("weights", 0)
 
 
 def description(**changes: Any) -> SegmentDescription:
@@ -49,7 +48,7 @@ def description(**changes: Any) -> SegmentDescription:
         "next_session": None,
         "next": None,
         "base": -1,
-        "shares": (1, 2),
+        "shares": (2, 2),
         "cuts": (1, 2),
         "member": 1,
     }
@@ -76,20 +75,32 @@ def test_all_parts_of_a_step_are_expected() -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("header", "block"),
     [
-        replace(GRADIENTS, block="blocks.0"),  # which the other device leads
-        replace(GRADIENTS, share=1),  # our own
-        replace(GRADIENTS, share=9),
-        replace(WEIGHTS, block="blocks.1"),  # which we lead
-        replace(WEIGHTS, share=1),
-        replace(WEIGHTS, block="blocks.7"),
-        PartHeader("blocks.0", 0),  # a copy, which the control unit sends
+        (GRADIENTS, "blocks.0"),  # which the other device leads
+        (replace(GRADIENTS, share=1), "blocks.1"),  # our own
+        (replace(GRADIENTS, share=9), "blocks.1"),
+        (WEIGHTS, "blocks.1"),  # which we lead
+        (replace(WEIGHTS, share=1), "blocks.0"),
     ],
 )
-def test_parts_that_another_device_may_not_send_are_refused(header: PartHeader) -> None:
-    with pytest.raises(WireError):
-        Exchange(description(), FORMS).take(0, header, 4, trained("blocks.0"), now=4)
+def test_parts_that_another_device_may_not_send_are_refused(
+    header: ShareHeader, block: str
+) -> None:
+    with pytest.raises(WireError, match="expected"):
+        Exchange(description(), FORMS).take(0, header, 4, trained(block), now=4)
+
+
+def test_a_device_with_few_rows_may_lead_no_block() -> None:
+    """It only sends gradients and takes weights."""
+    exchange = Exchange(description(shares=(9, 1)), FORMS)
+    assert not any(map(exchange.leads, FORMS)) and exchange.has_gradients(4)
+    with pytest.raises(WireError, match="not expected"):
+        exchange.take(0, GRADIENTS, 4, trained("blocks.1"), now=4)
+    for left, block in ((1, "blocks.0"), (0, "blocks.1")):
+        assert not exchange.has_weights(4)
+        exchange.take(0, replace(WEIGHTS, left=left), 4, trained(block), now=4)
+    assert exchange.has_weights(4)
 
 
 def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
@@ -100,7 +111,7 @@ def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
     exchange.take(0, GRADIENTS, 5, trained("blocks.1"), now=4)
     for header, step in ((GRADIENTS, 6), (GRADIENTS, 3), (WEIGHTS, 5)):
         with pytest.raises(WireError, match="expected 4"):
-            exchange.take(0, header, step, trained(header.block), now=4)
+            exchange.take(0, header, step, trained("blocks.1"), now=4)
 
 
 def test_empty_parts_do_not_arrive_without_end() -> None:
@@ -124,7 +135,7 @@ def test_tensors_that_the_block_does_not_have_are_refused(data: bytes) -> None:
 
 
 def test_weights_must_be_complete() -> None:
-    with pytest.raises(WireError, match="lacks"):
+    with pytest.raises(WireError, match="weights without 'blocks"):
         empty = joined({}).numpy().tobytes()
         Exchange(description(), FORMS).take(0, WEIGHTS, 4, empty, now=4)
 
