@@ -11,7 +11,13 @@ import torch
 import collapipe
 from client_app.cluster_state import block_cost
 from client_app.copies import Sending, copy_interval
-from client_app.measured_law import measured_law, planned_step_s, updated, without_devices
+from client_app.measured_law import (
+    held_stages,
+    known_profile,
+    measured_law,
+    updated,
+    without_devices,
+)
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
@@ -34,6 +40,7 @@ from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
+from optim.step import step_s, works_of
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.cluster import Cluster
@@ -86,10 +93,7 @@ class Devices:
 
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
         """Return the described devices with their measured speeds."""
-        slow = {name: each.slowness for name, each in self.law.devices.items()} if self.law else {}
-        return tuple(
-            replace(each, time=each.time.taking(slow.get(each.name, 1.0))) for each in profiles
-        )
+        return tuple(known_profile(each, self.law) for each in profiles)
 
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
@@ -114,24 +118,22 @@ class Devices:
         plan: ClusterPlan,
         times: StepTimes,
         hosts: Mapping[str, Host],
-        block_s: Mapping[str, float],
+        described: Collection[DeviceProfile],
+        batch_size: int,
         lost: Collection[str] = (),
     ) -> None:
-        """Update the law from the ``times`` of a round with this ``plan``. ``block_s`` are the
-        planned seconds of a block in a micro-batch by device. Impossible times are ignored."""
+        """Update the law from the ``times`` of a round with this ``plan`` on ``described`` devices.
+        Impossible times are ignored."""
         if not self._profile:
             return
         before, gone = self.law, {*self.absent, *lost}
-        known = before.devices if before else {}
-        described_s = {
-            name: each_s / (known[name].slowness if name in known else 1.0)
-            for name, each_s in block_s.items()
-            if name not in gone
-        }
+        left = {each.name: each for each in described if each.name not in gone}
         try:
-            law = measured_law(plan, times, self._labelled(hosts), described_s)
+            law = measured_law(plan, times, self._labelled(hosts), left, batch_size, before)
             if before is not None:
-                planned_s = planned_step_s(before, block_s, law.blocks, plan.schedule)
+                known = {each.name: each for each in self.known(described)}
+                works = works_of(before, law.stages, known, batch_size)
+                planned_s = step_s(before, works, plan.schedule)
                 law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
         except ConfigError as error:  # a device may send any times
             _log.warning("unit %d: times of the round are not used: %s", plan.unit, error)
@@ -192,14 +194,14 @@ class DeviceFigures:
 
 
 class DevicePipeline:
-    """A round's pipeline of the ``embedding`` and ``devices``, planned with ``profiles``, while the
-    context is open."""
+    """A round's pipeline of the ``embedding`` and ``devices``, which the inventory ``described``,
+    while the context is open."""
 
     def __init__(
         self,
         settings: Settings,
         devices: Devices,
-        profiles: Collection[DeviceProfile],
+        described: Collection[DeviceProfile],
         request: TrainRequest,
         spec: ModelSpec,
         start: RoundStart,
@@ -207,10 +209,14 @@ class DevicePipeline:
     ) -> None:
         self._settings, self._plan = settings, request.plan
         self._num_steps = len(settings.federation.steps_of(request.round))
-        self._devices = {each.name: each for each in profiles}
+        self._devices = {each.name: each for each in devices.known(described)}
         samples = settings.batch_size / request.plan.num_micro_batches
-        self._block_s = {each.name: each.time.compute(1, samples) for each in profiles}
-        self._all, self._spec, self._embedding = devices, spec, embedding
+        self._described, self._all, self._spec, self._embedding = (
+            described,
+            devices,
+            spec,
+            embedding,
+        )
         self._timer = PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
@@ -266,7 +272,8 @@ class DevicePipeline:
         reports, times = tuple(segments.measured()), segments.step_times()
         events = (*self._all.news, *self._planned(), *segments.events)
         if times is not None:
-            self._all.learn(segments.plan, times, segments.hosts, self._block_s, segments.lost)
+            told = self._described, self._settings.batch_size, segments.lost
+            self._all.learn(segments.plan, times, segments.hosts, *told)
         self._all.news.clear()
         if not self._segments.lost:
             steps_s = self._timer.seconds[PIPELINE]
@@ -290,18 +297,18 @@ class DevicePipeline:
             return
         if not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
             return
-        blocks = {each.device: each.span.blocks for each in plan.segments}
+        stages, size = held_stages(plan), self._settings.batch_size
+        old_works, new_works = (
+            works_of(law, each, self._devices, size) for each in (law.stages, stages)
+        )
         if not self._all.advised:
-            text = without_devices(law, self._block_s, blocks, plan.schedule)
+            text = without_devices(law, new_works, plan.schedule)
             if text is not None:
                 self._all.advised = True
                 yield text
-        if blocks != law.blocks:
-            cuts = law.blocks, blocks
-            old_s, new_s = (
-                planned_step_s(law, self._block_s, each, plan.schedule) for each in cuts
-            )
-            old, new = (" + ".join(f"{n} {name}" for name, n in each.items()) for each in cuts)
+        if stages != law.stages:
+            old_s, new_s = (step_s(law, each, plan.schedule) for each in (old_works, new_works))
+            old, new = (" + ".join(map(str, each)) for each in (law.stages, stages))
             yield (
                 f"blocks are now {new} instead of {old}: measured times give "
                 f"{seconds(new_s)} instead of {seconds(old_s)} a step"

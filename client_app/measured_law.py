@@ -1,19 +1,22 @@
 """Fit the law of a step to a round's measurements on real devices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from collapipe.formatting import seconds
-from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
-from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, StepLaw, interval
-from optim.step import StageWork, alone, step_s, works_of
+from collapipe.state import AffineLaw, DeviceProfile, ring_s
+from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, StepLaw, interval
+from optim.step import DeviceWork, StageWork, alone, step_s
 from pipeline.devices.control_unit.action_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
 _REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement
 _AS_DESCRIBED = math.log(1.05)  # largest logarithm of a slowness that is then forgotten
+_OTHER_ROWS = 1.4  # ratio from which two numbers of rows are different
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 1.0
 
 
@@ -21,27 +24,29 @@ def measured_law(
     plan: ClusterPlan,
     times: StepTimes,
     hosts: Mapping[str | None, Host],
-    described_s: Mapping[str, float],
+    described: Mapping[str, DeviceProfile],
+    batch_size: int,
+    before: StepLaw | None = None,
 ) -> StepLaw:
     """Return the law that explains a round's ``times``.
 
-    ``hosts`` are the machines of the plan's devices, and of the control unit by None.
-    ``described_s`` has the described seconds of a block in a micro-batch for all devices that can
-    hold blocks.
+    ``hosts`` are the machines of the plan's devices, and of the control unit by None. ``described``
+    has all devices that can hold blocks, as the inventory describes them. ``before`` is the law of
+    earlier rounds.
 
     Waiting for cores that workers of one machine share is removed from the times of actions.
     """
-    names, own = [each.device for each in plan.segments], hosts[None]
-    works = [
-        StageWork(forward_s, backward_s, times.send_s[name], hosts[name].name)
-        for name, forward_s, backward_s in zip(
-            names, times.forward_s, times.backward_s, strict=True
-        )
-    ]
+    stages, own = held_stages(plan), hosts[None]
+    names = [name for each in stages for name in each.devices]
+    pairs = zip(names, times.forward_s, times.backward_s, strict=True)
+    like = {name: each.send_s for name, each in before.devices.items()} if before else {}
+    send_s = dict.fromkeys(names, times.send_s[None]) | like | dict(times.send_s)
+    devices = (DeviceWork(a, b, send_s[name], hosts[name].name) for name, a, b in pairs)
+    works = [StageWork(tuple(islice(devices, len(each.devices)))) for each in stages]
     law = StepLaw(
         num_micro_batches=plan.num_micro_batches,
-        blocks={each.device: each.span.blocks for each in plan.segments},
-        present=tuple(described_s),
+        stages=stages,
+        present=tuple(described),
         devices={},
         host=own.name,
         cores={each.name: each.cores for each in (*map(hosts.__getitem__, names), own)},
@@ -52,13 +57,61 @@ def measured_law(
         head_s=times.head_s,
         head_pace_s=times.head_pace_s,
         overhead_s=times.overhead_s,
+        sync_slowness=before.sync_slowness if before else 1.0,
     )
     law, works = alone(law, works, plan.schedule)
-    devices = {
-        segment.device: _device(segment, work, described_s[segment.device])
-        for segment, work in zip(plan.segments, works, strict=True)
-    }
-    return replace(law, devices=devices, factor=times.step_s / step_s(law, works, plan.schedule))
+    size, known, found = batch_size / plan.num_micro_batches, before and before.devices, {}
+    for stage, work in zip(stages, works, strict=True):
+        members = zip(stage.devices, stage.rows or (size,), work.devices, strict=True)
+        for name, rows, each in members:
+            old = known.get(name) if known else None
+            found[name] = _device(each, stage.blocks, rows, described[name].time, old)
+    if plan.shares:
+        law, works = _with_sync(law, works, described, times.late_s, before)
+    law = replace(law, devices=found)
+    return replace(law, factor=times.step_s / step_s(law, works, plan.schedule))
+
+
+def _with_sync(
+    law: StepLaw,
+    works: Sequence[StageWork],
+    described: Mapping[str, DeviceProfile],
+    late_s: float,
+    before: StepLaw | None,
+) -> tuple[StepLaw, list[StageWork]]:
+    """Return the law and the works with the time of adding gradients: what a step takes beyond its
+    actions, and beyond the same time of plans without shared stages if they were measured."""
+    syncs_s = [
+        ring_s([described[name].sharing for name in stage.devices], stage.blocks)
+        for stage in law.stages
+    ]
+    if not (longest_s := max(syncs_s)):
+        return law, list(works)
+    overhead_s = min(before.overhead_s, law.overhead_s) if before else 0.0
+    ratio = (law.overhead_s - overhead_s + late_s) / longest_s
+    slowness = min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS)
+    law = replace(law, overhead_s=overhead_s, sync_slowness=slowness)
+    pairs = zip(works, syncs_s, strict=True)
+    return law, [replace(work, sync_s=slowness * sync_s) for work, sync_s in pairs]
+
+
+def held_stages(plan: ClusterPlan) -> tuple[HeldStage, ...]:
+    """Return the stages of a plan."""
+    return tuple(
+        HeldStage(each.devices, each.span.blocks, each.rows_of_devices) for each in plan.segments
+    )
+
+
+def known_profile(described: DeviceProfile, law: StepLaw | None) -> DeviceProfile:
+    """Return a described device with its measured speeds."""
+    times, sharing = law.devices.get(described.name) if law else None, described.sharing
+    if law is not None and sharing is not None:
+        sharing = replace(sharing, sync_s=sharing.sync_s * law.sync_slowness)
+    time = described.time
+    if times is not None:
+        time = time.taking(times.slowness)
+        time = replace(time, v=time.v + times.launch_s)
+    return replace(described, time=time, sharing=sharing)
 
 
 def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:
@@ -85,31 +138,22 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
         head_pace_s=_mean(before.head_pace_s, now.head_pace_s or before.head_pace_s),
         overhead_s=_mean(before.overhead_s, now.overhead_s),
         factor=_mean(before.factor, now.factor),
+        sync_slowness=math.sqrt(before.sync_slowness * now.sync_slowness),
     )
 
 
-def planned_step_s(
-    law: StepLaw, block_s: Mapping[str, float], blocks: Mapping[str, int], schedule: str
-) -> float:
-    """Return the planned seconds of a step with these ``blocks`` of devices in pipeline order;
-    ``block_s`` are the devices' seconds of a block in a micro-batch."""
-    each_s = [block_s[name] for name in blocks]
-    return step_s(law, works_of(law, [*blocks], each_s, [*blocks.values()]), schedule)
-
-
-def without_devices(
-    law: StepLaw, block_s: Mapping[str, float], blocks: Mapping[str, int], schedule: str
-) -> str | None:
-    """Return a message if these ``blocks`` are all on the control unit's machine, and a step in its
+def without_devices(law: StepLaw, works: Sequence[StageWork], schedule: str) -> str | None:
+    """Return a message if the ``works`` are all on the control unit's machine, and a step in its
     process alone is planned to be faster by more than the prediction's error: the same work in
     one thread, without hops."""
-    works = works_of(law, [*blocks], [block_s[name] for name in blocks], [*blocks.values()])
-    if any(each.host != law.host for each in works):
+    devices = [each for work in works for each in work.devices]
+    if any(each.host != law.host for each in devices):
         return None
-    forward_s = law.embedding_forward_s + sum(each.forward_s for each in works) + law.submit_s
-    backward_s = sum(each.backward_s for each in works) + law.embedding_backward_s
+    forward_s = law.embedding_forward_s + sum(each.forward_s for each in devices) + law.submit_s
+    backward_s = sum(each.backward_s for each in devices) + law.embedding_backward_s
     rest = replace(law, embedding_forward_s=0.0, embedding_backward_s=0.0, submit_s=0.0, send_s=0.0)
-    alone_s = step_s(rest, [StageWork(forward_s, backward_s, 0.0, law.host)], schedule)
+    alone = StageWork((DeviceWork(forward_s, backward_s, 0.0, law.host),))
+    alone_s = step_s(rest, [alone], schedule)
     planned_s = step_s(law, works, schedule)
     if alone_s >= interval(planned_s, law.spread)[0]:
         return None
@@ -129,12 +173,18 @@ def _devices(before: StepLaw, now: StepLaw) -> dict[str, DeviceTimes]:
     for name, old in before.devices.items():
         logarithm = _REMEMBERED * math.log(old.slowness)
         kept = math.exp(logarithm) if abs(logarithm) > _AS_DESCRIBED else 1.0
-        found[name] = replace(old, slowness=kept)
+        found[name] = replace(old, slowness=kept, launch_s=_REMEMBERED * old.launch_s)
     for name, each in now.devices.items():
         old = before.devices.get(name, each)
         share = _mean(old.forward_share, each.forward_share)
         slowness = math.exp(_mean(math.log(old.slowness), math.log(each.slowness)))
-        found[name] = DeviceTimes(share, _mean(old.send_s, each.send_s), each.host, slowness)
+        found[name] = replace(
+            each,
+            forward_share=share,
+            send_s=_mean(old.send_s, each.send_s),
+            slowness=slowness,
+            launch_s=_mean(old.launch_s, each.launch_s),
+        )
     return found
 
 
@@ -142,10 +192,32 @@ def _mean(before: float, now: float) -> float:
     return (1 - _RENEWED) * before + _RENEWED * now
 
 
-def _device(segment: SegmentPlan, work: StageWork, described_s: float) -> DeviceTimes:
-    """Return a device's part of the law; ``described_s`` are its described seconds of a block."""
+def _device(
+    work: DeviceWork, blocks: int, rows: float, described: AffineLaw, old: DeviceTimes | None
+) -> DeviceTimes:
+    """Return a device's part of the law after it computed ``rows`` rows of each micro-batch.
+
+    Two different numbers of rows, the other one in an earlier round, tell apart what a block takes
+    for its rows and for a micro-batch.
+    """
     taken_s = work.forward_s + work.backward_s
-    ratio = taken_s / (segment.span.blocks * described_s) if described_s else 1.0
-    slowness = min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS)
+    block_s, described_s = taken_s / blocks, described.compute(1, rows)
+    launch_s = min(old.launch_s, block_s / 2) if old else 0.0
+    ratio = (block_s - launch_s) / described_s if described_s else 1.0
+    if old and old.rows and max(rows / old.rows, old.rows / rows) > _OTHER_ROWS:
+        before_s = described.compute(1, old.rows)
+        old_s = old.slowness * before_s + old.launch_s
+        slope = (block_s - old_s) / (described_s - before_s) if described_s != before_s else 0.0
+        launch_s = block_s - slope * described_s
+        if slope <= 0 or launch_s < 0:  # noise
+            slope, launch_s = block_s / described_s, 0.0
+        ratio = slope
     assert work.host is not None  # a measured device is on a machine
-    return DeviceTimes(work.forward_s / (taken_s or 1.0), work.send_s, work.host, slowness)
+    return DeviceTimes(
+        forward_share=work.forward_s / (taken_s or 1.0),
+        send_s=work.send_s,
+        host=work.host,
+        slowness=min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS),
+        launch_s=launch_s,
+        rows=rows,
+    )

@@ -155,7 +155,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
         devices = DevicePipeline(
             settings=settings,
             devices=unit.devices,
-            profiles=unit.devices.known(unit.described.devices),
+            described=unit.described.devices,
             request=request,
             spec=spec,
             start=RoundStart(start.weights, start.fixed, start.state, start.frozen),

@@ -114,6 +114,13 @@ class SharingLaw:
         _check_within(self, ("sync_s",))
 
 
+def ring_s(laws: Sequence[SharingLaw | None], blocks: int) -> float:
+    """Return the seconds in which devices with these laws add the gradients of ``blocks`` blocks in
+    a ring; 0 for a device alone."""
+    slowest = max((law.sync_s for law in laws if law is not None), default=0.0)
+    return 2 * (len(laws) - 1) / len(laws) * blocks * slowest
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """A device k that can hold a segment."""

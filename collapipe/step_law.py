@@ -8,7 +8,7 @@ from collapipe.errors import ConfigError, is_printable
 
 _LEAST_S, _MOST_S = 1e-15, 1e4  # of an action
 _MOST_NAME = 64  # characters
-_MOST_DEVICES, _MOST_CORES, _MOST_MICRO_BATCHES = 128, 4096, 4096
+_MOST_DEVICES, _MOST_CORES, _MOST_MICRO_BATCHES, _MOST_ROWS = 128, 4096, 4096, 2**31
 _LEAST_FACTOR = 1e-6
 MOST_SLOWNESS = 1e6
 FORWARD_SHARE = 1 / 3  # of a block's time, before it was measured: backward has twice the FLOPs
@@ -20,14 +20,31 @@ class DeviceTimes:
 
     ``forward_share`` is the fraction of a block's time that forward takes. ``send_s`` are the
     seconds from the end of an action until its output is at the next stage. ``host`` is the label
-    of the device's machine, the same for devices of one machine. ``slowness`` is the measured time
-    of a block divided by the described one.
+    of the device's machine, the same for devices of one machine. A block takes ``slowness`` times
+    the described seconds, and ``launch_s`` more for each micro-batch, which is known after rounds
+    with different ``rows`` of a micro-batch; the last ones are kept, 0 before the first round.
     """
 
     forward_share: float
     send_s: float
     host: str
     slowness: float = 1.0
+    launch_s: float = 0.0
+    rows: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStage:
+    """The devices that hold the same ``blocks`` blocks, with the rows of a micro-batch that each
+    computes; a device alone has no ``rows`` here, because it computes all."""
+
+    devices: tuple[str, ...]
+    blocks: int
+    rows: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{n} {name}" for n, name in zip(self.rows, self.devices, strict=False))
+        return f"{self.blocks} {f'({shares})' if shares else self.devices[0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +56,15 @@ class StepLaw:
     activations to the head (``submit_s``), and sends tensors (``send_s`` until they arrive). The
     head answers after ``head_s``; if it has a queue, answers follow each other in ``head_pace_s``,
     which is 0 if it never had one. ``embedding_backward_s`` is 0 if no gradient returns to it.
-    ``overhead_s`` is the rest of a step: its start, and the norms at its end.
+    ``overhead_s`` is the rest of a step: its start, and the norms at its end. In plans with shared
+    stages adding gradients takes ``sync_slowness`` times the described seconds.
 
     Attributes
     ----------
     num_micro_batches
         m of the measured steps.
-    blocks
-        Blocks of each device at the end of the last round.
+    stages
+        The plan at the end of the last round, in pipeline order.
     present
         Names of the devices that could hold blocks then.
     devices
@@ -62,7 +80,7 @@ class StepLaw:
     """
 
     num_micro_batches: int
-    blocks: Mapping[str, int]
+    stages: tuple[HeldStage, ...]
     present: tuple[str, ...]
     devices: Mapping[str, DeviceTimes]
     host: str
@@ -76,29 +94,40 @@ class StepLaw:
     overhead_s: float
     factor: float = 1.0
     spread: float = 0.1
+    sync_slowness: float = 1.0
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """Blocks of each device at the end of the last round."""
+        return {name: each.blocks for each in self.stages for name in each.devices}
 
     def __post_init__(self) -> None:
         own = self.embedding_forward_s, self.embedding_backward_s, self.submit_s, self.send_s
         seconds = *own, self.head_s, self.head_pace_s, self.overhead_s
-        sent = (each.send_s for each in self.devices.values())
-        for time_s in (*seconds, *sent):
+        parts = (s for each in self.devices.values() for s in (each.send_s, each.launch_s))
+        for time_s in (*seconds, *parts):
             self._check("seconds", time_s == 0 or _LEAST_S <= time_s <= _MOST_S)
         self._check("factor", _LEAST_FACTOR <= self.factor <= 1 / _LEAST_FACTOR)
         self._check("spread", 0 <= self.spread <= 10)
         self._check("num_micro_batches", 1 <= self.num_micro_batches <= _MOST_MICRO_BATCHES)
-        counts = map(len, (self.devices, self.blocks, self.present))
-        self._check("devices", max(counts) <= _MOST_DEVICES)
-        self._check(
-            "blocks", all(1 <= each <= _MOST_MICRO_BATCHES for each in self.blocks.values())
-        )
+        held = [name for each in self.stages for name in each.devices]
+        counts = map(len, (self.devices, held, self.present))
+        self._check("devices", max(counts) <= _MOST_DEVICES and len({*held}) == len(held))
+        for stage in self.stages:
+            self._check("blocks", 1 <= stage.blocks <= _MOST_MICRO_BATCHES)
+            alone, shares = not stage.rows and len(stage.devices) == 1, len(stage.rows) > 1
+            self._check("stages", alone or (shares and len(stage.rows) == len(stage.devices)))
+            self._check("rows", all(1 <= each < _MOST_ROWS for each in stage.rows))
         self._check("cores", self.host in self.cores and len(self.cores) <= _MOST_DEVICES + 1)
         self._check("cores", all(1 <= each <= _MOST_CORES for each in self.cores.values()))
-        for name in (*self.devices, *self.blocks, *self.present, *self.cores):
+        for name in (*self.devices, *held, *self.present, *self.cores):
             self._check("names", len(name) <= _MOST_NAME and is_printable(name))
         for each in self.devices.values():
             self._check("forward_share", 0 <= each.forward_share <= 1)
             self._check("host", each.host in self.cores)
             self._check("slowness", 1 / MOST_SLOWNESS <= each.slowness <= MOST_SLOWNESS)
+            self._check("rows", 0 <= each.rows < _MOST_ROWS)
+        self._check("sync_slowness", 1 / MOST_SLOWNESS <= self.sync_slowness <= MOST_SLOWNESS)
 
     def _check(self, name: str, fits: bool) -> None:
         if not fits:

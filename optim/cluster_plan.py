@@ -3,7 +3,9 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +30,7 @@ from optim.problem import (
     RoundSolver,
     UplinkTimes,
 )
+from optim.sharing.exact import shared_partition
 from optim.simulated_plan import as_measured, law_for, simulated, simulated_front, simulates
 from optim.verify import verify_cluster, verify_round
 
@@ -195,6 +198,10 @@ def _front(
     rng: np.random.Generator,
 ) -> Front:
     most, before = request.num_segments, rng.bit_generator.state
+    if _shares(solve) and cluster.real_devices and cluster.step is None:
+        with suppress(InfeasibleRoundError):  # stages are shared by measured times alone, if
+            solve_cached(problem, _single(solve), rng)  # a pipeline of single devices fits
+            solve = _single(solve)
     try:
         front = solve_cached(problem, solve, rng)
     except InfeasibleRoundError:
@@ -210,7 +217,7 @@ def _front(
         front = tuple(replace(point, over_limits=True) for point in front)
     kept = [point for point in front if most is None or point.num_segments <= most]
     if kept and (law := law_for(cluster)) is not None:
-        kept = _by_law(kept, problem, law, request, solve)
+        kept = _by_law(kept, problem, law, request, solve, rng)
     if not kept:
         raise InfeasibleRoundError(
             f"no plan was found with fewer than {front[0].num_segments} segments, "
@@ -225,16 +232,36 @@ def _by_law(
     law: StepLaw,
     request: RoundRequest,
     solve: ClusterSolver,
+    rng: np.random.Generator,
 ) -> list[Partition]:
-    """Return the front by simulated times. Only the exact solver's points are exchanged for better
+    """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones; other rules keep theirs."""
-    if getattr(solve, "func", solve) is exact_partition:
+    if _shares(solve):
+        with suppress(InfeasibleRoundError):
+            front = [*front, *solve_cached(problem, _single(solve), rng)]
+    if _shares(solve) or _rule(solve) is exact_partition:
         return simulated_front(front, problem, law, request.schedule, request.num_segments)
     known = (simulates(law, each) for each in front)
     return [
         simulated(each, problem, law, request.schedule) if fits else each
         for each, fits in zip(front, known, strict=True)
     ]
+
+
+def _rule(solve: ClusterSolver) -> object:
+    """Return the solver's function without its options."""
+    return getattr(solve, "func", solve)
+
+
+def _shares(solve: ClusterSolver) -> bool:
+    """Whether the solver plans shared stages, and proves that they are the fastest."""
+    return _rule(solve) is shared_partition
+
+
+@cache  # the same object for the same solver, because ``solve_cached`` compares solvers
+def _single(solve: ClusterSolver) -> ClusterSolver:
+    """Return the exact solver of pipelines of single devices, with the options of ``solve``."""
+    return partial(exact_partition, **getattr(solve, "keywords", {}))
 
 
 def fastest(front: Front) -> Partition:

@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 
+from collapipe.errors import PlanViolationError
 from collapipe.state import ClusterState
-from collapipe.step_law import StepLaw, interval
+from collapipe.step_law import HeldStage, StepLaw, interval
 from optim.latency import block_caps
-from optim.problem import EVERY_TIME, ClusterProblem, Partition
+from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
+from optim.sharing.law import largest_rows, stages_of
 from optim.step import StageWork, pace_s, step_s, works_of
+from optim.verify.cluster import check_point
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
 _MOST_DOUBT = 0.1  # spread of predictions; a larger one would keep a wrong plan the longer
@@ -32,7 +35,8 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     if m > problem.max_micro_batches:
         return known
     fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
-    return fixed if block_caps(fixed)[m - 1].sum() >= problem.num_blocks else known
+    shared = any(stage.rows for stage in law.stages)  # its devices need no memory for all rows
+    return fixed if shared or block_caps(fixed)[m - 1].sum() >= problem.num_blocks else known
 
 
 def law_for(cluster: ClusterState) -> StepLaw | None:
@@ -45,11 +49,14 @@ def law_for(cluster: ClusterState) -> StepLaw | None:
 
 
 def simulates(law: StepLaw, point: Partition) -> bool:
-    """Whether the point's steps are simulated with this law. Replicas, shared stages, other numbers
-    of micro-batches and very long steps are not."""
+    """Whether the point's steps are simulated with this law. Replicas, other numbers of
+    micro-batches and very long steps are not."""
     m = point.num_micro_batches
-    fits = m == law.num_micro_batches and not (point.replicated or point.stages)
-    return fits and point.num_segments * m <= _MOST_ACTIONS
+    return (
+        m == law.num_micro_batches
+        and not point.replicated
+        and _devices_of(point) * m <= _MOST_ACTIONS
+    )
 
 
 def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule: str) -> Partition:
@@ -64,16 +71,18 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
 
 
 def works_in(point: Partition, problem: ClusterProblem, law: StepLaw) -> list[StageWork]:
-    """Return the work of each device that holds blocks, in pipeline order."""
-    size = problem.batch_size / point.num_micro_batches
-    pairs = zip(problem.devices, point.blocks, strict=True)
-    held = [(device, count) for device, count in pairs if count]
-    return works_of(
-        law,
-        [device.name for device, _ in held],
-        [device.time.compute(1, size) for device, _ in held],
-        [count for _, count in held],
-    )
+    """Return the work of each stage, in pipeline order."""
+    devices = {each.name: each for each in problem.devices}
+    stages = []
+    for stage in stages_of(problem, point):
+        names = tuple(problem.devices[k].name for k in stage.devices)
+        stages.append(HeldStage(names, stage.blocks, stage.rows if len(names) > 1 else ()))
+    return works_of(law, stages, devices, problem.batch_size)
+
+
+def _devices_of(point: Partition) -> int:
+    """Return the number of devices that hold blocks."""
+    return len(point.blocks) - point.blocks.count(0)
 
 
 def simulated_front(
@@ -93,10 +102,11 @@ def simulated_front(
     best = sorted(front, key=lambda each: each.latency_s)
     caps = _caps(problem, law)
     near = chain(best, (each for point in best for each in _neighbours(point, caps)))
-    each_takes = max(each.num_segments * each.num_micro_batches for each in best)
-    compared = {each.blocks: each for each in islice(near, _MOST_SIMULATED // each_takes)}
+    each_takes = max(_devices_of(each) * each.num_micro_batches for each in best)
+    few = islice(near, _MOST_SIMULATED // each_takes)
+    compared = {(each.blocks, each.stages): each for each in few}
     points = [simulated(each, problem, law, schedule) for each in compared.values()]
-    last = _last(front[0], problem, law, caps)
+    last = _last(front[0], problem, law)
     if last is not None and (most_segments is None or last.num_segments <= most_segments):
         last = simulated(last, problem, law, schedule)
         limit_s, _ = interval(last.latency_s, min(law.spread, _MOST_DOUBT))
@@ -111,22 +121,34 @@ def simulated_front(
     return kept
 
 
-def _last(
-    like: Partition, problem: ClusterProblem, law: StepLaw, caps: Sequence[int]
-) -> Partition | None:
+def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition | None:
     """Return the partition of the last round, or None if it is not possible or other devices are
     present now."""
-    names = [device.name for device in problem.devices]
-    if {*names} != {*law.present} or not law.blocks.keys() <= {*names}:
+    places = {device.name: place for place, device in enumerate(problem.devices)}
+    if places.keys() != {*law.present} or not law.blocks.keys() <= places.keys():
         return None
-    point = replace(like, blocks=tuple(law.blocks.get(name, 0) for name in names))
-    fits = sum(point.blocks) == problem.num_blocks and _within(point, caps)
-    return point if fits and simulates(law, point) else None
+    blocks = tuple(law.blocks.get(name, 0) for name in places)
+    point = replace(like, blocks=blocks, stages=())
+    if any(each.rows for each in law.stages):
+        rows = largest_rows(problem, law.num_micro_batches)
+        point = replace(
+            point,
+            stages=tuple(
+                Stage(tuple(map(places.__getitem__, e.devices)), e.rows or (rows,), e.blocks)
+                for e in law.stages
+            ),
+        )
+    try:
+        check_point(point, problem)
+    except PlanViolationError:
+        return None
+    return point if simulates(law, point) else None
 
 
 def _neighbours(point: Partition, caps: Sequence[int]) -> Iterator[Partition]:
-    """Yield the points in which one block is on the segment before or behind its own."""
-    held = [place for place, count in enumerate(point.blocks) if count]
+    """Yield the points in which one block is on the segment before or behind its own; none for
+    plans with shared stages."""
+    held = [place for place, count in enumerate(point.blocks) if count and not point.stages]
     for pair in pairwise(held):
         for source, sink in (pair, reversed(pair)):
             blocks = list(point.blocks)

@@ -7,10 +7,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from statistics import fmean
 
-from collapipe.step_law import FORWARD_SHARE, StepLaw
+from collapipe.state import DeviceProfile, ring_s
+from collapipe.step_law import FORWARD_SHARE, DeviceTimes, HeldStage, StepLaw
 from pipeline import schedule
 from pipeline.schedule import BACKWARD, FORWARD
 
@@ -56,7 +57,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class StageWork:
+class DeviceWork:
     """The work of a device in a micro-batch: seconds of its blocks on a core of its own, and of
     sending an output. ``host`` is its machine; None: not shared with others."""
 
@@ -64,6 +65,15 @@ class StageWork:
     backward_s: float
     send_s: float
     host: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """The work of each device of a stage, and the seconds in which they add their gradients after
+    the last micro-batch."""
+
+    devices: tuple[DeviceWork, ...]
+    sync_s: float = 0.0
 
 
 def simulate(
@@ -106,70 +116,114 @@ def simulate(
 
 
 def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple[float, float]]:
-    """Simulate a step of the schedule ``name`` on segments in pipeline order.
+    """Simulate a step of the schedule ``name`` on stages in pipeline order.
 
-    Keys are (stage, kind, micro-batch); stage -1 is the embedding, stage S the head. The head's
-    backward is the time at which the control unit has the answer.
+    Keys are (device, kind, micro-batch), with the devices numbered from 0 on in pipeline order;
+    device -1 is the embedding, and the number of devices is the head's. The head's backward is the
+    time at which the control unit has the answer.
     """
-    last, m = len(works), law.num_micro_batches
-    lists = schedule.build(name, last, m)
-    jobs = dict(_jobs(law, works))
-    own = [(-1, each.kind, each.micro_batch) for each in schedule.embedding(name, last, m)]
+    stages, m = _numbered(works), law.num_micro_batches
+    (last,) = stages[-1]
+    lists = schedule.build(name, len(works), m)
+    jobs = dict(_jobs(law, stages, works))
+    own = [(-1, each.kind, each.micro_batch) for each in schedule.embedding(name, len(works), m)]
     heads = [[(last, kind, i) for i in range(m)] for kind in (BACKWARD, FORWARD)]
     workers = [Worker((*heads, own), law.host), Worker(([("head", i) for i in range(m)],))]
-    for stage, (work, actions) in enumerate(zip(works, lists, strict=False)):
-        order = [(stage, each.kind, each.micro_batch) for each in actions]
-        workers.append(Worker((order,), work.host))
-    hosts = [law.host, *(each.host for each in works), law.host]
+    for numbers, work, actions in zip(stages[1:], works, lists, strict=False):
+        for number, device in zip(numbers, work.devices, strict=True):
+            order = [(number, each.kind, each.micro_batch) for each in actions]
+            workers.append(Worker((order,), device.host))
+    of_stages = ({each.host for each in work.devices} for work in works)
+    hosts: list[set[str | None]] = [{law.host}, *of_stages, {law.host}]
     for place, (before, behind) in enumerate(pairwise(hosts)):
-        host = before if before == behind else None  # else a network sends, without processors
-        for kind, stage in ((FORWARD, place - 1), (BACKWARD, place)):
-            workers.append(Worker(([("send", stage, kind, i) for i in range(m)],), host))
+        both = before | behind
+        host = next(iter(both)) if len(both) == 1 else None  # a network needs no processors
+        for kind, numbers in ((FORWARD, stages[place]), (BACKWARD, stages[place + 1])):
+            for number in numbers:
+                lane = [("send", number, kind, i) for i in range(m)]
+                workers.append(Worker((lane,), host))
+            lane = [("pass", place, kind, i) for i in range(m)]
+            workers += [Worker((lane,), host)] if lane[0] in jobs else []
+    workers += [Worker(([("sync", stage)],)) for stage in range(len(works))]
     delay_s = law.head_s - law.head_pace_s  # answers of several micro-batches may be on their way
     ways = max(1, min(m, math.ceil(delay_s / law.head_pace_s))) if law.head_pace_s else m
     workers += [Worker(([("answer", i) for i in range(way, m, ways)],)) for way in range(ways)]
     return simulate(jobs, workers, law.cores)
 
 
-def _jobs(law: StepLaw, works: Sequence[StageWork]) -> Iterator[tuple[Key, Job]]:
-    last = len(works)
+def _numbered(works: Sequence[StageWork]) -> list[list[int]]:
+    """Return the numbers of the embedding, of each stage's devices, and of the head."""
+    ends = accumulate((len(work.devices) for work in works), initial=0)
+    stages = [list(range(a, b)) for a, b in pairwise(ends)]
+    return [[-1], *stages, [sum(map(len, stages))]]
+
+
+def _jobs(
+    law: StepLaw, stages: Sequence[Sequence[int]], works: Sequence[StageWork]
+) -> Iterator[tuple[Key, Job]]:
+    (last,) = stages[-1]
+    devices = [each for work in works for each in work.devices]
+    returns = law.embedding_backward_s > 0
     for i in range(law.num_micro_batches):
         yield (-1, FORWARD, i), Job(law.embedding_forward_s)
         yield ("send", -1, FORWARD, i), Job(law.send_s, ((-1, FORWARD, i),))
-        for stage, work in enumerate(works):
-            came = ("send", stage - 1, FORWARD, i)
-            yield (stage, FORWARD, i), Job(work.forward_s, (came,))
-            yield ("send", stage, FORWARD, i), Job(work.send_s, ((stage, FORWARD, i),))
-        yield (last, FORWARD, i), Job(law.submit_s, (("send", last - 1, FORWARD, i),))
-        yield ("head", i), Job(law.head_pace_s, ((last, FORWARD, i),))
-        yield ("answer", i), Job(max(0.0, law.head_s - law.head_pace_s), (("head", i),))
         yield (last, BACKWARD, i), Job(0.0, (("answer", i),))
         yield ("send", last, BACKWARD, i), Job(law.send_s, ((last, BACKWARD, i),))
-        for stage, work in enumerate(works):
-            came = ("send", stage + 1, BACKWARD, i)
-            yield (stage, BACKWARD, i), Job(work.backward_s, (came,))
-            send_s = work.send_s if stage or law.embedding_backward_s else 0.0
-            yield ("send", stage, BACKWARD, i), Job(send_s, ((stage, BACKWARD, i),))
-        yield (-1, BACKWARD, i), Job(law.embedding_backward_s, (("send", 0, BACKWARD, i),))
+        for number, device in enumerate(devices):
+            yield ("send", number, FORWARD, i), Job(device.send_s, ((number, FORWARD, i),))
+            send_s = device.send_s if returns or number not in stages[1] else 0.0
+            yield ("send", number, BACKWARD, i), Job(send_s, ((number, BACKWARD, i),))
+        for place, pair in enumerate(pairwise(stages)):
+            for kind, (sources, sinks) in ((FORWARD, pair), (BACKWARD, pair[::-1])):
+                came: tuple[Key, ...] = tuple(("send", each, kind, i) for each in sources)
+                # hops between devices from or to several ones pass the control unit
+                if 0 < place < len(works) and max(len(sources), len(sinks)) > 1:
+                    yield ("pass", place, kind, i), Job(law.send_s, came)
+                    came = (("pass", place, kind, i),)
+                for number in sinks:
+                    yield (number, kind, i), Job(_action_s(law, devices, number, kind), came)
+        yield ("head", i), Job(law.head_pace_s, ((last, FORWARD, i),))
+        yield ("answer", i), Job(max(0.0, law.head_s - law.head_pace_s), (("head", i),))
+    for stage, work in enumerate(works):
+        done = ((each, BACKWARD, law.num_micro_batches - 1) for each in stages[stage + 1])
+        yield ("sync", stage), Job(work.sync_s, tuple(done))
+
+
+def _action_s(law: StepLaw, devices: Sequence[DeviceWork], number: int, kind: str) -> float:
+    """Return the seconds of an action: of the embedding's backward, the head's forward, or a
+    device's."""
+    if number == -1:
+        return law.embedding_backward_s
+    if number == len(devices):
+        return law.submit_s
+    return devices[number].forward_s if kind == FORWARD else devices[number].backward_s
 
 
 def works_of(
-    law: StepLaw, names: Sequence[str], block_s: Sequence[float], blocks: Sequence[int]
+    law: StepLaw,
+    stages: Sequence[HeldStage],
+    devices: Mapping[str, DeviceProfile],
+    batch_size: float,
 ) -> list[StageWork]:
-    """Return the work of segments on the devices ``names``, with ``block_s`` seconds of a block in
-    a micro-batch. A device without measurements is like the mean of the others, on a machine of its
-    own."""
+    """Return the work of stages on ``devices``, whose profiles have the measured speeds. A device
+    without measurements is like the mean of the others, on a machine of its own."""
     known = law.devices.values()
-    share = fmean(each.forward_share for each in known) if known else FORWARD_SHARE
-    send_s = fmean(each.send_s for each in known) if known else law.send_s
+    like = DeviceTimes(
+        fmean(each.forward_share for each in known) if known else FORWARD_SHARE,
+        fmean(each.send_s for each in known) if known else law.send_s,
+        host="",
+    )
     works = []
-    for name, each_s, count in zip(names, block_s, blocks, strict=True):
-        times, seconds = law.devices.get(name), count * each_s
-        if times is None:
-            works.append(StageWork(share * seconds, seconds - share * seconds, send_s, None))
-        else:
+    for stage in stages:
+        found, size = [], batch_size / law.num_micro_batches
+        for name, rows in zip(stage.devices, stage.rows or (size,), strict=True):
+            seconds = devices[name].time.compute(stage.blocks, rows)
+            times = law.devices.get(name, like)
             forward_s = times.forward_share * seconds
-            works.append(StageWork(forward_s, seconds - forward_s, times.send_s, times.host))
+            host = times.host if name in law.devices else None
+            found.append(DeviceWork(forward_s, seconds - forward_s, times.send_s, host))
+        sync_s = ring_s([devices[name].sharing for name in stage.devices], stage.blocks)
+        works.append(StageWork(tuple(found), sync_s))
     return works
 
 
@@ -182,7 +236,7 @@ def step_s(law: StepLaw, works: Sequence[StageWork], name: str) -> float:
 def pace_s(law: StepLaw, works: Sequence[StageWork]) -> float:
     """Return the planned seconds of a micro-batch on the slowest resource."""
     own = law.embedding_forward_s + law.embedding_backward_s + law.submit_s
-    chunks = (each.forward_s + each.backward_s for each in works)
+    chunks = (each.forward_s + each.backward_s for work in works for each in work.devices)
     return law.factor * max(own, law.head_pace_s, *chunks)
 
 
@@ -191,27 +245,29 @@ def alone(law: StepLaw, works: Sequence[StageWork], name: str) -> tuple[StepLaw,
 
     Returns the law and the works whose simulated durations are the measured ones, approximately.
     """
-    own = StageWork(law.embedding_forward_s, law.embedding_backward_s, law.send_s, law.host)
-    told = found = [own, *works]
+    own = DeviceWork(law.embedding_forward_s, law.embedding_backward_s, law.send_s, law.host)
+    told = devices = [own, *(each for work in works for each in work.devices)]
+    stages = list(works)
     for _ in range(_FITS):
-        ran = play(law, found[1:], name)
-        found = [
+        ran = play(law, stages, name)
+        devices = [
             replace(
                 each,
-                forward_s=each.forward_s * _ratio(now.forward_s, ran, stage, FORWARD),
-                backward_s=each.backward_s * _ratio(now.backward_s, ran, stage, BACKWARD),
-                send_s=each.send_s * _ratio(now.send_s, ran, "send", stage),
+                forward_s=each.forward_s * _ratio(now.forward_s, ran, number, FORWARD),
+                backward_s=each.backward_s * _ratio(now.backward_s, ran, number, BACKWARD),
+                send_s=each.send_s * _ratio(now.send_s, ran, "send", number),
             )
-            for stage, (now, each) in enumerate(zip(told, found, strict=True), start=-1)
+            for number, (now, each) in enumerate(zip(told, devices, strict=True), start=-1)
         ]
-        own = found[0]
+        own, left = devices[0], iter(devices[1:])
+        stages = [replace(work, devices=tuple(islice(left, len(work.devices)))) for work in works]
         law = replace(
             law,
             embedding_forward_s=own.forward_s,
             embedding_backward_s=own.backward_s,
             send_s=own.send_s,
         )
-    return law, found[1:]
+    return law, stages
 
 
 def _ratio(measured_s: float, ran: Mapping[Key, tuple[float, float]], *kind: Hashable) -> float:

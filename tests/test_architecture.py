@@ -31,7 +31,8 @@ OWN = {
         "pipeline.schedule",
     ),
     "collapipe/": ("collapipe",),
-    "optim/step.py": ("collapipe.step_law", "pipeline.schedule"),  # plays the schedules that run
+    # plays the schedules that run
+    "optim/step.py": ("collapipe.state", "collapipe.step_law", "pipeline.schedule"),
     "optim/": (
         "optim",
         "collapipe.errors",

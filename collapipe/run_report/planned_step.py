@@ -80,6 +80,7 @@ def _simulated(
     problem: ClusterProblem, partition: Partition, law: StepLaw, schedule: str
 ) -> Stages:
     names = "embedding", *(device.name for device in problem.devices), "head"
+    # by number in pipeline order, which is the order of the problem's devices
     stages = defaultdict[str, list[PlannedTime]](list)
     ran, answered_s = play(law, works_in(partition, problem, law), schedule), 0.0
     for key, (begin_s, end_s) in ran.items():

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.plan import ClusterPlan
-from collapipe.state import DeviceProfile
+from collapipe.state import DeviceProfile, ring_s
 from optim.latency import device_caps, partition_of
 from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage, stages_of_plan
 
@@ -149,9 +149,7 @@ def _device_times(problem: ClusterProblem, stage: Stage, m: int) -> list[tuple[f
 
 def sync_s(problem: ClusterProblem, stage: Stage) -> float:
     """Return the seconds in which a stage's g devices add their gradients in a ring."""
-    laws = [problem.devices[k].sharing for k in stage.devices]
-    slowest = max((law.sync_s for law in laws if law is not None), default=0.0)
-    return 2 * (len(laws) - 1) / len(laws) * stage.blocks * slowest
+    return ring_s([problem.devices[k].sharing for k in stage.devices], stage.blocks)
 
 
 def sharing_partition(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:

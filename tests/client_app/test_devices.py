@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from device_cluster import plan_of
+from step_laws import taking
 
 from client_app.devices import DevicePipeline, Devices
 from collapipe.errors import RoundFailedError, WireError
@@ -48,9 +49,9 @@ def learn(
         overhead_s=0.0,
         step_s=12.0,
     )
-    known = {"jetson": 1.0, "pi": 1.0} | slowness(own)
+    known = taking({"jetson": 1.0, "pi": 1.0})
     hosts = {name: Host(each, 4) for name, each in zip(known, machines, strict=True)}
-    own.learn(plan, times, hosts, known)
+    own.learn(plan, times, hosts, known.values(), 8)
 
 
 def slowness(own: Devices) -> dict[str, float]:
@@ -133,8 +134,15 @@ def test_laws_that_stay_as_they_are_described_are_never_changed() -> None:
         {"head_s": 1e300},
         {"num_micro_batches": 10**9},
         {"host": "other"},
-        {"blocks": {"\x1b": 1}},
-        {"blocks": {"x" * 65: 1}},
+        {"stages": [{"devices": ["\x1b"], "blocks": 1}]},
+        {"stages": [{"devices": ["x" * 65], "blocks": 1}]},
+        {"stages": [{"devices": ["pi"], "blocks": 0}]},
+        {"stages": [{"devices": ["pi"], "blocks": 1}] * 2},
+        {"stages": [{"devices": ["pi", "jetson"], "blocks": 1}]},
+        {"stages": [{"devices": ["pi", "jetson"], "blocks": 1, "rows": [1]}]},
+        {"stages": [{"devices": ["pi", "jetson"], "blocks": 1, "rows": [1, 0]}]},
+        {"stages": [{"devices": [], "blocks": 1}]},
+        {"sync_slowness": 0.0},
         {"cores": {}},
         {"cores": {"": 4, "jetson": 4, "pi": 10**9}},
         {
@@ -177,7 +185,7 @@ def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own, plan = devices(), plan_of(["jetson", "pi"], [1, 1])
     learn(own, pi_s=2.0)
     monkeypatch.setattr("client_app.devices.without_devices", lambda *_: "devices share a machine")
-    known = dict.fromkeys(("jetson", "pi"), 1.0)
-    pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _block_s=known)
+    known, settings = taking({"jetson": 1.0, "pi": 1.0}), SimpleNamespace(batch_size=8)
+    pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)
     told = [[*DevicePipeline._planned(pipeline)] for _ in range(2)]
     assert told == [["devices share a machine"], []]

@@ -5,12 +5,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from step_laws import law_of
+from step_laws import law_of, taking, works_with
 
-from client_app.measured_law import measured_law, planned_step_s, updated, without_devices
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from client_app.measured_law import (
+    held_stages,
+    known_profile,
+    measured_law,
+    updated,
+    without_devices,
+)
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host
-from collapipe.step_law import DeviceTimes, StepLaw
+from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
+from collapipe.step_law import DeviceTimes, HeldStage, StepLaw
 from optim.step import Key, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
 from pipeline.schedule import Action, build, embedding
@@ -45,30 +52,44 @@ def real_law(cores: int, apart: bool) -> StepLaw:
     )
 
 
-def run(law: StepLaw, plan: ClusterPlan, steps: int = 3) -> Measurements:
+SIZE = 24  # samples of a batch
+ROWS_S = {"a": 0.002, "b": 0.001, "c": 0.003}  # of a block, for each row
+LAUNCH_S = 0.004
+SYNC_S = 0.01
+SHARES = (SegmentPlan("a", Span(0, 6), (Share("a", 2), Share("b", 3), Share("c", 1))),)
+MIXED = SegmentPlan("a", Span(0, 2)), SegmentPlan("b", Span(2, 4), (Share("b", 4), Share("c", 2)))
+
+
+def truth_of(launch_s: float = LAUNCH_S) -> dict[str, DeviceProfile]:
+    """Devices whose seconds depend on rows, and that add gradients."""
+    return {
+        name: DeviceProfile(name, AffineLaw(u, launch_s, 0.0, 0.0), sharing=SharingLaw(SYNC_S))
+        for name, u in ROWS_S.items()
+    }
+
+
+def run(
+    law: StepLaw, plan: ClusterPlan, devices: Mapping[str, DeviceProfile], steps: int = 3
+) -> Measurements:
     """Steps as devices and the control unit measure them; the first one takes twice as long."""
-    blocks = [each.span.blocks for each in plan.segments]
-    works = works_of(law, NAMES, [BLOCK_S[name] for name in NAMES], blocks)
-    ran, lists = play(law, works, plan.schedule), build(plan.schedule, 3, plan.num_micro_batches)
+    held = [(k, name) for k, each in enumerate(plan.segments) for name in each.devices]
+    works, m = works_of(law, held_stages(plan), devices, SIZE), plan.num_micro_batches
+    ran, lists = play(law, works, plan.schedule), build(plan.schedule, len(plan.segments), m)
     measured = Measurements()
     for number in range(steps):
         base_s, stretch = 100.0 * number, 1 if number else 2
         now = {key: (base_s + t[0] * stretch, base_s + t[1] * stretch) for key, t in ran.items()}
-        for stage, name in enumerate(NAMES):
+        for place, (stage, name) in enumerate(held):
             free_s, rows = base_s, []
-            for began_s, ended_s in times(now, stage, lists[stage]).values():
+            for began_s, ended_s in times(now, place, lists[stage]).values():
                 rows.append([free_s, began_s, ended_s, ended_s + 1e-6])
                 free_s = ended_s
             table = torch.tensor(rows, dtype=torch.float64) + AHEAD_S[name]
             measured.add(name, len(rows), table, USAGE)
         end_s = max(end for _, end in now.values()) + law.overhead_s
+        own = embedding(plan.schedule, len(plan.segments), m)
         measured.add_own(
-            OwnTimes(
-                times(now, -1, embedding(plan.schedule, 3, plan.num_micro_batches)),
-                times(now, 3, lists[-1]),
-                base_s,
-                end_s,
-            )
+            OwnTimes(times(now, -1, own), times(now, len(held), lists[-1]), base_s, end_s)
         )
     return measured
 
@@ -80,13 +101,35 @@ def times(
     return {each: ran[stage, each.kind, each.micro_batch] for each in actions}
 
 
-def fitted(law: StepLaw, plan: ClusterPlan) -> StepLaw:
+def fitted(
+    law: StepLaw,
+    plan: ClusterPlan,
+    devices: Mapping[str, DeviceProfile],
+    described: Mapping[str, DeviceProfile],
+    before: StepLaw | None = None,
+) -> StepLaw:
     clocks = {name: Clock(-ahead_s, 0.0) for name, ahead_s in AHEAD_S.items()}
-    times = run(law, plan).step_times(plan, clocks)
+    times = run(law, plan, devices).step_times(plan, clocks)
     assert times is not None
     names = {None: law.host} | {name: each.host for name, each in law.devices.items()}
     hosts = {name: Host(host, law.cores[host]) for name, host in names.items()}
-    return measured_law(plan, times, hosts, dict.fromkeys(NAMES, 0.5))
+    return measured_law(plan, times, hosts, described, SIZE, before)
+
+
+HALF = taking(dict.fromkeys(NAMES, 0.5))
+
+
+def planned_s(
+    law: StepLaw, devices: Mapping[str, DeviceProfile], segments: Sequence[SegmentPlan]
+) -> float:
+    """The seconds of a step that the law gives for these segments."""
+    stages = held_stages(ClusterPlan(0, tuple(segments), 4, "one_f_one_b"))
+    return step_s(law, works_of(law, stages, devices, SIZE), "one_f_one_b")
+
+
+def known(described: Mapping[str, DeviceProfile], law: StepLaw) -> dict[str, DeviceProfile]:
+    """The devices with their measured speeds."""
+    return {name: known_profile(each, law) for name, each in described.items()}
 
 
 @pytest.mark.parametrize(("cores", "apart"), [(64, True), (64, False), (2, False), (1, False)])
@@ -94,23 +137,76 @@ def test_a_fitted_law_predicts_the_steps_that_it_was_fitted_to_and_other_cuts(
     cores: int, apart: bool
 ) -> None:
     law, plan = real_law(cores, apart), plan_of({"a": 2, "b": 2, "c": 2}, 4)
-    found = fitted(law, plan)
-    block_s = {name: 0.5 * each.slowness for name, each in found.devices.items()}
-    works = works_of(found, NAMES, [*block_s.values()], [2, 2, 2])
-    truth = works_of(law, NAMES, [*BLOCK_S.values()], [2, 2, 2])
-    mean_s = (4 / 3) * (step_s(law, truth, plan.schedule) - law.overhead_s) + law.overhead_s
-    assert step_s(found, works, plan.schedule) == pytest.approx(mean_s)  # the first step counts
+    found = fitted(law, plan, truth := taking(BLOCK_S), HALF)
+    mean_s = (4 / 3) * (planned_s(law, truth, plan.segments) - law.overhead_s) + law.overhead_s
+    devices = known(HALF, found)
+    assert planned_s(found, devices, plan.segments) == pytest.approx(mean_s)  # the first counts
     unlike = replace(found, factor=1.0)
     for cut in ({"a": 3, "b": 3}, {"a": 1, "b": 4, "c": 1}, {"b": 6}):
-        expected_s = planned_step_s(law, BLOCK_S, cut, plan.schedule)
-        assert planned_step_s(unlike, block_s, cut, plan.schedule) == pytest.approx(
+        segments = plan_of(cut, 4).segments
+        expected_s = planned_s(law, truth, segments)
+        assert planned_s(unlike, devices, segments) == pytest.approx(
             expected_s, rel=0.01 if cores == 64 else 0.15
         )
 
 
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("segments", [SHARES, MIXED], ids=["shared", "mixed"])
+def test_a_law_of_rounds_with_and_without_shared_stages_predicts_both(
+    apart: bool, segments: Sequence[SegmentPlan]
+) -> None:
+    """Rounds of different rows tell a launch from the time of a row; the inventory knows neither
+    the launch nor the speed."""
+    law, truth = real_law(64, apart), truth_of()
+    described = {
+        name: replace(each, time=AffineLaw(0.001, 0.0, 0.0, 0.0)) for name, each in truth.items()
+    }
+    single = plan_of({"a": 2, "b": 2, "c": 2}, 4)
+    first = fitted(law, single, truth, described)
+    shared = ClusterPlan(0, tuple(segments), 4, "one_f_one_b")
+    second = fitted(law, shared, truth, described, first)
+    devices, unlike = known(described, second), replace(second, factor=1.0)
+    for own in (shared.segments, single.segments, plan_of({"a": 3, "b": 3}, 4).segments):
+        assert planned_s(unlike, devices, own) == pytest.approx(
+            planned_s(law, truth, own), rel=0.05
+        )
+    measured = {name for each in segments for name in each.devices if each.shares}
+    for name in measured:
+        times = second.devices[name]
+        assert times.slowness * 0.001 == pytest.approx(ROWS_S[name], rel=0.01)
+        assert times.launch_s == pytest.approx(LAUNCH_S, rel=0.05)
+
+
+def test_adding_gradients_is_what_a_step_takes_beyond_its_actions() -> None:
+    """Without rounds of single devices all of the rest counts as adding."""
+    law, truth = real_law(64, True), truth_of()
+    plan = ClusterPlan(0, SHARES, 4, "one_f_one_b")
+    found = fitted(law, plan, truth, truth)
+    expected_s, devices = planned_s(law, truth, SHARES), known(truth, found)
+    assert planned_s(replace(found, factor=1.0), devices, SHARES) == pytest.approx(
+        expected_s, rel=0.02
+    )
+    assert found.overhead_s == 0.0
+    assert found.stages == (HeldStage(("a", "b", "c"), 6, (2, 3, 1)),)
+    assert known_profile(truth["a"], found).sharing == SharingLaw(SYNC_S * found.sync_slowness)
+
+
+def test_noise_does_not_become_a_launch() -> None:
+    """A device that was slower with fewer rows was busy."""
+    law, truth = real_law(64, True), truth_of(launch_s=0.0)
+    busy = {
+        name: replace(each, time=AffineLaw(0.05, 0.0, 0.0, 0.0)) for name, each in truth.items()
+    }
+    first = fitted(law, plan_of({"a": 2, "b": 2, "c": 2}, 4), truth, truth)
+    second = fitted(law, ClusterPlan(0, SHARES, 4, "one_f_one_b"), busy, truth, first)
+    for name, each in second.devices.items():
+        assert each.launch_s == 0.0
+        assert each.slowness == pytest.approx(0.05 / ROWS_S[name], rel=0.02)
+
+
 def test_a_law_names_what_it_measured() -> None:
     law, plan = real_law(64, True), plan_of({"a": 1, "b": 3, "c": 2}, 4)
-    found = fitted(law, plan)
+    found = fitted(law, plan, taking(BLOCK_S), HALF)
     assert found.blocks == {"a": 1, "b": 3, "c": 2} and found.num_micro_batches == 4
     assert found.head_s == pytest.approx(0.05) and found.send_s == pytest.approx(0.004)
     assert found.devices["b"].forward_share == pytest.approx(1 / 3)
@@ -153,7 +249,8 @@ def test_steps_that_were_repeated_after_a_loss_are_not_measured() -> None:
     """Their recorded tensors need no embedding and no head."""
     law, plan = real_law(64, True), plan_of({"a": 2, "b": 2, "c": 2}, 4)
     clocks = {name: Clock(-ahead_s, 0.0) for name, ahead_s in AHEAD_S.items()}
-    measured, whole = run(law, plan), run(law, plan).step_times(plan, clocks)
+    devices = taking(BLOCK_S)
+    measured, whole = run(law, plan, devices), run(law, plan, devices).step_times(plan, clocks)
     instant = dict.fromkeys(build(plan.schedule, 3, 4)[0], (300.0, 300.0))
     measured.add_own(OwnTimes(instant, instant, 300.0, 300.1, whole=False))
     for name in NAMES:
@@ -185,7 +282,9 @@ def test_one_process_is_advised_if_it_is_faster_than_devices_of_its_machine(
     cores: int, send_s: float, apart: bool, advised: bool
 ) -> None:
     law = law_of(NAMES, cores=cores, apart=apart, send_s=send_s, embedding_forward_s=0.01)
-    text = without_devices(law, BLOCK_S, dict.fromkeys(NAMES, 2), "one_f_one_b")
+    text = without_devices(
+        law, works_with(law, NAMES, [*BLOCK_S.values()], [2, 2, 2]), "one_f_one_b"
+    )
     assert (text is not None) == advised
 
 
@@ -203,6 +302,8 @@ def test_the_advised_step_is_the_work_of_one_thread_beside_the_head() -> None:
         overhead_s=0.05,
         factor=2.0,
     )
-    text = without_devices(law, BLOCK_S, dict.fromkeys(NAMES, 2), "one_f_one_b")
+    text = without_devices(
+        law, works_with(law, NAMES, [*BLOCK_S.values()], [2, 2, 2]), "one_f_one_b"
+    )
     # forward 0.07, two answers of 0.4, backward 0.11, and the overhead
     assert text is not None and "about 2.06 s instead" in text

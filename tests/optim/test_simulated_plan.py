@@ -4,17 +4,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from step_laws import law_of
+from step_laws import law_of, stages_of, works_with
 
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
-from collapipe.step_law import StepLaw
+from collapipe.state import (
+    AffineLaw,
+    Channel,
+    ClusterState,
+    DeviceProfile,
+    Payload,
+    SharingLaw,
+    Uplink,
+)
+from collapipe.step_law import HeldStage, StepLaw
 from optim.baselines import AllUnits
 from optim.cluster_plan import cluster_problem
 from optim.cost import round_cost
+from optim.dssra import Dssra
 from optim.planner import RoundRequest
 from optim.problem import Partition
 from optim.simulated_plan import law_for, simulated_front
-from optim.step import step_s, works_of
+from optim.step import step_s
+from optim.verify import verify_plan
 
 NAMES = "abc"
 SLOW_CONTROL_UNIT = {"embedding_forward_s": 2.0, "overhead_s": 5.0}
@@ -82,7 +92,7 @@ def test_a_plan_that_is_impossible_now_does_not_stay() -> None:
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 2, "c": 1}, spread=2.0, head_s=30.0)
     assert held(request_of(law)) == law.blocks
     assert held(request_of(law, most=2)) == {"a": 2, "b": 2, "c": 2}
-    assert held(request_of(replace(law, blocks={"sold": 6}))) == {"a": 2, "b": 2, "c": 2}
+    assert held(request_of(replace(law, stages=stages_of({"sold": 6})))) == {"a": 2, "b": 2, "c": 2}
 
 
 def test_one_machine_gets_the_segments_that_its_cores_can_run() -> None:
@@ -94,10 +104,12 @@ def test_one_machine_gets_the_segments_that_its_cores_can_run() -> None:
 
 def test_the_planned_time_is_the_simulated_one() -> None:
     law = law_of(NAMES, apart=True, head_s=3.0, head_pace_s=2.0, **SLOW_CONTROL_UNIT)
-    request = request_of(replace(law, blocks={"a": 2, "b": 2, "c": 2}, factor=1.25, spread=0.1))
+    request = request_of(
+        replace(law, stages=stages_of({"a": 2, "b": 2, "c": 2}), factor=1.25, spread=0.1)
+    )
     plan = AllUnits().plan_round(request, np.random.default_rng(0))
     (cost,) = round_cost(plan, request, "overlap", "none", "streamed").clusters
-    works = works_of(law, NAMES, [1.0] * 3, [2, 2, 2])
+    works = works_with(law, NAMES, [1.0] * 3, [2, 2, 2])
     expected_s = 2 * 1.25 * step_s(law, works, "one_f_one_b")
     assert cost.pipeline_s == pytest.approx(expected_s)
     assert plan.clusters[0].latency_s == pytest.approx(expected_s)
@@ -146,3 +158,46 @@ def test_a_law_of_one_place_of_the_head_does_not_decide_between_two() -> None:
     uplink = Uplink(1.0, 1.0, 1.0, 0.0, (), payloads=payloads)
     assert law_for(replace(cluster, uplink=uplink)) is None
     assert law_for(replace(cluster, real_devices=False)) is None
+
+
+def auto(request: RoundRequest, sync_s: float = 1e-3) -> list[dict[str, int]]:
+    """The rows of each stage's devices in the plan with ``sharing=auto``; 0 for a device alone."""
+    (cluster,) = request.clusters
+    devices = tuple(replace(each, sharing=SharingLaw(sync_s)) for each in cluster.devices)
+    uplink = Uplink(1.0, 100.0, 1.0, 0.0, (1.0,))
+    cluster = replace(cluster, devices=devices, uplink=uplink)
+    request = replace(request, clusters=(cluster,), channels=(Channel(1e6, 1e-9, 1e-9),))
+    strategy = Dssra(sharing="auto", latency="overlap")
+    plan = strategy.plan_round(request, np.random.default_rng(0))
+    verify_plan(plan, request)
+    (cost,) = round_cost(plan, request, "overlap", "none", "streamed").clusters
+    assert cost.pipeline_s == pytest.approx(plan.clusters[0].latency_s)
+    return [
+        dict(zip(each.devices, each.rows_of_devices or (0,), strict=True))
+        for each in plan.clusters[0].segments
+    ]
+
+
+def test_real_devices_share_stages_by_measured_times_alone() -> None:
+    """Simulated ones share by their law; so do real ones that cannot hold the model otherwise."""
+    request = request_of(None)
+    simulated = replace(request, clusters=(replace(request.clusters[0], real_devices=False),))
+    assert [len(stage) for stage in auto(simulated)] == [3]
+    assert all(len(stage) == 1 for stage in auto(request))
+    assert max(len(stage) for stage in auto(request_of(None, most=1))) > 1
+
+
+def test_stages_are_shared_if_the_measured_law_says_so() -> None:
+    """Hops take longer than adding gradients, or the other way round."""
+    law = law_of(NAMES, m=2, apart=True, send_s=2.0, stages=stages_of({"a": 2, "b": 2, "c": 2}))
+    assert auto(request_of(law)) == [{"a": 2, "b": 2}]
+    assert all(len(stage) == 1 for stage in auto(request_of(law), sync_s=10.0))
+
+
+def test_a_shared_stage_stays_unless_a_pipeline_is_faster_by_more_than_the_interval() -> None:
+    rows = HeldStage(("a", "b", "c"), 6, (1, 2, 1))
+    for sync_s, stays in ((0.01, True), (3.0, False)):
+        law = law_of(NAMES, m=2, apart=True, stages=(rows,), spread=0.1)
+        found = auto(request_of(law), sync_s)
+        assert (found == [{"a": 1, "b": 2, "c": 1}]) == stays
+        assert stays or all(len(stage) == 1 for stage in found)

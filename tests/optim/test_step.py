@@ -6,9 +6,9 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from step_laws import HOST, law_of
+from step_laws import HOST, law_of, works_with
 
-from optim.step import Job, StageWork, Worker, alone, play, simulate, step_s, works_of
+from optim.step import DeviceWork, Job, StageWork, Worker, alone, play, simulate, step_s
 from pipeline.schedule import BACKWARD, FORWARD, SCHEDULES, Action, build, embedding
 
 SECONDS = st.floats(0.001, 1.0)
@@ -42,7 +42,8 @@ def test_free_cores_give_the_longest_path(
     pairs: list[tuple[float, float]], m: int, send_s: float, head_s: float, name: str
 ) -> None:
     """An independent recursion: an action ends after its device's earlier action and its input."""
-    works = [StageWork(*pair, send_s, None) for pair in pairs]
+    devices = [DeviceWork(*pair, send_s, None) for pair in pairs]
+    works = [StageWork((each,)) for each in devices]
     lists, last = build(name, len(works), m), len(works)
 
     @cache
@@ -68,7 +69,7 @@ def test_free_cores_give_the_longest_path(
         place = lists[stage].index(action)
         before = ended(stage, lists[stage][place - 1]) if place else 0.0
         source = stage - 1 if action.kind == FORWARD else stage + 1
-        work = works[stage]
+        work = devices[stage]
         seconds = work.forward_s if action.kind == FORWARD else work.backward_s
         return max(before, sent(source, action)) + seconds
 
@@ -90,7 +91,7 @@ def test_one_micro_batch_takes_the_sum_of_everything() -> None:
         overhead_s=32.0,
     )
     blocks_s = 2 * 64.0 + 3 * 128.0
-    works = works_of(law, "ab", [64.0, 128.0], [2, 3])
+    works = works_with(law, "ab", [64.0, 128.0], [2, 3])
     assert step_s(law, works, "gpipe") == 1 + 2 + 4 + 16 + 32 + 6 * 8 + blocks_s
 
 
@@ -102,7 +103,7 @@ def test_one_micro_batch_takes_the_sum_of_everything() -> None:
 def test_no_step_is_faster_than_its_processors(blocks: list[int], cores: int, m: int) -> None:
     names = [str(place) for place in range(len(blocks))]
     law = law_of(names, m=m, cores=cores, embedding_forward_s=0.2)
-    seconds = step_s(law, works_of(law, names, [1.0] * len(blocks), blocks), "one_f_one_b")
+    seconds = step_s(law, works_with(law, names, [1.0] * len(blocks), blocks), "one_f_one_b")
     assert seconds >= m * (sum(blocks) + 0.2) / cores - 1e-9
     assert seconds >= sum(blocks) + 0.2 - 1e-9
 
@@ -112,7 +113,7 @@ def test_more_devices_help_only_on_machines_of_their_own(apart: bool) -> None:
     law = law_of("abc", cores=1, apart=apart, send_s=0.003, embedding_forward_s=0.001)
     cuts = {"a": [6], "ab": [3, 3], "abc": [2, 2, 2]}
     times = [
-        step_s(law, works_of(law, names, [0.01] * len(cut), cut), "one_f_one_b")
+        step_s(law, works_with(law, names, [0.01] * len(cut), cut), "one_f_one_b")
         for names, cut in cuts.items()
     ]
     best = times.index(min(times))
@@ -121,11 +122,11 @@ def test_more_devices_help_only_on_machines_of_their_own(apart: bool) -> None:
 
 def test_waiting_for_cores_is_removed_from_measured_times() -> None:
     law = law_of("abc", cores=2, send_s=0.003, embedding_forward_s=0.004)
-    works = works_of(law, "abc", [0.01] * 3, [2, 2, 2])
+    works = works_with(law, "abc", [0.01] * 3, [2, 2, 2])
     less, alone_works = alone(law, works, "one_f_one_b")
     ran = play(less, alone_works, "one_f_one_b")
-    for stage, work in enumerate(works):
+    for stage, work in enumerate(each.devices[0] for each in works):
         for kind, seconds in ((FORWARD, work.forward_s), (BACKWARD, work.backward_s)):
             own = [end - begin for key, (begin, end) in ran.items() if key[:2] == (stage, kind)]
             assert math.fsum(own) / len(own) == pytest.approx(seconds, rel=0.02)
-    assert alone_works[1].backward_s < works[1].backward_s
+    assert alone_works[1].devices[0].backward_s < works[1].devices[0].backward_s

@@ -20,6 +20,7 @@ from pipeline.stage import LastStage, Passed, Stage
 
 _KINDS = 2  # of actions: forward and backward
 _MOST = 2.0**53  # seconds, or bytes: sums of them are finite
+_Rows = Mapping[Action, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,13 @@ class OwnTimes:
 class StepTimes:
     """Typical times of a round's steps, in seconds of a micro-batch: means after the first step.
 
-    ``forward_s`` and ``backward_s`` are by segment. ``send_s`` maps a device, or None for the
-    control unit, to the time from the end of an action until its output was at a waiting stage. The
-    head's answer takes ``head_s``, and follows the one before after ``head_pace_s``, 0 if none had
-    to wait. ``overhead_s`` is the part of a step before the first action and after the last one.
-    ``step_s`` is the mean of all steps.
+    ``forward_s`` and ``backward_s`` are by device, in the plan's order. ``send_s`` maps a device,
+    or None for the control unit, to the time from the end of an action until its output was at a
+    waiting stage; a device that shares one and is never its last has none. The head's answer takes
+    ``head_s``, and follows the one before after ``head_pace_s``, 0 if none had to wait.
+    ``overhead_s`` is the part of a step before the first action and after the last one. Devices
+    that share the first stage begin ``late_s`` later than tensors take, because they wait for
+    weights of the last step. ``step_s`` is the mean of all steps.
     """
 
     forward_s: tuple[float, ...]
@@ -126,6 +129,7 @@ class StepTimes:
     head_pace_s: float
     overhead_s: float
     step_s: float
+    late_s: float = 0.0
 
 
 class Measurements:
@@ -205,31 +209,36 @@ class Measurements:
         return DeviceTrace("control unit", 0.0, times, stage)
 
     def step_times(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> StepTimes | None:
-        """Return the typical times of the plan's steps; None if no step has all its times, or if
-        devices share a segment."""
-        if plan.shares:
-            return None
+        """Return the typical times of the plan's steps; None if no step has all its times."""
         lists = schedule.build(plan.schedule, len(plan.segments), plan.num_micro_batches)
-        names = [each.device for each in plan.segments]
         steps = []
         for number, own in enumerate(self._own):
-            tables = [self._tables[name][number] for name in names]
+            first = self._tables[plan.segments[0].device][number]
             # a smaller batch may have fewer micro-batches
-            if own.whole and len(tables[0]) == len(lists[0]):
-                shifted = (
-                    (table + clocks[name].offset_s).tolist()
-                    for name, table in zip(names, tables, strict=True)
-                )
+            if own.whole and len(first) == len(lists[0]):
                 rows = [
-                    dict(zip(*each, strict=False)) for each in zip(lists, shifted, strict=False)
+                    {
+                        name: dict(zip(actions, self._shifted(name, number, clocks), strict=True))
+                        for name in segment.devices
+                    }
+                    for segment, actions in zip(plan.segments, lists, strict=False)
                 ]
                 steps.append(_Step(own, rows))
         later = steps[1:] or steps
         if not later:
             return None
-        senders = {name: stage for stage, name in enumerate(names)} | {None: -1}
-        pairs = [(kind, stage) for kind in (FORWARD, BACKWARD) for stage in range(len(names))]
-        chunks = [_mean(t for each in later for t in each.chunks(*pair)) for pair in pairs]
+        held = [(stage, name) for stage, each in enumerate(plan.segments) for name in each.devices]
+        forward_s, backward_s = (
+            tuple(_mean(t for each in later for t in each.chunks(kind, *one)) for one in held)
+            for kind in (FORWARD, BACKWARD)
+        )
+        own_s = _mean(t for each in later for t in each.sent(-1))
+        send_s: dict[str | None, float] = {None: own_s}
+        for stage, name in held:
+            seconds = [t for each in later for t in each.sent(stage, name, own_s)]
+            if seconds or not plan.shares:
+                send_s[name] = _mean(seconds)
+        late_s = _mean(each.first_came_s for each in later) - own_s
         embedding = [
             _mean(t for each in later for t in _lengths(each.own.embedding, kind))
             for kind in (FORWARD, BACKWARD)
@@ -237,12 +246,9 @@ class Measurements:
         latency_s = _mean(t for each in later for t in each.answers(queued=False))
         paces = [t for each in later for t in each.answers(queued=True)]
         return StepTimes(
-            forward_s=tuple(chunks[: len(names)]),
-            backward_s=tuple(chunks[len(names) :]),
-            send_s={
-                name: _mean(t for each in later for t in each.sent(stage))
-                for name, stage in senders.items()
-            },
+            forward_s=forward_s,
+            backward_s=backward_s,
+            send_s=send_s,
             embedding_forward_s=embedding[0],
             embedding_backward_s=embedding[1] if any(each.returns for each in later) else 0.0,
             submit_s=_mean(t for each in later for t in _lengths(each.own.head, FORWARD)),
@@ -250,7 +256,15 @@ class Measurements:
             head_pace_s=min(latency_s, fmean(paces)) if paces else 0.0,
             overhead_s=_mean(each.overhead_s for each in later),
             step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
+            late_s=max(0.0, late_s) if len(plan.segments[0].devices) > 1 else 0.0,
         )
+
+    def _shifted(
+        self, device: str, step: int, clocks: Mapping[str, Clock]
+    ) -> Sequence[Sequence[float]]:
+        """Return a device's table of a step by the control unit's clock."""
+        found: list[list[float]] = (self._tables[device][step] + clocks[device].offset_s).tolist()
+        return found
 
     def _report(
         self, plan: ClusterPlan, stage: int, name: str, tables: Sequence[Tensor]
@@ -291,29 +305,37 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step's times: the control unit's, and per segment those of each action (request, begin,
-    end, sent), all by the control unit's clock."""
+    """A step's times: the control unit's, and per segment and device those of each action (request,
+    begin, end, sent), all by the control unit's clock."""
 
     own: OwnTimes
-    rows: Sequence[Mapping[Action, Sequence[float]]]
+    rows: Sequence[Mapping[str, _Rows]]
 
     @property
     def overhead_s(self) -> float:
         first = min(began_s for began_s, _ in self.own.embedding.values())
         own = [*self.own.embedding.values(), *self.own.head.values()]
-        ends = (end_s for _, end_s in own), (row[2] for rows in self.rows for row in rows.values())
+        tables = (table for each in self.rows for table in each.values())
+        ends = (end_s for _, end_s in own), (row[2] for rows in tables for row in rows.values())
         busy_s = max(chain(*ends)) - first
         return max(0.0, self.own.ended_s - self.own.began_s - busy_s)
 
     @property
     def returns(self) -> bool:
         """Whether the first segment sends gradients to the embedding."""
-        rows = self.rows[0].items()
+        rows = (pair for each in self.rows[0].values() for pair in each.items())
         return any(row[3] > row[2] for action, row in rows if action.kind == BACKWARD)
 
-    def chunks(self, kind: str, stage: int) -> Iterator[float]:
-        """Yield the seconds of a segment's actions of a kind."""
-        rows = self.rows[stage]
+    @property
+    def first_came_s(self) -> float:
+        """The seconds until the embedding's first output was at all devices of the first stage."""
+        first = Action(FORWARD, 0)
+        began_s = max(rows[first][1] for rows in self.rows[0].values())
+        return began_s - self.own.embedding[first][1]
+
+    def chunks(self, kind: str, stage: int, device: str) -> Iterator[float]:
+        """Yield the seconds of a device's actions of a kind."""
+        rows = self.rows[stage][device]
         return (each[2] - each[1] for action, each in rows.items() if action.kind == kind)
 
     def answers(self, queued: bool) -> Iterator[float]:
@@ -327,30 +349,45 @@ class _Step:
                 yield answered_s - max(submitted_s, free_s)
             free_s = answered_s
 
-    def sent(self, stage: int) -> Iterator[float]:
-        """Yield the seconds in which outputs of a stage, or of the control unit (-1), came to a
-        stage that was waiting for them."""
-        last = len(self.rows) - 1
+    def sent(self, stage: int, device: str = "", own_s: float = 0.0) -> Iterator[float]:
+        """Yield the seconds in which outputs of a ``device`` of a stage, or of the control unit
+        (-1), came to a stage that was waiting for them.
+
+        A stage waits for the last device of the one before, so the others have no times. Between
+        devices, hops from or to a shared stage pass the control unit, whose ``own_s`` are left out.
+        """
+        last, alone = len(self.rows) - 1, True
         if stage == -1:
             ended = {a: t[1] for a, t in self.own.embedding.items() if a.kind == FORWARD}
             ended |= {a: t[1] for a, t in self.own.head.items() if a.kind == BACKWARD}
-            came = {FORWARD: self.rows[0], BACKWARD: self.rows[last]}
+            if len(self.rows[0]) > 1:  # which also waits for weights of the last step
+                ended.pop(Action(FORWARD, 0), None)
+            came = {FORWARD: self._first(0), BACKWARD: self._first(last)}
         else:
             # a device that sends no output has sent it at once
-            ended = {a: row[2] for a, row in self.rows[stage].items() if row[3] > row[2]}
-            own = {
+            rows, alone = self.rows[stage][device], len(self.rows[stage]) == 1
+            ended = {a: row[2] for a, row in rows.items() if row[3] > row[2]}
+            own: _Rows = {
                 action: (free_s, began_s)
                 for action, of_head, free_s, began_s in self.own.waited()
                 if of_head == (action.kind == FORWARD)
             }
             came = {
-                FORWARD: self.rows[stage + 1] if stage < last else own,
-                BACKWARD: self.rows[stage - 1] if stage else own,
+                FORWARD: self._first(stage + 1) if stage < last else own,
+                BACKWARD: self._first(stage - 1) if stage else own,
             }
         for action, end_s in ended.items():
             row = came[action.kind].get(action)
-            if row is not None and row[0] < end_s:
-                yield max(0.0, row[1] - end_s)
+            others = () if alone else (each[action][2] for each in self.rows[stage].values())
+            if row is not None and row[0] < end_s and end_s >= max(others, default=end_s):
+                to = stage + (1 if action.kind == FORWARD else -1)
+                sides = {stage, to} & {*range(last + 1)}
+                passes = len(sides) > 1 and any(len(self.rows[each]) > 1 for each in sides)
+                yield max(0.0, row[1] - end_s - (own_s if passes else 0.0))
+
+    def _first(self, stage: int) -> _Rows:
+        """Return the times of a stage's first device."""
+        return next(iter(self.rows[stage].values()))
 
 
 def _lengths(times: Mapping[Action, tuple[float, float]], kind: str) -> Iterator[float]:

@@ -11,14 +11,14 @@ import pytest
 from made_run import made_lines, write_lines
 from pydantic import TypeAdapter
 from report_page import Page
-from step_laws import law_of
+from step_laws import law_of, works_with
 
 from collapipe.run_report import round as of_round
 from collapipe.run_report.charts import Row
 from collapipe.runs.reading import read_run
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 from optim.planner import RoundRequest
-from optim.step import step_s, works_of
+from optim.step import step_s
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -102,7 +102,7 @@ def test_a_simulated_step_has_the_control_unit_and_all_hops(
     hops = [[span for kind, span in row.boxes if "hop" in kind.name] for row in segments]
     assert [len(row) for row in hops] == [4, *[8] * (len(held) - 1)]  # no gradient to the embedding
     ends = [end for row in (embedding, *segments, head) for _, (_, end) in row.boxes]
-    works = works_of(law, [name for name, _ in held], [1.6] * len(held), [n for _, n in held])
+    works = works_with(law, [name for name, _ in held], [1.6] * len(held), [n for _, n in held])
     assert max(ends) == pytest.approx(step_s(law, works, cluster["schedule"]))
     answers = [span for kind, span in head.boxes if "hop" not in kind.name]
     assert all(before[1] <= behind[0] for before, behind in pairwise(answers))

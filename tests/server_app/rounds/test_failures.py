@@ -39,6 +39,7 @@ from collapipe.state import (
     Uplink,
     unknown_cluster,
 )
+from collapipe.step_law import HeldStage
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, TrainReply
 from optim.planner import RoundRequest
@@ -587,7 +588,9 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
     uplink = Uplink(*[high] * 4, (high,) * 20_000)
     names = [each.name for each in devices]
     step = law_of(names, m=4096, apart=True, cores=4096, send_s=1.2345678901234567e-15)
-    step = replace(step, blocks=dict.fromkeys(names, 4096), factor=1.2345678901234567e-5)
+    stages = HeldStage((*names,), 4096, (2**31 - 1,) * len(names))
+    times = {k: replace(t, launch_s=1.2345678901234567e-15) for k, t in step.devices.items()}
+    step = replace(step, stages=(stages,), devices=times, factor=1.2345678901234567e-5)
     state = ClusterState(7, tuple(devices), 10**18, uplink, step=step)
     plan, steps = ClusterPlan(7, (), 2, "one_f_one_b"), 3
     request = RoundRequest(1, (state,), 200, 6, steps, None, 2, "one_f_one_b", (), (0.0,), (None,))
