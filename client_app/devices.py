@@ -71,6 +71,7 @@ class Devices:
         self.channels = Channels(self._dialer)  # open in all rounds
         weakref.finalize(self, self.channels.close)
         self._profile = settings.pipeline.profile is not False
+        self._batch_size = settings.batch_size
         self.relay = settings.pipeline.relay  # becomes True if a device cannot dial another
         self.law: StepLaw | None = None
         self._labels = {this_host().name: ""}  # of machines in this process
@@ -93,7 +94,7 @@ class Devices:
 
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
         """Return the described devices with their measured speeds."""
-        return tuple(known_profile(each, self.law) for each in profiles)
+        return tuple(known_profile(each, self.law, self._batch_size) for each in profiles)
 
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
@@ -119,7 +120,6 @@ class Devices:
         times: StepTimes,
         hosts: Mapping[str, Host],
         described: Collection[DeviceProfile],
-        batch_size: int,
         lost: Collection[str] = (),
     ) -> None:
         """Update the law from the ``times`` of a round with this ``plan`` on ``described`` devices.
@@ -129,10 +129,11 @@ class Devices:
         before, gone = self.law, {*self.absent, *lost}
         left = {each.name: each for each in described if each.name not in gone}
         try:
-            law = measured_law(plan, times, self._labelled(hosts), left, batch_size, before)
+            machines = self._labelled(hosts)
+            law = measured_law(plan, times, machines, left, self._batch_size, before)
             if before is not None:
                 known = {each.name: each for each in self.known(described)}
-                works = works_of(before, law.stages, known, batch_size)
+                works = works_of(before, law.stages, known, self._batch_size)
                 planned_s = step_s(before, works, plan.schedule)
                 law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
         except ConfigError as error:  # a device may send any times
@@ -272,8 +273,8 @@ class DevicePipeline:
         reports, times = tuple(segments.measured()), segments.step_times()
         events = (*self._all.news, *self._planned(), *segments.events)
         if times is not None:
-            told = self._described, self._settings.batch_size, segments.lost
-            self._all.learn(segments.plan, times, segments.hosts, *told)
+            hosts, lost = segments.hosts, segments.lost
+            self._all.learn(segments.plan, times, hosts, self._described, lost)
         self._all.news.clear()
         if not self._segments.lost:
             steps_s = self._timer.seconds[PIPELINE]

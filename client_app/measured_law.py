@@ -57,7 +57,7 @@ def measured_law(
         head_s=times.head_s,
         head_pace_s=times.head_pace_s,
         overhead_s=times.overhead_s,
-        sync_slowness=before.sync_slowness if before else 1.0,
+        sync_slowness=before.sync_slowness if before else None,
     )
     law, works = alone(law, works, plan.schedule)
     size, known, found = batch_size / plan.num_micro_batches, before and before.devices, {}
@@ -102,15 +102,24 @@ def held_stages(plan: ClusterPlan) -> tuple[HeldStage, ...]:
     )
 
 
-def known_profile(described: DeviceProfile, law: StepLaw | None) -> DeviceProfile:
-    """Return a described device with its measured speeds."""
-    times, sharing = law.devices.get(described.name) if law else None, described.sharing
-    if law is not None and sharing is not None:
-        sharing = replace(sharing, sync_s=sharing.sync_s * law.sync_slowness)
-    time = described.time
+def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int) -> DeviceProfile:
+    """Return a described device with its measured speeds. Before adding gradients was measured,
+    their bytes are as slow as those of the measured hops."""
+    times, time, sharing = (
+        law and law.devices.get(described.name),
+        described.time,
+        described.sharing,
+    )
+    if law is None:
+        return described
     if times is not None:
         time = time.taking(times.slowness)
         time = replace(time, v=time.v + times.launch_s)
+    if sharing is not None:
+        slowness, hop_s = law.sync_slowness, time.hop(batch_size / law.num_micro_batches)
+        if slowness is None:
+            slowness = 2 * times.send_s / hop_s if times is not None and hop_s else 1.0
+        sharing = replace(sharing, sync_s=slowness * sharing.sync_s)
     return replace(described, time=time, sharing=sharing)
 
 
@@ -138,8 +147,14 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
         head_pace_s=_mean(before.head_pace_s, now.head_pace_s or before.head_pace_s),
         overhead_s=_mean(before.overhead_s, now.overhead_s),
         factor=_mean(before.factor, now.factor),
-        sync_slowness=math.sqrt(before.sync_slowness * now.sync_slowness),
+        sync_slowness=_sync_slowness(before, now),
     )
+
+
+def _sync_slowness(before: StepLaw, now: StepLaw) -> float | None:
+    if before.sync_slowness is None or now.sync_slowness is None:
+        return now.sync_slowness
+    return math.sqrt(before.sync_slowness * now.sync_slowness)
 
 
 def without_devices(law: StepLaw, works: Sequence[StageWork], schedule: str) -> str | None:

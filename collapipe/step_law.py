@@ -56,8 +56,9 @@ class StepLaw:
     activations to the head (``submit_s``), and sends tensors (``send_s`` until they arrive). The
     head answers after ``head_s``; if it has a queue, answers follow each other in ``head_pace_s``,
     which is 0 if it never had one. ``embedding_backward_s`` is 0 if no gradient returns to it.
-    ``overhead_s`` is the rest of a step: its start, and the norms at its end. In plans with shared
-    stages adding gradients takes ``sync_slowness`` times the described seconds.
+    ``overhead_s`` is the rest of a step: its start, and the norms at its end. Adding the
+    gradients of shared stages takes ``sync_slowness`` times the described seconds; None before it
+    was measured.
 
     Attributes
     ----------
@@ -94,7 +95,7 @@ class StepLaw:
     overhead_s: float
     factor: float = 1.0
     spread: float = 0.1
-    sync_slowness: float = 1.0
+    sync_slowness: float | None = None
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -127,7 +128,8 @@ class StepLaw:
             self._check("host", each.host in self.cores)
             self._check("slowness", 1 / MOST_SLOWNESS <= each.slowness <= MOST_SLOWNESS)
             self._check("rows", 0 <= each.rows < _MOST_ROWS)
-        self._check("sync_slowness", 1 / MOST_SLOWNESS <= self.sync_slowness <= MOST_SLOWNESS)
+        sync = 1.0 if self.sync_slowness is None else self.sync_slowness
+        self._check("sync_slowness", 1 / MOST_SLOWNESS <= sync <= MOST_SLOWNESS)
 
     def _check(self, name: str, fits: bool) -> None:
         if not fits:

@@ -24,7 +24,8 @@ def devices(profile: bool | None = None) -> Devices:
     """Two, of which nobody has asked anything yet."""
     roster = [DeviceAddress(name, f"{name}.home:7700") for name in ("jetson", "pi")]
     cluster: Any = SimpleNamespace(roster=lambda unit: roster, credentials=None)
-    settings: Any = SimpleNamespace(pipeline=SimpleNamespace(profile=profile, relay=False))
+    pipeline = SimpleNamespace(profile=profile, relay=False)
+    settings: Any = SimpleNamespace(pipeline=pipeline, batch_size=8)
     return Devices(settings, cluster, 0)
 
 
@@ -51,7 +52,7 @@ def learn(
     )
     known = taking({"jetson": 1.0, "pi": 1.0})
     hosts = {name: Host(each, 4) for name, each in zip(known, machines, strict=True)}
-    own.learn(plan, times, hosts, known.values(), 8)
+    own.learn(plan, times, hosts, known.values())
 
 
 def slowness(own: Devices) -> dict[str, float]:

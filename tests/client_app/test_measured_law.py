@@ -129,7 +129,7 @@ def planned_s(
 
 def known(described: Mapping[str, DeviceProfile], law: StepLaw) -> dict[str, DeviceProfile]:
     """The devices with their measured speeds."""
-    return {name: known_profile(each, law) for name, each in described.items()}
+    return {name: known_profile(each, law, SIZE) for name, each in described.items()}
 
 
 @pytest.mark.parametrize(("cores", "apart"), [(64, True), (64, False), (2, False), (1, False)])
@@ -188,7 +188,20 @@ def test_adding_gradients_is_what_a_step_takes_beyond_its_actions() -> None:
     )
     assert found.overhead_s == 0.0
     assert found.stages == (HeldStage(("a", "b", "c"), 6, (2, 3, 1)),)
-    assert known_profile(truth["a"], found).sharing == SharingLaw(SYNC_S * found.sync_slowness)
+    assert found.sync_slowness is not None
+    shown = known_profile(truth["a"], found, SIZE).sharing
+    assert shown == SharingLaw(SYNC_S * found.sync_slowness)
+
+
+def test_before_it_is_measured_adding_gradients_is_as_slow_as_hops() -> None:
+    described = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.01, 0.0), sharing=SharingLaw(SYNC_S))
+    law = replace(real_law(64, True), devices={"a": DeviceTimes(1 / 3, 0.09, "a")})
+    known = known_profile(described, law, SIZE)  # six rows take 0.06 s, both ways
+    assert known.sharing == SharingLaw(3 * SYNC_S)
+    slow = replace(law, sync_slowness=7.0)
+    assert known_profile(described, slow, SIZE).sharing == SharingLaw(7 * SYNC_S)
+    unknown = known_profile(replace(described, name="b"), law, SIZE)
+    assert unknown == replace(described, name="b")
 
 
 def test_noise_does_not_become_a_launch() -> None:
