@@ -105,20 +105,16 @@ def held_stages(plan: ClusterPlan) -> tuple[HeldStage, ...]:
 def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int) -> DeviceProfile:
     """Return a described device with its measured speeds. Before adding gradients was measured,
     their bytes are as slow as those of the measured hops."""
-    times, time, sharing = (
-        law and law.devices.get(described.name),
-        described.time,
-        described.sharing,
-    )
     if law is None:
         return described
+    times, time, sharing = law.devices.get(described.name), described.time, described.sharing
     if times is not None:
         time = time.taking(times.slowness)
         time = replace(time, v=time.v + times.launch_s)
     if sharing is not None:
         slowness, hop_s = law.sync_slowness, time.hop(batch_size / law.num_micro_batches)
         if slowness is None:
-            slowness = 2 * times.send_s / hop_s if times is not None and hop_s else 1.0
+            slowness = max(1.0, 2 * times.send_s / hop_s) if times is not None and hop_s else 1.0
         sharing = replace(sharing, sync_s=slowness * sharing.sync_s)
     return replace(described, time=time, sharing=sharing)
 
