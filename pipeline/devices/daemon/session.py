@@ -169,7 +169,7 @@ class Session:
         if d.next is not None and d.next_session is not None:
             self._open_to(BEHIND, BEFORE, Peer(d.next, d.next_session))
         for member, peer in enumerate(d.peers, start=d.member + 1):
-            self._check()
+            self._check_commands()  # takes no parts: READY means that all are dialled
             self._open_to(share_side(member), share_side(d.member), peer)
         if held.built:  # else ``_part`` answers after the last weights
             self._answer(frame, FrameKind.READY)
@@ -362,9 +362,13 @@ class Session:
             self.held.forget()
 
     def _check(self) -> None:
+        """Take parts, and raise ``Interrupted`` as ``_check_commands`` does."""
+        self._take_parts()
+        self._check_commands()
+
+    def _check_commands(self) -> None:
         """Raise ``Interrupted`` if the daemon leaves, or a control frame other than a part
         waits."""
-        self._take_parts()
         if self.leaving.is_set() or self.control.over or self.control.brings_but(FrameKind.PART):
             raise Interrupted
 

@@ -11,9 +11,10 @@ from device_cluster import daemons
 from collapipe.errors import LinkError, RefusedLinkError
 from collapipe.wire import channels
 from collapipe.wire.channels import DeviceAddress, Dialer
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.messages import BEFORE, secret_for
+from pipeline.devices.messages import BEFORE, Peer, secret_for
 
 DESCRIPTION = SimpleNamespace(dialled=[], session="earlier", unit=3)
 HELD: Any = SimpleNamespace(description=DESCRIPTION)
@@ -101,3 +102,26 @@ def test_what_ends_with_a_stream_ends_with_one_that_has_ended() -> None:
     stream.close()
     stream.on_close(closed.set)
     assert closed.is_set()
+
+
+def test_a_device_is_ready_once_it_has_dialled_all_peers() -> None:
+    """The last weights may arrive while it dials; another device would begin without its stream."""
+    own, dialled = session(), list[str]()
+
+    def dial(address: DeviceAddress, secret: str, side: str) -> FrameStream:
+        dialled.append(address.name)
+        return FrameStream(address.name, 100)
+
+    def take() -> None:
+        raise AssertionError(f"took parts after it dialled {dialled}")
+
+    peers = [Peer(DeviceAddress(f"peer-{k}", f"127.0.0.1:{k}"), "secret") for k in (1, 2, 3)]
+    known: Any = SimpleNamespace(
+        session="s", next=None, next_session=None, peers=peers, member=0, others=[1, 2, 3]
+    )
+    own.held = SimpleNamespace(description=known, part_bytes=0, built=False)  # type: ignore[assignment]
+    own.dial, own._take_parts = dial, take  # type: ignore[method-assign]
+    own._held = lambda frame: own.held  # type: ignore[assignment, return-value]
+    own._open(Frame(FrameKind.OPEN, 0, 0, 0, ()))
+    assert dialled == ["peer-1", "peer-2", "peer-3"]
+    assert {*own.neighbours} == {"share-1", "share-2", "share-3"}
