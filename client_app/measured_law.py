@@ -192,11 +192,16 @@ def _devices(before: StepLaw, now: StepLaw) -> dict[str, DeviceTimes]:
         found[name] = replace(
             each,
             forward_share=share,
-            send_s=_mean(old.send_s, each.send_s),
+            send_s=each.send_s if _differ(old, each.rows) else _mean(old.send_s, each.send_s),
             slowness=slowness,
             launch_s=_mean(old.launch_s, each.launch_s),
         )
     return found
+
+
+def _differ(old: DeviceTimes, rows: float) -> bool:
+    """Whether the device computed other numbers of rows in earlier rounds."""
+    return old.rows > 0 and max(rows / old.rows, old.rows / rows) > _OTHER_ROWS
 
 
 def _mean(before: float, now: float) -> float:
@@ -215,7 +220,7 @@ def _device(
     block_s, described_s = taken_s / blocks, described.compute(1, rows)
     launch_s = min(old.launch_s, block_s / 2) if old else 0.0
     ratio = (block_s - launch_s) / described_s if described_s else 1.0
-    if old and old.rows and max(rows / old.rows, old.rows / rows) > _OTHER_ROWS:
+    if old and _differ(old, rows):
         before_s = described.compute(1, old.rows)
         old_s = old.slowness * before_s + old.launch_s
         slope = (block_s - old_s) / (described_s - before_s) if described_s != before_s else 0.0

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import chain, islice, pairwise
 
 from collapipe.errors import PlanViolationError
-from collapipe.state import ClusterState
-from collapipe.step_law import HeldStage, StepLaw, interval
+from collapipe.state import AffineLaw, ClusterState
+from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.latency import block_caps
 from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
@@ -25,18 +25,26 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     If memory does not allow m any more, it is free.
     """
     m = law.num_micro_batches
-    devices = tuple(
-        replace(each, time=replace(each.time, w=0.0, ell=2 * times.send_s))
+    devices = (
+        replace(each, time=_with_hop(each.time, times, problem.batch_size / m))
         if (times := law.devices.get(each.name))
         else each
         for each in problem.devices
     )
-    known = replace(problem, devices=devices)
+    known = replace(problem, devices=tuple(devices))
     if m > problem.max_micro_batches:
         return known
     fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
     shared = any(stage.rows for stage in law.stages)  # its devices need no memory for all rows
     return fixed if shared or block_caps(fixed)[m - 1].sum() >= problem.num_blocks else known
+
+
+def _with_hop(time: AffineLaw, times: DeviceTimes, size: float) -> AffineLaw:
+    """Return the law with the measured seconds of a hop, there and back; ``size`` is b/m."""
+    hop_s, described_s = 2 * times.send_s, time.hop(times.rows or size)
+    if not described_s:
+        return replace(time, w=0.0, ell=hop_s)
+    return replace(time, w=time.w * hop_s / described_s, ell=time.ell * hop_s / described_s)
 
 
 def law_for(cluster: ClusterState) -> StepLaw | None:

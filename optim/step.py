@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise
 from statistics import fmean
 
-from collapipe.state import DeviceProfile, ring_s
+from collapipe.state import AffineLaw, DeviceProfile, ring_s
 from collapipe.step_law import FORWARD_SHARE, DeviceTimes, HeldStage, StepLaw
 from pipeline import schedule
 from pipeline.schedule import BACKWARD, FORWARD
@@ -217,14 +217,20 @@ def works_of(
     for stage in stages:
         found, size = [], batch_size / law.num_micro_batches
         for name, rows in zip(stage.devices, stage.rows or (size,), strict=True):
-            seconds = devices[name].time.compute(stage.blocks, rows)
-            times = law.devices.get(name, like)
+            own, times = devices[name].time, law.devices.get(name, like)
+            seconds = own.compute(stage.blocks, rows)
             forward_s = times.forward_share * seconds
+            send_s = times.send_s * hop_ratio(own, rows, times.rows or size)
             host = times.host if name in law.devices else None
-            found.append(DeviceWork(forward_s, seconds - forward_s, times.send_s, host))
+            found.append(DeviceWork(forward_s, seconds - forward_s, send_s, host))
         sync_s = ring_s([devices[name].sharing for name in stage.devices], stage.blocks)
         works.append(StageWork(tuple(found), sync_s))
     return works
+
+
+def hop_ratio(time: AffineLaw, rows: float, measured: float) -> float:
+    """Return a hop's seconds for ``rows`` rows over those for the ``measured`` rows."""
+    return time.hop(rows) / known_s if (known_s := time.hop(measured)) else 1.0
 
 
 def step_s(law: StepLaw, works: Sequence[StageWork], name: str) -> float:

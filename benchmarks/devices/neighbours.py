@@ -155,7 +155,10 @@ class _Bench:
             times, hosts = mine.segments.step_times(), mine.segments.hosts
         assert times is not None
         machines = {**hosts, None: this_host()}
-        return measured_law(plan, times, machines, dict.fromkeys(self.names, 1.0)), times.step_s
+        m, samples = self.arguments.micro_batches, self.arguments.samples
+        one = AffineLaw(m / samples, 0.0, 0.0, 0.0)
+        described = {name: DeviceProfile(name, one) for name in self.names}
+        return measured_law(plan, times, machines, described, samples), times.step_s
 
     def _problem(self, law: StepLaw) -> ClusterProblem:
         m, total, samples = law.num_micro_batches, self.arguments.blocks, self.arguments.samples
