@@ -24,16 +24,17 @@ from tests.network import network
 @dataclass(frozen=True, slots=True)
 class Setting:
     """The options of a run, its number of devices, and the rate of their links; None: one machine
-    without quotas. The speed and the launch of a block describe a core in the inventory."""
+    without quotas. The speed and the launch of a block describe a core in the inventory, of which
+    daemons in a network have the ``cores``."""
 
     options: tuple[str, ...] = ()
     devices: int = 3
     mbit: float | None = None
     flops_per_s: float = 2e10
     launch_s: float = 0.0
+    cores: tuple[float, ...] = 0.5, 0.35, 0.2, 0.1  # 10:7:4:2
 
 
-CORES = 0.5, 0.35, 0.2, 0.1  # of daemons in a network, 10:7:4:2
 WIDTH_256 = "model.dim=256", "model.feed_forward_dim=1024", "federation.local_steps=10"
 WIDTH_768 = (
     *("model.dim=768", "model.feed_forward_dim=3072"),
@@ -127,7 +128,7 @@ def _in_network(setting: Setting, folder: Path) -> Iterator[Path]:
         places = stack.enter_context(apart(there.places))
         started = stack.enter_context(boxes(folder, places, "4GB"))
         devices = []
-        for box, cores in zip(started.daemons, CORES, strict=False):
+        for box, cores in zip(started.daemons, setting.cores, strict=False):
             stack.enter_context(limited(box.process.pid, cores))
             known = {"flops_per_s": setting.flops_per_s * cores, "d2d_rate_bps": setting.mbit * 1e6}
             known |= {"launch_s": setting.launch_s / cores} if setting.launch_s else {}
