@@ -40,7 +40,7 @@ from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
-from optim.step import step_s, works_of
+from optim.step import step_s, with_micro_batches, works_of
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.cluster import Cluster
@@ -294,21 +294,22 @@ class DevicePipeline:
         """Yield a message if the round's plan differs from the last one because of measured times,
         and once if this process alone would be faster than the plan."""
         law, plan = self._all.law, self._plan
-        if law is None or law.num_micro_batches != plan.num_micro_batches:
+        if law is None:
             return
         if not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
             return
         stages, size = held_stages(plan), self._settings.batch_size
-        old_works, new_works = (
-            works_of(law, each, self._devices, size) for each in (law.stages, stages)
-        )
+        new_law = with_micro_batches(law, plan.num_micro_batches)
+        works = works_of(new_law, stages, self._devices, size)
         if not self._all.advised:
-            text = without_devices(law, new_works, plan.schedule)
+            text = without_devices(new_law, works, plan.schedule)
             if text is not None:
                 self._all.advised = True
                 yield text
         if stages != law.stages:
-            old_s, new_s = (step_s(law, each, plan.schedule) for each in (old_works, new_works))
+            old_works = works_of(law, law.stages, self._devices, size)
+            old_s = step_s(law, old_works, plan.schedule)
+            new_s = step_s(new_law, works, plan.schedule)
             old, new = (" + ".join(map(str, each)) for each in (law.stages, stages))
             yield (
                 f"blocks are now {new} instead of {old}: measured times give "

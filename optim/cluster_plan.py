@@ -236,16 +236,25 @@ def _by_law(
 ) -> list[Partition]:
     """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones; other rules keep theirs."""
-    if _shares(solve):
-        with suppress(InfeasibleRoundError):
-            front = [*front, *solve_cached(problem, _single(solve), rng)]
+    if _shares(solve):  # their bits depend on measured times, so that m need not stay
+        for m in _sizes(law.num_micro_batches, request.num_micro_batches):
+            of_m = replace(problem, min_micro_batches=m, max_micro_batches=m)
+            for each in (solve, _single(solve)):
+                with suppress(InfeasibleRoundError):
+                    front = [*front, *solve_cached(of_m, each, rng)]
     if _shares(solve) or _rule(solve) is exact_partition:
         return simulated_front(front, problem, law, request.schedule, request.num_segments)
-    known = (simulates(law, each) for each in front)
+    known = map(simulates, front)
     return [
         simulated(each, problem, law, request.schedule) if fits else each
         for each, fits in zip(front, known, strict=True)
     ]
+
+
+def _sizes(now: int, most: int) -> list[int]:
+    """Return the numbers of micro-batches that are compared: powers of 2, and that of ``now``."""
+    powers = {2**power for power in range(most.bit_length())}
+    return sorted(m for m in powers | {now} if m <= most)
 
 
 def _rule(solve: ClusterSolver) -> object:

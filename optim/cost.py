@@ -124,7 +124,7 @@ def _pipelined(
     devices = [known[name] for segment in cluster.segments for name in segment.devices]
     problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
     partition, spread, joules = partition_of_plan(problem, cluster), 0.0, dict[str, float]()
-    if law is not None and simulates(law, partition):
+    if law is not None and simulates(partition):
         partition, spread = simulated(partition, problem, law, cluster.schedule), law.spread
     for stage in stages_of(problem, partition):
         for place, rows in zip(stage.devices, stage.rows, strict=True):

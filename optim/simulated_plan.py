@@ -8,9 +8,9 @@ from collapipe.errors import PlanViolationError
 from collapipe.state import AffineLaw, ClusterState
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.latency import block_caps
-from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
+from optim.problem import EVERY_TIME, ClusterProblem, Ints, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
-from optim.step import StageWork, pace_s, step_s, works_of
+from optim.step import StageWork, pace_s, step_s, with_micro_batches, works_of
 from optim.verify.cluster import check_point
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
@@ -56,19 +56,14 @@ def law_for(cluster: ClusterState) -> StepLaw | None:
     return cluster.step if cluster.real_devices and len(places) <= 1 else None
 
 
-def simulates(law: StepLaw, point: Partition) -> bool:
-    """Whether the point's steps are simulated with this law. Replicas, other numbers of
-    micro-batches and very long steps are not."""
-    m = point.num_micro_batches
-    return (
-        m == law.num_micro_batches
-        and not point.replicated
-        and _devices_of(point) * m <= _MOST_ACTIONS
-    )
+def simulates(point: Partition) -> bool:
+    """Whether the point's steps are simulated. Replicas and very long steps are not."""
+    return not point.replicated and _devices_of(point) * point.num_micro_batches <= _MOST_ACTIONS
 
 
 def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule: str) -> Partition:
     """Return the point with the seconds of a simulated step, and those of its slowest stage."""
+    law = with_micro_batches(law, point.num_micro_batches)
     works = works_in(point, problem, law)
     return replace(
         point,
@@ -79,7 +74,7 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
 
 
 def works_in(point: Partition, problem: ClusterProblem, law: StepLaw) -> list[StageWork]:
-    """Return the work of each stage, in pipeline order."""
+    """Return the work of each stage, in pipeline order, with the law of the point's m."""
     devices = {each.name: each for each in problem.devices}
     stages = []
     for stage in stages_of(problem, point):
@@ -105,14 +100,15 @@ def simulated_front(
     The last plan stays, if the same devices are present, unless another one is faster by more than
     the prediction's interval. Slower plans with fewer segments stay in the front, too.
     """
-    if not all(simulates(law, each) for each in front):
+    if not all(map(simulates, front)):
         return list(front)
     best = sorted(front, key=lambda each: each.latency_s)
-    caps = _caps(problem, law)
+    most_m = max(each.num_micro_batches for each in front)
+    caps = block_caps(replace(problem, min_micro_batches=1, max_micro_batches=most_m))
     near = chain(best, (each for point in best for each in _neighbours(point, caps)))
     each_takes = max(_devices_of(each) * each.num_micro_batches for each in best)
     few = islice(near, _MOST_SIMULATED // each_takes)
-    compared = {(each.blocks, each.stages): each for each in few}
+    compared = {(each.num_micro_batches, each.blocks, each.stages): each for each in few}
     points = [simulated(each, problem, law, schedule) for each in compared.values()]
     last = _last(front[0], problem, law)
     if last is not None and (most_segments is None or last.num_segments <= most_segments):
@@ -136,9 +132,10 @@ def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition |
     if places.keys() != {*law.present} or not law.blocks.keys() <= places.keys():
         return None
     blocks = tuple(law.blocks.get(name, 0) for name in places)
-    point = replace(like, blocks=blocks, stages=())
+    m = law.num_micro_batches
+    point = replace(like, blocks=blocks, num_micro_batches=m, stages=())
     if any(each.rows for each in law.stages):
-        rows = largest_rows(problem, law.num_micro_batches)
+        rows = largest_rows(problem, m)
         point = replace(
             point,
             stages=tuple(
@@ -150,10 +147,10 @@ def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition |
         check_point(point, problem)
     except PlanViolationError:
         return None
-    return point if simulates(law, point) else None
+    return point if simulates(point) else None
 
 
-def _neighbours(point: Partition, caps: Sequence[int]) -> Iterator[Partition]:
+def _neighbours(point: Partition, caps: Ints) -> Iterator[Partition]:
     """Yield the points in which one block is on the segment before or behind its own; none for
     plans with shared stages."""
     held = [place for place, count in enumerate(point.blocks) if count and not point.stages]
@@ -163,15 +160,5 @@ def _neighbours(point: Partition, caps: Sequence[int]) -> Iterator[Partition]:
             blocks[source] -= 1
             blocks[sink] += 1
             near = replace(point, blocks=tuple(blocks))
-            if blocks[source] and _within(near, caps):
+            if blocks[source] and (blocks <= caps[point.num_micro_batches - 1]).all():
                 yield near
-
-
-def _caps(problem: ClusterProblem, law: StepLaw) -> list[int]:
-    """Return the most blocks of each device with the law's micro-batches."""
-    caps: list[int] = block_caps(problem)[law.num_micro_batches - 1].tolist()
-    return caps
-
-
-def _within(point: Partition, caps: Sequence[int]) -> bool:
-    return all(count <= cap for count, cap in zip(point.blocks, caps, strict=True))

@@ -195,9 +195,19 @@ def test_stages_are_shared_if_the_measured_law_says_so() -> None:
 
 
 def test_a_shared_stage_stays_unless_a_pipeline_is_faster_by_more_than_the_interval() -> None:
-    rows = HeldStage(("a", "b", "c"), 6, (1, 2, 1))
+    rows = HeldStage(("a", "b", "c"), 6, (2, 3, 3))
     for sync_s, stays in ((0.01, True), (3.0, False)):
-        law = law_of(NAMES, m=2, apart=True, stages=(rows,), spread=0.1)
+        law = law_of(NAMES, m=1, apart=True, stages=(rows,), spread=0.1)
         found = auto(request_of(law), sync_s)
-        assert (found == [{"a": 1, "b": 2, "c": 1}]) == stays
+        assert (found == [{"a": 2, "b": 3, "c": 3}]) == stays
         assert stays or all(len(stage) == 1 for stage in found)
+
+
+def test_shared_stages_may_have_other_micro_batches_than_the_measured_rounds() -> None:
+    """With two, four rows cannot be shared evenly among three devices. A head that takes as long as
+    the devices is a reason for several."""
+    rows = HeldStage(("a", "b", "c"), 6, (1, 2, 1))
+    law = law_of(NAMES, m=2, apart=True, stages=(rows,), spread=0.1)
+    assert auto(request_of(law), 0.01) == [{"a": 3, "b": 3, "c": 2}]
+    law = replace(law, head_s=6.0, head_pace_s=6.0)
+    assert sum(auto(request_of(law), 0.01)[0].values()) < 8
