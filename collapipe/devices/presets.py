@@ -22,6 +22,7 @@ from collapipe.state import (
     DeviceProfile,
     EnergyBudget,
     Payload,
+    SharingLaw,
     Uplink,
 )
 
@@ -118,7 +119,8 @@ class PaperCluster(_DrawnCluster):
         power = rng.uniform(*self.d2d_power_w)
         noise = self.d2d_bandwidth_hz * from_dbm(self.noise_dbm_per_hz)
         snr = power * from_db(self.d2d_gain_db) / (self.d2d_interference_w + noise)
-        hop_s = self.hop_bits / (self.d2d_bandwidth_hz * math.log2(1 + snr))
+        rate_bps = self.d2d_bandwidth_hz * math.log2(1 + snr)
+        hop_s = self.hop_bits / rate_bps
         speed = factor * per_unit
         forward_s, backward_s = self.forward_flops / speed, self.backward_flops / speed
         time = AffineLaw(u=forward_s, v=backward_s, w=0.0, ell=hop_s)
@@ -129,8 +131,13 @@ class PaperCluster(_DrawnCluster):
             w=0.0,
             ell=power * hop_s,
         )
-        budget = EnergyBudget(self.energy_j, energy, "micro_batch")
-        return DeviceProfile(f"device-{number}", time, self.max_blocks, budget)
+        return DeviceProfile(
+            f"device-{number}",
+            time,
+            self.max_blocks,
+            EnergyBudget(self.energy_j, energy, "micro_batch"),
+            sharing=SharingLaw(8 * cost.trained_bytes / rate_bps, self.max_blocks),
+        )
 
 
 @dataclass(frozen=True)
