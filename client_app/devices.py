@@ -40,7 +40,7 @@ from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
-from optim.step import step_s, with_micro_batches, works_of
+from optim.step import in_flight, step_s, with_micro_batches, works_of
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.cluster import Cluster
@@ -224,8 +224,8 @@ class DevicePipeline:
         replica = Replica(forms, starting_with(start.weights, start.state), start.fixed)
         cost = block_cost(settings)
 
-        def needed(blocks: int, part: float) -> float:
-            return cost.segment_needs(blocks, samples * part, part)
+        def needed(blocks: int, part: float, kept: float) -> float:
+            return cost.segment_needs(blocks, samples * part, part * kept)
 
         cluster = Cluster(
             devices=devices.roster,
@@ -346,6 +346,7 @@ class DevicePipeline:
             max_micro_batches=m,
             latency="overlap",  # real devices send while they compute
             min_micro_batches=m,
+            in_flight=in_flight(self._plan.schedule, len(left)),
         )
         try:
             solution = exact_partition(problem)

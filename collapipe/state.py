@@ -75,7 +75,8 @@ class MemoryBudget:
 
     bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·⌈b̂⌉), for δ blocks and b̂ samples;
     the largest micro-batch has ⌈b̂⌉ samples. ``segment_bytes`` and ``block_bytes`` include what is
-    kept for all rows of a batch, of which a device that shares a stage keeps its part.
+    kept for all rows of a batch. A device keeps a part of it: of the micro-batches that are under
+    way in its schedule, and of its own rows if it shares a stage.
     """
 
     limit_bytes: float
@@ -89,12 +90,14 @@ class MemoryBudget:
         own = "limit_bytes", "segment_bytes", "block_bytes", "sample_bytes"
         _check_within(self, (*own, "batch_segment_bytes", "batch_block_bytes"))
 
-    def blocks(self, micro_batch_size: float, most: int) -> int:
-        """Return how many blocks fit, at most ``most``."""
-        left = self.limit_bytes - self.segment_bytes
+    def blocks(self, micro_batch_size: float, most: int, kept: float = 1.0) -> int:
+        """Return how many blocks fit, at most ``most``, if the tensors of ``kept`` of a batch's
+        rows are kept at the same time."""
+        left = self.limit_bytes - (self.segment_bytes - (1 - kept) * self.batch_segment_bytes)
         if left < 0:
             return 0
-        each = self.block_bytes + self.sample_bytes * math.ceil(micro_batch_size)
+        each = self.block_bytes - (1 - kept) * self.batch_block_bytes
+        each += self.sample_bytes * math.ceil(micro_batch_size)
         return most if left >= most * each else math.floor(left / each)
 
 
@@ -146,10 +149,11 @@ class DeviceProfile:
         energy = self.energy and replace(self.energy, law=self.energy.law.taking(times, sent))
         return replace(self, time=self.time.taking(times, sent), energy=energy)
 
-    def memory_cap(self, micro_batch_size: float, num_blocks: int) -> int:
-        """Return how many of ``num_blocks`` fit its memory with micro-batches of that size (C7)."""
+    def memory_cap(self, micro_batch_size: float, num_blocks: int, kept: float = 1.0) -> int:
+        """Return how many of ``num_blocks`` fit its memory with micro-batches of that size (C7), if
+        the tensors of ``kept`` of a batch's rows are kept at the same time."""
         most = num_blocks if self.max_blocks is None else min(self.max_blocks, num_blocks)
-        return most if self.memory is None else self.memory.blocks(micro_batch_size, most)
+        return most if self.memory is None else self.memory.blocks(micro_batch_size, most, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +171,10 @@ class BlockCost:
     batch_segment_bytes: float = 0.0  # of ``segment_bytes``, likewise
     trained_bytes: float = 0.0  # of a block's gradients; 0: not known
 
-    def segment_needs(self, blocks: int, samples: float, part: float = 1.0) -> float:
-        """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples, which are
-        the ``part`` of all samples of a micro-batch."""
-        others = (1 - part) * (self.batch_segment_bytes + blocks * self.batch_block_bytes)
+    def segment_needs(self, blocks: int, samples: float, kept: float = 1.0) -> float:
+        """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples, if the
+        tensors of ``kept`` of a batch's samples are kept at the same time."""
+        others = (1 - kept) * (self.batch_segment_bytes + blocks * self.batch_block_bytes)
         each = self.block_bytes + self.sample_bytes * samples
         return self.segment_bytes + blocks * each - others
 

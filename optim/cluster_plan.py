@@ -32,6 +32,7 @@ from optim.problem import (
 )
 from optim.sharing.exact import shared_partition
 from optim.simulated_plan import as_measured, law_for, simulated, simulated_front, simulates
+from optim.step import in_flight
 from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ def cluster_problem(
         activation_s=tuple(each / steps for each in activation_s),
         head_s=uplink.head_s / steps if uplink else 0.0,
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
+        in_flight=in_flight(request.schedule, len(devices)),
     )
     measured = cluster.step if cluster.real_devices else None
     return problem if measured is None else as_measured(problem, measured)

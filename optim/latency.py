@@ -100,11 +100,17 @@ def block_caps(problem: ClusterProblem) -> Ints:
 def device_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     """Return the most blocks of one device, [M], as ``block_caps`` does."""
     sizes = micro_batch_sizes(problem)
-    caps = np.array([device.memory_cap(size, problem.num_blocks) for size in sizes.tolist()])
+    caps = np.array([memory_cap(problem, device, m + 1) for m in range(len(sizes))])
     if (budget := device.energy) is not None:
         caps = np.minimum(caps, _energy_caps(budget, sizes, problem)).astype(np.int64)
     caps[: problem.min_micro_batches - 1] = 0
     return caps
+
+
+def memory_cap(problem: ClusterProblem, device: DeviceProfile, num_micro_batches: int) -> int:
+    """Return how many blocks fit the device's memory (C7)."""
+    size = problem.batch_size / num_micro_batches
+    return device.memory_cap(size, problem.num_blocks, problem.kept(num_micro_batches))
 
 
 def micro_batch_sizes(problem: ClusterProblem) -> Floats:
@@ -142,8 +148,7 @@ def require_within_caps(
     caps = block_caps(problem)[num_micro_batches - 1].tolist()
     for device, held, cap in zip(problem.devices, blocks, caps, strict=True):
         if held > cap:
-            size = problem.batch_size / num_micro_batches
-            by_memory = cap == device.memory_cap(size, problem.num_blocks)
+            by_memory = cap == memory_cap(problem, device, num_micro_batches)
             raise InfeasibleRoundError(
                 f"solver {solver}: device {device.name} would hold {held} blocks with "
                 f"{num_micro_batches} micro-batches, at most {cap} fit its "
@@ -185,8 +190,7 @@ def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequen
     """Return the remedy: more energy as far as memory allows, then more memory."""
     raises, missing = [], problem.num_blocks - sum(caps)
     for device, cap in zip(problem.devices, caps, strict=True):
-        most = device.memory_cap(problem.batch_size / m, problem.num_blocks)
-        more = min(most - cap, missing)
+        more = min(memory_cap(problem, device, m) - cap, missing)
         if device.energy and more > 0:
             joules = _joules(device.energy, cap + more, m, problem)
             raises.append(f"{device.name}'s energy_j to {joules}")
@@ -200,8 +204,7 @@ def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequen
 
 
 def _energy_binds(problem: ClusterProblem, m: int, device: DeviceProfile, cap: int) -> bool:
-    most = device.memory_cap(problem.batch_size / m, problem.num_blocks)
-    return device.energy is not None and cap < most
+    return device.energy is not None and cap < memory_cap(problem, device, m)
 
 
 def _joules(budget: EnergyBudget, blocks: int, m: int, problem: ClusterProblem) -> str:

@@ -12,6 +12,7 @@ from optim.dssra import Dssra
 from optim.planner import Planner, RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition, check_choice
 from optim.solvers import cluster_solver
+from optim.step import in_flight
 from optim.verify import verify_cluster, verify_plan
 
 
@@ -38,6 +39,7 @@ def plan_cluster(
     batch_size: int,
     max_micro_batches: int | None = None,
     latency: Latency = "overlap",
+    schedule: str = "one_f_one_b",
     solver: str = "exact",
     seed: int = 0,
 ) -> CertifiedPlan:
@@ -45,7 +47,8 @@ def plan_cluster(
 
     The plan is a pipeline of single devices, in the given order; devices may be left out. With
     solver ``shared``, devices with a ``sharing`` law may also share stages.
-    ``max_micro_batches`` is at most, and by default, the batch's samples. ``solver`` is a name that
+    ``max_micro_batches`` is at most, and by default, the batch's samples. Memory counts as many
+    micro-batches as the first device keeps with the ``schedule``. ``solver`` is a name that
     ``collapipe plan --solver`` knows; ``seed`` matters only if the solver draws.
 
     Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
@@ -61,7 +64,8 @@ def plan_cluster(
         if size < 1:
             raise ConfigError(f"{name}={size}: must be at least 1")
     check_choice("latency", latency, LATENCIES)
-    problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency)
+    limit = in_flight(schedule, len(devices))
+    problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=limit)
     solution = cluster_solver(solver)(problem, np.random.default_rng(seed))
     verify_cluster(solution, problem)
     best = solution.best

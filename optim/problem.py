@@ -50,6 +50,14 @@ class ClusterProblem:
     head_s: float = 0.0  # time in the head, after the uplink if there is one
     gradient_s: float = 0.0  # time of sending gradients to the unit, after the head
     min_micro_batches: int = 1  # equal to the maximum in a round that must keep its m
+    in_flight: int | None = None  # micro-batches of which a device keeps tensors; None: all m
+
+    def kept(self, num_micro_batches: int) -> float:
+        """Return the part of a batch's rows whose tensors a device keeps at the same time."""
+        if self.in_flight is None:
+            return 1.0
+        rows = math.ceil(self.batch_size / num_micro_batches)
+        return min(1.0, self.in_flight * rows / self.batch_size)
 
 
 class UplinkTimes(NamedTuple):

@@ -228,6 +228,14 @@ def works_of(
     return works
 
 
+def in_flight(name: str, num_devices: int) -> int | None:
+    """Return of how many micro-batches a device keeps tensors with the schedule ``name``, whatever
+    the number of segments and its place among them; None: all of them."""
+    m = num_devices + 2
+    first = schedule.kept(name, num_devices, m)[0]
+    return None if first == m else first
+
+
 def with_micro_batches(law: StepLaw, m: int) -> StepLaw:
     """Return the law for m micro-batches: the control unit's times follow their size."""
     part = law.num_micro_batches / m

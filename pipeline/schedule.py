@@ -62,6 +62,13 @@ def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
     return schedule
 
 
+def kept(name: str, num_segments: int, num_micro_batches: int) -> tuple[int, ...]:
+    """Return of how many micro-batches each segment keeps tensors at most."""
+    lists = build(name, num_segments, num_micro_batches)[:-1]
+    steps = ((1 if each.kind == FORWARD else -1 for each in actions) for actions in lists)
+    return tuple(max(itertools.accumulate(each)) for each in steps)
+
+
 def embedding(name: str, num_segments: int, num_micro_batches: int) -> tuple[Action, ...]:
     """Return the actions of the stage before the first segment: those of the first of one more
     segments. So it is one micro-batch ahead, and no segment waits for a gradient's way back."""

@@ -1,5 +1,6 @@
 """Peak memory of a device that holds a share of the blocks, against a process that trains the whole
-model: of all its resident set, interpreter and libraries included."""
+model: of all its resident set, interpreter and libraries included. And what a segment adds to a
+daemon that has trained a tiny one, against the bytes that the planner counts for its place."""
 
 import multiprocessing
 import re
@@ -11,10 +12,14 @@ import torch
 
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
+from collapipe.models.cost import measure_cost
 from collapipe.models.dropout import DropoutKey
+from collapipe.plan import ClusterPlan
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
-from tests.device_cluster import device_name, even_plan, plan_of
+from pipeline.schedule import kept
+from tests.boxes import Boxes
+from tests.device_cluster import Work, device_name, even_plan, plan_of
 from tests.network import Place
 
 _STEPS = 2  # from the second one on the optimiser has its moments
@@ -33,7 +38,8 @@ def main(arguments: Namespace) -> None:
     torch.set_num_threads(1)
     rows = []
     for schedule in arguments.schedules:
-        split, own = _devices(arguments, schedule)
+        split, added, own = _devices(arguments, schedule)
+        planned = _planned(arguments, schedule)
         whole = _unsplit(arguments, schedule)
         listed = ", ".join(f"{each / 1e6:,.0f}" for each in split)
         print(
@@ -41,7 +47,22 @@ def main(arguments: Namespace) -> None:
             f"{max(split) / whole:.3f}; the control unit {own / 1e6:,.0f} MB",
             flush=True,
         )
-        rows.append({"schedule": schedule, "devices": split, "unsplit": whole, "own": own})
+        for place, (counted, taken) in enumerate(zip(planned, added, strict=True)):
+            print(
+                f"  stage {place}: segment {taken / 1e6:,.0f} MB, planned {counted / 1e6:,.0f} MB: "
+                f"{counted / taken:.3f}",
+                flush=True,
+            )
+        rows.append(
+            {
+                "schedule": schedule,
+                "devices": split,
+                "segments": added,
+                "planned": planned,
+                "unsplit": whole,
+                "own": own,
+            }
+        )
     save(arguments.output, "memory", {"about": about(arguments), "rows": rows})
 
 
@@ -59,21 +80,37 @@ def reset_peak(pid: int | str = "self") -> int:
     return peak_bytes(pid)
 
 
-def _devices(arguments: Namespace, schedule: str) -> tuple[list[int], int]:
-    """Of each device, and of the control unit."""
+def _planned(arguments: Namespace, schedule: str) -> list[float]:
+    """Bytes of each device's segment, as the planner counts them."""
+    made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
+    cost = measure_cost(made.spec, arguments.tokens, arguments.samples)
+    m, blocks = arguments.micro_batches, arguments.blocks // arguments.devices
+    counts = kept(schedule, arguments.devices, m)
+    return [cost.segment_needs(blocks, arguments.samples / m, n / m) for n in counts]
+
+
+def _devices(arguments: Namespace, schedule: str) -> tuple[list[int], list[int], int]:
+    """Of each device, of its segment alone, and of the control unit."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     names = [device_name(k) for k in range(arguments.devices)]
     like = plan_of(names[:1], (1,), arguments.micro_batches, schedule)
     plan = even_plan(names, arguments.blocks, like)
-    with (
-        daemons([Place()] * arguments.devices) as started,
-        ours(made, plan, started, arguments.every) as mine,
-    ):
+    with daemons([Place()] * arguments.devices) as started:
+        _train(work(64, arguments.blocks, arguments.samples, 8), plan, started, arguments.every)
+        pids = [each.process.pid for each in started.daemons]
+        before = list(map(reset_peak, pids))
+        _train(made, plan, started, arguments.every)
+        peaks = list(map(peak_bytes, pids))
+    added = [peak - idle for peak, idle in zip(peaks, before, strict=True)]
+    return peaks, added, peak_bytes()
+
+
+def _train(made: Work, plan: ClusterPlan, started: Boxes, every: int) -> None:
+    with ours(made, plan, started, every) as mine:
         for _ in range(_STEPS + 1):  # the last one's end shows that the one before it has stepped
             mine.run()
             mine.step()
         mine.segments.collect()
-        return [peak_bytes(each.process.pid) for each in started.daemons], peak_bytes()
 
 
 def _unsplit(arguments: Namespace, schedule: str) -> int:

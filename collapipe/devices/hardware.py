@@ -34,29 +34,25 @@ class PhysicalDevice:
     def profile(self, cost: BlockCost) -> DeviceProfile:
         """Return the chunk law, the block limit and the energy law for blocks of ``cost``."""
         time = self.chunk or self._law(cost)
-        held = min(self.block_limits(cost.block_bytes).values(), default=None)
         energy = None
         if self.energy_j is not None and self.power_w is not None:
             parts = (self.power_w * part for part in astuple(time))
             energy = EnergyBudget(self.energy_j, AffineLaw(*parts))
         memory = None
-        if self.memory_bytes is not None and (cost.sample_bytes or cost.segment_bytes):
-            each = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
-            memory = MemoryBudget(self.memory_bytes, *each)
-        return DeviceProfile(self.name, time, held, energy, memory, self._sharing(cost))
+        if self.memory_bytes is not None:
+            own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
+            of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
+            memory = MemoryBudget(self.memory_bytes, *own, *of_batch)
+        sharing = self._sharing(cost, memory)
+        return DeviceProfile(self.name, time, self.max_blocks, energy, memory, sharing)
 
-    def _sharing(self, cost: BlockCost) -> SharingLaw | None:
+    def _sharing(self, cost: BlockCost, memory: MemoryBudget | None) -> SharingLaw | None:
         """Return the law of shared stages; None if the rate or what trains is not known."""
         rate_bps = self.d2d_rate_bps
         if rate_bps is None and self.chunk is not None and self.chunk.w:
             rate_bps = cost.hop_bits / self.chunk.w  # as its hops were measured
         if rate_bps is None or not cost.trained_bytes:
             return None
-        memory = None
-        if self.memory_bytes is not None:
-            own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
-            of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
-            memory = MemoryBudget(self.memory_bytes, *own, *of_batch)
         return SharingLaw(8 * cost.trained_bytes / rate_bps, self.max_blocks, memory)
 
     def block_limits(self, block_bytes: float | None) -> dict[str, int]:
@@ -94,8 +90,7 @@ def transformer_block_cost(
 
     Forward takes 2·T·(4d² + 2df) FLOPs in the six linear layers and 4·T²·d in attention; backward
     takes twice as many. There are 4d² + 2df + 9d + f parameters. A hop carries T·d values each way.
-    The stash has T·(10d + f) values that autograd saves per sample, for all samples of a batch, as
-    in GPipe; 1F1B keeps fewer.
+    The stash has T·(10d + f) values that autograd saves per sample, for all samples of a batch.
     """
     weights = 4 * dim**2 + 2 * dim * feed_forward_dim
     parameters = weights + 9 * dim + feed_forward_dim

@@ -22,12 +22,14 @@ from optim.problem import (
     RoundSolution,
 )
 from optim.solvers import cluster_solver, round_solver
+from optim.step import in_flight
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round
 
 EXACT, SHARED = "exact", "shared"
 _PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
 _SMALLER = "; adapter, pipeline.recompute, fewer tokens or a smaller batch make blocks smaller"
+SCHEDULE = "one_f_one_b"  # of a run by default
 _SEED = 0  # for the only baseline that draws its devices
 
 
@@ -200,6 +202,7 @@ def _problem(
         activation_s,
         uplink.head_s if uplink else cluster.head_s or 0.0,
         uplink.gradient_s if uplink else 0.0,
+        in_flight=in_flight(SCHEDULE, len(cluster.profiles)),
     )
 
 
@@ -211,7 +214,7 @@ def _solution(
     except InfeasibleRoundError as error:
         reason = error
         if not (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-            reason = model_too_large(problem, _limits(cluster, inventory.model.block_bytes))
+            reason = model_too_large(problem, _limits(cluster, _block_bytes(inventory, problem)))
         ways = _SMALLER if inventory.model.tokens else ""
         raise inventory.document.error(cluster.loc, f"{reason}{ways}") from error
     verify_cluster(solution, problem)
@@ -249,6 +252,14 @@ def _plan_round(
 def _round_options(inventory: Inventory) -> RoundOptions:
     figures = inventory.section.round.model_dump(exclude_none=True, exclude={"queues"})
     return RoundOptions(**figures)
+
+
+def _block_bytes(inventory: Inventory, problem: ClusterProblem) -> float | None:
+    """Return the bytes of a block with the most micro-batches."""
+    if inventory.model.block_bytes is None:
+        return None
+    cost, kept = inventory.model.cost, problem.kept(problem.max_micro_batches)
+    return cost.block_bytes - (1 - kept) * cost.batch_block_bytes
 
 
 def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:

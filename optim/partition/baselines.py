@@ -50,7 +50,8 @@ def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolu
 
 def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> str:
     """Describe what a device lacks for all L blocks on ``share`` samples; empty if nothing."""
-    if (held := device.memory_cap(share, problem.num_blocks)) < problem.num_blocks:
+    kept = math.ceil(share) / problem.batch_size  # all of its own rows
+    if (held := device.memory_cap(share, problem.num_blocks, kept)) < problem.num_blocks:
         return f"{device.name} holds at most {held}"
     if device.energy is None:
         return ""

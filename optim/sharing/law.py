@@ -45,7 +45,8 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
         left = memory.limit_bytes - (memory.segment_bytes - memory.batch_segment_bytes)
         left_in_all = left - blocks * (memory.block_bytes - memory.batch_block_bytes)
         of_batch = memory.batch_segment_bytes + blocks * memory.batch_block_bytes
-        each = of_batch / rows + blocks * memory.sample_bytes
+        kept = np.array([problem.kept(int(each)) for each in m[:, 0]])[:, None]
+        each = kept * of_batch / rows + blocks * memory.sample_bytes
         np.minimum(caps, _fitting(left_in_all, each), out=caps)
     if (budget := device.energy) is not None:
         once, times = budget.law, m if budget.scope == "batch" else 1

@@ -75,12 +75,15 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
             )
         if (memory := device.memory) is not None and held:
             samples = math.ceil(problem.batch_size / (len(held_by) if point.replicated else m))
-            needed = held * memory.sample_bytes * samples + held * memory.block_bytes
-            if exceeds(needed + memory.segment_bytes, memory.limit_bytes):
+            others = 1 - (samples / problem.batch_size if point.replicated else problem.kept(m))
+            needed = memory.segment_bytes - others * memory.batch_segment_bytes
+            needed += held * (memory.block_bytes - others * memory.batch_block_bytes)
+            needed += held * memory.sample_bytes * samples
+            if exceeds(needed, memory.limit_bytes):
                 raise violation(
                     "C7",
                     f"{device.name} holds {held} blocks, which with m={m} take "
-                    f"{needed + memory.segment_bytes:.12g} bytes of {memory.limit_bytes:.12g}",
+                    f"{needed:.12g} bytes of {memory.limit_bytes:.12g}",
                 )
         if device.energy is None or not held:
             continue

@@ -7,8 +7,9 @@ from dataclasses import replace
 from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.state import ClusterState, SharingLaw
-from optim.planner import RoundRequest
+from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, Partition, stages_of_plan
+from optim.step import in_flight
 from optim.verify.cluster import check_point
 from optim.verify.tolerance import exceeds, violation
 
@@ -94,7 +95,8 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
         devices = tuple(replace(device, sharing=SharingLaw(0.0)) for device in devices)
     b = request.batch_size
-    problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap")
+    limit = in_flight(request.schedule, len(present_devices(state)) or 1)
+    problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=limit)
     point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated)
     if cluster.shares:
         rows = math.ceil(b / cluster.num_micro_batches)

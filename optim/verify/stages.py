@@ -41,7 +41,7 @@ def _check_member(
     if law.max_blocks is not None and blocks > law.max_blocks:
         raise violation("C7", f"{device.name} holds {blocks} blocks of at most {law.max_blocks}")
     if (own := law.memory) is not None:
-        others = 1 - rows / math.ceil(problem.batch_size / m)
+        others = 1 - problem.kept(m) * rows / math.ceil(problem.batch_size / m)
         needed = blocks * (own.block_bytes - others * own.batch_block_bytes)
         needed += blocks * own.sample_bytes * rows
         needed += own.segment_bytes - others * own.batch_segment_bytes

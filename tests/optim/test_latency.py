@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
 from optim.latency import block_caps, micro_batch_sizes, pipeline_latency, round_up
 from optim.problem import ClusterProblem, Latency
+from optim.step import in_flight
 from pipeline.schedule import gpipe, one_f_one_b
 from tests.optim.discrete_event import Chunk, Sender, makespan
 
@@ -214,6 +215,24 @@ def test_each_device_has_its_own_column() -> None:
     )
     problem = replace(cluster_of(None), devices=devices)
     assert block_caps(problem).tolist() == [[7, 5, 3]] * 6
+
+
+def test_fewer_micro_batches_under_way_leave_room_for_more_blocks() -> None:
+    """A block keeps 2 bytes, and 1 for each of 12 samples; the segment 3, and 0.5 for each."""
+    memory = MemoryBudget(60.0, 3.0 + 6.0, 2.0 + 12.0, 0.0, 6.0, 12.0)
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=memory)
+    problem = replace(cluster_of(None), devices=(device,))
+    held = [math.floor((60 - 3 - 0.5 * 12) / 14)] * 6
+    assert block_caps(problem)[:, 0].tolist() == held
+    samples = [min(12, 2 * math.ceil(12 / m)) for m in range(1, 7)]  # 12, 12, 8, 6, 6, 4
+    held = [min(9, math.floor((60 - 3 - 0.5 * n) / (2 + n))) for n in samples]
+    assert block_caps(replace(problem, in_flight=2))[:, 0].tolist() == held
+    assert held[0] < held[-1]
+
+
+def test_the_first_of_all_devices_keeps_most() -> None:
+    assert in_flight("one_f_one_b", 4) == 5
+    assert in_flight("gpipe", 4) is None
 
 
 positive = st.floats(1e-3, 1e3)

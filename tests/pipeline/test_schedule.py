@@ -17,6 +17,7 @@ from pipeline.schedule import (
     Schedule,
     build,
     gpipe,
+    kept,
     one_f_one_b,
     verify,
 )
@@ -105,19 +106,10 @@ def test_what_the_schedules_look_like() -> None:
 @given(segment_counts, micro_batch_counts)
 def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batches: int) -> None:
     """GPipe m; 1F1B S + 1 − s on stage s, or m if there are fewer."""
-
-    def peak(actions: tuple[Action, ...]) -> int:
-        change = {FORWARD: 1, BACKWARD: -1}
-        forwards = [
-            sum(change[action.kind] for action in actions[: place + 1])
-            for place in range(len(actions))
-        ]
-        return max(forwards)
-
-    everything = gpipe(num_segments, num_micro_batches)[:-1]
-    assert {peak(actions) for actions in everything} == {num_micro_batches}
-    few = [min(num_micro_batches, num_segments + 1 - stage) for stage in range(num_segments + 1)]
-    assert list(map(peak, one_f_one_b(num_segments, num_micro_batches))) == few
+    sizes = num_segments, num_micro_batches
+    assert kept("gpipe", *sizes) == (num_micro_batches,) * num_segments
+    few = tuple(min(num_micro_batches, num_segments + 1 - stage) for stage in range(num_segments))
+    assert kept("one_f_one_b", *sizes) == few
 
 
 @given(disturbed())

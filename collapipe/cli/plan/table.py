@@ -3,6 +3,7 @@
 import io
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,12 +23,20 @@ from collapipe.formatting import (
     watts,
 )
 from collapipe.inventory.model import Model
-from collapipe.inventory.planning import EXACT, SHARED, InventoryPlan, JointRound, PlannedCluster
+from collapipe.inventory.planning import (
+    EXACT,
+    SCHEDULE,
+    SHARED,
+    InventoryPlan,
+    JointRound,
+    PlannedCluster,
+)
 from optim.channel import payload_links, power_limits
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
+from pipeline import schedule
 
 _COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
 _ROUND_COLUMNS = ("cluster", "channel", "power", "pipeline", "upload", "total", "drift", "queue")
@@ -64,6 +73,7 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
     )
     held = {each.device: each for each in segments}
     rows_in_all = math.ceil(problem.batch_size / planned.partition.num_micro_batches)
+    kept = _kept(segments, problem, planned.partition.num_micro_batches)
     rows, held_by = [], list[str]()
     for k, device in enumerate(planned.cluster.devices):
         span, blocks, own_rows, shares = "-", 0, rows_in_all, ("not used", *"-----")
@@ -73,7 +83,8 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
                 own_rows = segment.rows
                 span += f", {counted(own_rows, 'row')} of {rows_in_all}"
             shares = _shares(segment, planned.partition.latency_s)
-        used = _memory(device, blocks, model, own_rows, rows_in_all)
+        part = own_rows / rows_in_all * (kept[segment.span.first] if segment else 1.0)
+        used = _memory(device, blocks, model, own_rows, part)
         rows.append((device.name, span, used, *shares))
         held_by += [f"{device.name} {used}"] * (blocks > 0 and used != "-")
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
@@ -103,10 +114,20 @@ def _embedding(problem: ClusterProblem, model: Model) -> str:
     )
 
 
-def _memory(device: PhysicalDevice, blocks: int, model: Model, rows: int, of_rows: int) -> str:
+def _kept(
+    segments: Sequence[SegmentTimes], problem: ClusterProblem, num_micro_batches: int
+) -> dict[int, float]:
+    """Return the part of a batch's rows whose tensors each stage keeps, by its first block."""
+    firsts = sorted({each.span.first for each in segments})
+    rows = math.ceil(problem.batch_size / num_micro_batches) / problem.batch_size
+    counts = schedule.kept(SCHEDULE, len(firsts), num_micro_batches)
+    return {first: min(1.0, n * rows) for first, n in zip(firsts, counts, strict=True)}
+
+
+def _memory(device: PhysicalDevice, blocks: int, model: Model, rows: int, kept: float) -> str:
     """Return the use of the limiting resource: the device's bytes, or its number of blocks. It has
-    ``rows`` of a micro-batch's ``of_rows`` rows."""
-    used = model.cost.segment_needs(blocks, rows, rows / of_rows) if blocks else 0.0
+    ``rows`` rows of a micro-batch, and keeps tensors of ``kept`` of a batch's rows."""
+    used = model.cost.segment_needs(blocks, rows, kept) if blocks else 0.0
     if model.block_bytes and "memory_bytes" in device.block_limits(model.block_bytes):
         return _of(used, device.memory_bytes)
     if device.max_blocks is not None:

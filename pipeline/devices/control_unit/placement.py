@@ -20,6 +20,7 @@ from collapipe.process.host import Host
 from collapipe.wire.channels import without_addresses
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
+from pipeline import schedule
 from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
@@ -324,10 +325,12 @@ class Placement:
         )
         after = () if self.cluster.relay else segment.devices[member + 1 :]
         part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
+        m = self.plan.num_micro_batches
+        kept = schedule.kept(self.plan.schedule, len(self.plan.segments), m)
         return SegmentDescription(
             **self.common.for_blocks(held),
             session=sessions[name],
-            memory_bytes=self.cluster.needed_bytes(segment.span.blocks, part),
+            memory_bytes=self.cluster.needed_bytes(segment.span.blocks, part, kept[stage] / m),
             span=segment.span,
             stage=stage,
             num_segments=len(self.plan.segments),

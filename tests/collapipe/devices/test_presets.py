@@ -52,7 +52,10 @@ def test_hardware_is_what_its_data_sheet_says_less_what_is_busy() -> None:
     for device in devices:
         peak = speeds[device.name.rsplit("-", 1)[0]]
         assert 0.7 <= 27e8 / device.time.u / peak <= 1.0
-        assert device.max_blocks in (int(4e9 // COST.block_bytes), int(8e9 // COST.block_bytes))
+        assert device.memory_cap(1, 99) in (
+            int(4e9 // COST.block_bytes),
+            int(8e9 // COST.block_bytes),
+        )
 
 
 def test_a_physical_device_becomes_a_law() -> None:
@@ -67,7 +70,7 @@ def test_a_physical_device_becomes_a_law() -> None:
         hop_latency_s=0.5,
     ).profile(COST)
     assert (device.time.u, device.time.v, device.time.w, device.time.ell) == (2.7, 0.25, 3.0, 0.5)
-    assert device.max_blocks == 3
+    assert device.memory_cap(1, 99) == 3
     assert device.energy.law.chunk(2, 3) == pytest.approx(4 * device.time.chunk(2, 3))
 
 

@@ -33,10 +33,10 @@ def test_units_have_the_clusters_of_the_file_in_order() -> None:
 def test_hardware_gets_the_law_of_the_runs_model() -> None:
     jetson = drawn(COST, 0)[0]
     assert jetson.time == AffineLaw(27e8 / 4e11, 0.003, 3e6 / 9.4e8, 0.0)
-    assert jetson.max_blocks == int(4.5e8 // 1.2e8)
+    assert jetson.memory_cap(1, 99) == int(4.5e8 // 1.2e8)
     twice = drawn(BlockCost(18e8, 36e8, 3e6, 3e6, 2.4e8), 0)[0]
     assert (twice.time.u, twice.time.w) == (2 * jetson.time.u, 2 * jetson.time.w)
-    assert twice.max_blocks == 1
+    assert twice.memory_cap(1, 99) == 1
 
 
 def test_measured_devices_have_what_was_measured() -> None:

@@ -63,7 +63,7 @@ def test_a_lone_device_needs_no_rate(tmp_path: Path) -> None:
 )
 def test_memory_holds_whole_blocks(tmp_path: Path, memory: str, limit: str, held: int) -> None:
     (box,) = boxes(tmp_path, f"{{name: a, chunk: {{u: 1}}, memory_bytes: {memory}, {limit}}}")
-    assert box.max_blocks == held
+    assert box.memory_cap(1, 99) == held
 
 
 def test_energy_is_power_times_time_for_a_batch(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_named_model_has_the_cost_of_its_sizes(tmp_path: Path) -> None:
     assert inventory.model.block_bytes == cost.block_bytes
     profile = inventory.clusters[0].profiles[0]
     assert profile.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
-    assert profile.max_blocks == int(1e9 / cost.block_bytes)
+    assert profile.memory_cap(1, 99) == int(1e9 / cost.block_bytes)
 
 
 def test_a_named_models_samples_are_as_long_as_it_says(tmp_path: Path) -> None:

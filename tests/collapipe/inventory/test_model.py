@@ -29,7 +29,7 @@ def test_a_folder_beside_the_inventory_is_counted(tmp_path: Path) -> None:
     (device,) = inventory.clusters[0].profiles
     assert (inventory.model.num_blocks, inventory.model.block_bytes) == (4, cost.block_bytes)
     assert device.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
-    assert device.max_blocks == 1e6 // cost.block_bytes
+    assert device.memory_cap(1, 99) == 1e6 // cost.block_bytes
 
 
 def test_the_run_may_change_the_configuration(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def drawn(rng: np.random.Generator, most_devices: int = 4, most_blocks: int = 5)
         uplinks[rng.integers(3)],
         float(head_s),
         float(gradient_s),
+        in_flight=None if rng.random() < 0.5 else int(rng.integers(1, count + 2)),
     )
 
 

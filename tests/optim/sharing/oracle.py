@@ -76,10 +76,18 @@ def _fits_alone(problem: ClusterProblem, device: DeviceProfile, blocks: int, m: 
         return False
     size, own = problem.batch_size / m, device.memory
     if own is not None:
-        each = own.block_bytes + own.sample_bytes * math.ceil(size)
-        if own.segment_bytes + blocks * each > own.limit_bytes:
+        gone = 1 - _under_way(problem, m)
+        each = own.block_bytes - own.batch_block_bytes * gone + own.sample_bytes * math.ceil(size)
+        if own.segment_bytes - own.batch_segment_bytes * gone + blocks * each > own.limit_bytes:
             return False
     return _affords(device, blocks, size, m)
+
+
+def _under_way(problem: ClusterProblem, m: int) -> float:
+    """The part of a batch's rows that a device keeps tensors of."""
+    rows = math.ceil(problem.batch_size / m)
+    count = m if problem.in_flight is None else min(m, problem.in_flight)
+    return min(1.0, count * rows / problem.batch_size)
 
 
 def _fits(problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int, m: int) -> bool:
@@ -88,7 +96,7 @@ def _fits(problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int
     if law.max_blocks is not None and blocks > law.max_blocks:
         return False
     if (own := law.memory) is not None:
-        part = rows / math.ceil(problem.batch_size / m)
+        part = _under_way(problem, m) * rows / math.ceil(problem.batch_size / m)
         each = own.block_bytes - own.batch_block_bytes * (1 - part) + own.sample_bytes * rows
         segment = own.segment_bytes - own.batch_segment_bytes * (1 - part)
         if segment + blocks * each > own.limit_bytes:
