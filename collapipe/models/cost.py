@@ -66,9 +66,9 @@ def measure_cost(
     FLOPs count the matrix products, attention included, of one sample's forward and backward pass.
     Bytes are weights, gradients and optimiser moments (AdamW's without ``optimizer``) plus the
     tensors that autograd saves for all ``batch_size`` samples; planners count the part that the
-    schedule keeps at the same time. A segment also needs its largest frozen weight once more if it is kept narrow and widened
-    to compute. With ``recompute`` saved tensors count for one micro-batch and inputs for the whole
-    batch; FLOPs do not change.
+    schedule keeps at the same time. A segment also needs its largest frozen weight once more if it
+    is kept narrow and widened to compute. With ``recompute`` saved tensors count for one
+    micro-batch and inputs for the whole batch; FLOPs do not change.
     """
     shape, costs = torch.Size((1, rows_of_input(spec, tokens), spec.dim)), []
     for index in kinds_of_blocks(spec):
