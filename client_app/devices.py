@@ -40,7 +40,7 @@ from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
-from optim.step import in_flight, step_s, with_micro_batches, works_of
+from optim.step import in_flight, step_s, works_of
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.cluster import Cluster
@@ -299,7 +299,7 @@ class DevicePipeline:
         if not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
             return
         stages, size = held_stages(plan), self._settings.batch_size
-        new_law = with_micro_batches(law, plan.num_micro_batches)
+        new_law = law.with_micro_batches(plan.num_micro_batches)
         works = works_of(new_law, stages, self._devices, size)
         if not self._all.advised:
             text = without_devices(new_law, works, plan.schedule)

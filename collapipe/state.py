@@ -9,7 +9,7 @@ from collapipe.errors import ConfigError, is_printable, unit_called
 from collapipe.step_law import StepLaw
 
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
-_MOST, _MOST_LAW = 1e18, 1e6
+MOST, MOST_LAW = 1e18, 1e6
 _MOST_NAME = 64  # characters of a device's name, which is printed
 _MOST_ERROR = 1.0  # relative, of a gradient: the error of sending nothing
 
@@ -34,7 +34,7 @@ class AffineLaw:
     ell: float
 
     def __post_init__(self) -> None:
-        _check_within(self, ("u", "v", "w", "ell"), _MOST_LAW)
+        _check_within(self, ("u", "v", "w", "ell"), MOST_LAW)
 
     def compute(self, blocks: int, micro_batch_size: float) -> float:
         """Return C = δ·(u·b̂ + v)."""
@@ -279,9 +279,9 @@ class Uplink:
         if not (self.max_power_w or all(map(any, sent))):
             raise ConfigError("Uplink: needs max_power_w above 0, or bits to send in each payload")
         for gain in self.gains:
-            if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
+            if not (gain == 0 or 1 / MOST <= gain <= MOST):
                 raise ConfigError(
-                    f"Uplink: gain={gain} must be 0, or within {1 / _MOST:g} … {_MOST:g}"
+                    f"Uplink: gain={gain} must be 0, or within {1 / MOST:g} … {MOST:g}"
                 )
         if len({each.choice for each in self.payloads}) < len(self.payloads):
             raise ConfigError("Uplink: two payloads in the same precisions and with the same head")
@@ -358,15 +358,21 @@ def _check_first(unit: int, uplink: Uplink) -> None:
 
 def _check_count(what: str, count: int) -> None:
     """Raise ``ConfigError`` for a negative or huge count, which arithmetic could not handle."""
-    if not 0 <= count <= _MOST:
-        raise ConfigError(f"{what} must be within 0 … {_MOST:g}")
+    if not 0 <= count <= MOST:
+        raise ConfigError(f"{what} must be within 0 … {MOST:g}")
 
 
-def _check_within(of: object, names: Sequence[str], most: float = _MOST) -> None:
+def admitted(value: float, most: float) -> float:
+    """Limit a scaled value to what states accept: a very small value becomes 0, one above ``most``
+    becomes ``most``. Extreme reports must not end the run."""
+    return 0.0 if value < 1 / MOST else min(value, most)
+
+
+def _check_within(of: object, names: Sequence[str], most: float = MOST) -> None:
     """Raise ``ConfigError`` for values too large or too small for arithmetic."""
     for name in names:
         value = getattr(of, name)
-        if not (value == 0 or 1 / _MOST <= value <= most):
+        if not (value == 0 or 1 / MOST <= value <= most):
             raise ConfigError(
-                f"{type(of).__name__}: {name}={value} must be 0, or within {1 / _MOST:g} … {most:g}"
+                f"{type(of).__name__}: {name}={value} must be 0, or within {1 / MOST:g} … {most:g}"
             )

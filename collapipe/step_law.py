@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collapipe.errors import ConfigError, is_printable
 
@@ -10,6 +10,7 @@ _LEAST_S, _MOST_S = 1e-15, 1e4  # of an action
 _MOST_NAME = 64  # characters
 _MOST_DEVICES, _MOST_CORES, _MOST_MICRO_BATCHES, _MOST_ROWS = 128, 4096, 4096, 2**31
 _LEAST_FACTOR = 1e-6
+_LEAST_ROWS = 1 / _MOST_MICRO_BATCHES
 MOST_SLOWNESS = 1e6
 FORWARD_SHARE = 1 / 3  # of a block's time, before it was measured: backward has twice the FLOPs
 
@@ -102,6 +103,24 @@ class StepLaw:
         """Blocks of each device at the end of the last round."""
         return {name: each.blocks for each in self.stages for name in each.devices}
 
+    def with_micro_batches(self, m: int) -> "StepLaw":
+        """Return the law for m micro-batches: the control unit's times follow their size."""
+
+        def of_size(seconds: float) -> float:
+            found = min(seconds * self.num_micro_batches / m, _MOST_S)
+            return found if found >= _LEAST_S else 0.0
+
+        return replace(
+            self,
+            num_micro_batches=m,
+            embedding_forward_s=of_size(self.embedding_forward_s),
+            embedding_backward_s=of_size(self.embedding_backward_s),
+            submit_s=of_size(self.submit_s),
+            send_s=of_size(self.send_s),
+            head_s=of_size(self.head_s),
+            head_pace_s=of_size(self.head_pace_s),
+        )
+
     def __post_init__(self) -> None:
         own = self.embedding_forward_s, self.embedding_backward_s, self.submit_s, self.send_s
         seconds = *own, self.head_s, self.head_pace_s, self.overhead_s
@@ -127,7 +146,7 @@ class StepLaw:
             self._check("forward_share", 0 <= each.forward_share <= 1)
             self._check("host", each.host in self.cores)
             self._check("slowness", 1 / MOST_SLOWNESS <= each.slowness <= MOST_SLOWNESS)
-            self._check("rows", 0 <= each.rows < _MOST_ROWS)
+            self._check("rows", each.rows == 0 or _LEAST_ROWS <= each.rows < _MOST_ROWS)
         sync = 1.0 if self.sync_slowness is None else self.sync_slowness
         self._check("sync_slowness", 1 / MOST_SLOWNESS <= sync <= MOST_SLOWNESS)
 

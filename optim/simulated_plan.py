@@ -5,12 +5,12 @@ from dataclasses import replace
 from itertools import chain, islice, pairwise
 
 from collapipe.errors import PlanViolationError
-from collapipe.state import AffineLaw, ClusterState
+from collapipe.state import MOST_LAW, AffineLaw, ClusterState, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.latency import block_caps
 from optim.problem import EVERY_TIME, ClusterProblem, Ints, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
-from optim.step import StageWork, pace_s, step_s, with_micro_batches, works_of
+from optim.step import StageWork, pace_s, step_s, works_of
 from optim.verify.cluster import check_point
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
@@ -44,7 +44,10 @@ def _with_hop(time: AffineLaw, times: DeviceTimes, size: float) -> AffineLaw:
     hop_s, described_s = 2 * times.send_s, time.hop(times.rows or size)
     if not described_s:
         return replace(time, w=0.0, ell=hop_s)
-    return replace(time, w=time.w * hop_s / described_s, ell=time.ell * hop_s / described_s)
+    ratio = hop_s / described_s
+    return replace(
+        time, w=admitted(time.w * ratio, MOST_LAW), ell=admitted(time.ell * ratio, MOST_LAW)
+    )
 
 
 def law_for(cluster: ClusterState) -> StepLaw | None:
@@ -63,7 +66,7 @@ def simulates(point: Partition) -> bool:
 
 def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule: str) -> Partition:
     """Return the point with the seconds of a simulated step, and those of its slowest stage."""
-    law = with_micro_batches(law, point.num_micro_batches)
+    law = law.with_micro_batches(point.num_micro_batches)
     works = works_in(point, problem, law)
     return replace(
         point,

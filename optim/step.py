@@ -236,21 +236,6 @@ def in_flight(name: str, num_devices: int) -> int | None:
     return None if first == m else first
 
 
-def with_micro_batches(law: StepLaw, m: int) -> StepLaw:
-    """Return the law for m micro-batches: the control unit's times follow their size."""
-    part = law.num_micro_batches / m
-    return replace(
-        law,
-        num_micro_batches=m,
-        embedding_forward_s=part * law.embedding_forward_s,
-        embedding_backward_s=part * law.embedding_backward_s,
-        submit_s=part * law.submit_s,
-        send_s=part * law.send_s,
-        head_s=part * law.head_s,
-        head_pace_s=part * law.head_pace_s,
-    )
-
-
 def hop_ratio(time: AffineLaw, rows: float, measured: float) -> float:
     """Return a hop's seconds for ``rows`` rows over those for the ``measured`` rows."""
     return time.hop(rows) / known_s if (known_s := time.hop(measured)) else 1.0

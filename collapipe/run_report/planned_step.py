@@ -15,7 +15,7 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 from optim.sharing.law import partition_of_plan
 from optim.simulated_plan import law_for, simulates, works_in
-from optim.step import play, with_micro_batches
+from optim.step import play
 from optim.timeline import stages_behind, timeline
 from pipeline.schedule import BACKWARD
 
@@ -79,7 +79,7 @@ def _series(begins: Sequence[float], each_s: float, *, sends: bool = False) -> l
 def _simulated(
     problem: ClusterProblem, partition: Partition, law: StepLaw, schedule: str
 ) -> Stages:
-    law = with_micro_batches(law, partition.num_micro_batches)
+    law = law.with_micro_batches(partition.num_micro_batches)
     names = "embedding", *(device.name for device in problem.devices), "head"
     # by number in pipeline order, which is the order of the problem's devices
     stages = defaultdict[str, list[PlannedTime]](list)

@@ -13,10 +13,15 @@ import numpy as np
 from pydantic import Field
 
 from collapipe.errors import ConfigError
-from collapipe.state import ClusterState, DeviceProfile, MemoryBudget
+from collapipe.state import (
+    MOST,
+    MOST_LAW,
+    ClusterState,
+    DeviceProfile,
+    MemoryBudget,
+    admitted,
+)
 from server_app.world.mobility import Mobility, Probability, Walk
-
-_LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # bounds of values in collapipe.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +151,9 @@ def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterStat
     devices, uplink = tuple(map(_device_now, cluster.devices, condition.devices)), cluster.uplink
     if uplink is not None:
         _check_count(f"unit {cluster.unit}: gains of channels", uplink.gains, condition.gains)
-        energy_j = _admitted(uplink.energy_j * condition.energy_share, _MOST)
+        energy_j = admitted(uplink.energy_j * condition.energy_share, MOST)
         pairs = zip(uplink.gains, condition.gains, strict=True)
-        gains = tuple(_admitted(gain * relative, _MOST) for gain, relative in pairs)
+        gains = tuple(admitted(gain * relative, MOST) for gain, relative in pairs)
         uplink = replace(uplink, energy_j=energy_j, gains=gains)
     return replace(cluster, devices=devices, uplink=uplink)
 
@@ -157,12 +162,12 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
     """Return the device under this round's condition. A slower device needs more time per block;
     hops and the energy of a block do not change."""
     speed, time = math.exp(now.log_speed), device.time
-    u, v = (_admitted(seconds / speed, _MOST_LAW) for seconds in (time.u, time.v))
+    u, v = (admitted(seconds / speed, MOST_LAW) for seconds in (time.u, time.v))
     max_blocks, energy, sharing = device.max_blocks, device.energy, device.sharing
     if max_blocks is not None:
         max_blocks = math.floor(max_blocks * now.memory_share)
     if energy is not None:
-        energy = replace(energy, limit_j=_admitted(energy.limit_j * now.energy_share, _MOST))
+        energy = replace(energy, limit_j=admitted(energy.limit_j * now.energy_share, MOST))
     if sharing is not None:
         own = sharing.max_blocks
         sharing = replace(
@@ -184,7 +189,7 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
 def _memory_now(memory: MemoryBudget | None, now: DeviceCondition) -> MemoryBudget | None:
     if memory is None:
         return None
-    limit = _admitted(memory.limit_bytes * now.memory_share, _MOST)
+    limit = admitted(memory.limit_bytes * now.memory_share, MOST)
     return replace(memory, limit_bytes=limit)
 
 
@@ -194,9 +199,3 @@ def _check_count(what: str, told: Sized, conditions: Sized) -> None:
             f"{what}: {len(told)} now, {len(conditions)} in the environment's state; set cluster "
             "and channel as they were, or begin a new run"
         )
-
-
-def _admitted(value: float, most: float) -> float:
-    """Limit a scaled value to the range that ``collapipe.state`` accepts: a value below ``_LEAST``
-    becomes 0, one above ``most`` becomes ``most``. Extreme reports must not end the run."""
-    return 0.0 if value < _LEAST else min(value, most)

@@ -211,3 +211,19 @@ def test_shared_stages_may_have_other_micro_batches_than_the_measured_rounds() -
     assert auto(request_of(law), 0.01) == [{"a": 3, "b": 3, "c": 2}]
     law = replace(law, head_s=6.0, head_pace_s=6.0)
     assert sum(auto(request_of(law), 0.01)[0].values()) < 8
+
+
+@pytest.mark.parametrize("rows", [0.0, 1 / 4096, 2.0**31 - 1])
+@pytest.mark.parametrize("send_s", [0.0, 1e-15, 1e4])
+@pytest.mark.parametrize("hop", [(0.0, 0.0), (1e-18, 0.0), (1e6, 1e6)])
+def test_no_reported_law_makes_planning_fail(
+    rows: float, send_s: float, hop: tuple[float, float]
+) -> None:
+    """A unit may report any law that is possible at all."""
+    law = law_of(NAMES, m=4096, apart=True, send_s=send_s, head_s=1e4, head_pace_s=1e-15)
+    devices = {name: replace(each, rows=rows) for name, each in law.devices.items()}
+    request = request_of(replace(law, devices=devices))
+    (cluster,) = request.clusters
+    w, ell = hop
+    slow = tuple(replace(each, time=replace(each.time, w=w, ell=ell)) for each in cluster.devices)
+    assert auto(replace(request, clusters=(replace(cluster, devices=slow),)))
