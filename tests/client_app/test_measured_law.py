@@ -320,3 +320,14 @@ def test_the_advised_step_is_the_work_of_one_thread_beside_the_head() -> None:
     )
     # forward 0.07, two answers of 0.4, backward 0.11, and the overhead
     assert text is not None and "about 2.06 s instead" in text
+
+
+@pytest.mark.parametrize(("rows", "send_s"), [(6.0, 0.03), (7.0, 0.03), (2.0, 0.01)])
+def test_hops_of_other_rows_are_not_averaged(rows: float, send_s: float) -> None:
+    quiet = real_law(64, True)
+    laws = [
+        replace(quiet, devices={"a": DeviceTimes(1 / 3, each_s, "a", rows=each)})
+        for each_s, each in ((0.05, 6.0), (0.01, rows))
+    ]
+    found = updated(*laws, planned_s=1.0, step_s=1.0).devices["a"]
+    assert found.send_s == pytest.approx(send_s) and found.rows == rows

@@ -7,9 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan
-from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget, Uplink
+from collapipe.state import (
+    AffineLaw,
+    Channel,
+    ClusterState,
+    DeviceProfile,
+    EnergyBudget,
+    MemoryBudget,
+    Uplink,
+)
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
 from optim.cluster_plan import activation_times, cluster_problem, fronts
 from optim.dssra import Dssra
@@ -151,6 +159,19 @@ def test_energy_is_a_limit_too() -> None:
     poor = replace(devices(None)[0], energy=EnergyBudget(1e-6, LAW))
     (cluster,) = plan(request(poor, partition="vanilla_fl")).clusters
     assert cluster.over_limits
+
+
+def test_memory_counts_what_the_schedule_keeps() -> None:
+    """A block keeps a byte for each of 16 samples: GPipe keeps all, 1F1B three of 16."""
+    memory = MemoryBudget(40.0, 0.0, 1.0 + 16.0, 0.0, 0.0, 16.0)
+    two = tuple(replace(each, memory=memory) for each in devices(None, None))
+    asked = request(*two)
+    with pytest.raises(InfeasibleRoundError, match="hold at most 4 of 12 blocks"):
+        plan(asked)
+    (cluster,) = plan(replace(asked, schedule="one_f_one_b")).clusters
+    assert sum(held(cluster).values()) == 12
+    with pytest.raises(PlanViolationError, match="C7"):
+        verify_plan(plan(replace(asked, schedule="one_f_one_b")), asked)
 
 
 def test_limits_favour_no_draw() -> None:

@@ -1,6 +1,7 @@
 """Simulated steps: against a longest path, against a formula, and on cores that are shared."""
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_laws import HOST, law_of, works_with
 
-from optim.step import DeviceWork, Job, StageWork, Worker, alone, play, simulate, step_s
+from collapipe.state import AffineLaw, DeviceProfile
+from collapipe.step_law import HeldStage
+from optim.step import DeviceWork, Job, StageWork, Worker, alone, play, simulate, step_s, works_of
 from pipeline.schedule import BACKWARD, FORWARD, SCHEDULES, Action, build, embedding
 
 SECONDS = st.floats(0.001, 1.0)
@@ -130,3 +133,17 @@ def test_waiting_for_cores_is_removed_from_measured_times() -> None:
             own = [end - begin for key, (begin, end) in ran.items() if key[:2] == (stage, kind)]
             assert math.fsum(own) / len(own) == pytest.approx(seconds, rel=0.02)
     assert alone_works[1].devices[0].backward_s < works[1].devices[0].backward_s
+
+
+@pytest.mark.parametrize(
+    ("w", "ell", "send_s"), [(1.0, 0.0, 0.3), (0.0, 1.0, 0.9), (1.0, 3.0, 0.6)]
+)
+def test_hops_of_a_share_take_as_long_as_its_rows(w: float, ell: float, send_s: float) -> None:
+    """Of the 0.9 s that three rows took, as far as they depend on rows by the device's law."""
+    law = law_of("ab", m=1)
+    times = {name: replace(each, send_s=0.9, rows=3.0) for name, each in law.devices.items()}
+    devices = {name: DeviceProfile(name, AffineLaw(1.0, 0.0, w, ell)) for name in "ab"}
+    stage = HeldStage(("a", "b"), 2, (1, 3))
+    (work,) = works_of(replace(law, devices=times), [stage], devices, 4)
+    assert [each.send_s for each in work.devices] == pytest.approx([send_s, 0.9])
+    assert [each.forward_s + each.backward_s for each in work.devices] == [2.0, 6.0]

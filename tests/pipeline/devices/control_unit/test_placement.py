@@ -1,0 +1,44 @@
+"""What a device is told of its place."""
+
+import torch
+
+from collapipe.models.description import describe
+from collapipe.wire.channels import Channels, DeviceAddress, Dialer
+from pipeline.devices.block_form import block_forms
+from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.placement import Placement
+from pipeline.devices.control_unit.replica import Replica, starting_with
+from pipeline.devices.messages import RoundDescription
+from tests.device_cluster import ADAMW, SMALL, Work, plan_of
+
+
+def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> None:
+    """With 1F1B four, three and two of eight."""
+    told = []
+
+    def needed(blocks: int, part: float, kept: float) -> float:
+        told.append((blocks, part, kept))
+        return 0.0
+
+    names, work = ["a", "b", "c"], Work()
+    common = RoundDescription(
+        version="0",
+        unit=0,
+        round=1,
+        seed=0,
+        model=describe(SMALL),
+        recompute=False,
+        dtype="float32",
+        optimizer=ADAMW,
+        replicate_every=1,
+    )
+    forms = block_forms(SMALL, range(SMALL.num_blocks), ADAMW, torch.float32)
+    roster = {name: DeviceAddress(name, f"127.0.0.1:{k}") for k, name in enumerate(names, 1)}
+    plan = plan_of(names, [1, 1, 1], 8, "one_f_one_b")
+    with Channels(Dialer(None)) as channels:
+        cluster = Cluster(roster, channels, lambda _: plan, lambda _: 1.0, needed_bytes=needed)
+        replica = Replica(forms, starting_with(work.start, {}), {})
+        placed = Placement(plan, cluster, common, replica)
+        for name in names:
+            placed._description(name, dict.fromkeys(names, "s"))
+    assert told == [(1, 1.0, 4 / 8), (1, 1.0, 3 / 8), (1, 1.0, 2 / 8)]
