@@ -101,7 +101,8 @@ def simulated_front(
     """Return the front by simulated times: of the ``front``, its neighbours and the last plan.
 
     The last plan stays, if the same devices are present, unless another one is faster by more than
-    the prediction's interval. Slower plans with fewer segments stay in the front, too.
+    the prediction's interval; by half of it if stages are shared, for a pipeline is easier to
+    predict. Slower plans with fewer segments stay in the front, too.
     """
     if not all(map(simulates, front)):
         return list(front)
@@ -116,7 +117,8 @@ def simulated_front(
     last = _last(front[0], problem, law)
     if last is not None and (most_segments is None or last.num_segments <= most_segments):
         last = simulated(last, problem, law, schedule)
-        limit_s, _ = interval(last.latency_s, min(law.spread, _MOST_DOUBT))
+        doubt = min(law.spread, _MOST_DOUBT) / (2 if last.stages else 1)
+        limit_s, _ = interval(last.latency_s, doubt)
         points = [each for each in points if not limit_s <= each.latency_s <= last.latency_s]
         points.append(last)
     points.sort(key=lambda each: (each.num_segments, each.latency_s))

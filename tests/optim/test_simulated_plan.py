@@ -196,7 +196,7 @@ def test_stages_are_shared_if_the_measured_law_says_so() -> None:
 
 def test_a_shared_stage_stays_unless_a_pipeline_is_faster_by_more_than_the_interval() -> None:
     rows = HeldStage(("a", "b", "c"), 6, (2, 3, 3))
-    for sync_s, stays in ((0.01, True), (3.0, False)):
+    for sync_s, stays in ((0.01, True), (0.33, False), (3.0, False)):
         law = law_of(NAMES, m=1, apart=True, stages=(rows,), spread=0.1)
         found = auto(request_of(law), sync_s)
         assert (found == [{"a": 2, "b": 3, "c": 3}]) == stays
