@@ -16,6 +16,7 @@ from pipeline.devices.control_unit.action_times import StepTimes
 _RENEWED = 0.5  # weight of a round's measurements
 _REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement
 _AS_DESCRIBED = math.log(1.05)  # largest logarithm of a slowness that is then forgotten
+_LEAST_MEAN = 1e-12
 _OTHER_ROWS = 1.4  # ratio from which two numbers of rows are different
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 1.0
 
@@ -90,6 +91,8 @@ def _with_sync(
     overhead_s = min(before.overhead_s, law.overhead_s) if before else 0.0
     ratio = (law.overhead_s - overhead_s + late_s) / longest_s
     slowness = min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS)
+    if ratio <= 0 and law.sync_slowness is not None:  # noise
+        slowness = law.sync_slowness
     law = replace(law, overhead_s=overhead_s, sync_slowness=slowness)
     pairs = zip(works, syncs_s, strict=True)
     return law, [replace(work, sync_s=slowness * sync_s) for work, sync_s in pairs]
@@ -150,7 +153,7 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
 def _sync_slowness(before: StepLaw, now: StepLaw) -> float | None:
     if before.sync_slowness is None or now.sync_slowness is None:
         return now.sync_slowness
-    return math.sqrt(before.sync_slowness * now.sync_slowness)
+    return _mean(before.sync_slowness, now.sync_slowness)
 
 
 def without_devices(law: StepLaw, works: Sequence[StageWork], schedule: str) -> str | None:
@@ -184,18 +187,17 @@ def _devices(before: StepLaw, now: StepLaw) -> dict[str, DeviceTimes]:
     for name, old in before.devices.items():
         logarithm = _REMEMBERED * math.log(old.slowness)
         kept = math.exp(logarithm) if abs(logarithm) > _AS_DESCRIBED else 1.0
-        found[name] = replace(old, slowness=kept, launch_s=_REMEMBERED * old.launch_s)
+        found[name] = replace(old, slowness=kept, launch_s=_not_tiny(_REMEMBERED * old.launch_s))
     for name, each in now.devices.items():
         old = before.devices.get(name, each)
-        share = _mean(old.forward_share, each.forward_share)
-        slowness = math.exp(_mean(math.log(old.slowness), math.log(each.slowness)))
-        found[name] = replace(
-            each,
-            forward_share=share,
-            send_s=each.send_s if _differ(old, each.rows) else _mean(old.send_s, each.send_s),
-            slowness=slowness,
-            launch_s=_mean(old.launch_s, each.launch_s),
-        )
+        found[name] = replace(each, forward_share=_mean(old.forward_share, each.forward_share))
+        if not _differ(old, each.rows):  # else both numbers of rows are in the new times
+            found[name] = replace(
+                found[name],
+                send_s=_mean(old.send_s, each.send_s),
+                slowness=math.exp(_mean(math.log(old.slowness), math.log(each.slowness))),
+                launch_s=_mean(old.launch_s, each.launch_s),
+            )
     return found
 
 
@@ -205,7 +207,12 @@ def _differ(old: DeviceTimes, rows: float) -> bool:
 
 
 def _mean(before: float, now: float) -> float:
-    return (1 - _RENEWED) * before + _RENEWED * now
+    return _not_tiny((1 - _RENEWED) * before + _RENEWED * now)
+
+
+def _not_tiny(value: float) -> float:
+    """Return 0 for a value that halves forever: a law has no times below a femtosecond."""
+    return value if value >= _LEAST_MEAN else 0.0
 
 
 def _device(
@@ -218,16 +225,14 @@ def _device(
     """
     taken_s = work.forward_s + work.backward_s
     block_s, described_s = taken_s / blocks, described.compute(1, rows)
-    launch_s = min(old.launch_s, block_s / 2) if old else 0.0
-    ratio = (block_s - launch_s) / described_s if described_s else 1.0
-    if old and _differ(old, rows):
-        before_s = described.compute(1, old.rows)
-        old_s = old.slowness * before_s + old.launch_s
-        slope = (block_s - old_s) / (described_s - before_s) if described_s != before_s else 0.0
-        launch_s = block_s - slope * described_s
-        if slope <= 0 or launch_s < 0:  # noise
-            slope, launch_s = block_s / described_s, 0.0
-        ratio = slope
+    old_s = old.slowness * described.compute(1, old.rows or rows) + old.launch_s if old else 0.0
+    ratio, launch_s = block_s / described_s if described_s else 1.0, 0.0
+    if old and old_s and described_s and _differ(old, rows):
+        slope = (block_s - old_s) / (described_s - described.compute(1, old.rows) or math.inf)
+        if slope > 0 and block_s > slope * described_s:  # else it is noise
+            ratio, launch_s = slope, block_s - slope * described_s
+    elif old and old_s:  # both as much slower
+        ratio, launch_s = old.slowness * block_s / old_s, old.launch_s * block_s / old_s
     assert work.host is not None  # a measured device is on a machine
     return DeviceTimes(
         forward_share=work.forward_s / (taken_s or 1.0),

@@ -35,8 +35,10 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     if m > problem.max_micro_batches:
         return known
     fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
+    if block_caps(fixed)[m - 1].sum() >= problem.num_blocks:
+        return fixed
     shared = any(stage.rows for stage in law.stages)  # its devices need no memory for all rows
-    return fixed if shared or block_caps(fixed)[m - 1].sum() >= problem.num_blocks else known
+    return fixed if shared and _last(Partition((), m, 0.0), fixed, law) else known
 
 
 def _with_hop(time: AffineLaw, times: DeviceTimes, size: float) -> AffineLaw:

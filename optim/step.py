@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate, islice, pairwise
 from statistics import fmean
 
@@ -228,6 +229,7 @@ def works_of(
     return works
 
 
+@cache
 def in_flight(name: str, num_devices: int) -> int | None:
     """Return of how many micro-batches a device keeps tensors with the schedule ``name``, whatever
     the number of segments and its place among them; None: all of them."""

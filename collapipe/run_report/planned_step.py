@@ -85,6 +85,8 @@ def _simulated(
     stages = defaultdict[str, list[PlannedTime]](list)
     ran, answered_s = play(law, works_in(partition, problem, law), schedule), 0.0
     for key, (begin_s, end_s) in ran.items():
+        if key[0] == "pass":  # the control unit, which is no stage here
+            continue
         match key:  # an action, or the sending of its output
             case (*sends, int(stage), str(kind), int(i)):
                 since_s = begin_s

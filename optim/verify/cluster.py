@@ -234,8 +234,11 @@ def _within_caps(blocks: Ints, m: Ints, problem: ClusterProblem) -> Bools:
         if device.max_blocks is not None:
             within &= held <= device.max_blocks
         if (memory := device.memory) is not None:
-            needed = held * memory.sample_bytes * np.ceil(size) + held * memory.block_bytes
-            within &= (held == 0) | (needed + memory.segment_bytes <= memory.limit_bytes * MARGIN)
+            others = 1 - np.array([problem.kept(int(each)) for each in m])
+            each = memory.block_bytes - others * memory.batch_block_bytes
+            needed = held * (memory.sample_bytes * np.ceil(size) + each)
+            needed += memory.segment_bytes - others * memory.batch_segment_bytes
+            within &= (held == 0) | (needed <= memory.limit_bytes * MARGIN)
         if device.energy is not None:
             law = device.energy.law
             spent = held * law.u * size + held * law.v + law.w * size + law.ell

@@ -331,3 +331,27 @@ def test_hops_of_other_rows_are_not_averaged(rows: float, send_s: float) -> None
     ]
     found = updated(*laws, planned_s=1.0, step_s=1.0).devices["a"]
     assert found.send_s == pytest.approx(send_s) and found.rows == rows
+
+
+def test_a_law_never_becomes_impossible() -> None:
+    """Whatever halves in each round ends at 0."""
+    law = real_law(64, True)
+    slow = DeviceTimes(1 / 3, 0.01, "a", launch_s=1e-3)
+    law, idle = replace(law, devices={"a": slow}), replace(law, devices={}, send_s=0.0)
+    for _ in range(400):
+        law = updated(law, idle, planned_s=1.0, step_s=1.0)
+    assert law.devices["a"].launch_s == 0.0 and law.send_s == 0.0
+
+
+def test_a_fit_of_two_numbers_of_rows_stays() -> None:
+    """A block takes 1 s a row and 8 s a micro-batch; the prediction for eight rows stays right."""
+    law, truth = real_law(64, True), {"a": DeviceProfile("a", AffineLaw(1.0, 8.0, 0.0, 0.0))}
+    described = {"a": DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0))}
+    found = None
+    for m in (3, 12, 12, 12, 12):
+        plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 6)),), m, "one_f_one_b")
+        now = fitted(replace(law, num_micro_batches=m), plan, truth, described, found)
+        found = updated(found, now, planned_s=1.0, step_s=1.0) if found else now
+    assert found is not None
+    time = known(described, found)["a"].time
+    assert [time.compute(1, rows) for rows in (2, 8)] == pytest.approx([10.0, 16.0], rel=0.01)

@@ -79,6 +79,8 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
         span, blocks, own_rows, shares = "-", 0, rows_in_all, ("not used", *"-----")
         if segment := held.get(k):
             span, blocks = block_range(segment.span), segment.span.blocks
+            if planned.partition.replicated:
+                own_rows = math.ceil(problem.batch_size / len(segments))
             if segment.rows is not None:
                 own_rows = segment.rows
                 span += f", {counted(own_rows, 'row')} of {rows_in_all}"
@@ -258,7 +260,9 @@ def _even(problem: ClusterProblem, partition: Partition) -> str:
     try:
         even = solve(problem, rng).best
     except InfeasibleRoundError:
-        free = tuple(replace(each, max_blocks=None, energy=None) for each in problem.devices)
+        free = tuple(
+            replace(each, max_blocks=None, energy=None, memory=None) for each in problem.devices
+        )
         even = solve(replace(problem, devices=free), rng).best
         caps = block_caps(problem)[even.num_micro_batches - 1]
         triples = zip(problem.devices, even.blocks, caps, strict=True)

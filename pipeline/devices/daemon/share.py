@@ -8,6 +8,7 @@ rows; with equal rows all links carry equally much, as in a ring.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from torch import Tensor
@@ -139,10 +140,12 @@ class Exchange:
 
     def put_gradients(self, step: int, shared: SharedSegment, parts: Sequence[Part]) -> None:
         """Put the other devices' gradients into ``shared``; those of blocks that other devices lead
-        are dropped there."""
+        are dropped there. Parts of earlier steps, which were aborted, are forgotten."""
+        for earlier in [each for each in self._came if each < step]:
+            del self._came[earlier], self._done[earlier]
         came = self._came.get(step, {})
-        for share in (share for shares in self._shares.values() for share in shares):
-            found = came.get((_GRADIENTS, share), {})
+        for share in chain(*self._shares.values()):
+            found = came.pop((_GRADIENTS, share), {})
             shared.gradients[share] = [
                 [found[name].to(part.device) if name in found else None for name in part.trained]
                 for part in parts

@@ -1,6 +1,7 @@
 """What a device takes from the other devices of its segment, and what it refuses."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +113,14 @@ def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
     for header, step in ((GRADIENTS, 6), (GRADIENTS, 3), (WEIGHTS, 5)):
         with pytest.raises(WireError, match="expected 4"):
             exchange.take(0, header, step, trained("blocks.1"), now=4)
+
+
+def test_gradients_of_aborted_steps_do_not_pile_up() -> None:
+    exchange = Exchange(description(), FORMS)
+    for step in range(5):
+        exchange.take(0, GRADIENTS, step, trained("blocks.1"), now=step)
+        exchange.put_gradients(step, SimpleNamespace(gradients={}), [])  # type: ignore[arg-type]
+    assert [*exchange._came] == [4] and not exchange._came[4]
 
 
 def test_empty_parts_do_not_arrive_without_end() -> None:
