@@ -33,16 +33,19 @@ _ALIGNMENT = 8
 _PART_BYTES = 2**23  # so that neither end needs memory for a second copy of a block
 _HEADER_BYTES = 2**20  # generous bound of a header: names and shapes
 NAME_BYTES = 512  # generous bound of a tensor's entry in the header
+_MOST_NAMES = _HEADER_BYTES // NAME_BYTES
 
 
 def grouped(tensors: Mapping[str, Tensor]) -> list[Sequence[str]]:
-    """Group the names of tensors to send together: at most 8 MiB each, or one tensor.
+    """Group the names of tensors to send together: at most 8 MiB each, or one tensor, and no more
+    names than a header may have.
 
     Returns at least one group, which may be empty.
     """
     groups, size = [list[str]()], 0
     for name, each in tensors.items():
-        if groups[-1] and size + each.nbytes > _PART_BYTES:
+        full = size + each.nbytes > _PART_BYTES or len(groups[-1]) == _MOST_NAMES
+        if groups[-1] and full:
             groups.append([])
             size = 0
         groups[-1].append(name)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 
 from collapipe.errors import WireError
-from collapipe.wire.parts import joined, mapped_part, separated
+from collapipe.wire.parts import grouped, joined, mapped_part, separated
 
 
 def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
@@ -65,3 +65,13 @@ def test_reading_again_and_again_takes_no_more_memory(tmp_path: Path) -> None:
 def test_what_no_part_is_like_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         separated(data)
+
+
+def test_groups_of_many_small_tensors_can_be_read() -> None:
+    """Their header would be too long for one part."""
+    tensors = {f"blocks.{k}.{'x' * 100}": torch.zeros(1) for k in range(9000)}
+    groups = grouped(tensors)
+    assert [name for names in groups for name in names] == [*tensors]
+    for names in groups:
+        data = joined({name: tensors[name] for name in names}).numpy().tobytes()
+        assert separated(data).keys() == {*names}
