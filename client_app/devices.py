@@ -212,12 +212,8 @@ class DevicePipeline:
         self._num_steps = len(settings.federation.steps_of(request.round))
         self._devices = {each.name: each for each in devices.known(described)}
         samples = settings.batch_size / request.plan.num_micro_batches
-        self._described, self._all, self._spec, self._embedding = (
-            described,
-            devices,
-            spec,
-            embedding,
-        )
+        self._described, self._all = described, devices
+        self._spec, self._embedding = spec, embedding
         self._timer = PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)

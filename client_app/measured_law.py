@@ -16,7 +16,7 @@ from pipeline.devices.control_unit.action_times import StepTimes
 _RENEWED = 0.5  # weight of a round's measurements
 _REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement
 _AS_DESCRIBED = math.log(1.05)  # largest logarithm of a slowness that is then forgotten
-_LEAST_MEAN = 1e-12
+_LEAST_MEAN = 1e-12  # below which a mean counts as 0
 _OTHER_ROWS = 1.4  # ratio from which two numbers of rows are different
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 1.0
 
@@ -190,14 +190,15 @@ def _devices(before: StepLaw, now: StepLaw) -> dict[str, DeviceTimes]:
         found[name] = replace(old, slowness=kept, launch_s=_not_tiny(_REMEMBERED * old.launch_s))
     for name, each in now.devices.items():
         old = before.devices.get(name, each)
-        found[name] = replace(each, forward_share=_mean(old.forward_share, each.forward_share))
+        times = replace(each, forward_share=_mean(old.forward_share, each.forward_share))
         if not _differ(old, each.rows):  # else both numbers of rows are in the new times
-            found[name] = replace(
-                found[name],
+            times = replace(
+                times,
                 send_s=_mean(old.send_s, each.send_s),
-                slowness=math.exp(_mean(math.log(old.slowness), math.log(each.slowness))),
+                slowness=math.sqrt(old.slowness * each.slowness),
                 launch_s=_mean(old.launch_s, each.launch_s),
             )
+        found[name] = times
     return found
 
 
@@ -211,7 +212,7 @@ def _mean(before: float, now: float) -> float:
 
 
 def _not_tiny(value: float) -> float:
-    """Return 0 for a value that halves forever: a law has no times below a femtosecond."""
+    """Return 0 for a value that has halved in many rounds: a law refuses tiny times."""
     return value if value >= _LEAST_MEAN else 0.0
 
 

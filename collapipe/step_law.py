@@ -23,7 +23,7 @@ class DeviceTimes:
     seconds from the end of an action until its output is at the next stage. ``host`` is the label
     of the device's machine, the same for devices of one machine. A block takes ``slowness`` times
     the described seconds, and ``launch_s`` more for each micro-batch, which is known after rounds
-    with different ``rows`` of a micro-batch; the last ones are kept, 0 if unknown.
+    with different numbers of rows; ``rows`` is the last round's number, 0 if unknown.
     """
 
     forward_share: float

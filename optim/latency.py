@@ -91,8 +91,8 @@ def batch_s(partition: Partition, activation_s: float) -> float:
 def block_caps(problem: ClusterProblem) -> Ints:
     """Return the most blocks of each device, [M, K], 0 … L; row m - 1 is for m micro-batches.
 
-    Rows below the problem's least m are 0. The memory cap (C7) is equal in all rows unless segments
-    recompute; the energy cap (C9') is not.
+    Rows below the problem's least m are 0. The memory cap (C7) depends on m through
+    ``ClusterProblem.kept``, the energy cap (C9') through b̂.
     """
     return np.stack([device_caps(problem, device) for device in problem.devices], axis=1)
 
