@@ -201,8 +201,9 @@ def _front(
 ) -> Front:
     most, before = request.num_segments, rng.bit_generator.state
     if _shares(solve) and cluster.real_devices and cluster.step is None:
-        with suppress(InfeasibleRoundError):  # stages are shared by measured times alone, if
-            solve_cached(problem, _single(solve), rng)  # a pipeline of single devices fits
+        # without measured times stages are shared only if no pipeline of single devices fits
+        with suppress(InfeasibleRoundError):
+            solve_cached(problem, _single(solve), rng)
             solve = _single(solve)
     try:
         front = solve_cached(problem, solve, rng)
@@ -238,12 +239,14 @@ def _by_law(
 ) -> list[Partition]:
     """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones; other rules keep theirs."""
-    if _shares(solve):  # their bits depend on measured times, so that m need not stay
+    if _shares(solve) and all(
+        map(simulates, front)
+    ):  # their bits depend on measured times, so that m need not stay
         for m in _sizes(law.num_micro_batches, request.num_micro_batches):
             of_m = replace(problem, min_micro_batches=m, max_micro_batches=m)
             for each in (solve, _single(solve)):
                 with suppress(InfeasibleRoundError):
-                    front = [*front, *solve_cached(of_m, each, rng)]
+                    front += filter(simulates, solve_cached(of_m, each, rng))
     if _shares(solve) or _rule(solve) is exact_partition:
         return simulated_front(front, problem, law, request.schedule, request.num_segments)
     known = map(simulates, front)

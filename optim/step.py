@@ -231,8 +231,8 @@ def works_of(
 
 @cache
 def in_flight(name: str, num_devices: int) -> int | None:
-    """Return of how many micro-batches a device keeps tensors with the schedule ``name``, whatever
-    the number of segments and its place among them; None: all of them."""
+    """Return of how many micro-batches a device keeps tensors at most with the schedule ``name``:
+    as many as the first of all devices; None: of all micro-batches."""
     m = num_devices + 2
     first = schedule.kept(name, num_devices, m)[0]
     return None if first == m else first

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from step_laws import law_of, stages_of, works_with
 
+from collapipe.plan import ClusterPlan
 from collapipe.state import (
     AffineLaw,
     Channel,
@@ -160,8 +161,8 @@ def test_a_law_of_one_place_of_the_head_does_not_decide_between_two() -> None:
     assert law_for(replace(cluster, real_devices=False)) is None
 
 
-def auto(request: RoundRequest, sync_s: float = 1e-3) -> list[dict[str, int]]:
-    """The rows of each stage's devices in the plan with ``sharing=auto``; 0 for a device alone."""
+def planned(request: RoundRequest, sync_s: float) -> ClusterPlan:
+    """The verified plan with ``sharing=auto``."""
     (cluster,) = request.clusters
     devices = tuple(replace(each, sharing=SharingLaw(sync_s)) for each in cluster.devices)
     uplink = Uplink(1.0, 100.0, 1.0, 0.0, (1.0,))
@@ -172,9 +173,14 @@ def auto(request: RoundRequest, sync_s: float = 1e-3) -> list[dict[str, int]]:
     verify_plan(plan, request)
     (cost,) = round_cost(plan, request, "overlap", "none", "streamed").clusters
     assert cost.pipeline_s == pytest.approx(plan.clusters[0].latency_s)
+    return plan.clusters[0]
+
+
+def auto(request: RoundRequest, sync_s: float = 1e-3) -> list[dict[str, int]]:
+    """The rows of each stage's devices in the plan with ``sharing=auto``; 0 for a device alone."""
     return [
         dict(zip(each.devices, each.rows_of_devices or (0,), strict=True))
-        for each in plan.clusters[0].segments
+        for each in planned(request, sync_s).segments
     ]
 
 
@@ -227,3 +233,14 @@ def test_no_reported_law_makes_planning_fail(
     w, ell = hop
     slow = tuple(replace(each, time=replace(each.time, w=w, ell=ell)) for each in cluster.devices)
     assert auto(replace(request, clusters=(replace(cluster, devices=slow),)))
+
+
+def test_plans_that_are_too_long_to_simulate_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their times are the closed law's, which knows no head."""
+    law = law_of(NAMES, m=1, apart=True, stages=stages_of({"a": 6}), head_s=20.0)
+    assert planned(request_of(law), 3.0).num_micro_batches > 2
+    for most, expected in ((3, 2), (1, 1)):  # actions of a step
+        monkeypatch.setattr("optim.simulated_plan._MOST_ACTIONS", most)
+        assert planned(request_of(law), 3.0).num_micro_batches == expected

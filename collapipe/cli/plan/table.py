@@ -121,9 +121,11 @@ def _kept(
 ) -> dict[int, float]:
     """Return the part of a batch's rows whose tensors each stage keeps, by its first block."""
     firsts = sorted({each.span.first for each in segments})
-    rows = math.ceil(problem.batch_size / num_micro_batches) / problem.batch_size
     counts = schedule.kept(SCHEDULE, len(firsts), num_micro_batches)
-    return {first: min(1.0, n * rows) for first, n in zip(firsts, counts, strict=True)}
+    return {
+        first: replace(problem, in_flight=count).kept(num_micro_batches)
+        for first, count in zip(firsts, counts, strict=True)
+    }
 
 
 def _memory(device: PhysicalDevice, blocks: int, model: Model, rows: int, kept: float) -> str:
