@@ -11,7 +11,7 @@ import torch
 from collapipe.errors import StageError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
-from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.tensors import Tensors
@@ -290,11 +290,11 @@ class RemoteSegments:
         self._norms.clear()
         frames = iter(answers)
         for segment, actions in zip(segments, lists, strict=False):
-            known = {
-                device: iter(self._taken_norms(segment, device, len(actions), next(frames)))
-                for device in segment.devices
-            }
-            self._norms += [next(known[leader]) for leader in segment.leaders]
+            leaders, known = segment.leaders, dict[str, Iterator[float]]()
+            for device in segment.devices:
+                counts = leaders.count(device), len(actions)
+                known[device] = iter(self._taken_norms(device, *counts, next(frames)))
+            self._norms += [next(known[leader]) for leader in leaders]
         times = front_stage.times, back_stage.times
         self._measured.add_own(OwnTimes(*times, began_s, time.monotonic(), whole))
 
@@ -303,14 +303,11 @@ class RemoteSegments:
         codec = HopCodec(common.wire_dtype, getattr(torch, common.dtype))
         return Fence(common.round, common.epoch, step, self._dim, codec)
 
-    def _taken_norms(
-        self, segment: SegmentPlan, device: str, num_actions: int, frame: Frame
-    ) -> list[float]:
-        """Return the squared norms of the blocks that a device of a segment leads, and store its
-        measurements."""
+    def _taken_norms(self, device: str, led: int, num_actions: int, frame: Frame) -> list[float]:
+        """Return the squared norms of the blocks that a device leads, and store its measurements
+        of so many actions."""
         try:
             norms, *measured = frame.tensors
-            led = segment.leaders.count(device)
             fits = norms.dtype == torch.float64 and norms.shape == (led,)
             if not fits or bool((norms < 0).any()):  # squared norms are not negative
                 raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
