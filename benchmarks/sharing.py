@@ -84,6 +84,7 @@ def with_memory(devices: list[DeviceProfile], cost: BlockCost, binds: bool) -> l
         cost.block_bytes,
         0.0,
         *parts,
+        cost.trained_bytes,
     )
     return [
         replace(

@@ -127,7 +127,8 @@ class SegmentPlan:
 
 def leaders(rows: Sequence[int], blocks: int) -> list[int]:
     """Return the number of the device that leads each of a segment's ``blocks``: devices lead in
-    proportion to their ``rows``, because rows and steps take time of the same processor."""
+    proportion to their ``rows`` (D'Hondt's method), because rows and steps take time of the same
+    processor."""
     found, led = list[int](), [0] * len(rows)
     for _ in range(blocks):
         number = min(range(len(rows)), key=lambda each: (led[each] + 1) / rows[each])

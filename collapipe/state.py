@@ -76,7 +76,8 @@ class MemoryBudget:
     bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·⌈b̂⌉), for δ blocks and b̂ samples;
     the largest micro-batch has ⌈b̂⌉ samples. ``segment_bytes`` and ``block_bytes`` include what is
     kept for all rows of a batch. A device keeps a part of it: of the micro-batches that are under
-    way in its schedule, and of its own rows if it shares a stage.
+    way in its schedule, and of its own rows if it shares a stage. Then it also receives gradients:
+    see ``received_gradients``.
     """
 
     limit_bytes: float
@@ -85,10 +86,11 @@ class MemoryBudget:
     sample_bytes: float
     batch_segment_bytes: float = 0.0  # of ``segment_bytes``, for all rows of a batch
     batch_block_bytes: float = 0.0  # of ``block_bytes``, likewise
+    trained_bytes: float = 0.0  # of a block's gradients
 
     def __post_init__(self) -> None:
         own = "limit_bytes", "segment_bytes", "block_bytes", "sample_bytes"
-        _check_within(self, (*own, "batch_segment_bytes", "batch_block_bytes"))
+        _check_within(self, (*own, "batch_segment_bytes", "batch_block_bytes", "trained_bytes"))
 
     def blocks(self, micro_batch_size: float, most: int, kept: float = 1.0) -> int:
         """Return how many blocks fit, at most ``most``, if the tensors of ``kept`` of a batch's
@@ -115,6 +117,16 @@ class SharingLaw:
 
     def __post_init__(self) -> None:
         _check_within(self, ("sync_s",))
+
+
+def received_gradients(blocks: int, part: float, members: int) -> float:
+    """Return how many blocks' gradients a device with ``part`` of the rows receives at most from
+    the other members of a stage: (g - 1)·min(δ, (δ + g - 1)·part).
+
+    Each other member sends those of the blocks that the device leads. The second bound holds for
+    all divisions of leaders in proportion to rows by D'Hondt's method, see ``plan.leaders``.
+    """
+    return (members - 1) * min(float(blocks), (blocks + members - 1) * part)
 
 
 def ring_s(laws: Sequence[SharingLaw | None], blocks: int) -> float:
@@ -171,12 +183,15 @@ class BlockCost:
     batch_segment_bytes: float = 0.0  # of ``segment_bytes``, likewise
     trained_bytes: float = 0.0  # of a block's gradients; 0: not known
 
-    def segment_needs(self, blocks: int, samples: float, kept: float = 1.0) -> float:
+    def segment_needs(
+        self, blocks: int, samples: float, kept: float = 1.0, received: float = 0.0
+    ) -> float:
         """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples, if the
-        tensors of ``kept`` of a batch's samples are kept at the same time."""
+        tensors of ``kept`` of a batch's samples are kept at the same time, and the gradients of
+        ``received`` blocks come from other devices."""
         others = (1 - kept) * (self.batch_segment_bytes + blocks * self.batch_block_bytes)
         each = self.block_bytes + self.sample_bytes * samples
-        return self.segment_bytes + blocks * each - others
+        return self.segment_bytes + blocks * each - others + received * self.trained_bytes
 
     @property
     def flops(self) -> float:

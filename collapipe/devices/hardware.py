@@ -42,7 +42,7 @@ class PhysicalDevice:
         if self.memory_bytes is not None:
             own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
             of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
-            memory = MemoryBudget(self.memory_bytes, *own, *of_batch)
+            memory = MemoryBudget(self.memory_bytes, *own, *of_batch, cost.trained_bytes)
         sharing = self._sharing(cost, memory)
         return DeviceProfile(self.name, time, self.max_blocks, energy, memory, sharing)
 

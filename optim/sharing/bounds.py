@@ -86,7 +86,8 @@ class _Choices:
     def of(cls, problem: ClusterProblem) -> "_Choices":
         counts = range(1, problem.max_micro_batches + 1)
         rows = np.array([largest_rows(problem, m) for m in counts])
-        caps = np.array([row_caps(problem, each) for each in problem.devices]).swapaxes(0, 1)
+        # two devices' caps: those of more are not larger
+        caps = np.array([row_caps(problem, each)[0] for each in problem.devices]).swapaxes(0, 1)
         laws = [(d.time.u, d.time.v, d.time.w, d.time.ell) for d in problem.devices]
         u, v, w, ell = each = np.array(laws).T[:, :, None]
         np.maximum(u, _TINY, out=u)  # times are divided by it

@@ -24,7 +24,7 @@ class Costs:
 class Caps:
     """What a device of each kind can hold."""
 
-    rows: Ints  # of a shared stage, [T, M, L]
+    rows: Ints  # of a stage that g = 2 … K devices share, [T, K - 1, M, L]
     blocks: Ints  # of a stage of its own, [M, T]
 
     @classmethod
@@ -33,6 +33,13 @@ class Caps:
         first = [own[0] for own in kinds]
         rows = [row_caps(problem, problem.devices[k]) for k in first]
         return cls(np.array(rows), block_caps(problem)[:, first])
+
+    def of_groups(self, states: States) -> list[tuple[int, Ints]]:
+        """Return the numbers of the sets that share a stage, by the place g - 2 of their caps."""
+        places = states.counts.sum(axis=1) - 2
+        if (self.rows == self.rows[:, :1]).all():
+            places = np.minimum(places, 0)
+        return [(each, np.flatnonzero(places == each)) for each in range(places.max() + 1)]
 
 
 def stage_costs(
@@ -50,13 +57,17 @@ def stage_costs(
     held = blocks[:, None, None]
     compute = held * (u[:, None] * rows + v[:, None])  # [D, T, n]
     hop = np.broadcast_to(w[:, None] * rows + ell[:, None], compute.shape)
-    done = np.where(rows <= caps.rows[:, m - 1, blocks - 1].T[:, :, None], compute + hop, np.inf)
     longest = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
-    shared = _shared(done, longest, states.counts, len(rows))
+    result = Costs(*np.full((2, len(states.counts), len(blocks)), np.inf))
     sync = _syncs(problem, states, kinds)[:, None] * blocks
+    for others, number in caps.of_groups(states):
+        fits = rows <= caps.rows[:, others, m - 1, blocks - 1].T[:, :, None]
+        done = np.where(fits, compute + hop, np.inf)
+        shared = _shared(done, longest, states.counts[number], len(rows))
+        once = (0.0 if problem.latency == "bound" else shared.once) + sync[number]
+        result.once[number] = np.where(np.isfinite(shared.pace), once, np.inf)
+        result.pace[number] = shared.pace
     alone = _alone(problem, kinds, caps.blocks[m - 1], m, blocks)
-    once = (0.0 if problem.latency == "bound" else shared.once) + sync
-    result = Costs(np.where(np.isfinite(shared.pace), once, np.inf), shared.pace)
     place = np.flatnonzero(states.alone)
     kind = states.first[place]
     result.once[place], result.pace[place] = alone.once[kind], alone.pace[kind]

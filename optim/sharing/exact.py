@@ -217,7 +217,7 @@ def _most_blocks(
     states: States, costs: Costs, caps: Caps, row: int, blocks: Ints, rows: int
 ) -> Ints:
     """Return the blocks of the largest stage that any devices of each set can hold, [N]."""
-    shared = states.counts @ caps.rows[:, row, blocks - 1] >= rows
+    shared = states.counts @ caps.rows[:, 0, row, blocks - 1] >= rows
     alone = np.isfinite(costs.pace) & states.alone[:, None]
     kinds = np.array([alone[states.first == kind].any(axis=0) for kind in range(len(caps.rows))])
     held = shared | ((states.counts > 0).astype(int) @ kinds > 0)

@@ -26,28 +26,33 @@ def largest_rows(problem: ClusterProblem, num_micro_batches: int) -> int:
 
 
 def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
-    """Return the most rows that a device can have of a shared stage, [M, L], for m = 1 … M and
-    δ = 1 … L; 0 below the problem's least m.
+    """Return the most rows that a device can have of a stage that g = 2 … K devices share,
+    [K - 1, M, L], for m = 1 … M and δ = 1 … L; 0 below the problem's least m.
 
     Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows. All rows
-    are possible only where the device may hold the stage alone.
+    are possible only where the device may hold the stage alone. Caps fall with g, because a device
+    receives the gradients of more devices. A cluster of one device has the caps of g = 2.
     """
+    members = np.arange(2, max(len(problem.devices), 2) + 1)[:, None, None]
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
     rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
     if (law := device.sharing) is None:
-        return np.zeros((len(m), len(blocks)), dtype=np.int64)
+        return np.zeros((len(members), len(m), len(blocks)), dtype=np.int64)
     alone = device_caps(problem, device)[:, None] >= blocks
-    caps = np.where(alone, rows, rows - 1).astype(float)
-    caps[: problem.min_micro_batches - 1] = 0
+    caps = np.repeat(np.where(alone, rows, rows - 1)[None].astype(float), len(members), axis=0)
+    caps[:, : problem.min_micro_batches - 1] = 0
     if law.max_blocks is not None:
-        caps[:, law.max_blocks :] = 0
+        caps[:, :, law.max_blocks :] = 0
     if (memory := law.memory) is not None:
         left = memory.limit_bytes - (memory.segment_bytes - memory.batch_segment_bytes)
         left_in_all = left - blocks * (memory.block_bytes - memory.batch_block_bytes)
         of_batch = memory.batch_segment_bytes + blocks * memory.batch_block_bytes
         kept = np.array([problem.kept(int(each)) for each in m[:, 0]])[:, None]
         each = kept * of_batch / rows + blocks * memory.sample_bytes
-        np.minimum(caps, _fitting(left_in_all, each), out=caps)
+        sets = (members - 1) * memory.trained_bytes  # as ``received_gradients`` counts them
+        led_all = _fitting(left_in_all - sets * blocks, each)
+        led_part = _fitting(left_in_all, each + sets * (blocks + members - 1) / rows)
+        np.minimum(caps, np.maximum(led_all, led_part), out=caps)
     if (budget := device.energy) is not None:
         once, times = budget.law, m if budget.scope == "batch" else 1
         left_j = budget.limit_j / times - (blocks * once.v + once.ell)
@@ -89,10 +94,10 @@ def stage_of(
 ) -> Stage:
     """Return a stage with balanced rows; devices without rows are left out, all if none fit.
     ``caps`` are the ``row_caps`` of these devices."""
-    rows = largest_rows(problem, m)
+    rows, others = largest_rows(problem, m), len(devices) - 1
     if len(devices) == 1:
         return Stage(tuple(devices), (rows,), blocks)
-    most = [int(each[m - 1, blocks - 1]) for each in caps]
+    most = [int(each[others - 1, m - 1, blocks - 1]) for each in caps]
     given = balanced_rows(problem, devices, blocks, rows, most) or ()
     used = [pair for pair in zip(devices, given, strict=False) if pair[1]]
     return Stage(tuple(k for k, _ in used), tuple(y for _, y in used), blocks)

@@ -2,7 +2,7 @@
 
 import math
 
-from collapipe.state import DeviceProfile
+from collapipe.state import DeviceProfile, received_gradients
 from optim.problem import ClusterProblem, Partition, Stage
 from optim.verify.tolerance import exceeds, is_count, violation
 
@@ -25,7 +25,7 @@ def check_stages(point: Partition, problem: ClusterProblem) -> None:
             raise violation("rows", f"{stage.rows} for devices {stage.devices}, expected {rows}")
         for device, own in zip(stage.devices, stage.rows, strict=True):
             if len(stage.devices) > 1:
-                _check_member(problem.devices[device], stage.blocks, own, point, problem)
+                _check_member(problem.devices[device], stage, own, point, problem)
     if tuple(held) != tuple(point.blocks):
         raise violation("C1", f"blocks {point.blocks}, the stages hold {tuple(held)}")
     if (total := sum(stage.blocks for stage in point.stages)) != problem.num_blocks:
@@ -33,9 +33,9 @@ def check_stages(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_member(
-    device: DeviceProfile, blocks: int, rows: int, point: Partition, problem: ClusterProblem
+    device: DeviceProfile, stage: Stage, rows: int, point: Partition, problem: ClusterProblem
 ) -> None:
-    law, m = device.sharing, point.num_micro_batches
+    law, m, blocks = device.sharing, point.num_micro_batches, stage.blocks
     if law is None:
         raise violation("sharing", f"{device.name} shares a stage without a law for it")
     if law.max_blocks is not None and blocks > law.max_blocks:
@@ -45,6 +45,8 @@ def _check_member(
         needed = blocks * (own.block_bytes - others * own.batch_block_bytes)
         needed += blocks * own.sample_bytes * rows
         needed += own.segment_bytes - others * own.batch_segment_bytes
+        received = received_gradients(blocks, rows / sum(stage.rows), len(stage.devices))
+        needed += received * own.trained_bytes
         if exceeds(needed, own.limit_bytes):
             raise violation(
                 "C7",

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.plan import ClusterPlan, SegmentPlan, Span, leaders
+from collapipe.state import received_gradients
 
 
 def segments(*spans: tuple[int, int]) -> tuple[SegmentPlan, ...]:
@@ -20,6 +21,15 @@ def test_contiguous_segments_cover_every_block_once(sizes: list[int]) -> None:
     plan = ClusterPlan(0, segments(*spans), 1, "gpipe")
     covered = [index for segment in plan.segments for index in segment.span.indices()]
     assert covered == list(range(sum(sizes)))
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=30), st.integers(1, 60))
+def test_no_device_receives_more_gradients_than_planned(rows: list[int], blocks: int) -> None:
+    """Its memory is planned for them."""
+    led = leaders(rows, blocks)
+    for number, own in enumerate(rows):
+        received = (len(rows) - 1) * led.count(number)
+        assert received <= received_gradients(blocks, own / sum(rows), len(rows)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("first", "blocks"), [(-1, 2), (0, 0), (3, -1)])

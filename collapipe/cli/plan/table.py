@@ -31,6 +31,7 @@ from collapipe.inventory.planning import (
     JointRound,
     PlannedCluster,
 )
+from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
@@ -85,8 +86,12 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
                 own_rows = segment.rows
                 span += f", {counted(own_rows, 'row')} of {rows_in_all}"
             shares = _shares(segment, planned.partition.latency_s)
-        part = own_rows / rows_in_all * (kept[segment.span.first] if segment else 1.0)
-        used = _memory(device, blocks, model, own_rows, part)
+        part, received = own_rows / rows_in_all, 0.0
+        if segment and segment.rows is not None:
+            members = sum(each.span == segment.span for each in segments)
+            received = received_gradients(blocks, part, members)
+        part *= kept[segment.span.first] if segment else 1.0
+        used = _memory(device, blocks, model, own_rows, part, received)
         rows.append((device.name, span, used, *shares))
         held_by += [f"{device.name} {used}"] * (blocks > 0 and used != "-")
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
@@ -128,10 +133,13 @@ def _kept(
     }
 
 
-def _memory(device: PhysicalDevice, blocks: int, model: Model, rows: int, kept: float) -> str:
+def _memory(
+    device: PhysicalDevice, blocks: int, model: Model, rows: int, kept: float, received: float
+) -> str:
     """Return the use of the limiting resource: the device's bytes, or its number of blocks. It has
-    ``rows`` rows of a micro-batch, and keeps tensors of ``kept`` of a batch's rows."""
-    used = model.cost.segment_needs(blocks, rows, kept) if blocks else 0.0
+    ``rows`` rows of a micro-batch, keeps tensors of ``kept`` of a batch's rows, and receives the
+    gradients of ``received`` blocks."""
+    used = model.cost.segment_needs(blocks, rows, kept, received) if blocks else 0.0
     if model.block_bytes and "memory_bytes" in device.block_limits(model.block_bytes):
         return _of(used, device.memory_bytes)
     if device.max_blocks is not None:

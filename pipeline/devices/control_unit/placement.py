@@ -330,7 +330,9 @@ class Placement:
         return SegmentDescription(
             **self.common.for_blocks(held),
             session=sessions[name],
-            memory_bytes=self.cluster.needed_bytes(segment.span.blocks, part, kept[stage] / m),
+            memory_bytes=self.cluster.needed_bytes(
+                segment.span.blocks, part, kept[stage] / m, len(segment.devices)
+            ),
             span=segment.span,
             stage=stage,
             num_segments=len(self.plan.segments),

@@ -43,7 +43,7 @@ def _device(name: str, rng: np.random.Generator, num_blocks: int, batch: int) ->
         own, of_batch, segment = rng.uniform(1, 2), rng.uniform(0, 2), some(1)
         room = float(rng.uniform(0.5, 2.5) * num_blocks)
         sizes = segment, float(own + of_batch), some(0.5), segment * rng.random(), float(of_batch)
-        memory = MemoryBudget(room, *sizes)
+        memory = MemoryBudget(room, *sizes, some(0.5))
     if rng.random() < 0.2:
         limit = int(rng.integers(0, num_blocks + 1))
     if rng.random() < 0.3:

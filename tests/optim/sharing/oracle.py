@@ -46,7 +46,10 @@ def _stage(
     possible = [
         split
         for split in _shares(rows, len(devices))
-        if all(_fits(problem, d, blocks, y, m) for d, y in zip(devices, split, strict=True))
+        if all(
+            _fits(problem, d, blocks, y, m, len(devices))
+            for d, y in zip(devices, split, strict=True)
+        )
     ]
     if possible:
         ring = 2 * (len(devices) - 1) / len(devices)
@@ -90,7 +93,9 @@ def _under_way(problem: ClusterProblem, m: int) -> float:
     return min(1.0, count * rows / problem.batch_size)
 
 
-def _fits(problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int, m: int) -> bool:
+def _fits(
+    problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int, m: int, members: int
+) -> bool:
     law = device.sharing
     assert law is not None
     if law.max_blocks is not None and blocks > law.max_blocks:
@@ -99,7 +104,9 @@ def _fits(problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int
         part = _under_way(problem, m) * rows / math.ceil(problem.batch_size / m)
         each = own.block_bytes - own.batch_block_bytes * (1 - part) + own.sample_bytes * rows
         segment = own.segment_bytes - own.batch_segment_bytes * (1 - part)
-        if segment + blocks * each > own.limit_bytes:
+        led = min(blocks, (blocks + members - 1) * rows / math.ceil(problem.batch_size / m))
+        gradients = (members - 1) * led * own.trained_bytes
+        if segment + blocks * each + gradients > own.limit_bytes:
             return False
     return _affords(device, blocks, rows, m)
 

@@ -58,11 +58,13 @@ def test_a_wrong_point_is_refused(change: Change, constraint: str) -> None:
         ({"sharing": None}, "sharing"),
         ({"sharing": replace(_ROOM, max_blocks=5)}, "C7"),
         ({"sharing": replace(_ROOM, memory=replace(_ROOM.memory, limit_bytes=24.0))}, "C7"),
+        ({"sharing": replace(_ROOM, memory=replace(_ROOM.memory, trained_bytes=14.2))}, "C7"),
         ({"energy": EnergyBudget(1.7, _LAW)}, "C9'"),
     ],
 )
 def test_limits_of_a_share_are_checked(device: dict[str, object], constraint: str) -> None:
-    """A device with a third of the rows keeps a third of a batch's tensors: 24.3 bytes, 1.81 J."""
+    """A device with a third of the rows keeps a third of a batch's tensors: 24.3 bytes, 1.81 J.
+    It receives the gradients of 2·(6 + 2)/3 blocks at most."""
     solution = shared_partition(PROBLEM)
     limited = replace(PROBLEM.devices[1], **device)  # type: ignore[arg-type]
     problem = replace(PROBLEM, devices=(PROBLEM.devices[0], limited, PROBLEM.devices[2]))

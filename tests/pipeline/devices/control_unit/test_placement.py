@@ -16,7 +16,7 @@ def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> N
     """With 1F1B four, three and two of eight."""
     told = []
 
-    def needed(blocks: int, part: float, kept: float) -> float:
+    def needed(blocks: int, part: float, kept: float, members: int) -> float:
         told.append((blocks, part, kept))
         return 0.0
 
