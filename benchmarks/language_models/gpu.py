@@ -63,6 +63,8 @@ def _rows(root: Path, options: Sequence[str], kinds: Sequence[str]) -> Iterator[
     for kept in kinds:
         own = [*options, *_KEPT[kept], *_GPU]
         yield f"{kept}, one process", _measured(_run, root / f"{kept}-one", own)
+        whole = [*own, "pipeline.num_micro_batches=1"]
+        yield f"{kept}, one process, m = 1", _measured(_run, root / f"{kept}-whole", whole)
         with _two_devices(root / kept) as devices:
             own += devices
             yield f"{kept}, two devices", _measured(_run, root / f"{kept}-two", own)
@@ -118,20 +120,6 @@ def _options(arguments: Namespace, root: Path, model: Path) -> list[str]:
         *(f"data.{each}_file={few}" for each in ("validation", "test")),
         *arguments.overrides,
     ]
-
-
-def _speed(folder: Path, options: Sequence[str]) -> dict[str, float]:
-    """A run's speed from the second round on, and the most memory that the GPU had in use."""
-    used = [0]
-    with every(0.5, lambda: used.append(_used_mb())):
-        rounds = run(folder, options)[1:]
-    seconds = sum(each["seconds"]["round"] for each in rounds)
-    return {
-        "tokens_per_s": sum(each["target_tokens"] for each in rounds) / seconds,
-        "gpu_mb": max(used),
-        "seconds": seconds / len(rounds),
-        "pipeline_share": sum(sum(each["pipeline_s"].values()) for each in rounds) / seconds,
-    }
 
 
 def _used_mb() -> int:

@@ -62,6 +62,8 @@ class Widened(Tensor):
             return func(first.kept, *rest, **(kwargs or {})).to(first.dtype)
         if func.is_view and func is not _AS_BITS and isinstance(first, cls):
             seen = func(first.kept, *rest, **(kwargs or {}))
+            if isinstance(seen, Tensor):  # nearly always, and ``tree_map_only`` is slow
+                return cls(seen, first.dtype, first.blocks)
             return tree_map_only(Tensor, lambda each: cls(each, first.dtype, first.blocks), seen)
         place = _WEIGHTS.get(func)
         if place is not None:  # most calls; ``tree_map_only`` takes longer than a small product

@@ -3,9 +3,11 @@
 All logits of n tokens and V classes are n · V numbers, and their gradient as many: 2.4 GB in
 float32 for 2,048 tokens and 151,936 classes. Here the logits of a piece of the tokens are made at a
 time and replaced by their gradient in place, as in Liger Kernel (Hsu et al. 2024). An output weight
-that is kept in another dtype is widened a slice at a time. Few logits are made at once.
+that is kept in another dtype is widened a slice at a time. Few logits are made at once. A GPU with
+more memory has larger pieces and slices, because many small operations take it longer.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ _WHOLE = 2**22  # logits that are made at once: torch needs several times their 
 _PIECE = 19 * 2**19  # logits of a piece: 40 MB in float32, 65 tokens of 151,936 classes
 _GROUP = 2**20  # logits of a piece that are finished at a time
 _SLICE = 2**21  # numbers of a kept weight that are widened at a time: 8 MB in float32
+_GPU_BYTES = 8 * 2**30  # a GPU with n times this memory has pieces and slices n times as large
 _in_one: ContextVar[bool] = ContextVar("in_one", default=False)
 
 
@@ -79,7 +82,7 @@ class OutputLayer:
         groups = (
             group
             for _, logits in self.pieces(hidden)
-            for group in torch.split(logits, self.rows(_GROUP))
+            for group in torch.split(logits, self.rows(_GROUP * _room(hidden.device)))
         )
         return torch.cat([self.finished(group).argmax(-1) for group in groups])
 
@@ -89,7 +92,7 @@ class OutputLayer:
         All pieces use the same memory, which the caller may overwrite: allocating it again and
         again would fragment the heap.
         """
-        step = min(self.rows(_PIECE), len(hidden))
+        step = min(self.rows(_PIECE * _room(hidden.device)), len(hidden))
         memory = hidden.new_empty(step, len(self.weight))
         for start in range(0, len(hidden), step):
             rows = slice(start, start + step)
@@ -114,7 +117,8 @@ class OutputLayer:
         if weight.dtype == dtype:
             yield slice(None), weight
             return
-        step = len(weight) if _in_one.get() else max(1, _SLICE // weight.shape[1])
+        most = _SLICE * _room(weight.device)
+        step = len(weight) if _in_one.get() else max(1, most // weight.shape[1])
         memory = weight.new_empty(step, weight.shape[1], dtype=dtype)
         for start in range(0, len(weight), step):
             classes = slice(start, start + step)
@@ -124,6 +128,14 @@ class OutputLayer:
     def rows(self, logits: int) -> int:
         """Return the number of tokens that have about ``logits`` logits."""
         return sys.maxsize if _in_one.get() else max(1, logits // len(self.weight))
+
+
+@functools.cache
+def _room(device: torch.device) -> int:
+    """Return how many times as large as elsewhere pieces and slices on this device are."""
+    if device.type != "cuda":
+        return 1
+    return max(1, torch.cuda.get_device_properties(device).total_memory // _GPU_BYTES)
 
 
 class _Loss(torch.autograd.Function):
@@ -186,7 +198,7 @@ def _replaced(layer: OutputLayer, logits: Tensor, targets: Tensor, scale: Tensor
     """Return the summed loss. With ``scale``, ``logits`` become their gradient times it."""
     if not layer.finishes(logits):
         return _cross_entropy(logits, targets, scale)
-    losses, step = [], layer.rows(_GROUP)
+    losses, step = [], layer.rows(_GROUP * _room(logits.device))
     for group, own in zip(torch.split(logits, step), torch.split(targets, step), strict=True):
         with torch.set_grad_enabled(scale is not None):
             leaf = group.detach().requires_grad_(scale is not None)
