@@ -125,6 +125,7 @@ class Work:
     state: Tensors = field(default_factory=dict)  # of the optimisers, at the start
     relay: bool = False  # hops go through the control unit
     wire_dtype: Precision = "float32"
+    needed_bytes: float = 0.0  # of each segment, as planned
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -247,7 +248,14 @@ class Work:
         replica = Replica(forms, starting_with(self.start, self.state), {})
         with ExitStack() as stack:
             channels = kept or stack.enter_context(Channels(dialer))
-            cluster = Cluster(roster, channels, without, lambda _: self.hung_s, self.relay)
+            cluster = Cluster(
+                roster,
+                channels,
+                without,
+                lambda _: self.hung_s,
+                self.relay,
+                lambda *_: self.needed_bytes,
+            )
             made = RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
             yield stack.enter_context(made)
 

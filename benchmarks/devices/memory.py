@@ -31,6 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "one_f_one_b"])
     parser.add_argument("--every", type=int, default=1, help="Steps between two replicas.")
+    parser.add_argument("--room", type=float, help="memory of a device by the largest segment's")
     add_sizes(parser, dim=768, blocks=12, samples=8)
 
 
@@ -38,8 +39,8 @@ def main(arguments: Namespace) -> None:
     torch.set_num_threads(1)
     rows = []
     for schedule in arguments.schedules:
-        split, added, own = _devices(arguments, schedule)
         planned = _planned(arguments, schedule)
+        split, added, own = _devices(arguments, schedule, max(planned))
         whole = _unsplit(arguments, schedule)
         listed = ", ".join(f"{each / 1e6:,.0f}" for each in split)
         print(
@@ -89,13 +90,17 @@ def _planned(arguments: Namespace, schedule: str) -> list[float]:
     return [cost.segment_needs(blocks, arguments.samples / m, n / m) for n in counts]
 
 
-def _devices(arguments: Namespace, schedule: str) -> tuple[list[int], list[int], int]:
-    """Of each device, of its segment alone, and of the control unit."""
+def _devices(
+    arguments: Namespace, schedule: str, most: float
+) -> tuple[list[int], list[int], int]:
+    """Of each device, of its segment alone, and of the control unit; ``most``: planned bytes."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
+    made.needed_bytes = most
+    memory = f"{arguments.room * most / 1e6:.0f}MB" if arguments.room else "8GB"
     names = [device_name(k) for k in range(arguments.devices)]
     like = plan_of(names[:1], (1,), arguments.micro_batches, schedule)
     plan = even_plan(names, arguments.blocks, like)
-    with daemons([Place()] * arguments.devices) as started:
+    with daemons([Place()] * arguments.devices, memory) as started:
         _train(work(64, arguments.blocks, arguments.samples, 8), plan, started, arguments.every)
         pids = [each.process.pid for each in started.daemons]
         before = list(map(reset_peak, pids))

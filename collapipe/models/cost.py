@@ -66,8 +66,9 @@ def measure_cost(
     FLOPs count the matrix products, attention included, of one sample's forward and backward pass.
     Bytes are weights, gradients and optimiser moments (AdamW's without ``optimizer``) plus the
     tensors that autograd saves for all ``batch_size`` samples; planners count the part that the
-    schedule keeps at the same time. A segment also needs its largest frozen weight once more if it
-    is kept narrow and widened to compute. With ``recompute`` saved tensors count for one
+    schedule keeps at the same time. A segment also needs a weight once more: the largest gradient
+    before it is added to the earlier micro-batches', or the largest frozen weight if it is kept
+    narrow and widened to compute. With ``recompute`` saved tensors count for one
     micro-batch and inputs for the whole batch; FLOPs do not change.
     """
     shape, costs = torch.Size((1, rows_of_input(spec, tokens), spec.dim)), []
@@ -118,7 +119,8 @@ def _measure(
         torch.autograd.backward(out, torch.ones_like(out))
     own = _storages([*block.parameters(), *block.buffers()])
     stash = sum((own | _storages(saved)).values()) - sum(own.values())
-    trained = sum(weight.nbytes for weight in block.parameters() if weight.requires_grad)
+    gradients = [weight.nbytes for weight in block.parameters() if weight.requires_grad]
+    trained = sum(gradients)
     count = _ADAMW if optimizer is None else len(moments(optimizer))
     cost = BlockCost(
         forward_flops=float(forward.get_total_flops()),
@@ -127,7 +129,7 @@ def _measure(
         gradient_bits=float(out.numel() * _FLOAT_BITS),
         block_bytes=float(sum(own.values()) + (1 + count) * trained),
         sample_bytes=float(stash),
-        segment_bytes=float(widest_bytes(block)),
+        segment_bytes=float(max(widest_bytes(block), *gradients, 0)),
         trained_bytes=float(trained),
     )
     return out.shape, cost

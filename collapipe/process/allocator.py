@@ -15,13 +15,16 @@ def share_heap() -> None:
     _set(_HEAPS, 1)
 
 
-def return_large_blocks() -> None:
-    """Return freed tensors of 4 MB and more to the system at once.
+def return_large_blocks(scarce: bool = False) -> None:
+    """Return freed tensors of 4 MB and more to the system at once, and of 128 KiB and more if memory
+    is ``scarce``.
 
     By default glibc keeps up to 32 MB for each. So a process that sends and receives blocks would
-    grow by the size of several.
+    grow by the size of several. Smaller freed tensors leave gaps between those that stay: measured,
+    a segment takes a sixth more memory than its tensors. Without gaps its steps take up to a
+    quarter longer.
     """
-    _set(_LARGE, 2**22)
+    _set(_LARGE, 2**17 if scarce else 2**22)
 
 
 def _set(parameter: int, value: int) -> None:

@@ -13,6 +13,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.frozen import find
 from collapipe.models.part import Part, prefixed, select
 from collapipe.models.split import block_name
+from collapipe.process.allocator import return_large_blocks
 from collapipe.process.host import this_host
 from collapipe.process.torch_device import CPU, moved
 from collapipe.tensors import Tensors
@@ -28,6 +29,7 @@ from pipeline.segment import Segment
 from pipeline.shared_segment import SharedSegment
 from pipeline.stage import SegmentStage
 
+_SCARCE = 0.75  # part of the memory from which on a segment leaves no gaps in it
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -77,6 +79,7 @@ class HeldSegment:
                 f"{span.blocks} blocks need {needed:,.0f} bytes, this device offers "
                 f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
             )
+        return_large_blocks(scarce=needed > _SCARCE * memory_bytes)
         self._parts = earlier._kept_for(description) if earlier else {}
         self.done: int | None = description.base  # the last finished step; None during a step
         blocks = tuple(name for name in self._forms if name not in self._parts)
