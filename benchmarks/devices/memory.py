@@ -90,9 +90,7 @@ def _planned(arguments: Namespace, schedule: str) -> list[float]:
     return [cost.segment_needs(blocks, arguments.samples / m, n / m) for n in counts]
 
 
-def _devices(
-    arguments: Namespace, schedule: str, most: float
-) -> tuple[list[int], list[int], int]:
+def _devices(arguments: Namespace, schedule: str, most: float) -> tuple[list[int], list[int], int]:
     """Of each device, of its segment alone, and of the control unit; ``most``: planned bytes."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     made.needed_bytes = most

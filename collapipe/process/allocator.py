@@ -16,8 +16,8 @@ def share_heap() -> None:
 
 
 def return_large_blocks(scarce: bool = False) -> None:
-    """Return freed tensors of 4 MB and more to the system at once, and of 128 KiB and more if memory
-    is ``scarce``.
+    """Return freed tensors of 4 MB and more to the system at once; if memory is ``scarce``, of
+    128 KiB and more.
 
     By default glibc keeps up to 32 MB for each. So a process that sends and receives blocks would
     grow by the size of several. Smaller freed tensors leave gaps between those that stay: measured,
