@@ -75,15 +75,15 @@ def test_adapters_alone_go_down(tmp_path: Path, folder: Path, kept: str) -> None
 def test_weights_are_not_quantised_in_each_round(
     tmp_path: Path, folder: Path, quantised: list[str]
 ) -> None:
-    """By the server once; units and evaluation find them stored."""
+    """By the server once; units, evaluation and the next run find them stored."""
     once = list[int]()
     for rounds in (1, 3):
         quantised.clear()
         _cached_parts.cache_clear()  # may hold them
         lora_run(tmp_path / str(rounds), folder, NF4, f"federation.rounds={rounds}")
         once.append(len(quantised))
-    assert set(quantised) == {"nf4"}
-    assert once[0] == once[1] == 3 * 4  # linear layers
+        assert set(quantised) <= {"nf4"}
+    assert once == [3 * 4, 0]  # linear layers
 
 
 def inventory(file: Path, there: list[Daemon]) -> Path:

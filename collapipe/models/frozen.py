@@ -13,12 +13,14 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from collapipe import __version__
 from collapipe.errors import ConfigError, DataError, WireError
 from collapipe.models.description import MOST_BLOCKS
 from collapipe.models.kept import in_dtype, unquantised
@@ -53,13 +55,16 @@ def published(
     empty: nn.Module,
     dtype: torch.dtype,
     source: str | None = None,
+    store: FrozenStore | None = None,
+    wanted: str | None = None,
 ) -> tuple[str, Tensors] | None:
     """Return a part's frozen weights from the files of the pretrained model that ``spec`` derives
-    from, with their digest; None unless all are there.
+    from, with their digest; None unless all are there, with the ``wanted`` digest if there is one.
 
     ``empty`` is the part without values, which computes in ``dtype``. ``source`` is another folder
-    or hub id. Weights that are kept quantised are quantised here, a block at a time. Tensors that
-    this process still holds, of files that were not written since, are returned again.
+    or hub id. Weights that are kept quantised are quantised here, a block at a time, and stored,
+    unless the ``store`` has those of these files. Tensors that this process still holds, of files
+    that were not written since, are returned again.
     """
     like, wide, base = frozen_in(empty, dtype), unquantised(empty), spec
     scales = {f"{name}_scale" for name in wide}
@@ -71,21 +76,50 @@ def published(
     if not hasattr(base, "stored") or (there := cast(Any, base).stored(source)) is None:
         return None
     key = base, there, *((name, each.dtype, names.get(name)) for name, each in like.items())
+    made = store if wide else None
     with _making:  # units in one process ask at the same time
+        if made and (known := made.recall(_stable(key))):
+            if wanted not in (None, known):
+                return None
+            with suppress(DataError):
+                return known, made.load(known)
         tensors = {name: each for name in like if (each := _held.get((key, name))) is not None}
         groups = defaultdict[str, Tensors](dict)  # by original part: a stem has several
         for name, own in names.items() if tensors.keys() != like.keys() else ():
             groups[own.partition(".original.")[0]][name] = wide.get(name, like[name])
         for group in groups.values():
-            wanted = {names[name]: each for name, each in group.items()}
-            if (found := cast(Any, base).published(wanted, there)) is None:
+            forms = {names[name]: each for name, each in group.items()}
+            if (found := cast(Any, base).published(forms, there)) is None:
                 return None
             for name in group:
                 tensors |= _as_kept(name, found.pop(names[name]), like, name in wide)
         if wide:
             tensors = {name: aligned(each) for name, each in tensors.items()}  # so users hold these
         _held.update({(key, name): each for name, each in tensors.items()})
-    return digest_once(tensors, key), tensors
+        digest = digest_once(tensors, key)
+        fits = wanted in (None, digest)
+        if made:
+            tensors = _stored(tensors if fits else {}, digest, key, made)
+    return (digest, tensors) if fits else None
+
+
+def _stored(tensors: Tensors, digest: str, key: Hashable, store: FrozenStore) -> Tensors:
+    """Note the ``digest`` of what is made of files with this ``key``, and return it from the
+    ``store``, which maps it. If it cannot be stored, it is returned as it is, and made again later.
+    """
+    try:
+        if tensors:
+            tensors = store.load(store.add(tensors))
+        store.remember(_stable(key), digest)
+        return tensors
+    except (ConfigError, DataError) as error:
+        _log.warning("quantised weights will be made again: %s", error)
+        return tensors
+
+
+def _stable(key: Hashable) -> str:
+    """Return a key that means the same in other processes, but not for other versions."""
+    return repr((__version__, version("transformers"), key))
 
 
 def _as_kept(name: str, weight: Tensor, like: Tensors, quantised: bool) -> Tensors:
@@ -121,10 +155,10 @@ def find(
     made = bool(unquantised(empty))
     if made and (kept := _loaded(digest, stores)) is not None:
         return kept
-    there = published(spec, part, empty, dtype, source)
-    if there is None or there[0] != digest:
-        return None if made else _loaded(digest, stores)
-    return made_once(there[1], stores[-1]) if made and stores else there[1]
+    store = stores[-1] if stores else None
+    if (there := published(spec, part, empty, dtype, source, store, digest)) is not None:
+        return there[1]
+    return None if made else _loaded(digest, stores)
 
 
 def _loaded(digest: str, stores: Sequence[FrozenStore]) -> Tensors | None:
@@ -132,16 +166,6 @@ def _loaded(digest: str, stores: Sequence[FrozenStore]) -> Tensors | None:
         with suppress(DataError):
             return store.load(digest)
     return None
-
-
-def made_once(tensors: Tensors, store: FrozenStore) -> Tensors:
-    """Return weights from the ``store``, in which the next one finds them; they are mapped. If the
-    store cannot keep them, they are returned as they are, and made again later."""
-    try:
-        return store.load(store.add(tensors))
-    except (ConfigError, DataError) as error:
-        _log.warning("quantised weights will be made again: %s", error)
-        return tensors
 
 
 @functools.lru_cache(maxsize=MOST_BLOCKS + 2)  # each unit and round asks for it

@@ -16,8 +16,8 @@ from torch import nn
 from collapipe.config import Settings
 from collapipe.config.saved import read_limited
 from collapipe.errors import ConfigError
-from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, made_once, published
-from collapipe.models.kept import to_dtype, unquantised
+from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published
+from collapipe.models.kept import to_dtype
 from collapipe.models.part import prefixed
 from collapipe.models.split import (
     SplitModel,
@@ -71,15 +71,15 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
         torch.manual_seed(settings.seed)
         for name, build in building.items():
             like = frozen_in(empty[name], base.dtype) if freezes else {}
-            there = published(spec, name, empty[name], base.dtype) if like and complete else None
+            there = None
+            if like and complete:
+                there = published(spec, name, empty[name], base.dtype, store=base.stores[-1])
             if there is None or training_names(empty[name]):
                 state = to_dtype(build(), base.dtype).state_dict()
                 own = {key: each.clone() for key, each in state.items() if key not in like}
                 trained |= prefixed(name, own)
             if there is not None:
                 digests[name] = there[0]
-                if unquantised(empty[name]):
-                    made_once(there[1], base.stores[-1])
             elif like:
                 digests[name] = _kept(base, name, empty[name], {key: state[key] for key in like})
     forget(spec)

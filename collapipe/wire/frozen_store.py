@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from collapipe.credentials.files import replace
 from collapipe.errors import ConfigError, DataError, WireError, one_line
 from collapipe.process.folders import in_home
 from collapipe.tensors import ALIGNMENT, Tensors
@@ -133,6 +134,29 @@ class FrozenStore:
         with suppress(OSError):
             file.unlink()
         raise DataError(f"{file}: frozen weights were damaged ({cause}) and are removed; run again")
+
+    def remember(self, source: str, name: str) -> None:
+        """Note that the tensors with the digest ``name`` were made of ``source``.
+
+        Raises ``ConfigError`` if the folder cannot be written.
+        """
+        file = self._note(source)
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be written ({error}); make room") from error
+        replace(file, name.encode())
+
+    def recall(self, source: str) -> str | None:
+        """Return the digest that ``remember`` noted; None if there is none."""
+        with suppress(OSError, UnicodeDecodeError):
+            name = self._note(source).read_text()
+            return name if _DIGEST.fullmatch(name) else None
+        return None
+
+    def _note(self, source: str) -> Path:
+        name = hashlib.sha256(source.encode()).hexdigest()
+        return Path(in_home(str(self.folder))) / f"{name}.made"
 
     def _make_room(self, folder: Path, size: float) -> None:
         files = [(each.stat(), each) for each in folder.glob("*.safetensors")]
