@@ -11,9 +11,10 @@ from pretrained import causal_folder, lora_run
 from resumed import differing
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import Parameter
 
 from client_app.app import _cached_parts
-from collapipe.models import frozen
+from collapipe.models import frozen, kept
 from collapipe.models.quantised import quantise
 from collapipe.runs.model import load_model
 from collapipe.wire.frozen_store import default_folder
@@ -39,10 +40,12 @@ def quantised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen = list[str]()
 
     def counted(weight: Tensor, how: str) -> tuple[Tensor, Tensor]:
-        seen.append(how)
+        if type(weight) in (Tensor, Parameter) and not weight.is_meta:  # it has values
+            seen.append(how)
         return quantise(weight, how)
 
-    monkeypatch.setattr(frozen, "quantise", counted)
+    for module in (frozen, kept):
+        monkeypatch.setattr(module, "quantise", counted)
     return seen
 
 

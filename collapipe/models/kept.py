@@ -8,6 +8,9 @@ wide at a time. The results have the bits of plain arithmetic on the widened wei
 import functools
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -23,6 +26,7 @@ WIDE = {"float32": torch.float32, "float64": torch.float64}
 _SCALE = "weight_scale"
 _LARGE = 2**20  # numbers of a weight: allocators keep smaller memory
 _lent = threading.local()
+_without_values: ContextVar[bool] = ContextVar("without_values", default=False)
 _ATEN = torch.ops.aten
 _WEIGHTS = {_ATEN.mm.default: 1, _ATEN.addmm.default: 2, _ATEN.linear.default: 1}  # their place
 _EMBEDDING, _AS_BITS = _ATEN.embedding.default, _ATEN.view.dtype
@@ -124,6 +128,16 @@ class Keeping(nn.Module):
         return Widened(layout, self.computes, (kept, cast(Tensor, self._parameters[_SCALE])))
 
 
+@contextmanager
+def quantised_without_values() -> Iterator[None]:
+    """Let ``keep`` quantise nothing in this context: quantised weights have their shapes alone."""
+    token = _without_values.set(True)
+    try:
+        yield
+    finally:
+        _without_values.reset(token)
+
+
 def keep(
     part: M, dtype: str, computes: str, quantization: str | None = None, wide: str | None = None
 ) -> M:
@@ -140,7 +154,8 @@ def keep(
         layout = None
         if quantization and linear and "weight" in own and "lm_head" not in path:
             layout = torch.empty(own["weight"].shape, device="meta")
-            codes, scales = map(_fixed, quantise(own["weight"], quantization))
+            weight = own["weight"].to("meta") if _without_values.get() else own["weight"]
+            codes, scales = map(_fixed, quantise(weight, quantization))
             module._parameters |= {"weight": codes, _SCALE: scales}
         names = [] if layout is None else ["weight"]
         for name in own.keys() - names if dtype in NARROW else ():

@@ -6,6 +6,7 @@
     model/base/SHA256.safetensors  parts that the pretrained model's own files do not have
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from collapipe.config import Settings
 from collapipe.config.saved import read_limited
 from collapipe.errors import ConfigError
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published
-from collapipe.models.kept import to_dtype
+from collapipe.models.kept import quantised_without_values, to_dtype
 from collapipe.models.part import prefixed
 from collapipe.models.split import (
     SplitModel,
@@ -75,7 +76,8 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
             if like and complete:
                 there = published(spec, name, empty[name], base.dtype, store=base.stores[-1])
             if there is None or training_names(empty[name]):
-                state = to_dtype(build(), base.dtype).state_dict()
+                with nullcontext() if there is None else quantised_without_values():
+                    state = to_dtype(build(), base.dtype).state_dict()
                 own = {key: each.clone() for key, each in state.items() if key not in like}
                 trained |= prefixed(name, own)
             if there is not None:
