@@ -15,7 +15,7 @@ from pipeline.devices.control_unit.action_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
 _REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement
-_AS_DESCRIBED = math.log(1.05)  # largest logarithm of a slowness that is then forgotten
+_AS_USUAL = math.log(1.05)  # largest logarithm of another slowness that is then forgotten
 _LEAST_MEAN = 1e-12  # below which a mean counts as 0
 _OTHER_ROWS = 1.4  # ratio from which two numbers of rows are different
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 1.0
@@ -106,13 +106,14 @@ def held_stages(plan: ClusterPlan) -> tuple[HeldStage, ...]:
 
 
 def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int) -> DeviceProfile:
-    """Return a described device with its measured speeds. Before adding gradients was measured,
-    their bytes are as slow as those of the measured hops."""
+    """Return a described device with its measured speeds. A device that was not measured is as slow
+    as others usually are. Before adding gradients was measured, their bytes are as slow as those of
+    the measured hops."""
     if law is None:
         return described
     times, time, sharing = law.devices.get(described.name), described.time, described.sharing
+    time = time.taking(law.usual_slowness if times is None else times.slowness)
     if times is not None:
-        time = time.taking(times.slowness)
         time = replace(time, v=time.v + times.launch_s)
     if sharing is not None:
         slowness, hop_s = law.sync_slowness, time.hop(batch_size / law.num_micro_batches)
@@ -181,12 +182,13 @@ def _devices(before: StepLaw, now: StepLaw) -> dict[str, DeviceTimes]:
     """Return the devices of both laws.
 
     A device without blocks is not measured, so one busy round could exclude it from all later
-    plans. Therefore its slowness decays to 1, by a tenth of its logarithm per round.
+    plans. Therefore its slowness decays to the usual one, by a tenth of their logarithms'
+    difference per round.
     """
-    found = {}
+    found, usual = {}, now.usual_slowness
     for name, old in before.devices.items():
-        logarithm = _REMEMBERED * math.log(old.slowness)
-        kept = math.exp(logarithm) if abs(logarithm) > _AS_DESCRIBED else 1.0
+        logarithm = _REMEMBERED * math.log(old.slowness / usual)
+        kept = usual * (math.exp(logarithm) if abs(logarithm) > _AS_USUAL else 1.0)
         found[name] = replace(old, slowness=kept, launch_s=_not_tiny(_REMEMBERED * old.launch_s))
     for name, each in now.devices.items():
         old = before.devices.get(name, each)

@@ -103,6 +103,14 @@ class StepLaw:
         """Blocks of each device at the end of the last round."""
         return {name: each.blocks for each in self.stages for name in each.devices}
 
+    @property
+    def usual_slowness(self) -> float:
+        """The geometric mean of the slowness of the last round's devices, 1 without one. Others are
+        expected to have it, because the same inventory describes them."""
+        known = (self.devices[name].slowness for name in self.blocks if name in self.devices)
+        logarithms = list(map(math.log, known))
+        return math.exp(sum(logarithms) / max(1, len(logarithms)))
+
     def with_micro_batches(self, m: int) -> "StepLaw":
         """Return the law for m micro-batches: the control unit's times follow their size."""
 

@@ -1,7 +1,7 @@
 """The law of a step is fitted to measured steps, here to simulated ones of a known law."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -202,6 +202,20 @@ def test_before_it_is_measured_adding_gradients_is_as_slow_as_hops() -> None:
     assert known_profile(described, slow, SIZE).sharing == SharingLaw(7 * SYNC_S)
     unknown = known_profile(replace(described, name="b"), law, SIZE)
     assert unknown == replace(described, name="b")
+
+
+def test_who_was_not_measured_is_as_slow_as_others() -> None:
+    """The same inventory describes them; so a device that had no blocks later is, too."""
+    described = DeviceProfile("d", AffineLaw(0.01, 0.002, 0.03, 0.0))
+    slow = {name: DeviceTimes(1 / 3, 0.004, name, slowness=k) for name, k in (("a", 2), ("b", 8))}
+    stages = HeldStage(("a",), 3), HeldStage(("b",), 3)
+    law = replace(real_law(64, True), stages=stages, devices=slow)
+    time = known_profile(described, law, SIZE).time
+    assert astuple(time) == pytest.approx((0.04, 0.008, 0.03, 0.0))
+    for _ in range(40):
+        only = replace(law, devices={"b": DeviceTimes(1 / 3, 0.004, "b", slowness=8.0)})
+        law = updated(law, only, planned_s=1.0, step_s=1.0)
+    assert [each.slowness for each in law.devices.values()] == pytest.approx([8.0, 8.0])
 
 
 def test_noise_does_not_become_a_launch() -> None:
