@@ -17,7 +17,7 @@ _RENEWED = 0.5  # weight of a round's measurements
 _REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement
 _AS_USUAL = math.log(1.05)  # largest logarithm of another slowness that is then forgotten
 _LEAST_MEAN = 1e-12  # below which a mean counts as 0
-_OTHER_ROWS = 1.4  # ratio from which two numbers of rows are different
+_OTHER_ROWS = 1.8  # ratio from which two numbers of rows are different: noise is less than that
 _LEAST_SPREAD, _MOST_SPREAD = 0.02, 1.0
 
 
@@ -232,7 +232,7 @@ def _device(
     ratio, launch_s = block_s / described_s if described_s else 1.0, 0.0
     if old and old_s and described_s and _differ(old, rows):
         slope = (block_s - old_s) / (described_s - described.compute(1, old.rows) or math.inf)
-        if slope > 0 and block_s > slope * described_s:  # else it is noise
+        if 0 < slope < ratio:  # else it is noise
             ratio, launch_s = slope, block_s - slope * described_s
     elif old and old_s:  # both as much slower
         ratio, launch_s = old.slowness * block_s / old_s, old.launch_s * block_s / old_s

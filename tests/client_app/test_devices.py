@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +70,11 @@ def test_another_process_plans_as_the_one_before_it() -> None:
     described = DeviceProfile("pi", AffineLaw(1.0, 2.0, 3.0, 4.0))
     stranger = DeviceProfile("nano", AffineLaw(1.0, 2.0, 3.0, 4.0))
     measured = replace(described, time=AffineLaw(2.0, 4.0, 3.0, 4.0))
-    assert second.known([described, stranger]) == (measured, stranger)
+    as_usual = replace(stranger, time=stranger.time.taking(8**0.5))  # the mean of 4 and 2
+    known, expected = second.known([described, stranger]), (measured, as_usual)
+    assert [each.name for each in known] == ["pi", "nano"]
+    times = [astuple(each.time) for each in known]
+    assert times == [pytest.approx(astuple(each.time)) for each in expected]
     second.recall({}, lambda: None)
     assert second.law is None and second.known([described]) == (described,)
 

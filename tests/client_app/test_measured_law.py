@@ -57,7 +57,7 @@ ROWS_S = {"a": 0.002, "b": 0.001, "c": 0.003}  # of a block, for each row
 LAUNCH_S = 0.004
 SYNC_S = 0.01
 SHARES = (SegmentPlan("a", Span(0, 6), (Share("a", 2), Share("b", 3), Share("c", 1))),)
-MIXED = SegmentPlan("a", Span(0, 2)), SegmentPlan("b", Span(2, 4), (Share("b", 4), Share("c", 2)))
+MIXED = SegmentPlan("a", Span(0, 2)), SegmentPlan("b", Span(2, 4), (Share("b", 3), Share("c", 3)))
 
 
 def truth_of(launch_s: float = LAUNCH_S) -> dict[str, DeviceProfile]:
