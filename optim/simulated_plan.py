@@ -104,7 +104,9 @@ def simulated_front(
 
     The last plan stays, if the same devices are present, unless another one is faster by more than
     the prediction's interval; by half of it if stages are shared, for a pipeline is easier to
-    predict. Slower plans with fewer segments stay in the front, too.
+    predict. Shared stages with other micro-batches than before must be faster by the whole of it,
+    because devices then compute numbers of rows that were not measured. Slower plans with fewer
+    segments stay in the front, too.
     """
     if not all(map(simulates, front)):
         return list(front)
@@ -119,9 +121,7 @@ def simulated_front(
     last = _last(front[0], problem, law)
     if last is not None and (most_segments is None or last.num_segments <= most_segments):
         last = simulated(last, problem, law, schedule)
-        doubt = min(law.spread, _MOST_DOUBT) / (2 if last.stages else 1)
-        limit_s, _ = interval(last.latency_s, doubt)
-        points = [each for each in points if not limit_s <= each.latency_s <= last.latency_s]
+        points = [each for each in points if not _as_good(last, each, law.spread)]
         points.append(last)
     points.sort(key=lambda each: (each.num_segments, each.latency_s))
     kept = list[Partition]()
@@ -130,6 +130,14 @@ def simulated_front(
             kept = [each for each in kept if each.num_segments < point.num_segments]
             kept.append(point)
     return kept
+
+
+def _as_good(last: Partition, other: Partition, spread: float) -> bool:
+    """Whether the last plan is slower than the other one, but not by more than the interval."""
+    doubt = min(spread, _MOST_DOUBT) / (2 if last.stages else 1)
+    if last.stages and other.stages and other.num_micro_batches != last.num_micro_batches:
+        doubt = spread
+    return interval(last.latency_s, doubt)[0] <= other.latency_s <= last.latency_s
 
 
 def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition | None:

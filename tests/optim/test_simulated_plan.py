@@ -215,8 +215,10 @@ def test_shared_stages_may_have_other_micro_batches_than_the_measured_rounds() -
     rows = HeldStage(("a", "b", "c"), 6, (1, 2, 1))
     law = law_of(NAMES, m=2, apart=True, stages=(rows,), spread=0.1)
     assert auto(request_of(law), 0.01) == [{"a": 3, "b": 3, "c": 2}]
-    law = replace(law, head_s=6.0, head_pace_s=6.0)
-    assert sum(auto(request_of(law), 0.01)[0].values()) < 8
+    slow_head = replace(law, head_s=6.0, head_pace_s=6.0)
+    assert sum(auto(request_of(slow_head), 0.01)[0].values()) < 8
+    doubtful = replace(law, spread=1.0)
+    assert sum(auto(request_of(doubtful), 0.01)[0].values()) == 4
 
 
 @pytest.mark.parametrize("rows", [0.0, 1 / 4096, 2.0**31 - 1])
