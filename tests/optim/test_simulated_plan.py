@@ -211,14 +211,15 @@ def test_a_shared_stage_stays_unless_a_pipeline_is_faster_by_more_than_the_inter
 
 def test_shared_stages_may_have_other_micro_batches_than_the_measured_rounds() -> None:
     """With two, four rows cannot be shared evenly among three devices. A head that takes as long as
-    the devices is a reason for several."""
+    the devices is a reason for several. After doubtful rounds a pipeline is preferred, which is
+    slower, but easier to predict."""
     rows = HeldStage(("a", "b", "c"), 6, (1, 2, 1))
     law = law_of(NAMES, m=2, apart=True, stages=(rows,), spread=0.1)
     assert auto(request_of(law), 0.01) == [{"a": 3, "b": 3, "c": 2}]
     slow_head = replace(law, head_s=6.0, head_pace_s=6.0)
     assert sum(auto(request_of(slow_head), 0.01)[0].values()) < 8
-    doubtful = replace(law, spread=1.0)
-    assert sum(auto(request_of(doubtful), 0.01)[0].values()) == 4
+    doubtful = replace(law, spread=0.3)
+    assert all(len(stage) == 1 for stage in auto(request_of(doubtful), 0.01))
 
 
 @pytest.mark.parametrize("rows", [0.0, 1 / 4096, 2.0**31 - 1])
