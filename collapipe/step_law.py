@@ -109,7 +109,8 @@ class StepLaw:
         expected to have it, because the same inventory describes them."""
         known = (self.devices[name].slowness for name in self.blocks if name in self.devices)
         logarithms = list(map(math.log, known))
-        return math.exp(sum(logarithms) / max(1, len(logarithms)))
+        mean = math.exp(sum(logarithms) / max(1, len(logarithms)))
+        return min(max(mean, 1 / MOST_SLOWNESS), MOST_SLOWNESS)  # which rounding may exceed
 
     def with_micro_batches(self, m: int) -> "StepLaw":
         """Return the law for m micro-batches: the control unit's times follow their size."""

@@ -17,7 +17,7 @@ from client_app.measured_law import (
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host
 from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
-from collapipe.step_law import DeviceTimes, HeldStage, StepLaw
+from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, StepLaw
 from optim.step import Key, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
 from pipeline.schedule import Action, build, embedding
@@ -216,6 +216,28 @@ def test_who_was_not_measured_is_as_slow_as_others() -> None:
         only = replace(law, devices={"b": DeviceTimes(1 / 3, 0.004, "b", slowness=8.0)})
         law = updated(law, only, planned_s=1.0, step_s=1.0)
     assert [each.slowness for each in law.devices.values()] == pytest.approx([8.0, 8.0])
+
+
+@pytest.mark.parametrize("slowness", [MOST_SLOWNESS, 1 / MOST_SLOWNESS])
+def test_the_usual_slowness_is_a_possible_one(slowness: float) -> None:
+    """Although the mean of logarithms is rounded."""
+    for count in range(1, 129):
+        devices = {f"d{k}": DeviceTimes(1 / 3, 0.0, "a", slowness=slowness) for k in range(count)}
+        stages = tuple(HeldStage((name,), 1) for name in devices)
+        usual = replace(real_law(64, True), stages=stages, devices=devices).usual_slowness
+        assert 1 / MOST_SLOWNESS <= usual <= MOST_SLOWNESS
+
+
+def test_few_rows_less_tell_no_launch() -> None:
+    """What is told from four rows and from six may be noise; with three, see above."""
+    law, truth = real_law(64, True), truth_of()
+    described = {
+        name: replace(each, time=AffineLaw(0.001, 0.0, 0.0, 0.0)) for name, each in truth.items()
+    }
+    mixed = MIXED[0], replace(MIXED[1], shares=(Share("b", 4), Share("c", 2)))
+    first = fitted(law, plan_of({"a": 2, "b": 2, "c": 2}, 4), truth, described)
+    second = fitted(law, ClusterPlan(0, mixed, 4, "one_f_one_b"), truth, described, first)
+    assert second.devices["b"].launch_s == 0.0 < second.devices["c"].launch_s
 
 
 def test_noise_does_not_become_a_launch() -> None:
