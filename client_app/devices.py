@@ -31,7 +31,7 @@ from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.host import Host, this_host
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
-from collapipe.state import DeviceProfile, received_gradients
+from collapipe.state import DeviceProfile
 from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
 from collapipe.wire import messages
@@ -221,8 +221,7 @@ class DevicePipeline:
         cost = block_cost(settings)
 
         def needed(blocks: int, part: float, kept: float, members: int) -> float:
-            received = received_gradients(blocks, part, members)
-            return cost.segment_needs(blocks, samples * part, part * kept, received)
+            return cost.segment_needs(blocks, samples, kept, part, members)
 
         cluster = Cluster(
             devices=devices.roster,

@@ -178,20 +178,30 @@ class BlockCost:
     gradient_bits: float  # g^s, per sample and hop
     block_bytes: float  # γ_0: weights, gradients, optimiser state and tensors saved for backward
     sample_bytes: float = 0.0  # tensors saved for backward of the current micro-batch, per sample
-    segment_bytes: float = 0.0  # of any number of blocks: kept inputs, one widened weight
+    segment_bytes: float = 0.0  # of any number of blocks: kept inputs, a weight once more
     batch_block_bytes: float = 0.0  # of ``block_bytes``, for all samples of a batch
     batch_segment_bytes: float = 0.0  # of ``segment_bytes``, likewise
     trained_bytes: float = 0.0  # of a block's gradients; 0: not known
 
     def segment_needs(
-        self, blocks: int, samples: float, kept: float = 1.0, received: float = 0.0
+        self,
+        blocks: int,
+        samples: float,
+        kept: float = 1.0,
+        part: float = 1.0,
+        members: int = 1,
     ) -> float:
-        """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples, if the
-        tensors of ``kept`` of a batch's samples are kept at the same time, and the gradients of
-        ``received`` blocks come from other devices."""
-        others = (1 - kept) * (self.batch_segment_bytes + blocks * self.batch_block_bytes)
-        each = self.block_bytes + self.sample_bytes * samples
-        return self.segment_bytes + blocks * each - others + received * self.trained_bytes
+        """Return the bytes of a segment (C7) on a device that has ``part`` of the rows, if so many
+        ``members`` share it.
+
+        A micro-batch has ``samples`` samples. Tensors of ``kept`` of the device's rows of a batch
+        are kept at the same time.
+        """
+        others = 1 - part * kept
+        each = self.block_bytes + self.sample_bytes * samples * part
+        needed = self.segment_bytes - others * self.batch_segment_bytes
+        needed += blocks * (each - others * self.batch_block_bytes)
+        return needed + received_gradients(blocks, part, members) * self.trained_bytes
 
     @property
     def flops(self) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from collapipe.errors import ConfigError
 from collapipe.state import (
     AffineLaw,
+    BlockCost,
     ClusterState,
     DeviceProfile,
     MemoryBudget,
@@ -102,6 +103,25 @@ def test_the_first_payload_is_what_the_uplink_sends() -> None:
     assert ClusterState(3, (device,), 5, OFFERING).uplink == OFFERING
     with pytest.raises(ConfigError, match=r"unit 3: .* must be alike"):
         ClusterState(3, (device,), 5, replace(OFFERING, activation_bits=5.0))
+
+
+def test_a_share_needs_memory_for_its_rows_and_the_gradients_it_receives() -> None:
+    """For six blocks, a third of nine rows, and half of its batch's tensors at the same time."""
+    cost = BlockCost(
+        *(1.0, 1.0, 1.0, 1.0),
+        block_bytes=50.0,
+        sample_bytes=2.0,
+        segment_bytes=20.0,
+        batch_block_bytes=30.0,
+        batch_segment_bytes=12.0,
+        trained_bytes=5.0,
+    )
+    kept = 1 / 6  # of the whole batch
+    expected = (20 - 12 + 12 * kept) + 6 * (50 - 30 + 30 * kept + 2 * 3)
+    assert cost.segment_needs(6, 9, 1 / 2) == pytest.approx(14 + 6 * (35 + 18))
+    assert cost.segment_needs(6, 9, 1 / 2, 1 / 3) == pytest.approx(expected)
+    received = 2 * (6 + 2) / 3  # blocks' gradients of two others
+    assert cost.segment_needs(6, 9, 1 / 2, 1 / 3, 3) == pytest.approx(expected + 5 * received)
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=4, max_size=4))

@@ -31,7 +31,6 @@ from collapipe.inventory.planning import (
     JointRound,
     PlannedCluster,
 )
-from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
@@ -77,21 +76,20 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
     kept = _kept(segments, problem, planned.partition.num_micro_batches)
     rows, held_by = [], list[str]()
     for k, device in enumerate(planned.cluster.devices):
-        span, blocks, own_rows, shares = "-", 0, rows_in_all, ("not used", *"-----")
+        span, needed, shares = "-", 0.0, ("not used", *"-----")
         if segment := held.get(k):
-            span, blocks = block_range(segment.span), segment.span.blocks
+            span, own_rows, members = block_range(segment.span), rows_in_all, 1
             if planned.partition.replicated:
                 own_rows = math.ceil(problem.batch_size / len(segments))
             if segment.rows is not None:
                 own_rows = segment.rows
+                members = sum(each.span == segment.span for each in segments)
                 span += f", {counted(own_rows, 'row')} of {rows_in_all}"
             shares = _shares(segment, planned.partition.latency_s)
-        part, received = own_rows / rows_in_all, 0.0
-        if segment and segment.rows is not None:
-            members = sum(each.span == segment.span for each in segments)
-            received = received_gradients(blocks, part, members)
-        part *= kept[segment.span.first] if segment else 1.0
-        used = _memory(device, blocks, model, own_rows, part, received)
+            place = kept[segment.span.first], own_rows / rows_in_all, members
+            needed = model.cost.segment_needs(segment.span.blocks, rows_in_all, *place)
+        blocks = segment.span.blocks if segment else 0
+        used = _memory(device, blocks, model, needed)
         rows.append((device.name, span, used, *shares))
         held_by += [f"{device.name} {used}"] * (blocks > 0 and used != "-")
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
@@ -133,13 +131,8 @@ def _kept(
     }
 
 
-def _memory(
-    device: PhysicalDevice, blocks: int, model: Model, rows: int, kept: float, received: float
-) -> str:
-    """Return the use of the limiting resource: the device's bytes, or its number of blocks. It has
-    ``rows`` rows of a micro-batch, keeps tensors of ``kept`` of a batch's rows, and receives the
-    gradients of ``received`` blocks."""
-    used = model.cost.segment_needs(blocks, rows, kept, received) if blocks else 0.0
+def _memory(device: PhysicalDevice, blocks: int, model: Model, used: float) -> str:
+    """Return the use of the limiting resource: the device's bytes, or its number of blocks."""
     if model.block_bytes and "memory_bytes" in device.block_limits(model.block_bytes):
         return _of(used, device.memory_bytes)
     if device.max_blocks is not None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from collapipe.errors import DataError, WireError
 from collapipe.models import frozen
 from collapipe.models.cut import CutSpec
-from collapipe.models.frozen import FrozenParts, frozen_in, published
+from collapipe.models.frozen import FrozenParts, find, frozen_in, published
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec
 from collapipe.models.part import prefixed
@@ -148,6 +148,34 @@ def test_other_weights_are_lacking_until_they_are_stored(
     assert "\n" not in str(caught.value)
     assert store.add(block) == parts.digests["blocks.1"]
     assert lacking(parts) == [part for part in parts if part != "blocks.1"]
+
+
+def test_what_is_made_of_files_is_known_until_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without making it again; weights with another digest than the wanted one are not returned."""
+    store, quantised = FrozenStore(tmp_path / "store"), list[str]()
+
+    def counted(weight: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]:
+        quantised.append(how)
+        return quantise(weight, how)
+
+    monkeypatch.setattr(frozen, "quantise", counted)
+    digests = list[str]()
+    for drawn in range(2):  # in the same folder
+        spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
+        with torch.device("meta"):
+            block = spec.build_block(0)
+        for asked in range(3):
+            found = published(spec, "blocks.0", block, torch.float32, store=store)
+            assert found is not None and digest(found[1]) == found[0]
+            assert len(quantised) == 7 * (drawn + 1), asked  # linear layers
+            name = found[0]
+            del found  # or this process finds the tensors that are held
+        digests.append(name)
+        assert find("0" * 64, spec, "blocks.0", block, torch.float32, [store]) is None
+        assert len(quantised) == 7 * (drawn + 1)
+    assert digests[0] != digests[1]
 
 
 def test_a_damaged_folder_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,7 +47,7 @@ def _stage(
         split
         for split in _shares(rows, len(devices))
         if all(
-            _fits(problem, d, blocks, y, m, len(devices))
+            fits(problem, d, blocks, y, m, len(devices))
             for d, y in zip(devices, split, strict=True)
         )
     ]
@@ -93,7 +93,7 @@ def _under_way(problem: ClusterProblem, m: int) -> float:
     return min(1.0, count * rows / problem.batch_size)
 
 
-def _fits(
+def fits(
     problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int, m: int, members: int
 ) -> bool:
     law = device.sharing

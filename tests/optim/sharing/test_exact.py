@@ -20,7 +20,7 @@ from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
 from optim.verify import verify_cluster
 from tests.optim.sharing.instances import drawn
-from tests.optim.sharing.oracle import fastest_s
+from tests.optim.sharing.oracle import fastest_s, fits
 from tests.thorough import chosen
 
 _BETWEEN = (0.3, 2.0, 9.0)  # of a range of uplink times
@@ -43,6 +43,22 @@ def test_no_plan_is_faster(seed: int) -> None:
         found = [min(batch_s(point, each) for point in solution.front) for each in asked]
         assert found == pytest.approx(expected, rel=1e-9), (seed, number)
         assert solution.certificate.gap == 0 and solution.complete
+
+
+def test_row_caps_are_the_most_rows_that_fit() -> None:
+    """For each number of devices that share the stage; memory or energy binds in many."""
+    bound = 0
+    for seed in range(150):
+        problem = drawn(np.random.default_rng(seed))
+        for device in (each for each in problem.devices if each.sharing):
+            for (others, row, held), cap in np.ndenumerate(row_caps(problem, device)):
+                m, blocks, members = row + 1, held + 1, others + 2
+                rows = range(1, math.ceil(problem.batch_size / m))  # all only if it may be alone
+                fitting = [y for y in rows if fits(problem, device, blocks, y, m, members)]
+                if m >= problem.min_micro_batches:
+                    assert min(cap, len(rows)) == max(fitting, default=0), (seed, device.name)
+                    bound += len(fitting) < len(rows)
+    assert bound > 100
 
 
 def test_under_bound_fewer_stages_may_have_a_longer_pace() -> None:

@@ -589,6 +589,18 @@ def test_a_shared_stage_has_rows_and_a_sync(command: Command, tmp_path: Path) ->
     assert "adding the gradients of a shared stage" in chart.read_text()
 
 
+def test_a_device_needs_memory_for_the_gradients_that_it_receives(
+    command: Command, tmp_path: Path
+) -> None:
+    """Without them, the slow one has four rows."""
+    text = ADAPTERS.replace("1.0e4}", "2.0e5, block_bytes: 1.0e6}")
+    text = text.replace("fast, ", "fast, memory_bytes: 5.0e6, ")
+    file = written(tmp_path, text.replace("slow, ", "slow, memory_bytes: 4.3e6, "))
+    out = command(file, "--solver", "shared")[1]
+    assert re.search(r"fast\s+0-3, 9 rows of 12\s+4\.75 of 5 MB", out)
+    assert re.search(r"slow\s+0-3, 3 rows of 12\s+4\.25 of 4\.3 MB", out)
+
+
 def test_sharing_that_the_file_cannot_describe_is_explained(
     command: Command, tmp_path: Path
 ) -> None:

@@ -1,8 +1,11 @@
 """What a device is told of its place."""
 
+from dataclasses import replace
+
 import torch
 
 from collapipe.models.description import describe
+from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.control_unit.cluster import Cluster
@@ -13,11 +16,11 @@ from tests.device_cluster import ADAMW, SMALL, Work, plan_of
 
 
 def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> None:
-    """With 1F1B four, three and two of eight."""
+    """With 1F1B four, three and two of eight; and for its rows, if others share its stage."""
     told = []
 
     def needed(blocks: int, part: float, kept: float, members: int) -> float:
-        told.append((blocks, part, kept))
+        told.append((blocks, part, kept, members))
         return 0.0
 
     names, work = ["a", "b", "c"], Work()
@@ -35,10 +38,14 @@ def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> N
     forms = block_forms(SMALL, range(SMALL.num_blocks), ADAMW, torch.float32)
     roster = {name: DeviceAddress(name, f"127.0.0.1:{k}") for k, name in enumerate(names, 1)}
     plan = plan_of(names, [1, 1, 1], 8, "one_f_one_b")
+    shares = Share("b", 3), Share("c", 1)
+    shared = replace(plan, segments=(plan.segments[0], SegmentPlan("b", Span(1, 2), shares)))
     with Channels(Dialer(None)) as channels:
         cluster = Cluster(roster, channels, lambda _: plan, lambda _: 1.0, needed_bytes=needed)
         replica = Replica(forms, starting_with(work.start, {}), {})
-        placed = Placement(plan, cluster, common, replica)
-        for name in names:
-            placed._description(name, dict.fromkeys(names, "s"))
-    assert told == [(1, 1.0, 4 / 8), (1, 1.0, 3 / 8), (1, 1.0, 2 / 8)]
+        for each in (plan, shared):
+            placed = Placement(each, cluster, common, replica)
+            for name in names:
+                placed._description(name, dict.fromkeys(names, "s"))
+    assert told[:3] == [(1, 1.0, 4 / 8, 1), (1, 1.0, 3 / 8, 1), (1, 1.0, 2 / 8, 1)]
+    assert told[3:] == [(1, 1.0, 3 / 8, 1), (2, 0.75, 2 / 8, 2), (2, 0.25, 2 / 8, 2)]
