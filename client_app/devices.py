@@ -12,6 +12,7 @@ import collapipe
 from client_app.cluster_state import block_cost
 from client_app.copies import Sending, copy_interval
 from client_app.measured_law import (
+    fitted_to_last,
     held_stages,
     known_profile,
     measured_law,
@@ -133,9 +134,14 @@ class Devices:
             law = measured_law(plan, times, machines, left, self._batch_size, before)
             if before is not None:
                 known = {each.name: each for each in self.known(described)}
-                works = works_of(before, law.stages, known, self._batch_size)
-                planned_s = step_s(before, works, plan.schedule)
+                of_m = before.with_micro_batches(plan.num_micro_batches)
+                works = works_of(of_m, law.stages, known, self._batch_size)
+                planned_s = step_s(of_m, works, plan.schedule)
                 law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
+                known = {
+                    each.name: known_profile(each, law, self._batch_size) for each in described
+                }
+                law = fitted_to_last(law, known, self._batch_size, plan.schedule)
         except ConfigError as error:  # a device may send any times
             _log.warning("unit %d: times of the round are not used: %s", plan.unit, error)
             return
@@ -305,7 +311,7 @@ class DevicePipeline:
         if stages != law.stages:
             old_works = works_of(law, law.stages, self._devices, size)
             old_s = step_s(law, old_works, plan.schedule)
-            new_s = step_s(new_law, works, plan.schedule)
+            new_s = new_law.expected_s(stages, step_s(new_law, works, plan.schedule))
             old, new = (" + ".join(map(str, each)) for each in (law.stages, stages))
             yield (
                 f"blocks are now {new} instead of {old}: measured times give "

@@ -9,12 +9,23 @@ from collapipe.formatting import seconds
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
 from collapipe.state import AffineLaw, DeviceProfile, ring_s
-from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, StepLaw, interval
-from optim.step import DeviceWork, StageWork, alone, step_s
+from collapipe.step_law import (
+    LEAST_FACTOR,
+    MOST_MEASURED,
+    MOST_SLOWNESS,
+    DeviceTimes,
+    HeldStage,
+    MeasuredPlan,
+    StepLaw,
+    interval,
+)
+from optim.step import DeviceWork, StageWork, alone, step_s, works_of
 from pipeline.devices.control_unit.action_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
 _REMEMBERED = 0.9  # factor of a slowness's logarithm for each round without a measurement
+_REMEMBERED_PLAN = 0.8  # factor of the weight of an earlier plan's time for each later round
+_KEPT_DOUBT = 0.95  # factor of the spread of new plans for each round without one
 _AS_USUAL = math.log(1.05)  # largest logarithm of another slowness that is then forgotten
 _LEAST_MEAN = 1e-12  # below which a mean counts as 0
 _OTHER_ROWS = 1.8  # ratio from which two numbers of rows are different: noise is less than that
@@ -59,6 +70,7 @@ def measured_law(
         head_pace_s=times.head_pace_s,
         overhead_s=times.overhead_s,
         sync_slowness=before.sync_slowness if before else None,
+        measured=(MeasuredPlan(stages, plan.num_micro_batches, times.step_s),),
     )
     law, works = alone(law, works, plan.schedule)
     size, known, found = batch_size / plan.num_micro_batches, before and before.devices, {}
@@ -130,15 +142,21 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
     devices = _devices(before, now)
     hosts = {now.host, *(each.host for each in devices.values())}
     cores = {k: n for k, n in {**before.cores, **now.cores}.items() if k in hosts}
-    if before.num_micro_batches != now.num_micro_batches:
-        return replace(now, devices={**devices, **now.devices}, cores=cores)
     error = math.log(step_s / planned_s) if min(step_s, planned_s) > 0 else 0.0
-    spread = math.sqrt(_mean(before.spread**2, error**2))
-    return replace(
+    known = before.measured_before(now.stages, now.num_micro_batches)
+    of_new = before.spread_of_new * _KEPT_DOUBT if known else _spread(before.spread_of_new, error)
+    now = replace(
         now,
         devices=devices,
         cores=cores,
-        spread=min(max(spread, _LEAST_SPREAD), _MOST_SPREAD),
+        spread=_spread(before.spread, error),
+        spread_of_new=max(of_new, _LEAST_SPREAD),
+        measured=_measured(before, now),
+    )
+    if before.num_micro_batches != now.num_micro_batches:  # other tensors, other times
+        return replace(now, devices={**devices, **now.devices}, cores=cores)
+    return replace(
+        now,
         embedding_forward_s=_mean(before.embedding_forward_s, now.embedding_forward_s),
         embedding_backward_s=_mean(before.embedding_backward_s, now.embedding_backward_s),
         submit_s=_mean(before.submit_s, now.submit_s),
@@ -146,9 +164,35 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
         head_s=_mean(before.head_s, now.head_s),
         head_pace_s=_mean(before.head_pace_s, now.head_pace_s or before.head_pace_s),
         overhead_s=_mean(before.overhead_s, now.overhead_s),
-        factor=_mean(before.factor, now.factor),
         sync_slowness=_sync_slowness(before, now),
     )
+
+
+def _spread(before: float, error: float) -> float:
+    """Return the mean spread after a prediction with this error of its logarithm."""
+    spread = math.sqrt(_mean(before**2, error**2))
+    return min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)
+
+
+def fitted_to_last(
+    law: StepLaw, known: Mapping[str, DeviceProfile], batch_size: int, schedule: str
+) -> StepLaw:
+    """Return the law with the factor that gives the last plan its measured time, a mean if it was
+    the plan of several rounds."""
+    simulated_s = step_s(law, works_of(law, law.stages, known, batch_size), schedule) / law.factor
+    ratio = law.measured[0].step_s / simulated_s
+    return replace(law, factor=min(max(ratio, LEAST_FACTOR), 1 / LEAST_FACTOR))
+
+
+def _measured(before: StepLaw, now: StepLaw) -> tuple[MeasuredPlan, ...]:
+    """Return the plans of both laws, the latest first."""
+    plans = list(now.measured)
+    for each in before.measured:
+        if plans and each.same(plans[0].stages, plans[0].num_micro_batches):
+            plans[0] = replace(plans[0], step_s=_mean(each.step_s, plans[0].step_s))
+        else:
+            plans.append(replace(each, weight=_REMEMBERED_PLAN * each.weight))
+    return tuple(plans[:MOST_MEASURED])
 
 
 def _sync_slowness(before: StepLaw, now: StepLaw) -> float | None:

@@ -1,7 +1,7 @@
 """The measured law of a step on real devices."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collapipe.errors import ConfigError, is_printable
@@ -9,8 +9,9 @@ from collapipe.errors import ConfigError, is_printable
 _LEAST_S, _MOST_S = 1e-15, 1e4  # of an action
 _MOST_NAME = 64  # characters
 _MOST_DEVICES, _MOST_CORES, _MOST_MICRO_BATCHES, _MOST_ROWS = 128, 4096, 4096, 2**31
-_LEAST_FACTOR = 1e-6
+LEAST_FACTOR = 1e-6
 _LEAST_ROWS = 1 / _MOST_MICRO_BATCHES
+MOST_MEASURED = 4  # plans of a law
 MOST_SLOWNESS = 1e6
 FORWARD_SHARE = 1 / 3  # of a block's time, before it was measured: backward has twice the FLOPs
 
@@ -48,6 +49,21 @@ class HeldStage:
         return f"{self.blocks} {f'({shares})' if shares else self.devices[0]}"
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredPlan:
+    """A plan that was measured, and the seconds of its steps. ``weight`` is 1 after its round and
+    decreases with each later round."""
+
+    stages: tuple[HeldStage, ...]
+    num_micro_batches: int
+    step_s: float
+    weight: float = 1.0
+
+    def same(self, stages: Sequence[HeldStage], num_micro_batches: int) -> bool:
+        """Whether these are the plan's stages and micro-batches."""
+        return num_micro_batches == self.num_micro_batches and tuple(stages) == self.stages
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLaw:
     """Measured seconds of a step on a cluster's real devices, at its micro-batch size.
@@ -79,6 +95,11 @@ class StepLaw:
         Ratio of a step's measured time to the simulated time, a mean over the last rounds.
     spread
         Standard deviation of the logarithm of measured to planned time.
+    spread_of_new
+        The same for plans that had not been measured before.
+    measured
+        The last plans, the latest first. A processor with a quota follows no simple law: a plan's
+        own time predicts it better than the times of other plans.
     """
 
     num_micro_batches: int
@@ -96,7 +117,9 @@ class StepLaw:
     overhead_s: float
     factor: float = 1.0
     spread: float = 0.1
+    spread_of_new: float = 0.1
     sync_slowness: float | None = None
+    measured: tuple[MeasuredPlan, ...] = ()
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -111,6 +134,18 @@ class StepLaw:
         logarithms = list(map(math.log, known))
         mean = math.exp(sum(logarithms) / max(1, len(logarithms)))
         return min(max(mean, 1 / MOST_SLOWNESS), MOST_SLOWNESS)  # which rounding may exceed
+
+    def measured_before(self, stages: Sequence[HeldStage], num_micro_batches: int) -> bool:
+        """Whether this is one of the ``measured`` plans."""
+        return any(each.same(stages, num_micro_batches) for each in self.measured)
+
+    def expected_s(self, stages: Sequence[HeldStage], simulated_s: float) -> float:
+        """Return the seconds of a step with the law's m: the simulated ones, but those of a plan
+        before the last one are the weighted geometric mean with its measured ones."""
+        for each in self.measured[1:]:
+            if simulated_s and each.same(stages, self.num_micro_batches):
+                return simulated_s * math.pow(each.step_s / simulated_s, each.weight)
+        return simulated_s
 
     def with_micro_batches(self, m: int) -> "StepLaw":
         """Return the law for m micro-batches: the control unit's times follow their size."""
@@ -136,21 +171,20 @@ class StepLaw:
         parts = (s for each in self.devices.values() for s in (each.send_s, each.launch_s))
         for time_s in (*seconds, *parts):
             self._check("seconds", time_s == 0 or _LEAST_S <= time_s <= _MOST_S)
-        self._check("factor", _LEAST_FACTOR <= self.factor <= 1 / _LEAST_FACTOR)
-        self._check("spread", 0 <= self.spread <= 10)
+        self._check("factor", LEAST_FACTOR <= self.factor <= 1 / LEAST_FACTOR)
+        self._check("spread", all(0 <= s <= 10 for s in (self.spread, self.spread_of_new)))
         self._check("num_micro_batches", 1 <= self.num_micro_batches <= _MOST_MICRO_BATCHES)
-        held = [name for each in self.stages for name in each.devices]
-        counts = map(len, (self.devices, held, self.present))
-        self._check("devices", max(counts) <= _MOST_DEVICES and len({*held}) == len(held))
-        for stage in self.stages:
-            self._check("blocks", 1 <= stage.blocks <= _MOST_MICRO_BATCHES)
-            alone, shares = not stage.rows and len(stage.devices) == 1, len(stage.rows) > 1
-            self._check("stages", alone or (shares and len(stage.rows) == len(stage.devices)))
-            self._check("rows", all(1 <= each < _MOST_ROWS for each in stage.rows))
+        self._check("devices", max(map(len, (self.devices, self.present))) <= _MOST_DEVICES)
+        self._check("measured", len(self.measured) <= MOST_MEASURED)
+        self._check_stages(self.stages)
+        for plan in self.measured:
+            self._check_stages(plan.stages)
+            self._check("seconds", _LEAST_S <= plan.step_s <= 1 / _LEAST_S)
+            self._check("weight", 0 <= plan.weight <= 1)
+            self._check("num_micro_batches", 1 <= plan.num_micro_batches <= _MOST_MICRO_BATCHES)
         self._check("cores", self.host in self.cores and len(self.cores) <= _MOST_DEVICES + 1)
         self._check("cores", all(1 <= each <= _MOST_CORES for each in self.cores.values()))
-        for name in (*self.devices, *held, *self.present, *self.cores):
-            self._check("names", len(name) <= _MOST_NAME and is_printable(name))
+        self._check_names((*self.devices, *self.present, *self.cores))
         for each in self.devices.values():
             self._check("forward_share", 0 <= each.forward_share <= 1)
             self._check("host", each.host in self.cores)
@@ -158,6 +192,19 @@ class StepLaw:
             self._check("rows", each.rows == 0 or _LEAST_ROWS <= each.rows < _MOST_ROWS)
         sync = 1.0 if self.sync_slowness is None else self.sync_slowness
         self._check("sync_slowness", 1 / MOST_SLOWNESS <= sync <= MOST_SLOWNESS)
+
+    def _check_stages(self, stages: Sequence[HeldStage]) -> None:
+        held = [name for each in stages for name in each.devices]
+        self._check("devices", len({*held}) == len(held) <= _MOST_DEVICES)
+        self._check_names(held)
+        for stage in stages:
+            self._check("blocks", 1 <= stage.blocks <= _MOST_MICRO_BATCHES)
+            alone, shares = not stage.rows and len(stage.devices) == 1, len(stage.rows) > 1
+            self._check("stages", alone or (shares and len(stage.rows) == len(stage.devices)))
+            self._check("rows", all(1 <= each < _MOST_ROWS for each in stage.rows))
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        self._check("names", all(len(n) <= _MOST_NAME and is_printable(n) for n in names))
 
     def _check(self, name: str, fits: bool) -> None:
         if not fits:

@@ -239,10 +239,11 @@ def _by_law(
 ) -> list[Partition]:
     """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones; other rules keep theirs."""
-    if _shares(solve) and all(
-        map(simulates, front)
-    ):  # their bits depend on measured times, so that m need not stay
-        for m in _sizes(law.num_micro_batches, request.num_micro_batches):
+    if _shares(solve) and all(map(simulates, front)):
+        # their bits depend on measured times, so that m need not stay
+        most = request.num_micro_batches
+        problem = replace(problem, min_micro_batches=1, max_micro_batches=most)
+        for m in _sizes(law, most):
             of_m = replace(problem, min_micro_batches=m, max_micro_batches=m)
             for each in (solve, _single(solve)):
                 with suppress(InfeasibleRoundError):
@@ -256,10 +257,10 @@ def _by_law(
     ]
 
 
-def _sizes(now: int, most: int) -> list[int]:
-    """Return the numbers of micro-batches that are compared: powers of 2, and that of ``now``."""
+def _sizes(law: StepLaw, most: int) -> list[int]:
+    """Return the numbers of micro-batches that are compared: powers of 2, and the last one."""
     powers = {2**power for power in range(most.bit_length())}
-    return sorted(m for m in powers | {now} if m <= most)
+    return sorted(m for m in powers | {law.num_micro_batches} if m <= most)
 
 
 def _rule(solve: ClusterSolver) -> object:

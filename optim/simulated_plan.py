@@ -15,6 +15,7 @@ from optim.verify.cluster import check_point
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
 _MOST_DOUBT = 0.1  # spread of predictions; a larger one would keep a wrong plan the longer
+_LEAST_GAIN = 0.05  # of an earlier plan that was measured, so that plans do not take turns
 _MOST_SIMULATED = 2**14  # the same, of all steps that are compared for a cluster: about a second
 
 
@@ -38,7 +39,7 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     if block_caps(fixed)[m - 1].sum() >= problem.num_blocks:
         return fixed
     shared = any(stage.rows for stage in law.stages)  # its devices need no memory for all rows
-    return fixed if shared and _last(Partition((), m, 0.0), fixed, law) else known
+    return fixed if shared and _point(Partition((), m, 0.0), fixed, law.stages, m) else known
 
 
 def _with_hop(time: AffineLaw, times: DeviceTimes, size: float) -> AffineLaw:
@@ -72,7 +73,7 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
     works = works_in(point, problem, law)
     return replace(
         point,
-        latency_s=step_s(law, works, schedule),
+        latency_s=law.expected_s(_held(point, problem), step_s(law, works, schedule)),
         slowest_s=pace_s(law, works),
         fastest_s=EVERY_TIME,  # the closed law's times have another range
     )
@@ -81,11 +82,15 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
 def works_in(point: Partition, problem: ClusterProblem, law: StepLaw) -> list[StageWork]:
     """Return the work of each stage, in pipeline order, with the law of the point's m."""
     devices = {each.name: each for each in problem.devices}
+    return works_of(law, _held(point, problem), devices, problem.batch_size)
+
+
+def _held(point: Partition, problem: ClusterProblem) -> list[HeldStage]:
     stages = []
     for stage in stages_of(problem, point):
         names = tuple(problem.devices[k].name for k in stage.devices)
         stages.append(HeldStage(names, stage.blocks, stage.rows if len(names) > 1 else ()))
-    return works_of(law, stages, devices, problem.batch_size)
+    return stages
 
 
 def _devices_of(point: Partition) -> int:
@@ -102,11 +107,9 @@ def simulated_front(
 ) -> list[Partition]:
     """Return the front by simulated times: of the ``front``, its neighbours and the last plan.
 
-    The last plan stays, if the same devices are present, unless another one is faster by more than
-    the prediction's interval; by half of it if stages are shared, for a pipeline is easier to
-    predict. Shared stages with other micro-batches than before must be faster by the whole of it,
-    because devices then compute numbers of rows that were not measured. Slower plans with fewer
-    segments stay in the front, too.
+    If the same devices are present, the last plan stays unless another one is faster by more than
+    the prediction's interval; an earlier plan that was is then the one to beat. Slower plans with
+    fewer segments stay in the front, too.
     """
     if not all(map(simulates, front)):
         return list(front)
@@ -118,11 +121,16 @@ def simulated_front(
     few = islice(near, _MOST_SIMULATED // each_takes)
     compared = {(each.num_micro_batches, each.blocks, each.stages): each for each in few}
     points = [simulated(each, problem, law, schedule) for each in compared.values()]
-    last = _last(front[0], problem, law)
-    if last is not None and (most_segments is None or last.num_segments <= most_segments):
-        last = simulated(last, problem, law, schedule)
-        points = [each for each in points if not _as_good(last, each, law.spread)]
-        points.append(last)
+    few_enough = (
+        simulated(each, problem, law, schedule)
+        for each in _measured(front[0], problem, law)
+        if most_segments is None or each.num_segments <= most_segments
+    )
+    if (stays := next(few_enough, None)) is not None:
+        for known in few_enough:
+            if known.latency_s < (1 - _LEAST_GAIN) * stays.latency_s:
+                stays = known
+        points = [stays, *(each for each in points if not _as_good(each, stays, law))]
     points.sort(key=lambda each: (each.num_segments, each.latency_s))
     kept = list[Partition]()
     for point in points:
@@ -132,32 +140,40 @@ def simulated_front(
     return kept
 
 
-def _as_good(last: Partition, other: Partition, spread: float) -> bool:
-    """Whether the last plan is slower than the other one, but not by more than the interval."""
-    doubt = min(spread, _MOST_DOUBT) / (2 if last.stages else 1)
-    if last.stages and other.stages and other.num_micro_batches != last.num_micro_batches:
-        doubt = spread
-    return interval(last.latency_s, doubt)[0] <= other.latency_s <= last.latency_s
+def _as_good(point: Partition, known: Partition, law: StepLaw) -> bool:
+    """Whether a point is not slower than a measured one, but not faster by more than the interval
+    of predictions: that for new plans if stages are shared."""
+    doubt = law.spread_of_new if point.stages or known.stages else min(law.spread, _MOST_DOUBT)
+    return interval(known.latency_s, doubt)[0] <= point.latency_s <= known.latency_s
 
 
-def _last(like: Partition, problem: ClusterProblem, law: StepLaw) -> Partition | None:
-    """Return the partition of the last round, or None if it is not possible or other devices are
-    present now."""
+def _measured(like: Partition, problem: ClusterProblem, law: StepLaw) -> Iterator[Partition]:
+    """Yield the plan of the last round and those before it that are possible now; none if other
+    devices are present now."""
+    if {device.name for device in problem.devices} == {*law.present}:
+        plans = ((each.stages, each.num_micro_batches) for each in law.measured[1:])
+        for stages, m in ((law.stages, law.num_micro_batches), *plans):
+            if (point := _point(like, problem, stages, m)) is not None:
+                yield point
+
+
+def _point(
+    like: Partition, problem: ClusterProblem, stages: Sequence[HeldStage], m: int
+) -> Partition | None:
+    """Return the partition with these stages, or None if it is not possible."""
     places = {device.name: place for place, device in enumerate(problem.devices)}
-    if places.keys() != {*law.present} or not law.blocks.keys() <= places.keys():
+    blocks = {name: each.blocks for each in stages for name in each.devices}
+    if not blocks.keys() <= places.keys():
         return None
-    blocks = tuple(law.blocks.get(name, 0) for name in places)
-    m = law.num_micro_batches
-    point = replace(like, blocks=blocks, num_micro_batches=m, stages=())
-    if any(each.rows for each in law.stages):
+    held = tuple(blocks.get(name, 0) for name in places)
+    point = replace(like, blocks=held, num_micro_batches=m, stages=())
+    if any(each.rows for each in stages):
         rows = largest_rows(problem, m)
-        point = replace(
-            point,
-            stages=tuple(
-                Stage(tuple(map(places.__getitem__, e.devices)), e.rows or (rows,), e.blocks)
-                for e in law.stages
-            ),
+        shared = (
+            Stage(tuple(map(places.__getitem__, e.devices)), e.rows or (rows,), e.blocks)
+            for e in stages
         )
+        point = replace(point, stages=tuple(shared))
     try:
         check_point(point, problem)
     except PlanViolationError:

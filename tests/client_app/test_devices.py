@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from device_cluster import plan_of
-from step_laws import taking
+from step_laws import law_of, taking
 
 from client_app.devices import DevicePipeline, Devices
+from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import RoundFailedError, WireError
 from collapipe.process.host import Host, this_host
 from collapipe.state import AffineLaw, DeviceProfile
-from collapipe.step_law import StepLaw
+from collapipe.step_law import MeasuredPlan, StepLaw
 from collapipe.wire.channels import DeviceAddress
 from pipeline.devices.control_unit.action_times import StepTimes
 
@@ -148,6 +149,18 @@ def test_laws_that_stay_as_they_are_described_are_never_changed() -> None:
         {"stages": [{"devices": ["pi", "jetson"], "blocks": 1, "rows": [1, 0]}]},
         {"stages": [{"devices": [], "blocks": 1}]},
         {"sync_slowness": 0.0},
+        {"spread_of_new": -1.0},
+        *(
+            {"measured": [{"stages": [], "num_micro_batches": 1, "step_s": 1.0} | each] * count}
+            for count, each in (
+                (5, {}),
+                (1, {"step_s": 0.0}),
+                (1, {"weight": 1.5}),
+                (1, {"num_micro_batches": 0}),
+                (1, {"stages": [{"devices": ["x" * 65], "blocks": 1}]}),
+                (1, {"stages": [{"devices": ["pi"], "blocks": 0}]}),
+            )
+        ),
         {"cores": {}},
         {"cores": {"": 4, "jetson": 4, "pi": 10**9}},
         {
@@ -173,6 +186,14 @@ def test_an_impossible_law_is_refused(change: dict[str, Any]) -> None:
     for odd in ({"law": law.float()}, {"law": law, "more": law}, {"other": law}):
         with pytest.raises(WireError, match="law of a step"):
             own.recall({"step_law": odd}, never)
+
+
+def test_the_largest_law_can_be_kept() -> None:
+    names = [f"{number:03}{'ö' * 61}" for number in range(128)]
+    law = law_of(names, apart=True, blocks=dict.fromkeys(names, 4096), send_s=1 / 3e9)
+    plans = tuple(MeasuredPlan(law.stages, m, 1 / 3e9, 1 / 3) for m in (1000, 2000, 3000, 4000))
+    law = replace(law, measured=plans)
+    assert unpack_law(pack_law(law)) == law
 
 
 def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
