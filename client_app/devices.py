@@ -226,8 +226,8 @@ class DevicePipeline:
         replica = Replica(forms, starting_with(start.weights, start.state), start.fixed)
         cost = block_cost(settings)
 
-        def needed(blocks: int, part: float, kept: float, members: int) -> float:
-            return cost.segment_needs(blocks, samples, kept, part, members)
+        def needed(blocks: int, kept: float, part: float, gradients: int) -> float:
+            return cost.segment_needs(blocks, samples, kept, part, gradients)
 
         cluster = Cluster(
             devices=devices.roster,

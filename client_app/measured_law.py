@@ -272,20 +272,21 @@ def _device(
     """
     taken_s = work.forward_s + work.backward_s
     block_s, described_s = taken_s / blocks, described.compute(1, rows)
-    old_s = old.slowness * described.compute(1, old.rows or rows) + old.launch_s if old else 0.0
     ratio, launch_s = block_s / described_s if described_s else 1.0, 0.0
-    if old and old_s and described_s and _differ(old, rows):
+    if old and described_s and _differ(old, rows):
+        old_s = old.slowness * described.compute(1, old.rows) + old.launch_s
         slope = (block_s - old_s) / (described_s - described.compute(1, old.rows) or math.inf)
         if 0 < slope < ratio:  # else it is noise
             ratio, launch_s = slope, block_s - slope * described_s
-    elif old and old_s:  # both as much slower
-        ratio, launch_s = old.slowness * block_s / old_s, old.launch_s * block_s / old_s
+    elif old and (expected_s := old.slowness * described_s + old.launch_s):
+        slower = block_s / expected_s  # both parts
+        ratio, launch_s = slower * old.slowness, slower * old.launch_s
     assert work.host is not None  # a measured device is on a machine
     return DeviceTimes(
         forward_share=work.forward_s / (taken_s or 1.0),
         send_s=work.send_s,
         host=work.host,
         slowness=min(max(ratio, 1 / MOST_SLOWNESS), MOST_SLOWNESS),
-        launch_s=launch_s,
+        launch_s=_not_tiny(launch_s),
         rows=rows,
     )

@@ -100,6 +100,12 @@ class SegmentPlan:
         held = [place for place, share in enumerate(self.shares) if share.device == device]
         return range(held[0], held[-1] + 1) if held else range(1)
 
+    def extra_gradients(self, device: str) -> int:
+        """Return how many blocks' gradients the device keeps beyond one set: those of its further
+        shares, and for blocks that it leads those of all other shares."""
+        own, led = len(self.shares_of(device)), self.leaders.count(device)
+        return (own - 1) * self.span.blocks + (len(self.rows) - own) * led
+
     def device_rows(self, rows: int) -> list[tuple[int, int]]:
         """Return the range of rows of each device, of a micro-batch of ``rows`` rows."""
         ends = (0, *row_ends(self.rows, rows))

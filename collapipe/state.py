@@ -189,19 +189,18 @@ class BlockCost:
         samples: float,
         kept: float = 1.0,
         part: float = 1.0,
-        members: int = 1,
+        gradients: float = 0.0,
     ) -> float:
-        """Return the bytes of a segment (C7) on a device that has ``part`` of the rows, if so many
-        ``members`` share it.
+        """Return the bytes of a segment (C7) on a device that has ``part`` of its rows.
 
         A micro-batch has ``samples`` samples. Tensors of ``kept`` of the device's rows of a batch
-        are kept at the same time.
+        are kept at the same time. ``gradients`` counts blocks' gradients beyond one set.
         """
         others = 1 - part * kept
         each = self.block_bytes + self.sample_bytes * samples * part
         needed = self.segment_bytes - others * self.batch_segment_bytes
         needed += blocks * (each - others * self.batch_block_bytes)
-        return needed + received_gradients(blocks, part, members) * self.trained_bytes
+        return needed + gradients * self.trained_bytes
 
     @property
     def flops(self) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
-from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
+from collapipe.state import Channel, ClusterState, HeadPlace, SharingLaw, Uplink
 from collapipe.step_law import StepLaw
 from optim.channel import payload_links, power_limits
 from optim.partition.baselines import even_blocks
@@ -31,6 +31,7 @@ from optim.problem import (
     UplinkTimes,
 )
 from optim.sharing.exact import shared_partition
+from optim.sharing.law import row_caps
 from optim.simulated_plan import as_measured, law_for, simulated, simulated_front, simulates
 from optim.step import in_flight
 from optim.verify import verify_cluster, verify_round
@@ -377,9 +378,10 @@ def cluster_plan(
     ``partition.latency_s`` covers all local steps of the round. Replicas (VanillaFL) have no
     segments if devices are simulated; real devices share one.
     """
-    segments = partition.segments(cluster.devices)
+    segments, over_limits = partition.segments(cluster.devices), partition.over_limits
     if partition.replicated and cluster.real_devices:
         segments = (_replicas(request, cluster),)
+        over_limits = over_limits or not _hold_gradients(request, cluster, segments[0])
     return ClusterPlan(
         unit=cluster.unit,
         segments=segments,
@@ -387,7 +389,7 @@ def cluster_plan(
         schedule=request.schedule,
         latency_s=partition.latency_s,
         uplink=uplink,
-        over_limits=partition.over_limits,
+        over_limits=over_limits,
     )
 
 
@@ -398,3 +400,13 @@ def _replicas(request: RoundRequest, cluster: ClusterState) -> SegmentPlan:
     used = [Share(*pair) for pair in zip(names, rows, strict=True) if pair[1]]
     shares = tuple(used) if len(used) > 1 else ()
     return SegmentPlan(used[0].device, Span(0, request.num_blocks), shares)
+
+
+def _hold_gradients(request: RoundRequest, cluster: ClusterState, replicas: SegmentPlan) -> bool:
+    """Whether replicas on real devices, which add their gradients, fit their memory."""
+    devices = present_devices(cluster)
+    problem = ClusterProblem(devices, request.num_blocks, request.batch_size, 1, "overlap")
+    rows = dict(zip(replicas.devices, replicas.rows_of_devices, strict=False))  # none if alone
+    sharing = (SharingLaw(0.0, memory=device.memory) for device in devices)
+    laws = (replace(each, sharing=own) for each, own in zip(devices, sharing, strict=True))
+    return all(row_caps(problem, each)[-1, 0, -1] >= rows.get(each.name, 0) for each in laws)

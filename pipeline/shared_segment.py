@@ -66,12 +66,14 @@ class SharedSegment:
     def add_up(self) -> None:
         """Let the parts have the sum of all shares' gradients, also of those that were computed
         elsewhere and put into ``gradients``."""
-        sums: Gradients = []
-        for share in sorted(self.gradients):
-            sums = added(sums, self.gradients[share])
+        shares = [self.gradients[share] for share in sorted(self.gradients)]
         self.gradients.clear()
-        for part, own in zip(self.parts, sums, strict=False):
-            part.swap_gradients(own)
+        for number, part in enumerate(self.parts):  # so that one part's sums are there in addition
+            own: Gradients = []
+            for gradients in filter(None, shares):
+                own, gradients[number] = added(own, [gradients[number]]), []
+            for sums in own:
+                part.swap_gradients(sums)
 
     def forget(self) -> None:
         """Drop the activations and gradients of an aborted step."""

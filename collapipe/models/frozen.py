@@ -25,7 +25,7 @@ from collapipe.errors import ConfigError, DataError, WireError
 from collapipe.models.description import MOST_BLOCKS
 from collapipe.models.kept import in_dtype, unquantised
 from collapipe.models.part import prefixed
-from collapipe.models.quantised import quantise
+from collapipe.models.quantised import FORMAT, quantise
 from collapipe.models.split import DerivedSpec, ModelSpec, builders, not_training
 from collapipe.models.without_values import WithoutValues
 from collapipe.tensors import Tensors, aligned, chosen
@@ -76,7 +76,7 @@ def published(
     if not hasattr(base, "stored") or (there := cast(Any, base).stored(source)) is None:
         return None
     key = base, there, *((name, each.dtype, names.get(name)) for name, each in like.items())
-    made = store if wide else None
+    made = store if wide and store and store.is_cache else None
     with _making:  # units in one process ask at the same time
         if made and (known := made.recall(_stable(key))):
             if wanted not in (None, known):
@@ -103,9 +103,10 @@ def published(
     return (digest, tensors) if fits else None
 
 
-def _stored(tensors: Tensors, digest: str, key: Hashable, store: FrozenStore) -> Tensors:
-    """Note the ``digest`` of what is made of files with this ``key``, and return it from the
-    ``store``, which maps it. If it cannot be stored, it is returned as it is, and made again later.
+def _stored(tensors: Tensors, digest: str, key: tuple[Any, ...], store: FrozenStore) -> Tensors:
+    """Note the ``digest`` of what is made of files with this ``key``, and return the ``tensors`` as
+    the ``store`` maps them; without tensors only make the note. What cannot be stored is returned
+    as it is, and made again later.
     """
     try:
         if tensors:
@@ -117,9 +118,12 @@ def _stored(tensors: Tensors, digest: str, key: Hashable, store: FrozenStore) ->
         return tensors
 
 
-def _stable(key: Hashable) -> str:
-    """Return a key that means the same in other processes, but not for other versions."""
-    return repr((__version__, version("transformers"), key))
+def _stable(key: tuple[Any, ...]) -> str:
+    """Return a key that means the same in other processes, but not for other versions. Unlike a
+    file's time of writing, nobody can set the time of its last change."""
+    _, there, *_ = key
+    changed = [file.stat().st_ctime_ns for file in there.files]
+    return repr((__version__, version("transformers"), FORMAT, changed, key))
 
 
 def _as_kept(name: str, weight: Tensor, like: Tensors, quantised: bool) -> Tensors:

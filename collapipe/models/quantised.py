@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 QUANTISED = "int8", "nf4"
+FORMAT = 1  # of what ``quantise`` returns; another one makes stored weights again
 BLOCK, _MOST = 64, 127  # weights with a scale, and the highest code of int8
 _PIECE = 2**18  # weights that are restored at a time: they stay in a processor's cache
 _NF4 = torch.tensor(

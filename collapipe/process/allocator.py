@@ -21,8 +21,8 @@ def return_large_blocks(scarce: bool = False) -> None:
 
     By default glibc keeps up to 32 MB for each. So a process that sends and receives blocks would
     grow by the size of several. Smaller freed tensors leave gaps between those that stay: measured,
-    a segment takes a sixth more memory than its tensors. Without gaps its steps take up to a
-    quarter longer.
+    a segment takes a sixth more memory than its tensors. To return them, too, makes its
+    steps up to a quarter longer.
     """
     _set(_LARGE, 2**17 if scarce else 2**22)
 

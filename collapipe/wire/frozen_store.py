@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Hashable, Mapping
@@ -22,6 +23,7 @@ from collapipe.process.folders import in_home
 from collapipe.tensors import ALIGNMENT, Tensors
 from collapipe.wire.parts import pieces
 
+_NOTE_BYTES = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _known = dict[Hashable, str]()  # digests that this process has computed, by the state of files
 
@@ -35,6 +37,12 @@ def default_folder() -> Path:
     # the XDG standard says to ignore a relative path
     root = Path(cache) if Path(cache).is_absolute() else Path("~/.cache")
     return root / "collapipe" / "frozen"
+
+
+def _is_own(path: Path) -> bool:
+    """Whether only this process's user may write to the file or folder. Raises ``OSError``."""
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -148,10 +156,17 @@ class FrozenStore:
         replace(file, name.encode())
 
     def recall(self, source: str) -> str | None:
-        """Return the digest that ``remember`` noted; None if there is none."""
-        with suppress(OSError, UnicodeDecodeError):
-            name = self._note(source).read_text()
-            return name if _DIGEST.fullmatch(name) else None
+        """Return the digest that ``remember`` noted; None if there is none.
+
+        Whoever writes notes chooses weights. So others' notes count as none, and so do those in a
+        folder or file that others may write to.
+        """
+        with suppress(OSError, ConfigError, UnicodeDecodeError):
+            file = self._note(source)
+            if _is_own(file.parent) and _is_own(file):
+                with file.open("rb") as opened:
+                    name = opened.read(_NOTE_BYTES + 1).decode()
+                return name if _DIGEST.fullmatch(name) else None
         return None
 
     def _note(self, source: str) -> Path:
@@ -160,12 +175,12 @@ class FrozenStore:
 
     def _make_room(self, folder: Path, size: float) -> None:
         files = [(each.stat(), each) for each in folder.glob("*.safetensors")]
-        kept = sum(stat.st_size for stat, _ in files)
-        for stat, file in sorted(files, key=lambda each: each[0].st_atime_ns):
+        kept = sum(found.st_size for found, _ in files)
+        for found, file in sorted(files, key=lambda each: each[0].st_atime_ns):
             if kept + size <= self.limit_bytes:
                 return
             file.unlink(missing_ok=True)
-            kept -= stat.st_size
+            kept -= found.st_size
 
     def _file(self, name: str) -> Path:
         """Return a digest's file. Raises ``WireError`` for any other text, such as a path."""

@@ -93,7 +93,9 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
             for device in devices
         )
     if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
-        devices = tuple(replace(device, sharing=SharingLaw(0.0)) for device in devices)
+        devices = tuple(
+            replace(each, sharing=SharingLaw(0.0, memory=each.memory)) for each in devices
+        )
     b = request.batch_size
     limit = in_flight(request.schedule, len(present_devices(state)) or 1)
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=limit)

@@ -240,6 +240,18 @@ def test_few_rows_less_tell_no_launch() -> None:
     first = fitted(law, plan_of({"a": 2, "b": 2, "c": 2}, 4), truth, described)
     second = fitted(law, ClusterPlan(0, mixed, 4, "one_f_one_b"), truth, described, first)
     assert second.devices["b"].launch_s == 0.0 < second.devices["c"].launch_s
+    block_s = known(described, second)["b"].time.compute(1, 4)
+    assert block_s == pytest.approx(truth["b"].time.compute(1, 4), rel=0.02)  # as measured
+
+
+@pytest.mark.parametrize("rows", [(5, 1), (4, 2), (3, 3), (2, 4)])
+def test_other_rows_make_a_device_no_slower_than_described(rows: tuple[int, int]) -> None:
+    law, truth = real_law(64, True), truth_of()
+    shares = tuple(map(Share, "bc", rows))
+    plan = ClusterPlan(0, (MIXED[0], replace(MIXED[1], shares=shares)), 4, "one_f_one_b")
+    first = fitted(law, plan_of({"a": 2, "b": 2, "c": 2}, 4), truth, truth)
+    for each in fitted(law, plan, truth, truth, first).devices.values():
+        assert each.slowness == pytest.approx(1.0, rel=0.02)
 
 
 def test_noise_does_not_become_a_launch() -> None:

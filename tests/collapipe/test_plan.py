@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
-from collapipe.plan import ClusterPlan, SegmentPlan, Span, leaders
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, leaders
 from collapipe.state import received_gradients
 
 
@@ -30,6 +30,27 @@ def test_no_device_receives_more_gradients_than_planned(rows: list[int], blocks:
     for number, own in enumerate(rows):
         received = (len(rows) - 1) * led.count(number)
         assert received <= received_gradients(blocks, own / sum(rows), len(rows)) * (1 + 1e-9)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    st.sets(st.integers(0, 4)),
+    st.integers(1, 9),
+)
+def test_gradients_are_counted_for_each_share_that_a_device_keeps(
+    rows: list[int], lost: set[int], blocks: int
+) -> None:
+    """Also after a loss, if it has shares of others: a set for each own share of a block, and for
+    each share of a block that it leads."""
+    names = [f"device-{number}" for number in range(len(rows))]
+    whole = SegmentPlan(names[0], Span(0, blocks), tuple(map(Share, names, rows)))
+    segment = whole.without({name for number, name in enumerate(names) if number in lost})
+    for device in segment.devices if segment else ():
+        kept = sum(
+            len(rows) if leader == device else len(segment.shares_of(device))
+            for leader in segment.leaders
+        )
+        assert segment.extra_gradients(device) == kept - blocks
 
 
 @pytest.mark.parametrize(("first", "blocks"), [(-1, 2), (0, 0), (3, -1)])

@@ -161,6 +161,19 @@ def test_energy_is_a_limit_too() -> None:
     assert cluster.over_limits
 
 
+@pytest.mark.parametrize(("room", "over"), [(0.5, True), (1.5, False)])
+def test_replicas_on_real_devices_need_room_for_gradients(room: float, over: bool) -> None:
+    """Each of three leads four of 12 blocks, or up to 14/3, and receives those of two others."""
+    memory = MemoryBudget(12 * 20.0 + room * 2 * 14 / 3 * 5.0, 0.0, 20.0, 0.0, trained_bytes=5.0)
+    three = tuple(replace(each, memory=memory) for each in devices(None, None, None))
+    asked = request(*three, partition="vanilla_fl")
+    assert not plan(asked).clusters[0].over_limits  # simulated ones add up nothing
+    real = replace(asked, clusters=(replace(asked.clusters[0], real_devices=True),))
+    (cluster,) = plan(real).clusters
+    assert cluster.over_limits == over
+    assert [len(each.devices) for each in cluster.segments] == [3]
+
+
 def test_memory_counts_what_the_schedule_keeps() -> None:
     """A block keeps a byte for each of 16 samples: GPipe keeps all, 1F1B three of 16."""
     memory = MemoryBudget(40.0, 0.0, 1.0 + 16.0, 0.0, 0.0, 16.0)

@@ -1,7 +1,9 @@
 """A segment that several devices share computes what one device would."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey, dropout
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, row_ends
 from pipeline.schedule import SCHEDULES
-from pipeline.shared_segment import added
+from pipeline.shared_segment import Gradients, SharedSegment, added
 from tests.pipeline.test_engine import (
     KEY,
     NUM_BLOCKS,
@@ -149,3 +151,44 @@ def test_shares_are_added_in_their_order() -> None:
     sums: list[list[Tensor | None]] = added([[a, None, None]], [[b, b, None]])
     assert sums == [[a + b, b, None]]
     assert added([], [[a]]) == added([[a]], []) == [[a]]
+
+
+class _OnePart:
+    """A part with the gradient of one weight."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor | None] = [None]
+
+    def swap_gradients(self, other: list[Tensor | None]) -> list[Tensor | None]:
+        own, self.gradients = self.gradients, other or [None]
+        return own
+
+
+@pytest.mark.parametrize("shares", [2, 3, 5])
+def test_gradients_add_up_in_the_memory_of_one_part(
+    shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is planned for one set of each share."""
+    parts: Any = [_OnePart() for _ in range(4)]
+    segment, alive = SharedSegment([1] * shares, parts, False, False), list[weakref.ref[Tensor]]()
+
+    def gradient(value: float) -> Tensor:
+        made = torch.tensor([value])
+        alive.append(weakref.ref(made))
+        return made
+
+    for share in range(shares):
+        segment.gradients[share] = [[gradient(10.0**share)] for _ in parts]
+    most = 0
+
+    def counted(left: Gradients, right: Gradients) -> Gradients:
+        nonlocal most
+        sums = added(left, right)
+        alive.extend(weakref.ref(each) for part in sums for each in part if each is not None)
+        most = max(most, sum(each() is not None for each in {id(r()): r for r in alive}.values()))
+        return sums
+
+    monkeypatch.setattr("pipeline.shared_segment.added", counted)
+    segment.add_up()
+    assert [each.gradients[0].item() for each in parts] == [float("1" * shares)] * 4
+    assert most <= 4 * shares + 2  # an addition has two summands and a sum

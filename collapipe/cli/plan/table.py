@@ -31,6 +31,7 @@ from collapipe.inventory.planning import (
     JointRound,
     PlannedCluster,
 )
+from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
@@ -86,8 +87,14 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
                 members = sum(each.span == segment.span for each in segments)
                 span += f", {counted(own_rows, 'row')} of {rows_in_all}"
             shares = _shares(segment, planned.partition.latency_s)
-            place = kept[segment.span.first], own_rows / rows_in_all, members
-            needed = model.cost.segment_needs(segment.span.blocks, rows_in_all, *place)
+            part = own_rows / rows_in_all
+            needed = model.cost.segment_needs(
+                segment.span.blocks,
+                rows_in_all,
+                kept[segment.span.first],
+                part,
+                received_gradients(segment.span.blocks, part, members),
+            )
         blocks = segment.span.blocks if segment else 0
         used = _memory(device, blocks, model, needed)
         rows.append((device.name, span, used, *shares))

@@ -22,9 +22,9 @@ class Cluster:
         Whether tensors between devices go through the control unit, so that devices do not dial
         each other.
     needed_bytes
-        Planned bytes for a number of blocks, a part of each micro-batch's rows, the part of the
-        micro-batches that are kept at the same time, and the number of devices that share the
-        stage; a device refuses more than it offers.
+        Planned bytes for a number of blocks, the part of the micro-batches that are kept at the
+        same time, a part of each micro-batch's rows, and the number of blocks' gradients beyond one
+        set; a device refuses more than it offers.
     busy_s
         Seconds after which a device that serves another caller is an error. None: after ``hung_s``
         it counts as lost.

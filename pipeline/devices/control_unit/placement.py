@@ -331,7 +331,7 @@ class Placement:
             **self.common.for_blocks(held),
             session=sessions[name],
             memory_bytes=self.cluster.needed_bytes(
-                segment.span.blocks, part, kept[stage] / m, len(segment.devices)
+                segment.span.blocks, kept[stage] / m, part, segment.extra_gradients(name)
             ),
             span=segment.span,
             stage=stage,

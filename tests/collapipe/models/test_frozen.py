@@ -1,6 +1,8 @@
 """Frozen weights are found where they lie: in the model's own files, or in a store."""
 
+import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -150,17 +152,93 @@ def test_other_weights_are_lacking_until_they_are_stored(
     assert lacking(parts) == [part for part in parts if part != "blocks.1"]
 
 
-def test_what_is_made_of_files_is_known_until_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without making it again; weights with another digest than the wanted one are not returned."""
-    store, quantised = FrozenStore(tmp_path / "store"), list[str]()
+@pytest.fixture
+def quantised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How each weight was quantised since then."""
+    found = list[str]()
 
     def counted(weight: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]:
-        quantised.append(how)
+        found.append(how)
         return quantise(weight, how)
 
     monkeypatch.setattr(frozen, "quantise", counted)
+    return found
+
+
+LAYERS = 7  # linear ones of a block
+
+
+def block_in_nf4(folder: Path) -> Callable[[FrozenStore], str]:
+    """A function that returns the digest of a block's weights, which it has then released, so that
+    this process cannot find them."""
+    spec = LoraSpec(model(folder, "llama", "causal"), rank=2, quantization="nf4")
+    with torch.device("meta"):
+        block = spec.build_block(0)
+
+    def ask(store: FrozenStore) -> str:
+        found = published(spec, "blocks.0", block, torch.float32, store=store)
+        assert found is not None and digest(found[1]) == found[0]
+        return found[0]
+
+    return ask
+
+
+def test_notes_that_others_may_have_written_are_not_used(
+    tmp_path: Path, quantised: list[str]
+) -> None:
+    """Nor are odd ones, those of other versions, and those of weights that are not stored any more;
+    each time the weights are made again."""
+    ask, store = block_in_nf4(tmp_path), FrozenStore(tmp_path / "store")
+    name, made = ask(store), LAYERS
+    (note,) = store.folder.glob("*.made")
+    for odd in ("0" * 63, "x" * 64, "0" * 65, "\udcff"):
+        note.write_bytes(odd.encode(errors="surrogateescape"))
+        assert ask(store) == name and len(quantised) == (made := made + LAYERS)
+    for place, mode, safe in ((note, 0o666, 0o644), (store.folder, 0o770, 0o700)):
+        place.chmod(mode)
+        assert ask(store) == name and len(quantised) == (made := made + LAYERS)
+        place.chmod(safe)
+        assert ask(store) == name and len(quantised) == made
+    (store.folder / f"{name}.safetensors").unlink()
+    assert ask(store) == name and len(quantised) == made + LAYERS
+
+
+@pytest.mark.parametrize("constant", ["__version__", "FORMAT"])
+def test_notes_of_other_versions_are_not_used(
+    tmp_path: Path, quantised: list[str], constant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, store = block_in_nf4(tmp_path), FrozenStore(tmp_path / "store")
+    ask(store)
+    monkeypatch.setattr(frozen, constant, "another one")
+    ask(store)
+    assert len(quantised) == 2 * LAYERS
+
+
+def test_notes_are_of_files_that_did_not_change(tmp_path: Path, quantised: list[str]) -> None:
+    """Though they have the time of before, which tools that copy files set."""
+    ask, store = block_in_nf4(tmp_path), FrozenStore(tmp_path / "store")
+    ask(store)
+    file = tmp_path / "llama" / "model.safetensors"
+    before = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        opened.write(b"\x00")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    ask(store)
+    assert len(quantised) == 2 * LAYERS
+
+
+def test_a_run_has_no_notes(tmp_path: Path) -> None:
+    run = FrozenStore(tmp_path / "run", is_cache=False)
+    block_in_nf4(tmp_path)(run)
+    assert not run.folder.exists()
+
+
+def test_what_is_made_of_files_is_known_until_they_are_written(
+    tmp_path: Path, quantised: list[str]
+) -> None:
+    """Without making it again; weights with another digest than the wanted one are not returned."""
+    store = FrozenStore(tmp_path / "store")
     digests = list[str]()
     for drawn in range(2):  # in the same folder
         spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
@@ -169,12 +247,12 @@ def test_what_is_made_of_files_is_known_until_they_are_written(
         for asked in range(3):
             found = published(spec, "blocks.0", block, torch.float32, store=store)
             assert found is not None and digest(found[1]) == found[0]
-            assert len(quantised) == 7 * (drawn + 1), asked  # linear layers
+            assert len(quantised) == LAYERS * (drawn + 1), asked
             name = found[0]
             del found  # or this process finds the tensors that are held
         digests.append(name)
         assert find("0" * 64, spec, "blocks.0", block, torch.float32, [store]) is None
-        assert len(quantised) == 7 * (drawn + 1)
+        assert len(quantised) == LAYERS * (drawn + 1)
     assert digests[0] != digests[1]
 
 

@@ -43,9 +43,10 @@ def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> N
     with Channels(Dialer(None)) as channels:
         cluster = Cluster(roster, channels, lambda _: plan, lambda _: 1.0, needed_bytes=needed)
         replica = Replica(forms, starting_with(work.start, {}), {})
-        for each in (plan, shared):
+        for each in (plan, shared, shared.without("c")):
             placed = Placement(each, cluster, common, replica)
-            for name in names:
+            for name in (device for segment in each.segments for device in segment.devices):
                 placed._description(name, dict.fromkeys(names, "s"))
-    assert told[:3] == [(1, 1.0, 4 / 8, 1), (1, 1.0, 3 / 8, 1), (1, 1.0, 2 / 8, 1)]
-    assert told[3:] == [(1, 1.0, 3 / 8, 1), (2, 0.75, 2 / 8, 2), (2, 0.25, 2 / 8, 2)]
+    assert told[:3] == [(1, 4 / 8, 1.0, 0), (1, 3 / 8, 1.0, 0), (1, 2 / 8, 1.0, 0)]
+    assert told[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
+    assert told[6:] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]  # a set for each share
