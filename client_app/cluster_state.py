@@ -28,9 +28,14 @@ def cluster_state(
     cluster: ClusterPreset = settings.build("cluster")
     cost = block_cost(settings)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
-    times = 1 + cost.forward_share if settings.recomputes else 1.0
+    twice = 1 + cost.forward_share
+    if settings.may_recompute:
+        smaller = block_cost(settings, recompute=True)
+        drawn = cluster.draw(smaller, unit, _generator(settings, "cluster", unit))
+        pairs = zip(devices, drawn, strict=True)
+        devices = tuple(each.or_recomputing(twice, other) for each, other in pairs)
     sent = sent_share(settings.model.dim, settings.pipeline.wire_dtype)
-    devices = tuple(each.taking(times, sent) for each in devices)
+    devices = tuple(each.taking(twice if settings.recomputes else 1.0, sent) for each in devices)
     uplink = _uplink(settings, unit, examples, vocabulary)
     if settings.units_have_heads and not settings.framework.unsplit:
         head_s = _head_seconds(settings, vocabulary, cluster, cost, unit)
@@ -41,10 +46,12 @@ def cluster_state(
     return ClusterState(unit, devices, len(examples.lengths), uplink)
 
 
-def block_cost(settings: Settings) -> BlockCost:
-    """Return the compute, memory and traffic of a block."""
+def block_cost(settings: Settings, recompute: bool = False) -> BlockCost:
+    """Return the compute, memory and traffic of a block, for a device that recomputes if all do or
+    with ``recompute``."""
     sizes = settings.task.max_length, settings.batch_size
-    return measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes)
+    recomputes = recompute or settings.recomputes
+    return measure_cost(settings.model, *sizes, settings.optimizer, recomputes)
 
 
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:

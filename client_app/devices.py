@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 import collapipe
@@ -28,7 +29,7 @@ from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec
-from collapipe.plan import ClusterPlan, segment_plans
+from collapipe.plan import ClusterPlan
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.host import Host, this_host
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
@@ -41,6 +42,7 @@ from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
+from optim.recomputing import solve_verified
 from optim.step import in_flight, step_s, works_of
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
@@ -128,18 +130,18 @@ class Devices:
         if not self._profile:
             return
         before, gone = self.law, {*self.absent, *lost}
-        left = {each.name: each for each in described if each.name not in gone}
+        left = plan.in_modes({each.name: each for each in described if each.name not in gone})
         try:
             machines = self._labelled(hosts)
             law = measured_law(plan, times, machines, left, self._batch_size, before)
             if before is not None:
-                known = {each.name: each for each in self.known(described)}
+                known = plan.in_modes({each.name: each for each in self.known(described)})
                 of_m = before.with_micro_batches(plan.num_micro_batches)
                 works = works_of(of_m, law.stages, known, self._batch_size)
                 planned_s = step_s(of_m, works, plan.schedule)
                 law = updated(before, law, planned_s=planned_s, step_s=times.step_s)
                 known = {
-                    each.name: known_profile(each, law, self._batch_size) for each in described
+                    name: known_profile(each, law, self._batch_size) for name, each in left.items()
                 }
                 law = fitted_to_last(law, known, self._batch_size, plan.schedule)
         except ConfigError as error:  # a device may send any times
@@ -224,9 +226,9 @@ class DevicePipeline:
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
         replica = Replica(forms, starting_with(start.weights, start.state), start.fixed)
-        cost = block_cost(settings)
 
-        def needed(blocks: int, kept: float, part: float, gradients: int) -> float:
+        def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
+            cost = block_cost(settings, recompute)
             return cost.segment_needs(blocks, samples, kept, part, gradients)
 
         cluster = Cluster(
@@ -243,7 +245,7 @@ class DevicePipeline:
             round=request.round,
             seed=settings.seed,
             model=describe(spec),
-            recompute=settings.pipeline.recompute,
+            recompute=settings.pipeline.recompute is True,
             wire_dtype=settings.pipeline.wire_dtype,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
@@ -302,7 +304,7 @@ class DevicePipeline:
             return
         stages, size = held_stages(plan), self._settings.batch_size
         new_law = law.with_micro_batches(plan.num_micro_batches)
-        works = works_of(new_law, stages, self._devices, size)
+        works = works_of(new_law, stages, plan.in_modes(self._devices), size)
         if not self._all.advised:
             text = without_devices(new_law, works, plan.schedule)
             if text is not None:
@@ -351,14 +353,13 @@ class DevicePipeline:
             in_flight=in_flight(self._plan.schedule, len(left)),
         )
         try:
-            solution = exact_partition(problem)
+            solution = solve_verified(problem, exact_partition, np.random.default_rng(0))
         except InfeasibleRoundError as error:
             raise RoundFailedError(f"without {named}: {error}") from error
         most = settings.pipeline.num_segments or len(left)
         allowed = [each for each in solution.front if each.num_segments <= most]
         best = min(allowed or [solution.best], key=lambda each: each.latency_s)
-        segments = segment_plans(left, best.blocks)
-        return ClusterPlan(self._plan.unit, segments, m, self._plan.schedule)
+        return ClusterPlan(self._plan.unit, best.segments(left), m, self._plan.schedule)
 
     def _hung_s(self, plan: ClusterPlan) -> float:
         """Return an upper bound of the seconds that an action takes on a healthy device."""

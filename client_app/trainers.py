@@ -147,7 +147,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
                     for index in range(spec.num_blocks)
                 ],
                 head=head,
-                recompute=settings.pipeline.recompute,
+                recompute=settings.pipeline.recompute is True,
                 wire_dtype=settings.pipeline.wire_dtype,
             )
             yield RoundTrainer(stack.enter_context(pipeline), link)

@@ -1,6 +1,6 @@
 """Frozen plans: the scheduler's decisions, which training executes."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Annotated
@@ -51,12 +51,13 @@ class SegmentPlan:
 
     With ``shares`` several devices hold all its blocks, each for its rows of a micro-batch, in this
     order; the first one is ``device``. After a loss a device may have several shares, which are
-    then next to each other.
+    then next to each other. Devices that are ``recomputing`` keep only the segment's inputs.
     """
 
     device: str
     span: Span
     shares: tuple[Share, ...] = ()
+    recomputing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.shares:
@@ -114,7 +115,8 @@ class SegmentPlan:
 
     def without(self, gone: Collection[str]) -> "SegmentPlan | None":
         """Return the segment with the shares of devices that are ``gone`` on the nearest device
-        before them, or else behind them; None if all of the segment's devices are."""
+        before them, or else behind them; None if all of the segment's devices are. If one of them
+        recomputes, all do then: they need less memory, and bits are the same."""
         left = [name for name in self.devices if name not in gone]
         if not left:
             return None
@@ -122,7 +124,8 @@ class SegmentPlan:
         for share in self.shares:
             heir = heir if share.device in gone else share.device
             shares.append(replace(share, device=heir))
-        return replace(self, device=left[0], shares=tuple(shares))
+        recomputing = tuple(left) if self.recomputing else ()
+        return replace(self, device=left[0], shares=tuple(shares), recomputing=recomputing)
 
     @property
     def holders(self) -> str:
@@ -231,6 +234,11 @@ class ClusterPlan:
                     f"{segment.span.first}, expected {expected}; segments follow each other"
                 )
             expected = segment.span.stop
+
+    def in_modes(self, devices: Mapping[str, DeviceProfile]) -> dict[str, DeviceProfile]:
+        """Return the ``devices`` by name, each as it computes in this plan."""
+        recomputing = {name for each in self.segments for name in each.recomputing}
+        return {name: each.in_mode(name in recomputing) for name, each in devices.items()}
 
     @property
     def shares(self) -> bool:

@@ -113,7 +113,7 @@ class PipelineSettings:
     replicate_every: CountFrom0 | Literal["auto"]
     relay: bool = False  # older runs lack this option
     wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # older runs lack this option
-    recompute: bool = False  # older runs lack this option
+    recompute: bool | Literal["auto"] = False  # older runs lack this option
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,18 @@ def ring_s(laws: Sequence[SharingLaw | None], blocks: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputing:
+    """What differs on a device that keeps only the inputs of its blocks, and computes their forward
+    pass again before backward."""
+
+    times: float  # factor of a block's compute
+    memory: MemoryBudget
+
+    def __post_init__(self) -> None:
+        _check_within(self, ("times",))
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """A device k that can hold a segment."""
 
@@ -146,6 +158,7 @@ class DeviceProfile:
     energy: EnergyBudget | None = None  # None: unlimited
     memory: MemoryBudget | None = None  # applies in addition to ``max_blocks``; None: no limit
     sharing: SharingLaw | None = None  # None: it shares no stage
+    recomputing: Recomputing | None = None  # None: the planner does not choose it
 
     def __post_init__(self) -> None:
         if len(self.name) > _MOST_NAME or not is_printable(self.name):
@@ -160,6 +173,22 @@ class DeviceProfile:
         energy scales likewise."""
         energy = self.energy and replace(self.energy, law=self.energy.law.taking(times, sent))
         return replace(self, time=self.time.taking(times, sent), energy=energy)
+
+    def or_recomputing(self, times: float, smaller: "DeviceProfile") -> "DeviceProfile":
+        """Return the profile with the choice to recompute, which takes ``times`` as long and has
+        the memory of ``smaller``. Without a limit of memory there is no reason to."""
+        if self.memory is None or smaller.memory is None:
+            return self
+        return replace(self, recomputing=Recomputing(times, smaller.memory))
+
+    def in_mode(self, recomputes: bool) -> "DeviceProfile":
+        """Return the profile of the device if it ``recomputes`` or not, without that choice."""
+        own, sharing = self.recomputing, self.sharing
+        if own is None or not recomputes:
+            return replace(self, recomputing=None) if own else self
+        sharing = sharing and replace(sharing, memory=own.memory)
+        slower = self.taking(own.times, 1.0)
+        return replace(slower, memory=own.memory, sharing=sharing, recomputing=None)
 
     def memory_cap(self, micro_batch_size: float, num_blocks: int, kept: float = 1.0) -> int:
         """Return how many of ``num_blocks`` fit its memory with micro-batches of that size (C7), if

@@ -30,11 +30,12 @@ from optim.problem import (
     RoundSolver,
     UplinkTimes,
 )
+from optim.recomputing import solve_verified
 from optim.sharing.exact import shared_partition
 from optim.sharing.law import row_caps
 from optim.simulated_plan import as_measured, law_for, simulated, simulated_front, simulates
 from optim.step import in_flight
-from optim.verify import verify_cluster, verify_round
+from optim.verify import verify_round
 
 T = TypeVar("T")
 Front = tuple[Partition, ...]
@@ -215,7 +216,8 @@ def _front(
         # the choice.
         rng.bit_generator.state = before
         free = (
-            replace(device, max_blocks=None, energy=None, memory=None) for device in problem.devices
+            replace(device.in_mode(False), max_blocks=None, energy=None, memory=None)
+            for device in problem.devices
         )
         front = solve_cached(replace(problem, devices=tuple(free)), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
@@ -297,8 +299,7 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
         _fronts.move_to_end(key)
         return _fronts[key]
     before = rng.bit_generator.state
-    solution = solver(problem, rng)
-    verify_cluster(solution, problem)
+    solution = solve_verified(problem, solver, rng)
     if not solution.complete:
         return tuple(replace(point, proved=False) for point in solution.front)
     if rng.bit_generator.state == before:
@@ -326,6 +327,7 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
         slowest_s=steps * point.slowest_s,
         fastest_s=UplinkTimes(steps * first, steps * last),
         stages=tuple(stages),
+        recomputing=tuple(places[names[k]] for k in point.recomputing),
     )
 
 

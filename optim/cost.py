@@ -121,6 +121,7 @@ def _pipelined(
     law: StepLaw | None,
 ) -> _Step:
     m, known = cluster.num_micro_batches, {device.name: device for device in state.devices}
+    known = cluster.in_modes(known)
     devices = [known[name] for segment in cluster.segments for name in segment.devices]
     problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
     partition, spread, joules = partition_of_plan(problem, cluster), 0.0, dict[str, float]()

@@ -11,9 +11,10 @@ from collapipe.state import Channel, ClusterState, DeviceProfile
 from optim.dssra import Dssra
 from optim.planner import Planner, RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition, check_choice
+from optim.recomputing import solve_verified
 from optim.solvers import cluster_solver
 from optim.step import in_flight
-from optim.verify import verify_cluster, verify_plan
+from optim.verify import verify_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,7 @@ def plan_cluster(
     check_choice("latency", latency, LATENCIES)
     limit = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=limit)
-    solution = cluster_solver(solver)(problem, np.random.default_rng(seed))
-    verify_cluster(solution, problem)
+    solution = solve_verified(problem, cluster_solver(solver), np.random.default_rng(seed))
     best = solution.best
     return CertifiedPlan(
         segments=best.segments(devices),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -105,6 +105,7 @@ class Partition:
     fastest_s: UplinkTimes = EVERY_TIME  # for which it is the fastest
     head: HeadPlace | None = None  # None: the configured place
     stages: tuple[Stage, ...] = ()
+    recomputing: tuple[int, ...] = ()  # devices that recompute, ascending
     proved: bool = True  # False: the search for its front ended at a limit of nodes
 
     @property
@@ -116,15 +117,19 @@ class Partition:
 
     def segments(self, devices: Sequence[DeviceProfile]) -> tuple[SegmentPlan, ...]:
         """Return the plan's segments in pipeline order; none for replicas."""
-        if not self.stages:
-            return () if self.replicated else segment_plans(devices, self.blocks)
         segments, first = list[SegmentPlan](), 0
         for stage in self.stages:
             names = [devices[k].name for k in stage.devices]
             shares = map(Share, names, stage.rows) if len(names) > 1 else ()
             segments.append(SegmentPlan(names[0], Span(first, stage.blocks), tuple(shares)))
             first += stage.blocks
-        return tuple(segments)
+        if not self.stages and not self.replicated:
+            segments += segment_plans(devices, self.blocks)
+        own = {devices[k].name for k in self.recomputing}
+        return tuple(
+            replace(each, recomputing=tuple(name for name in each.devices if name in own))
+            for each in segments
+        )
 
 
 def stages_of_plan(

@@ -7,8 +7,8 @@ from itertools import chain, islice, pairwise
 from collapipe.errors import PlanViolationError
 from collapipe.state import MOST_LAW, AffineLaw, ClusterState, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
-from optim.latency import block_caps
 from optim.problem import EVERY_TIME, ClusterProblem, Ints, Partition, Stage
+from optim.recomputing import either_caps, in_modes, needing
 from optim.sharing.law import largest_rows, stages_of
 from optim.step import StageWork, pace_s, step_s, works_of
 from optim.verify.cluster import check_point
@@ -36,7 +36,7 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     if m > problem.max_micro_batches:
         return known
     fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
-    if block_caps(fixed)[m - 1].sum() >= problem.num_blocks:
+    if either_caps(fixed)[m - 1].sum() >= problem.num_blocks:
         return fixed
     shared = any(stage.rows for stage in law.stages)  # its devices need no memory for all rows
     return fixed if shared and _point(Partition((), m, 0.0), fixed, law.stages, m) else known
@@ -76,12 +76,13 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
         latency_s=law.expected_s(_held(point, problem), step_s(law, works, schedule)),
         slowest_s=pace_s(law, works),
         fastest_s=EVERY_TIME,  # the closed law's times have another range
+        recomputing=needing(problem, point),
     )
 
 
 def works_in(point: Partition, problem: ClusterProblem, law: StepLaw) -> list[StageWork]:
     """Return the work of each stage, in pipeline order, with the law of the point's m."""
-    devices = {each.name: each for each in problem.devices}
+    devices = {each.name: each for each in in_modes(problem, point).devices}
     return works_of(law, _held(point, problem), devices, problem.batch_size)
 
 
@@ -115,7 +116,7 @@ def simulated_front(
         return list(front)
     best = sorted(front, key=lambda each: each.latency_s)
     most_m = max(each.num_micro_batches for each in front)
-    caps = block_caps(replace(problem, min_micro_batches=1, max_micro_batches=most_m))
+    caps = either_caps(replace(problem, min_micro_batches=1, max_micro_batches=most_m))
     near = chain(best, (each for point in best for each in _neighbours(point, caps)))
     each_takes = max(_devices_of(each) * each.num_micro_batches for each in best)
     few = islice(near, _MOST_SIMULATED // each_takes)
@@ -175,7 +176,7 @@ def _point(
         )
         point = replace(point, stages=tuple(shared))
     try:
-        check_point(point, problem)
+        check_point(point, in_modes(problem, point))
     except PlanViolationError:
         return None
     return point if simulates(point) else None

@@ -104,7 +104,7 @@ class InlineSegments:
 def _segment(
     plan: SegmentPlan, blocks: Sequence[Part], recompute: bool, input_gradient: bool
 ) -> Segment | SharedSegment:
-    parts = blocks[plan.span.first : plan.span.stop]
+    parts, recompute = blocks[plan.span.first : plan.span.stop], recompute or bool(plan.recomputing)
     if plan.shares:
         return SharedSegment(plan.rows, parts, recompute, input_gradient)
     return Segment(parts, recompute, input_gradient)

@@ -77,8 +77,13 @@ class Settings(Resolved):
 
     @property
     def recomputes(self) -> bool:
-        """Whether devices compute each forward pass twice; never without a pipeline."""
-        return self.pipeline.recompute and not self.framework.unsplit
+        """Whether all devices compute each forward pass twice; never without a pipeline."""
+        return self.pipeline.recompute is True and not self.framework.unsplit
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether the planner decides which devices do."""
+        return self.pipeline.recompute == "auto" and not self.framework.unsplit
 
     @property
     def evaluates_on_server(self) -> bool:

@@ -94,7 +94,11 @@ def _cluster(
             law = AffineLaw(u=chunk.u, v=chunk.v, w=chunk.w, ell=chunk.l) if chunk else None
             described = each.model_dump(exclude={"chunk", "address", "process_id"})
             devices.append(PhysicalDevice(chunk=law, **described))
-            profiles.append(devices[-1].profile(model.cost).taking(model.times, model.sent))
+            profile = devices[-1].profile(model.cost)
+            if model.recomputing is not None:
+                smaller = devices[-1].profile(model.recomputing)
+                profile = profile.or_recomputing(1 + model.cost.forward_share, smaller)
+            profiles.append(profile.taking(model.times, model.sent))
         except ConfigError as error:
             raise document.error(loc, f"{error}; check the units of its keys") from error
     control_unit = _control_unit(document, place, section.control_unit, model)

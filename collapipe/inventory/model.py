@@ -41,7 +41,8 @@ class Model:
     figures: Mapping[str, float]
     head_blocks: float | None = None
     head_bits: float | None = None
-    times: float = 1.0  # factor of a block's compute, if segments recompute
+    times: float = 1.0  # factor of a block's compute, if all segments recompute
+    recomputing: BlockCost | None = None  # of a device that does, if the planner decides
     sent: float = 1.0  # factor of a hop's bits, if stages send less than float32
     tokens: int | None = None  # of a sample; None: the file does not say
     end_bytes: tuple[int, ...] = ()  # of a causal model's embedding and head
@@ -81,12 +82,14 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
         num_blocks = section.num_blocks or int(sizes["num_blocks"])
         return Model(num_blocks, {**asdict(cost), **given}, *head, tokens=tokens)
     how = inventory.pipeline or PipelineSection()
-    spec, cost = _counted(document, inventory, how, tokens)
-    times = 1 + cost.forward_share if how.recompute else 1.0
+    spec, cost = _counted(document, inventory, tokens, how.recompute is True)
+    times = 1 + cost.forward_share if how.recompute is True else 1.0
+    smaller = _counted(document, inventory, tokens, True)[1] if how.recompute == "auto" else None
     from collapipe.wire.compression import sent_share  # torch takes seconds
 
     sent = sent_share(spec.dim, how.wire_dtype)
-    model = Model(spec.num_blocks, {**asdict(cost), **given}, *head, times, sent, tokens)
+    figures = {**asdict(cost), **given}
+    model = Model(spec.num_blocks, figures, *head, times, smaller, sent, tokens)
     return _with_ends(model, spec, tokens) if spec.head == "causal" else model
 
 
@@ -184,14 +187,14 @@ def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, A
 
 
 def _counted(
-    document: Document, inventory: InventorySection, how: PipelineSection, tokens: int
+    document: Document, inventory: InventorySection, tokens: int, recompute: bool
 ) -> tuple["ModelSpec", BlockCost]:
     """Return the model and a block's cost, without reading or drawing weights."""
     from collapipe.models.cost import measure_cost  # torch takes seconds
 
     spec = read_spec(document, inventory)
     try:
-        return spec, measure_cost(spec, tokens, inventory.batch_size, recompute=how.recompute)
+        return spec, measure_cost(spec, tokens, inventory.batch_size, recompute=recompute)
     except ConfigError as error:
         raise _placed(document, "model", error) from error
 

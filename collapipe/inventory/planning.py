@@ -11,7 +11,7 @@ from collapipe.state import HeadPlace
 from optim.channel import payload_links, power_limits
 from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
-from optim.latency import block_caps, model_too_large, round_up
+from optim.latency import model_too_large, round_up
 from optim.problem import (
     Allocation,
     ClusterProblem,
@@ -21,10 +21,11 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
 )
+from optim.recomputing import either_caps, in_modes, solve_verified
 from optim.solvers import cluster_solver, round_solver
 from optim.step import in_flight
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
-from optim.verify import verify_cluster, verify_round
+from optim.verify import verify_round
 
 EXACT, SHARED = "exact", "shared"
 _PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
@@ -56,7 +57,13 @@ class PlannedCluster:
 
     @property
     def problem(self) -> ClusterProblem:
-        """The problem for the head's place in the round, else for the fastest place."""
+        """The problem for the head's place in the round, else for the fastest place, with each
+        device as it computes in the plan."""
+        return in_modes(self.undecided, self.partition)
+
+    @property
+    def undecided(self) -> ClusterProblem:
+        """The same before it is decided which devices recompute."""
         return self._chosen.problem
 
     @property
@@ -210,15 +217,13 @@ def _solution(
     inventory: Inventory, cluster: DescribedCluster, problem: ClusterProblem, solver: str
 ) -> ClusterSolution:
     try:
-        solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
+        return solve_verified(problem, cluster_solver(solver), np.random.default_rng(_SEED))
     except InfeasibleRoundError as error:
         reason = error
-        if not (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
+        if not (either_caps(problem).sum(axis=1) >= problem.num_blocks).any():
             reason = model_too_large(problem, _limits(cluster, _block_bytes(inventory, problem)))
         ways = _SMALLER if inventory.model.tokens else ""
         raise inventory.document.error(cluster.loc, f"{reason}{ways}") from error
-    verify_cluster(solution, problem)
-    return solution
 
 
 def _plan_round(

@@ -49,7 +49,6 @@ def rows_of_input(spec: ModelSpec, tokens: int) -> int:
     return tokens + rows_behind(spec.base, spec.frozen_blocks)
 
 
-@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
 def measure_cost(
     spec: ModelSpec,
     tokens: int,
@@ -71,14 +70,24 @@ def measure_cost(
     narrow and widened to compute. With ``recompute`` saved tensors count for one
     micro-batch and inputs for the whole batch; FLOPs do not change.
     """
+    kinds = _kinds(spec, tokens, optimizer)
+    costs = [astuple(_keeping(cost, batch_size, recompute)) for cost in kinds]
+    return BlockCost(*map(max, zip(*costs, strict=True)))
+
+
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
+def _kinds(
+    spec: ModelSpec, tokens: int, optimizer: OptimizerSettings | None
+) -> tuple[BlockCost, ...]:
+    """Return the cost of each kind of block, without what is kept for a batch."""
     shape, costs = torch.Size((1, rows_of_input(spec, tokens), spec.dim)), []
     for index in kinds_of_blocks(spec):
         with WithoutValues():
             block = spec.build_block(index)
         with FakeTensorMode(allow_non_fake_inputs=True), _AllRows():  # type: ignore[no-untyped-call]
             shape, cost = _measure(block, shape, tokens, optimizer)
-        costs.append(astuple(_keeping(cost, batch_size, recompute)))
-    return BlockCost(*map(max, zip(*costs, strict=True)))
+        costs.append(cost)
+    return tuple(costs)
 
 
 def _keeping(cost: BlockCost, batch_size: int, recompute: bool) -> BlockCost:

@@ -72,7 +72,8 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
 
 def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
     """Raise ``PlanViolationError`` if segments exceed the devices' caps."""
-    devices, names = state.devices, [device.name for device in state.devices]
+    names = [device.name for device in state.devices]
+    devices = tuple(cluster.in_modes({each.name: each for each in state.devices}).values())
     times = Counter(name for segment in cluster.segments for name in segment.devices)
     odd = [name for name, count in times.items() if count > 1 or name not in names]
     if odd:

@@ -33,8 +33,9 @@ from collapipe.inventory.planning import (
 )
 from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
-from optim.latency import block_caps, round_up
+from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
+from optim.recomputing import either_caps, needing, solve_verified
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
 from pipeline import schedule
@@ -88,7 +89,10 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
                 span += f", {counted(own_rows, 'row')} of {rows_in_all}"
             shares = _shares(segment, planned.partition.latency_s)
             part = own_rows / rows_in_all
-            needed = model.cost.segment_needs(
+            recomputes = k in needing(planned.undecided, planned.partition)
+            span += ", recomputes" * recomputes
+            cost = model.recomputing if recomputes and model.recomputing else model.cost
+            needed = cost.segment_needs(
                 segment.span.blocks,
                 rows_in_all,
                 kept[segment.span.first],
@@ -109,7 +113,7 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
 def _fits(planned: PlannedCluster, held_by: str, model: Model) -> str:
     """Return the least number of devices, what each one in use holds, and the speed."""
     problem, unit = planned.problem, "tokens/s" if model.tokens else "samples/s"
-    held = -np.sort(-block_caps(problem), axis=1).cumsum(axis=1)  # by the largest devices
+    held = -np.sort(-either_caps(planned.undecided), axis=1).cumsum(axis=1)  # by the largest
     least = 1 + int((held < problem.num_blocks).sum(axis=1).min())
     per_s = problem.batch_size * (model.tokens or 1) / planned.partition.latency_s
     texts = f"on {counted(least, 'device')} or more", held_by, f"{three_digits(per_s)} {unit}"
@@ -178,7 +182,7 @@ def _summary(
         ("certainty", _certainty(planned)),
         ("slowest", _slowest(planned)),
         ("sync", _sync(planned, segments)),
-        ("even split", _even(problem, partition)),
+        ("even split", _even(planned.undecided, partition)),
         ("front", _front(planned.solution.front)),
         ("energy", ", ".join(_energies(problem, partition))),
     ]
@@ -268,13 +272,14 @@ def _even(problem: ClusterProblem, partition: Partition) -> str:
         return ""
     solve, rng, beyond = cluster_solver("gpipe"), np.random.default_rng(0), ""
     try:
-        even = solve(problem, rng).best
+        even = solve_verified(problem, solve, rng).best
     except InfeasibleRoundError:
         free = tuple(
-            replace(each, max_blocks=None, energy=None, memory=None) for each in problem.devices
+            replace(each.in_mode(False), max_blocks=None, energy=None, memory=None)
+            for each in problem.devices
         )
         even = solve(replace(problem, devices=free), rng).best
-        caps = block_caps(problem)[even.num_micro_batches - 1]
+        caps = either_caps(problem)[even.num_micro_batches - 1]
         triples = zip(problem.devices, even.blocks, caps, strict=True)
         names = ", ".join(device.name for device, held, cap in triples if held > cap)
         beyond = f"; beyond the limits of {names}"

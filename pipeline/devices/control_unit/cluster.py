@@ -23,8 +23,8 @@ class Cluster:
         each other.
     needed_bytes
         Planned bytes for a number of blocks, the part of the micro-batches that are kept at the
-        same time, a part of each micro-batch's rows, and the number of blocks' gradients beyond one
-        set; a device refuses more than it offers.
+        same time, a part of each micro-batch's rows, the number of blocks' gradients beyond one
+        set, and whether the device recomputes; it refuses more than it offers.
     busy_s
         Seconds after which a device that serves another caller is an error. None: after ``hung_s``
         it counts as lost.
@@ -35,5 +35,5 @@ class Cluster:
     replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: Callable[[ClusterPlan], float]
     relay: bool = False
-    needed_bytes: Callable[[int, float, float, int], float] = lambda *_: 0.0
+    needed_bytes: Callable[[int, float, float, int, bool], float] = lambda *_: 0.0
     busy_s: float | None = None

@@ -327,11 +327,16 @@ class Placement:
         part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
         m = self.plan.num_micro_batches
         kept = schedule.kept(self.plan.schedule, len(self.plan.segments), m)
+        recompute = self.common.recompute or name in segment.recomputing
         return SegmentDescription(
-            **self.common.for_blocks(held),
+            **replace(self.common, recompute=recompute).for_blocks(held),
             session=sessions[name],
             memory_bytes=self.cluster.needed_bytes(
-                segment.span.blocks, kept[stage] / m, part, segment.extra_gradients(name)
+                segment.span.blocks,
+                kept[stage] / m,
+                part,
+                segment.extra_gradients(name),
+                recompute,
             ),
             span=segment.span,
             stage=stage,

@@ -1,0 +1,220 @@
+"""Which devices recompute is decided as well as if every combination was tried."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.plan import ClusterPlan
+from collapipe.state import (
+    AffineLaw,
+    BlockCost,
+    Channel,
+    ClusterState,
+    DeviceProfile,
+    MemoryBudget,
+    SharingLaw,
+    Uplink,
+)
+from optim.dssra import Dssra
+from optim.latency import batch_s
+from optim.library import plan_cluster
+from optim.partition.baselines import vanilla_fl
+from optim.partition.exact import exact_partition
+from optim.planner import RoundRequest
+from optim.problem import LATENCIES, ClusterProblem, ClusterSolver
+from optim.recomputing import either_caps, in_modes, needing, solve_verified
+from optim.sharing.exact import shared_partition
+from optim.verify import verify_plan
+from optim.verify.cluster import check_point
+
+TWICE = 4 / 3  # the factor of a block's time
+_BETWEEN = (0.3, 2.0, 9.0)  # of a range of uplink times
+
+
+def memory_of(cost: BlockCost, limit_bytes: float) -> MemoryBudget:
+    own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
+    of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
+    return MemoryBudget(limit_bytes, *own, *of_batch, cost.trained_bytes)
+
+
+def drawn(rng: np.random.Generator) -> ClusterProblem:
+    """Devices of which most can recompute, with memory for few blocks."""
+    num_devices, num_blocks = int(rng.integers(1, 4)), int(rng.integers(1, 6))
+    batch, weights, inputs = int(rng.integers(1, 7)), rng.uniform(0, 4), rng.uniform(0, 2)
+    saved, trained = rng.uniform(0, 3), rng.uniform(0, 2)
+    plain = BlockCost(
+        *(1.0, 1.0, 1.0, 1.0),
+        block_bytes=weights + batch * saved,
+        batch_block_bytes=batch * saved,
+        trained_bytes=trained,
+    )
+    smaller = replace(
+        plain,
+        block_bytes=weights,
+        sample_bytes=saved,
+        segment_bytes=batch * inputs,
+        batch_segment_bytes=batch * inputs,
+        batch_block_bytes=0.0,
+    )
+    devices = []
+    for k in range(num_devices):
+        law = AffineLaw(*map(float, rng.uniform(0, 1, 4) * (1.0, 0.5, 0.3, 0.3)))
+        limit = float(rng.uniform(0.3, 1.2) * num_blocks * (weights + batch * saved))
+        memory = memory_of(plain, limit)
+        sharing = SharingLaw(float(rng.uniform(0, 0.5)), memory=memory)
+        device = DeviceProfile(f"device-{k}", law, memory=memory, sharing=sharing)
+        if rng.random() < 0.8:
+            small = replace(device, memory=memory_of(smaller, limit))
+            device = device.or_recomputing(TWICE, small)
+        devices.append(device)
+    times = ((0.0,), (0.0, 1.0, 4.0), (0.0, math.inf))[int(rng.integers(3))]
+    return ClusterProblem(
+        tuple(devices),
+        num_blocks,
+        batch,
+        batch,
+        LATENCIES[int(rng.integers(3))],
+        activation_s=times,
+        in_flight=None if rng.random() < 0.5 else num_devices + 1,
+    )
+
+
+def all_modes(problem: ClusterProblem, solver: ClusterSolver, time_s: float) -> float:
+    """The time of the fastest plan among all combinations; infinite if none fits."""
+    found, may = math.inf, [(False, True) if d.recomputing else (False,) for d in problem.devices]
+    for modes in itertools.product(*may):
+        devices = tuple(d.in_mode(on) for d, on in zip(problem.devices, modes, strict=True))
+        try:
+            front = solver(replace(problem, devices=devices), np.random.default_rng(0)).front
+        except InfeasibleRoundError:
+            continue
+        found = min(found, *(batch_s(each, time_s) for each in front))
+    return found
+
+
+@pytest.mark.parametrize("solver", [exact_partition, shared_partition])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_combination_is_faster(seed: int, solver: ClusterSolver) -> None:
+    """For all uplink times; the front has no point that memory forbids."""
+    chosen = 0
+    for number in range(40):
+        problem = drawn(np.random.default_rng((seed, number)))
+        asked = [each for each in problem.activation_s if math.isfinite(each)]
+        asked += _BETWEEN if len(asked) < len(problem.activation_s) else ()
+        expected = [all_modes(problem, solver, each) for each in asked]
+        if math.isinf(expected[0]):
+            with pytest.raises(InfeasibleRoundError):
+                solve_verified(problem, solver, np.random.default_rng(0))
+            continue
+        solution = solve_verified(problem, solver, np.random.default_rng(0))
+        found = [min(batch_s(point, each) for point in solution.front) for each in asked]
+        assert found == pytest.approx(expected, rel=1e-9), (seed, number)
+        assert solution.certificate.gap == pytest.approx(0, abs=1e-9) and solution.complete
+        for point in solution.front:
+            assert point.recomputing == needing(problem, point)
+            check_point(point, in_modes(problem, point))
+        chosen += bool(solution.best.recomputing)
+    assert chosen
+
+
+def test_each_number_of_segments_has_its_fastest_plan() -> None:
+    for number in range(60):
+        problem = drawn(np.random.default_rng(number))
+        problem = replace(problem, activation_s=(0.0,))
+        for most in range(1, len(problem.devices) + 1):
+
+            def few(own: ClusterProblem, rng: np.random.Generator, most: int = most):  # type: ignore[no-untyped-def]
+                solution = exact_partition(own, rng)
+                kept = tuple(each for each in solution.front if each.num_segments <= most)
+                if not kept:
+                    raise InfeasibleRoundError("more segments are needed")
+                return replace(solution, front=kept)
+
+            expected = all_modes(problem, few, 0.0)
+            try:
+                front = solve_verified(problem, exact_partition, np.random.default_rng(0)).front
+            except InfeasibleRoundError:
+                assert math.isinf(expected)
+                continue
+            times = [each.latency_s for each in front if each.num_segments <= most]
+            assert min(times, default=math.inf) == pytest.approx(expected, rel=1e-9)
+
+
+def test_caps_are_those_of_the_better_way() -> None:
+    for number in range(60):
+        problem = drawn(np.random.default_rng(number))
+        caps = either_caps(problem)
+        for (row, k), most in np.ndenumerate(caps):
+            both = (problem.devices[k].in_mode(on) for on in (False, True))
+            size, kept = problem.batch_size / (row + 1), problem.kept(row + 1)
+            assert most == max(each.memory_cap(size, problem.num_blocks, kept) for each in both)
+
+
+def test_after_a_limit_of_nodes_the_bound_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is then said that the search is not complete."""
+    incomplete = 0
+    for number in range(60):
+        problem = replace(drawn(np.random.default_rng(number)), activation_s=(0.0,))
+        best_s = all_modes(problem, exact_partition, 0.0)
+        monkeypatch.setattr("optim.recomputing._MOST_NODES", 3)
+        try:
+            solution = solve_verified(problem, exact_partition, np.random.default_rng(0))
+        except InfeasibleRoundError:
+            continue
+        assert solution.certificate.lower_bound <= best_s * (1 + 1e-9)
+        assert solution.best.latency_s >= best_s * (1 - 1e-9)
+        incomplete += not solution.complete
+        if solution.complete:
+            assert solution.best.latency_s == pytest.approx(best_s)
+    assert incomplete
+
+
+def test_replicas_do_not_recompute() -> None:
+    """The whole encoder is too large then."""
+    plain = MemoryBudget(10.0, 0.0, 6.0, 0.0)
+    smaller = DeviceProfile(
+        "a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=replace(plain, block_bytes=1.0)
+    )
+    device = replace(smaller, memory=plain).or_recomputing(TWICE, smaller)
+    problem = ClusterProblem((device,), 2, 4, 4, "overlap")
+    with pytest.raises(InfeasibleRoundError):
+        solve_verified(problem, vanilla_fl, np.random.default_rng(0))
+
+
+def test_plans_say_who_recomputes() -> None:
+    """Only the small device, which holds more then; the plan of a round says so, too."""
+    law, roomy = AffineLaw(1.0, 0.0, 0.01, 0.0), MemoryBudget(100.0, 0.0, 6.0, 0.0)
+    large = DeviceProfile("large", law, memory=roomy)
+    tight = replace(large, name="small", memory=replace(roomy, limit_bytes=6.0))
+    smaller = replace(tight, memory=replace(tight.memory, block_bytes=2.0))  # type: ignore[type-var]
+    devices = tuple(
+        each.or_recomputing(TWICE, replace(each, memory=smaller.memory)) for each in (large, tight)
+    )
+    devices = (replace(devices[0], max_blocks=3), devices[1])
+    planned = plan_cluster(devices, num_blocks=6, batch_size=4)
+    assert [each.recomputing for each in planned.segments] == [(), ("small",)]
+    request = RoundRequest(
+        round=1,
+        clusters=(ClusterState(0, devices, 4, Uplink(0.5, 10.0, 1e6, 2e6, (1.0,))),),
+        num_blocks=6,
+        batch_size=4,
+        local_steps=1,
+        num_segments=None,
+        num_micro_batches=4,
+        schedule="one_f_one_b",
+        channels=(Channel(5e5, 0.07, 4e-21),),
+        queues=(0.0,),
+        losses=(None,),
+    )
+    plan = Dssra().plan_round(request, np.random.default_rng(0))
+    verify_plan(plan, request)
+    (cluster,) = plan.clusters
+    assert [each.recomputing for each in cluster.segments] == [(), ("small",)]
+    without = ClusterPlan(
+        0, tuple(replace(each, recomputing=()) for each in cluster.segments), 4, "gpipe"
+    )
+    assert without.in_modes({each.name: each for each in devices})["small"].memory == tight.memory
