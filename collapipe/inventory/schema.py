@@ -55,10 +55,10 @@ def _place(given: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def _flag(given: object) -> bool:
-    if given not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return given == "true"
+def _recompute(given: object) -> object:
+    if given not in ("true", "false", "auto"):
+        raise ValueError("must be true, false or auto")
+    return given if given == "auto" else given == "true"
 
 
 Number = Annotated[float, BeforeValidator(_number)]
@@ -70,7 +70,7 @@ Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
 Samples = Annotated[Whole, Field(le=10**9)]
 Text = Annotated[str, BeforeValidator(_text)]
 Place = Annotated[Text, AfterValidator(_place)]  # a file or folder, relative to this file's folder
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Recompute = Annotated[bool | Literal["auto"], BeforeValidator(_recompute)]
 
 
 class Section(BaseModel):
@@ -112,7 +112,7 @@ class ModelSection(Section):
 class PipelineSection(Section):
     """``pipeline``: options of a run that change blocks' time and memory."""
 
-    recompute: Flag | Literal["auto"] = False
+    recompute: Recompute = "auto"
     wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 
 

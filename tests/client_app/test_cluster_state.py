@@ -28,7 +28,7 @@ def uplink(*overrides: str) -> Uplink:
 @pytest.mark.parametrize("cluster", ["uneven", "paper", "edge"])
 def test_devices_that_recompute_take_a_forward_more_and_joules_for_it(cluster: str) -> None:
     """Whatever describes them; hops stay what they are, and replicas do nothing twice."""
-    once = state(f"cluster={cluster}").devices
+    once = state(f"cluster={cluster}", "pipeline.recompute=false").devices
     twice = state(f"cluster={cluster}", "pipeline.recompute=true").devices
     for first, second in zip(once, twice, strict=True):
         ratio = second.time.u / first.time.u
@@ -37,6 +37,11 @@ def test_devices_that_recompute_take_a_forward_more_and_joules_for_it(cluster: s
         if first.energy and second.energy:
             assert second.energy == replace(first.energy, law=first.energy.law.taking(ratio))
         assert (second.memory is not None) == (cluster == "edge")  # the others count in blocks
+    either = state(f"cluster={cluster}", "pipeline.recompute=auto").devices
+    assert tuple(each.in_mode(False) for each in either) == once
+    assert [bool(each.recomputing) for each in either] == [cluster == "edge"] * len(either)
+    if cluster == "edge":
+        assert tuple(each.in_mode(True) for each in either) == twice
     alone = f"cluster={cluster}", "framework=vanilla_fl"
     assert state(*alone, "pipeline.recompute=true") == state(*alone)
 

@@ -3,7 +3,7 @@
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, count
 
 import pytest
@@ -299,6 +299,21 @@ def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
         counters = [_LiveOutputs(segment.parts[-1].module) for segment in split.segments]
         split.pipeline.run(batch, KEY)
         assert [counter.peak for counter in counters] == peaks
+
+
+def test_a_plan_says_which_segments_recompute() -> None:
+    """The others keep what they do without it; no bit depends on it."""
+    spec, batch, plan = transformer(), ragged(), plan_of((2, 2), 3, "gpipe")
+    first, second = plan.segments
+    one = replace(plan, segments=(first, replace(second, recomputing=(second.device,))))
+    weights, made = fresh(spec, torch.float64).state_dict(), []
+    for each, peaks in ((plan, [3, 3]), (one, [3, 1])):
+        split = cluster(each, spec, weights)
+        counters = [_LiveOutputs(segment.parts[-1].module) for segment in split.segments]
+        split.pipeline.run(batch, KEY)
+        assert [counter.peak for counter in counters] == peaks
+        made.append(gradients(split.model))
+    assert_same_bits(*made)
 
 
 class _LiveOutputs:

@@ -76,6 +76,8 @@ def test_bits_depend_on_the_shares_alone() -> None:
     for schedule in SCHEDULES:
         assert_same_bits(expected, trained(plan(*halves, schedule=schedule)).weights())
     assert_same_bits(expected, trained(plan(WHOLE), recompute=True).weights())
+    by_plan = plan(replace(WHOLE, recomputing=WHOLE.devices[1:]))
+    assert_same_bits(expected, trained(by_plan).weights())
     other = trained(plan(shared(Span(0, NUM_BLOCKS), 1, 1))).weights()
     assert any(not torch.equal(expected[name], other[name]) for name in expected)
 

@@ -90,7 +90,6 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
             shares = _shares(segment, planned.partition.latency_s)
             part = own_rows / rows_in_all
             recomputes = k in needing(planned.undecided, planned.partition)
-            span += ", recomputes" * recomputes
             cost = model.recomputing if recomputes and model.recomputing else model.cost
             needed = cost.segment_needs(
                 segment.span.blocks,
@@ -182,6 +181,7 @@ def _summary(
         ("certainty", _certainty(planned)),
         ("slowest", _slowest(planned)),
         ("sync", _sync(planned, segments)),
+        ("recompute", _recompute(planned)),
         ("even split", _even(planned.undecided, partition)),
         ("front", _front(planned.solution.front)),
         ("energy", ", ".join(_energies(problem, partition))),
@@ -263,6 +263,13 @@ def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
         f"{seconds(sum(stages.values()))} after a batch, in which devices that share a stage add "
         "their gradients"
     )
+
+
+def _recompute(planned: PlannedCluster) -> str:
+    """Return which devices compute forward twice; empty if none does."""
+    own = needing(planned.undecided, planned.partition)
+    names = ", ".join(planned.problem.devices[k].name for k in own)
+    return names and f"{names}: forward is computed twice, because memory is too small otherwise"
 
 
 def _even(problem: ClusterProblem, partition: Partition) -> str:

@@ -129,7 +129,7 @@ def test_sizes_of_conf_are_counted_on_their_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ("pipeline: {recompute: yes}", "pipeline.recompute=yes: must be true or false"),
+        ("pipeline: {recompute: yes}", "pipeline.recompute=yes: must be true, false or auto"),
         ("pipeline: {wire_dtype: int4}", "pipeline.wire_dtype=int4: "),
         (
             "pipeline: {recomputes: true}",

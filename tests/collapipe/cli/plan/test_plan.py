@@ -375,6 +375,7 @@ batch_size: 8
 max_micro_batches: 4
 model: {name: llama, tokens: 12}
 adapter: {name: lora}
+pipeline: {recompute: false}
 clusters:
   - name: desk
     control_unit: {flops_per_s: 1.0e6}
@@ -412,6 +413,9 @@ def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_pat
     assert "at most 3 of 4 blocks" in err and "or add 1 more like box-0" in err
     assert "fewer tokens" in err
     assert ask(1.2 * cost.block_bytes, CAUSAL.replace("adapter: {name: lora}\n", ""))[0] == 2
+    status, out, _ = ask(1.2 * cost.block_bytes, CAUSAL.replace("false", "auto"))
+    assert status == 0
+    assert re.search(r"recompute box-\d.*: forward is computed twice", out)
 
 
 def test_an_even_split_beyond_the_limits_is_told_so(command: Command, tmp_path: Path) -> None:

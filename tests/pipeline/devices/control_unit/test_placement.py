@@ -17,10 +17,11 @@ from tests.device_cluster import ADAMW, SMALL, Work, plan_of
 
 def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> None:
     """With 1F1B four, three and two of eight; and for its rows, if others share its stage."""
-    told = []
+    told, modes, described = [], [], []
 
-    def needed(blocks: int, part: float, kept: float, members: int) -> float:
-        told.append((blocks, part, kept, members))
+    def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
+        told.append((blocks, kept, part, gradients))
+        modes.append(recompute)
         return 0.0
 
     names, work = ["a", "b", "c"], Work()
@@ -43,10 +44,13 @@ def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> N
     with Channels(Dialer(None)) as channels:
         cluster = Cluster(roster, channels, lambda _: plan, lambda _: 1.0, needed_bytes=needed)
         replica = Replica(forms, starting_with(work.start, {}), {})
-        for each in (plan, shared, shared.without("c")):
+        second = replace(shared.segments[1], recomputing=("c",))
+        other = replace(shared, segments=(shared.segments[0], second))
+        for each in (plan, shared, shared.without("c"), other, other.without("b")):
             placed = Placement(each, cluster, common, replica)
             for name in (device for segment in each.segments for device in segment.devices):
-                placed._description(name, dict.fromkeys(names, "s"))
+                described.append(placed._description(name, dict.fromkeys(names, "s")).recompute)
     assert told[:3] == [(1, 4 / 8, 1.0, 0), (1, 3 / 8, 1.0, 0), (1, 2 / 8, 1.0, 0)]
     assert told[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
-    assert told[6:] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]  # a set for each share
+    assert told[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]  # a set for each share
+    assert described == modes == [False] * 8 + [False, False, True] + [False, True]

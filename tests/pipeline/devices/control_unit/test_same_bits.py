@@ -130,9 +130,12 @@ def test_two_rounds_equal_those_of_the_unsplit_model(
     schedule: str,
     recompute: bool,
 ) -> None:
-    """Inline and on daemons, with an uneven cut and dropout, and the optimisers' state kept."""
+    """Inline and on daemons, with an uneven cut and dropout, and the optimisers' state kept. On
+    daemons the second segment always recomputes, because its plan says so."""
     work, plan = replace(works[kind], recompute=recompute), plan_of(NAMES, (1, 3), 3, schedule)
     assert two_rounds(work, lambda each: each.inline(plan)).equals(unsplit(kind))
+    first, second = plan.segments
+    plan = replace(plan, segments=(first, replace(second, recomputing=(second.device,))))
     assert two_rounds(work, lambda each: each.remote(plan, two)).equals(unsplit(kind))
 
 
