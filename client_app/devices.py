@@ -313,7 +313,8 @@ class DevicePipeline:
         if stages != law.stages:
             old_works = works_of(law, law.stages, self._devices, size)
             old_s = step_s(law, old_works, plan.schedule)
-            new_s = new_law.expected_s(stages, step_s(new_law, works, plan.schedule))
+            new_s = step_s(new_law, works, plan.schedule)
+            new_s = new_law.expected_s(stages, new_s, plan.schedule)
             old, new = (" + ".join(map(str, each)) for each in (law.stages, stages))
             yield (
                 f"blocks are now {new} instead of {old}: measured times give "

@@ -70,7 +70,7 @@ def measured_law(
         head_pace_s=times.head_pace_s,
         overhead_s=times.overhead_s,
         sync_slowness=before.sync_slowness if before else None,
-        measured=(MeasuredPlan(stages, plan.num_micro_batches, times.step_s),),
+        measured=(MeasuredPlan(stages, plan.num_micro_batches, times.step_s, plan.schedule),),
     )
     law, works = alone(law, works, plan.schedule)
     size, known, found = batch_size / plan.num_micro_batches, before and before.devices, {}
@@ -143,7 +143,7 @@ def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> S
     hosts = {now.host, *(each.host for each in devices.values())}
     cores = {k: n for k, n in {**before.cores, **now.cores}.items() if k in hosts}
     error = math.log(step_s / planned_s) if min(step_s, planned_s) > 0 else 0.0
-    known = before.measured_before(now.stages, now.num_micro_batches)
+    known = {each.plan for each in now.measured} <= {each.plan for each in before.measured}
     of_new = before.spread_of_new * _KEPT_DOUBT if known else _spread(before.spread_of_new, error)
     now = replace(
         now,
@@ -188,7 +188,7 @@ def _measured(before: StepLaw, now: StepLaw) -> tuple[MeasuredPlan, ...]:
     """Return the plans of both laws, the latest first."""
     plans = list(now.measured)
     for each in before.measured:
-        if plans and each.same(plans[0].stages, plans[0].num_micro_batches):
+        if plans and each.plan == plans[0].plan:
             plans[0] = replace(plans[0], step_s=_mean(each.step_s, plans[0].step_s))
         else:
             plans.append(replace(each, weight=_REMEMBERED_PLAN * each.weight))

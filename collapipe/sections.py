@@ -106,7 +106,7 @@ class PipelineSettings:
 
     num_segments: Count | None
     num_micro_batches: Count
-    schedule: Literal["gpipe", "one_f_one_b"]
+    schedule: Literal["gpipe", "one_f_one_b", "auto"]
     dtype: Literal["float32", "float64"]
     threads: Count | None
     profile: bool | None

@@ -57,11 +57,13 @@ class MeasuredPlan:
     stages: tuple[HeldStage, ...]
     num_micro_batches: int
     step_s: float
+    schedule: str = ""
     weight: float = 1.0
 
-    def same(self, stages: Sequence[HeldStage], num_micro_batches: int) -> bool:
-        """Whether these are the plan's stages and micro-batches."""
-        return num_micro_batches == self.num_micro_batches and tuple(stages) == self.stages
+    @property
+    def plan(self) -> tuple[tuple[HeldStage, ...], int, str]:
+        """Its stages, micro-batches and schedule."""
+        return self.stages, self.num_micro_batches, self.schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +137,11 @@ class StepLaw:
         mean = math.exp(sum(logarithms) / max(1, len(logarithms)))
         return min(max(mean, 1 / MOST_SLOWNESS), MOST_SLOWNESS)  # which rounding may exceed
 
-    def measured_before(self, stages: Sequence[HeldStage], num_micro_batches: int) -> bool:
-        """Whether this is one of the ``measured`` plans."""
-        return any(each.same(stages, num_micro_batches) for each in self.measured)
-
-    def expected_s(self, stages: Sequence[HeldStage], simulated_s: float) -> float:
+    def expected_s(self, stages: Sequence[HeldStage], simulated_s: float, schedule: str) -> float:
         """Return the seconds of a step with the law's m: the simulated ones, but those of a plan
         before the last one are the weighted geometric mean with its measured ones."""
         for each in self.measured[1:]:
-            if simulated_s and each.same(stages, self.num_micro_batches):
+            if simulated_s and each.plan == (tuple(stages), self.num_micro_batches, schedule):
                 return simulated_s * math.pow(each.step_s / simulated_s, each.weight)
         return simulated_s
 
@@ -181,6 +179,7 @@ class StepLaw:
             self._check_stages(plan.stages)
             self._check("seconds", _LEAST_S <= plan.step_s <= 1 / _LEAST_S)
             self._check("weight", 0 <= plan.weight <= 1)
+            self._check_names((plan.schedule,))
             self._check("num_micro_batches", 1 <= plan.num_micro_batches <= _MOST_MICRO_BATCHES)
         self._check("cores", self.host in self.cores and len(self.cores) <= _MOST_DEVICES + 1)
         self._check("cores", all(1 <= each <= _MOST_CORES for each in self.cores.values()))

@@ -22,7 +22,7 @@ from optim.cluster_plan import (
 )
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
-from optim.planner import RoundRequest
+from optim.planner import RoundRequest, schedules
 from optim.problem import LATENCIES, Latency, RoundOptions, check_choice
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 
@@ -57,7 +57,8 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
         )
     blocks = even_blocks(request.num_blocks, count) + [0] * (len(devices) - count)
     require_within_caps("even", problem, blocks, m)
-    return ClusterPlan(cluster.unit, segment_plans(devices, blocks), m, request.schedule)
+    (schedule,) = schedules(request, measured=False)
+    return ClusterPlan(cluster.unit, segment_plans(devices, blocks), m, schedule)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from collapipe.step_law import StepLaw
 from optim.channel import payload_links, power_limits
 from optim.partition.baselines import even_blocks
 from optim.partition.exact import exact_partition
-from optim.planner import RoundRequest, present_devices
+from optim.planner import RoundRequest, present_devices, schedules
 from optim.problem import (
     Allocation,
     ClusterProblem,
@@ -33,7 +33,14 @@ from optim.problem import (
 from optim.recomputing import solve_verified
 from optim.sharing.exact import shared_partition
 from optim.sharing.law import row_caps
-from optim.simulated_plan import as_measured, law_for, simulated, simulated_front, simulates
+from optim.simulated_plan import (
+    as_measured,
+    law_for,
+    of_schedules,
+    simulated,
+    simulated_front,
+    simulates,
+)
 from optim.step import in_flight
 from optim.verify import verify_round
 
@@ -72,7 +79,7 @@ def cluster_problem(
         activation_s=tuple(each / steps for each in activation_s),
         head_s=uplink.head_s / steps if uplink else 0.0,
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
-        in_flight=in_flight(request.schedule, len(devices)),
+        in_flight=in_flight(schedules(request, measured=False)[0], len(devices)),
     )
     measured = cluster.step if cluster.real_devices else None
     return problem if measured is None else as_measured(problem, measured)
@@ -139,12 +146,42 @@ def fronts(
             rng.bit_generator.state = before  # same draws, so that chance favours no place
             taking = (0.0,) if head == "control_unit" else times.get(cluster.unit, (0.0,))
             placed = replace(cluster, uplink=cluster.uplink and cluster.uplink.placed(head))
-            problem = cluster_problem(request, placed, latency, taking)
-            points = _front(request, placed, problem, solve, rng)
+            points = _of_all_schedules(request, placed, latency, taking, solve, rng)
             found += (replace(point, head=head) for point in points)
         return tuple(found)
 
     return tuple(front or () for front in of_each(request, front, order, most))
+
+
+def _of_all_schedules(
+    request: RoundRequest,
+    cluster: ClusterState,
+    latency: Latency,
+    activation_s: tuple[float, ...],
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+) -> Sequence[Partition]:
+    """Return the front of the request's schedule, or of all that are compared.
+
+    Raises ``InfeasibleRoundError`` if the devices cannot hold the model with any of them.
+    """
+    law, found, before = law_for(cluster), dict[str, Front](), rng.bit_generator.state
+    reasons = list[InfeasibleRoundError]()
+    for schedule in schedules(request, law is not None):
+        rng.bit_generator.state = before
+        own = replace(request, schedule=schedule)
+        problem = cluster_problem(own, cluster, latency, activation_s)
+        try:
+            points = _front(own, cluster, problem, solve, rng)
+        except InfeasibleRoundError as error:
+            reasons.append(error)
+            continue
+        found[schedule] = tuple(replace(point, schedule=schedule) for point in points)
+    if not found:
+        raise reasons[-1]
+    if law is None or len(found) == 1:
+        return next(iter(found.values()))
+    return of_schedules(found, law)
 
 
 def head_places(uplink: Uplink | None) -> tuple[HeadPlace | None, ...]:
@@ -388,7 +425,7 @@ def cluster_plan(
         unit=cluster.unit,
         segments=segments,
         num_micro_batches=partition.num_micro_batches,
-        schedule=request.schedule,
+        schedule=partition.schedule or request.schedule,
         latency_s=partition.latency_s,
         uplink=uplink,
         over_limits=over_limits,

@@ -11,6 +11,9 @@ import numpy as np
 
 from collapipe.plan import RoundPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
+from pipeline.schedule import SCHEDULES
+
+AUTO, DEFAULT = "auto", "one_f_one_b"  # schedules of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class RoundRequest:
     local_steps: int  # batches per round
     num_segments: int | None  # S, or its maximum if the strategy chooses S; None: one per device
     num_micro_batches: int  # m, or its maximum if the strategy chooses m
-    schedule: str  # schedule of the pipelines
+    schedule: str  # of the pipelines; ``auto``: the fastest one for each cluster
     channels: tuple[Channel, ...]  # J uplink channels
     queues: tuple[float, ...]  # Y_n(t) after the last round
     losses: tuple[float | None, ...]  # mean loss of each cluster's last round; None if unknown
@@ -38,6 +41,14 @@ class RoundRequest:
     learning_rate: float = 0.0  # η of the round's first local step
     estimates: Estimates = field(default_factory=Estimates)  # β, φ² and ξ, estimated in training
     error_queues: tuple[float, ...] = ()  # Q_n(t) after the last round
+
+
+def schedules(request: RoundRequest, measured: bool) -> tuple[str, ...]:
+    """Return the schedules to compare. Closed laws have the same time for all, so that only a
+    ``measured`` cluster has a choice."""
+    if request.schedule != AUTO:
+        return (request.schedule,)
+    return tuple(SCHEDULES) if measured else (DEFAULT,)
 
 
 def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:

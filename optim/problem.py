@@ -106,6 +106,7 @@ class Partition:
     head: HeadPlace | None = None  # None: the configured place
     stages: tuple[Stage, ...] = ()
     recomputing: tuple[int, ...] = ()  # devices that recompute, ascending
+    schedule: str = ""  # "": the request's
     proved: bool = True  # False: the search for its front ended at a limit of nodes
 
     @property

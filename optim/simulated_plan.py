@@ -1,12 +1,14 @@
 """Compare a cluster's plans by simulating their steps with the measured law of real devices."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 
 from collapipe.errors import PlanViolationError
 from collapipe.state import MOST_LAW, AffineLaw, ClusterState, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
+from optim.planner import DEFAULT
 from optim.problem import EVERY_TIME, ClusterProblem, Ints, Partition, Stage
 from optim.recomputing import either_caps, in_modes, needing
 from optim.sharing.law import largest_rows, stages_of
@@ -73,7 +75,7 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
     works = works_in(point, problem, law)
     return replace(
         point,
-        latency_s=law.expected_s(_held(point, problem), step_s(law, works, schedule)),
+        latency_s=law.expected_s(_held(point, problem), step_s(law, works, schedule), schedule),
         slowest_s=pace_s(law, works),
         fastest_s=EVERY_TIME,  # the closed law's times have another range
         recomputing=needing(problem, point),
@@ -132,9 +134,24 @@ def simulated_front(
             if known.latency_s < (1 - _LEAST_GAIN) * stays.latency_s:
                 stays = known
         points = [stays, *(each for each in points if not _as_good(each, stays, law))]
-    points.sort(key=lambda each: (each.num_segments, each.latency_s))
+    return _descending(points)
+
+
+def of_schedules(fronts: Mapping[str, Sequence[Partition]], law: StepLaw) -> list[Partition]:
+    """Return the front of all schedules. The last round's schedule stays unless a plan with another
+    one is faster by more than the prediction's interval."""
+    last = law.measured[0].schedule if law.measured else DEFAULT
+    known = fronts.get(last, ())
+    best_s = min((each.latency_s for each in known), default=math.inf)
+    least_s = interval(best_s, min(law.spread, _MOST_DOUBT))[0]
+    others = (each for name, front in fronts.items() if name != last for each in front)
+    return _descending([*known, *(each for each in others if each.latency_s < least_s)])
+
+
+def _descending(points: Sequence[Partition]) -> list[Partition]:
+    """Return the points that are faster than all with no more segments, by segments."""
     kept = list[Partition]()
-    for point in points:
+    for point in sorted(points, key=lambda each: (each.num_segments, each.latency_s)):
         if not kept or point.latency_s < kept[-1].latency_s:
             kept = [each for each in kept if each.num_segments < point.num_segments]
             kept.append(point)

@@ -12,6 +12,7 @@ from optim.channel import payload_links, power_limits
 from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
 from optim.latency import model_too_large, round_up
+from optim.planner import DEFAULT
 from optim.problem import (
     Allocation,
     ClusterProblem,
@@ -30,7 +31,6 @@ from optim.verify import verify_round
 EXACT, SHARED = "exact", "shared"
 _PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
 _SMALLER = "; adapter, pipeline.recompute, fewer tokens or a smaller batch make blocks smaller"
-SCHEDULE = "one_f_one_b"  # of a run by default
 _SEED = 0  # for the only baseline that draws its devices
 
 
@@ -209,7 +209,7 @@ def _problem(
         activation_s,
         uplink.head_s if uplink else cluster.head_s or 0.0,
         uplink.gradient_s if uplink else 0.0,
-        in_flight=in_flight(SCHEDULE, len(cluster.profiles)),
+        in_flight=in_flight(DEFAULT, len(cluster.profiles)),
     )
 
 

@@ -98,7 +98,7 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
             replace(each, sharing=SharingLaw(0.0, memory=each.memory)) for each in devices
         )
     b = request.batch_size
-    limit = in_flight(request.schedule, len(present_devices(state)) or 1)
+    limit = in_flight(cluster.schedule, len(present_devices(state)) or 1)
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=limit)
     point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated)
     if cluster.shares:

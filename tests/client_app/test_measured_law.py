@@ -296,7 +296,7 @@ def test_measured_plans_are_remembered_for_some_rounds() -> None:
     law, plans = real_law(64, True), [stages_of({"a": n, "b": 6 - n}) for n in (1, 2, 3, 4, 5)]
 
     def after(law: StepLaw, number: int, taken_s: float, m: int = 4) -> StepLaw:
-        plan = MeasuredPlan(plans[number], m, taken_s)
+        plan = MeasuredPlan(plans[number], m, taken_s, "gpipe")
         now = replace(law, stages=plans[number], measured=(plan,), num_micro_batches=m)
         return updated(law, now, planned_s=1.0, step_s=taken_s)
 
@@ -312,21 +312,23 @@ def test_measured_plans_are_remembered_for_some_rounds() -> None:
 
 def test_expected_seconds_are_close_to_those_of_an_earlier_plan() -> None:
     last, other, new = (stages_of({"a": n, "b": 6 - n}) for n in (1, 2, 3))
-    plans = MeasuredPlan(last, 4, 9.0), MeasuredPlan(other, 4, 9.0, weight=0.5)
+    plans = MeasuredPlan(last, 4, 9.0, "gpipe"), MeasuredPlan(other, 4, 9.0, "gpipe", weight=0.5)
     law = replace(real_law(64, True), stages=last, measured=plans)
-    assert [law.expected_s(each, 4.0) for each in (last, other, new)] == [4.0, 6.0, 4.0]
-    assert law.with_micro_batches(2).expected_s(other, 4.0) == 4.0
-    assert law.expected_s(other, 0.0) == 0.0
+    assert [law.expected_s(each, 4.0, "gpipe") for each in (last, other, new)] == [4.0, 6.0, 4.0]
+    assert law.with_micro_batches(2).expected_s(other, 4.0, "gpipe") == 4.0
+    assert law.expected_s(other, 4.0, "one_f_one_b") == 4.0
+    assert law.expected_s(other, 0.0, "gpipe") == 0.0
 
 
 def test_only_rounds_with_new_plans_tell_how_wrong_predictions_of_those_are() -> None:
     law, known = real_law(64, True), stages_of({"a": 1, "b": 5})
     law = replace(law, measured=(MeasuredPlan(known, 4, 1.0),), spread_of_new=0.4)
-    same = replace(law, stages=known)
+    same, new = law, MeasuredPlan(stages_of({"a": 6}), 4, 1.0)
     assert updated(law, same, planned_s=1.0, step_s=9.0).spread_of_new == pytest.approx(0.38)
-    other = replace(law, stages=stages_of({"a": 6}))
-    found = updated(law, other, planned_s=1.0, step_s=math.e).spread_of_new
-    assert found == pytest.approx(math.sqrt((0.4**2 + 1) / 2))
+    for plan in (new, MeasuredPlan(known, 4, 1.0, "gpipe")):
+        other = replace(law, measured=(plan,))
+        found = updated(law, other, planned_s=1.0, step_s=math.e).spread_of_new
+        assert found == pytest.approx(math.sqrt((0.4**2 + 1) / 2))
     for _ in range(99):
         law = updated(law, same, planned_s=1.0, step_s=1.0)
     assert law.spread_of_new == 0.02

@@ -12,12 +12,13 @@ from collapipe.state import (
     Channel,
     ClusterState,
     DeviceProfile,
+    MemoryBudget,
     Payload,
     SharingLaw,
     Uplink,
 )
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
-from optim.baselines import AllUnits
+from optim.baselines import AllUnits, EvenSplit, RandomUnits
 from optim.cluster_plan import cluster_problem
 from optim.cost import round_cost
 from optim.dssra import Dssra
@@ -223,17 +224,53 @@ def test_an_earlier_plan_is_chosen_again_if_it_was_measured_faster() -> None:
     """The law believes that the shared stage is the fastest. Two plans that nearly took the same
     time do not take turns, and a measurement becomes weaker."""
     rows, alone = HeldStage(("a", "b", "c"), 6, (2, 3, 3)), stages_of({"a": 2, "b": 2, "c": 2})
-    last = MeasuredPlan((rows,), 1, 20.0)
+    last = MeasuredPlan((rows,), 1, 20.0, "one_f_one_b")
     law = law_of(NAMES, m=1, apart=True, stages=(rows,), measured=(last,))
     assert len(auto(request_of(law), 0.01)) == 1
     last_s = planned(request_of(law), 0.01).latency_s / request_of(law).local_steps
     for m in (1, 3):
         for part, weight, again in ((0.9, 1.0, True), (0.97, 1.0, False), (0.9, 0.1, False)):
-            earlier = MeasuredPlan(alone, m, part * last_s, weight)
+            earlier = MeasuredPlan(alone, m, part * last_s, "one_f_one_b", weight)
             found = auto(request_of(replace(law, measured=(last, earlier))), 0.01)
             assert (found == [{"a": 0}, {"b": 0}, {"c": 0}]) == again
     impossible = MeasuredPlan(stages_of({"a": 6, "sold": 1}), 1, 1e-3)
     assert len(auto(request_of(replace(law, measured=(last, impossible))), 0.01)) == 1
+
+
+def test_the_faster_schedule_is_chosen_by_measured_times() -> None:
+    """A head that is slow but works on several micro-batches wants more of them under way than 1F1B
+    has. A schedule stays unless another one is faster by more than the interval."""
+
+    def chosen(law: StepLaw | None, most: int | None = None) -> str:
+        request = replace(request_of(law, most=most), schedule="auto")
+        plan = AllUnits().plan_round(request, np.random.default_rng(0))
+        verify_plan(plan, request)
+        return plan.clusters[0].schedule
+
+    law = law_of(NAMES, m=8, apart=True, head_s=30.0, head_pace_s=1.0)
+    assert chosen(None) == chosen(replace(law, head_s=1.0)) == "one_f_one_b"
+    assert chosen(law) == "gpipe"
+    stages = stages_of({"a": 2, "b": 2, "c": 2})
+    for schedule in ("gpipe", "one_f_one_b"):
+        measured = MeasuredPlan(stages, 8, 1.0, schedule)
+        last = replace(law, stages=stages, measured=(measured,), head_s=1.0)
+        assert chosen(last) == schedule
+    request = replace(request_of(law), schedule="auto")
+    for strategy in (EvenSplit(), RandomUnits(1)):
+        (cluster,) = strategy.plan_round(request, np.random.default_rng(0)).clusters
+        assert cluster.schedule in ("gpipe", "one_f_one_b")
+
+
+def test_memory_may_forbid_a_schedule() -> None:
+    """GPipe would be faster, but keeps all micro-batches."""
+    law = law_of(NAMES, m=8, apart=True, head_s=30.0, head_pace_s=1.0)
+    request = replace(request_of(law), schedule="auto")
+    (cluster,) = request.clusters
+    memory = MemoryBudget(2 * 4.5, 0.0, 0.5 + 8.0, 0.0, 0.0, 8.0)  # of half of the rows
+    small = tuple(replace(each, memory=memory) for each in cluster.devices)
+    request = replace(request, clusters=(replace(cluster, devices=small),))
+    (cluster,) = AllUnits().plan_round(request, np.random.default_rng(0)).clusters
+    assert cluster.schedule == "one_f_one_b"
 
 
 @pytest.mark.parametrize("doubt", [0.02, 0.5])

@@ -25,7 +25,6 @@ from collapipe.formatting import (
 from collapipe.inventory.model import Model
 from collapipe.inventory.planning import (
     EXACT,
-    SCHEDULE,
     SHARED,
     InventoryPlan,
     JointRound,
@@ -34,6 +33,7 @@ from collapipe.inventory.planning import (
 from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import round_up
+from optim.planner import DEFAULT
 from optim.problem import ClusterProblem, Partition
 from optim.recomputing import either_caps, needing, solve_verified
 from optim.solvers import cluster_solver
@@ -134,7 +134,7 @@ def _kept(
 ) -> dict[int, float]:
     """Return the part of a batch's rows whose tensors each stage keeps, by its first block."""
     firsts = sorted({each.span.first for each in segments})
-    counts = schedule.kept(SCHEDULE, len(firsts), num_micro_batches)
+    counts = schedule.kept(DEFAULT, len(firsts), num_micro_batches)
     return {
         first: replace(problem, in_flight=count).kept(num_micro_batches)
         for first, count in zip(firsts, counts, strict=True)
