@@ -22,9 +22,10 @@ from optim.cluster_plan import (
 )
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
-from optim.planner import RoundRequest, schedules
+from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, RoundOptions, check_choice
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
+from optim.step import schedules
 
 # ``vanilla_fl`` makes replicas, which pipelines cannot run, so only a framework may choose it.
 PARTITIONS = tuple(name for name in CLUSTER_SOLVERS if name != "vanilla_fl")
@@ -57,7 +58,7 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
         )
     blocks = even_blocks(request.num_blocks, count) + [0] * (len(devices) - count)
     require_within_caps("even", problem, blocks, m)
-    (schedule,) = schedules(request, measured=False)
+    (schedule,) = schedules(request.schedule, measured=False)
     return ClusterPlan(cluster.unit, segment_plans(devices, blocks), m, schedule)
 
 

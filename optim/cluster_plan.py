@@ -17,7 +17,7 @@ from collapipe.step_law import StepLaw
 from optim.channel import payload_links, power_limits
 from optim.partition.baselines import even_blocks
 from optim.partition.exact import exact_partition
-from optim.planner import RoundRequest, present_devices, schedules
+from optim.planner import RoundRequest, present_devices
 from optim.problem import (
     Allocation,
     ClusterProblem,
@@ -41,7 +41,7 @@ from optim.simulated_plan import (
     simulated_front,
     simulates,
 )
-from optim.step import in_flight
+from optim.step import in_flight, schedules
 from optim.verify import verify_round
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def cluster_problem(
         activation_s=tuple(each / steps for each in activation_s),
         head_s=uplink.head_s / steps if uplink else 0.0,
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
-        in_flight=in_flight(schedules(request, measured=False)[0], len(devices)),
+        in_flight=in_flight(schedules(request.schedule, measured=False)[0], len(devices)),
     )
     measured = cluster.step if cluster.real_devices else None
     return problem if measured is None else as_measured(problem, measured)
@@ -167,7 +167,7 @@ def _of_all_schedules(
     """
     law, found, before = law_for(cluster), dict[str, Front](), rng.bit_generator.state
     reasons = list[InfeasibleRoundError]()
-    for schedule in schedules(request, law is not None):
+    for schedule in schedules(request.schedule, law is not None):
         rng.bit_generator.state = before
         own = replace(request, schedule=schedule)
         problem = cluster_problem(own, cluster, latency, activation_s)

@@ -11,9 +11,6 @@ import numpy as np
 
 from collapipe.plan import RoundPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
-from pipeline.schedule import SCHEDULES
-
-AUTO, DEFAULT = "auto", "one_f_one_b"  # schedules of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +38,6 @@ class RoundRequest:
     learning_rate: float = 0.0  # η of the round's first local step
     estimates: Estimates = field(default_factory=Estimates)  # β, φ² and ξ, estimated in training
     error_queues: tuple[float, ...] = ()  # Q_n(t) after the last round
-
-
-def schedules(request: RoundRequest, measured: bool) -> tuple[str, ...]:
-    """Return the schedules to compare. Closed laws have the same time for all, so that only a
-    ``measured`` cluster has a choice."""
-    if request.schedule != AUTO:
-        return (request.schedule,)
-    return tuple(SCHEDULES) if measured else (DEFAULT,)
 
 
 def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:

@@ -8,11 +8,10 @@ from itertools import chain, islice, pairwise
 from collapipe.errors import PlanViolationError
 from collapipe.state import MOST_LAW, AffineLaw, ClusterState, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
-from optim.planner import DEFAULT
 from optim.problem import EVERY_TIME, ClusterProblem, Ints, Partition, Stage
 from optim.recomputing import either_caps, in_modes, needing
 from optim.sharing.law import largest_rows, stages_of
-from optim.step import StageWork, pace_s, step_s, works_of
+from optim.step import DEFAULT, StageWork, pace_s, step_s, works_of
 from optim.verify.cluster import check_point
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step

@@ -17,6 +17,7 @@ from pipeline import schedule
 from pipeline.schedule import BACKWARD, FORWARD
 
 Key = tuple[Hashable, ...]
+DEFAULT, _AUTO = "one_f_one_b", "auto"  # schedules
 _DONE_S = 1e-12
 _FITS = 5  # simulations until the works explain the measured times
 
@@ -227,6 +228,16 @@ def works_of(
         sync_s = ring_s([devices[name].sharing for name in stage.devices], stage.blocks)
         works.append(StageWork(tuple(found), sync_s))
     return works
+
+
+def schedules(asked: str, measured: bool) -> tuple[str, ...]:
+    """Return the schedules to compare for the one that is ``asked`` for, which may be ``auto``.
+
+    Closed laws have the same time for all, so that only a ``measured`` cluster has a choice.
+    """
+    if asked != _AUTO:
+        return (asked,)
+    return tuple(schedule.SCHEDULES) if measured else (DEFAULT,)
 
 
 @cache

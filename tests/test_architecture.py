@@ -85,6 +85,7 @@ OWN = {
         "collapipe",
         "optim.partition",
         "optim.problem",
+        "optim.recomputing",
         "optim.step",
     ),
     "server_app/": ("server_app", "optim", "collapipe"),

@@ -12,7 +12,6 @@ from optim.channel import payload_links, power_limits
 from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
 from optim.latency import model_too_large, round_up
-from optim.planner import DEFAULT
 from optim.problem import (
     Allocation,
     ClusterProblem,
@@ -24,7 +23,7 @@ from optim.problem import (
 )
 from optim.recomputing import either_caps, in_modes, solve_verified
 from optim.solvers import cluster_solver, round_solver
-from optim.step import in_flight
+from optim.step import DEFAULT, in_flight
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_round
 

@@ -33,10 +33,10 @@ from collapipe.inventory.planning import (
 from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import round_up
-from optim.planner import DEFAULT
 from optim.problem import ClusterProblem, Partition
 from optim.recomputing import either_caps, needing, solve_verified
 from optim.solvers import cluster_solver
+from optim.step import DEFAULT
 from optim.timeline import SegmentTimes
 from pipeline import schedule
 
