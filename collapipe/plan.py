@@ -60,6 +60,8 @@ class SegmentPlan:
     recomputing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not {*self.recomputing} <= {*self.devices}:
+            raise ConfigError(f"segment on {self.device}: {self.recomputing} recompute, not of it")
         if not self.shares:
             return
         names = [name for name, _ in groupby(share.device for share in self.shares)]

@@ -50,7 +50,10 @@ class AffineLaw:
 
     def taking(self, times: float, sent: float = 1.0) -> "AffineLaw":
         """Return the law with computes multiplied by ``times`` and hop bits by ``sent``."""
-        return replace(self, u=self.u * times, v=self.v * times, w=self.w * sent)
+        u, v, w = (
+            admitted(each, MOST_LAW) for each in (self.u * times, self.v * times, self.w * sent)
+        )
+        return replace(self, u=u, v=v, w=w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +144,14 @@ class Recomputing:
     """What differs on a device that keeps only the inputs of its blocks, and computes their forward
     pass again before backward."""
 
-    times: float  # factor of a block's compute
+    times: float  # factor of a block's compute, 1 to 2
     memory: MemoryBudget
 
     def __post_init__(self) -> None:
-        _check_within(self, ("times",))
+        if not 1 <= self.times <= 2:
+            raise ConfigError(
+                f"Recomputing: times={self.times}; forward is computed once more, 1 … 2"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +173,28 @@ class DeviceProfile:
                 "all printable"
             )
         _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
+        if self.recomputing and not self._may_recompute(self.recomputing.memory):
+            raise ConfigError(f"device {self.name}: recomputing needs memory of the same device")
 
     def taking(self, times: float, sent: float) -> "DeviceProfile":
         """Return the profile with block times multiplied by ``times`` and hop bits by ``sent``;
         energy scales likewise."""
         energy = self.energy and replace(self.energy, law=self.energy.law.taking(times, sent))
         return replace(self, time=self.time.taking(times, sent), energy=energy)
+
+    def _may_recompute(self, other: MemoryBudget) -> bool:
+        """Whether ``other`` may be its memory if it recomputes."""
+        own = self.memory
+        return (
+            own is not None
+            and own.limit_bytes == other.limit_bytes
+            and (self.sharing is None or self.sharing.memory == own)
+            and all(
+                each.batch_segment_bytes <= each.segment_bytes
+                and each.batch_block_bytes <= each.block_bytes
+                for each in (own, other)
+            )
+        )
 
     def or_recomputing(self, times: float, smaller: "DeviceProfile") -> "DeviceProfile":
         """Return the profile with the choice to recompute, which takes ``times`` as long and has

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.plan import ClusterPlan, RoundPlan, segment_plans
+from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
 from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import (
@@ -23,7 +23,8 @@ from optim.cluster_plan import (
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
-from optim.problem import LATENCIES, Latency, RoundOptions, check_choice
+from optim.problem import LATENCIES, Latency, Partition, RoundOptions, check_choice
+from optim.recomputing import in_modes, needing
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 from optim.step import schedules
 
@@ -57,9 +58,11 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
             "pipeline.num_segments"
         )
     blocks = even_blocks(request.num_blocks, count) + [0] * (len(devices) - count)
-    require_within_caps("even", problem, blocks, m)
+    point = Partition(tuple(blocks), m, 0.0)
+    require_within_caps("even", in_modes(problem, point), blocks, m)
+    point = replace(point, recomputing=needing(problem, point))
     (schedule,) = schedules(request.schedule, measured=False)
-    return ClusterPlan(cluster.unit, segment_plans(devices, blocks), m, schedule)
+    return ClusterPlan(cluster.unit, point.segments(devices), m, schedule)
 
 
 @dataclass(frozen=True, kw_only=True)

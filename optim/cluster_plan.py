@@ -179,6 +179,8 @@ def _of_all_schedules(
         found[schedule] = tuple(replace(point, schedule=schedule) for point in points)
     if not found:
         raise reasons[-1]
+    within = {name: front for name, front in found.items() if not front[0].over_limits}
+    found = within or found
     if law is None or len(found) == 1:
         return next(iter(found.values()))
     return of_schedules(found, law)

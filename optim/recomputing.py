@@ -1,21 +1,24 @@
-"""Decide exactly which devices recompute: keep only the inputs of their blocks, and compute the
-forward pass again before backward.
+"""Decide which devices recompute: keep only the inputs of their blocks, and compute their forward
+pass again before backward.
 
 Recomputing takes time, so that a device recomputes only if what it holds does not fit otherwise.
-This is branch and bound around any solver. A device that is not decided yet computes as fast as
+Plans in which no device recomputes, and in which all may, are the first candidates; branch and
+bound around an exact solver finds better ones. A device that is not decided yet computes as fast as
 without recomputing, and needs at most as much memory as in either way. So no plan of a node is
-faster than its solver's, which is a plan itself if its undecided devices fit without recomputing.
+faster than its solver's.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError
-from collapipe.state import DeviceProfile, MemoryBudget
-from optim.latency import batch_s, block_caps, memory_cap
+from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.plan import Certificate
+from collapipe.state import MOST, DeviceProfile, MemoryBudget, admitted
+from optim.latency import batch_s, block_caps, memory_cap, partition_of
 from optim.problem import (
     ClusterProblem,
     ClusterSolution,
@@ -24,10 +27,10 @@ from optim.problem import (
     Partition,
     Stage,
 )
-from optim.sharing.law import row_caps, stages_of
-from optim.verify.cluster import verify_cluster
+from optim.sharing.law import row_caps, sharing_partition, stages_of
+from optim.verify.cluster import check_point, verify_cluster
 
-_MOST_NODES = 512
+_MOST_SOLVED = 400  # problems of a search, times devices: about a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,57 +61,94 @@ def solve_verified(
     profile has the choice.
 
     ``solver`` solves problems without this choice. If it is exact, so is the front, unless a limit
-    of nodes ended the search: it is then not ``complete``, and the certificate's bound still holds.
+    of nodes ended the search: it is then not ``complete``, but the certificate's bound holds. Rules
+    without a bound only plan for no device that recomputes, and for all.
     Raises ``InfeasibleRoundError`` like the solver, and ``PlanViolationError``.
     """
+    before, started = rng.bit_generator.state, perf_counter()
 
     def solve(own: ClusterProblem) -> ClusterSolution:
+        rng.bit_generator.state = before
         solution = solver(own, rng)
         verify_cluster(solution, own)
         return solution
 
-    if not any(device.recomputing for device in problem.devices):
+    may = frozenset(k for k, device in enumerate(problem.devices) if device.recomputing)
+    if not may:
         return solve(problem)
-    pending, found, reasons = [_Node()], list[Partition](), list[InfeasibleRoundError]()
-    leaves, nodes, left_s = list[ClusterSolution](), 0, math.inf
-    while pending:
-        node = pending.pop()
-        if nodes == _MOST_NODES:
-            left_s = min(left_s, node.least_s)
-            continue
-        nodes += 1
+    ends, reasons = list[ClusterSolution](), list[InfeasibleRoundError]()
+    for node in (_Node(off=may), _Node(on=may)):
         try:
-            solution = solve(node.problem(problem))
+            ends.append(solve(node.problem(problem)))
         except InfeasibleRoundError as error:
             reasons.append(error)
-            continue
-        if solution.best.replicated:  # replicas never recompute
-            return solve(_Node(off=frozenset(range(len(problem.devices)))).problem(problem))
-        points = [replace(p, recomputing=needing(problem, p)) for p in solution.front]
-        wrong = [k for p in points for k in p.recomputing if k not in node.on]
-        if wrong and any(_faster_somewhere(point, found, problem) for point in points):
-            pending += node.branches(wrong[0], solution.certificate.lower_bound)
-            continue
-        leaves.append(solution)
-        found += [p for p in points if not wrong and _recomputes_only(node.on, p)]
+        if ends and ends[0].best.replicated:  # replicas do not recompute
+            if reasons:
+                raise reasons[0]
+            return ends[0]
+    found = [each for end in ends for each in _possible(end.front, problem)]
+    bound_s, complete = 0.0, True
+    if not ends or any(end.certificate.lower_bound for end in ends):
+        bound_s, complete = _search(problem, solve, found)
     if not found:
-        unknown = f"no plan is known after {nodes} choices of which devices recompute"
-        raise reasons[-1] if reasons else InfeasibleRoundError(unknown)
+        raise reasons[-1]
     front = list[Partition]()
-    for point in sorted(found, key=lambda each: (each.num_segments, each.latency_s)):
+    for point in sorted(dict.fromkeys(found), key=lambda p: (p.num_segments, p.latency_s)):
         if _faster_somewhere(point, front, problem):
             front.append(point)
     low = problem.activation_s[0]
     best = min(front, key=lambda each: batch_s(each, low))
-    bounds = [left_s, *(each.certificate.lower_bound for each in leaves)]
-    certificate = replace(
-        leaves[0].certificate,
-        objective=batch_s(best, low),
-        lower_bound=min(*bounds, batch_s(best, low)),
-        solve_time_s=sum(each.certificate.solve_time_s for each in leaves),
-    )
-    complete = math.isinf(left_s) and all(each.complete for each in leaves)
+    best_s = batch_s(best, low)
+    name = ends[0].certificate.solver if ends else "exact"
+    spent_s = perf_counter() - started
+    certificate = Certificate(best_s, min(bound_s, best_s), name, spent_s)
     return ClusterSolution(tuple(front), best, certificate, complete)
+
+
+def _search(
+    problem: ClusterProblem,
+    solve: Callable[[ClusterProblem], ClusterSolution],
+    found: list[Partition],
+) -> tuple[float, bool]:
+    """Add better plans to ``found`` by branch and bound. Return a lower bound of all plans, and
+    whether no limit ended the search."""
+    pending, bounds, whole = [_Node()], [math.inf], True
+    for _ in range(max(2, _MOST_SOLVED // len(problem.devices))):
+        if not pending:
+            break
+        node = pending.pop()
+        try:
+            solution = solve(node.problem(problem))
+        except InfeasibleRoundError:
+            continue
+        least_s, whole = solution.certificate.lower_bound, whole and solution.complete
+        wrong = [k for point in solution.front for k in needing(problem, point) if k not in node.on]
+        better = any(_faster_somewhere(point, found, problem) for point in solution.front)
+        found += _possible(solution.front, problem)
+        if wrong and better:
+            pending += node.branches(wrong[0], least_s)
+        else:
+            bounds.append(least_s)
+    bounds += [node.least_s for node in pending]
+    return min(bounds), whole and not pending
+
+
+def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Partition]:
+    """Return the points that are plans if those devices recompute that must, with their times."""
+    plans = []
+    for point in front:
+        own, m = in_modes(problem, point), point.num_micro_batches
+        plan = (
+            sharing_partition(own, point.stages, m)
+            if point.stages
+            else partition_of(own, point.blocks, m)
+        )
+        try:
+            check_point(plan, own)
+        except PlanViolationError:
+            continue
+        plans.append(replace(plan, recomputing=needing(problem, point)))
+    return plans
 
 
 def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:
@@ -147,12 +187,16 @@ def _undecided(device: DeviceProfile, batch_size: int) -> DeviceProfile:
     """
     assert device.memory is not None and device.recomputing is not None
     both = device.memory, device.recomputing.memory
+
+    def least(amounts: Iterable[float]) -> float:
+        return admitted(min(amounts), MOST)
+
     memory = MemoryBudget(
-        limit_bytes=max(each.limit_bytes for each in both),
-        segment_bytes=min(each.segment_bytes - each.batch_segment_bytes for each in both),
-        block_bytes=min(each.block_bytes - each.batch_block_bytes for each in both),
-        sample_bytes=min(each.sample_bytes + each.batch_block_bytes / batch_size for each in both),
-        trained_bytes=min(each.trained_bytes for each in both),
+        limit_bytes=device.memory.limit_bytes,
+        segment_bytes=least(each.segment_bytes - each.batch_segment_bytes for each in both),
+        block_bytes=least(each.block_bytes - each.batch_block_bytes for each in both),
+        sample_bytes=least(e.sample_bytes + e.batch_block_bytes / batch_size for e in both),
+        trained_bytes=least(each.trained_bytes for each in both),
     )
     sharing = device.sharing and replace(device.sharing, memory=memory)
     return replace(device, memory=memory, sharing=sharing, recomputing=None)
@@ -165,30 +209,16 @@ def _fits(problem: ClusterProblem, device: DeviceProfile, stage: Stage, rows: in
     return bool(row_caps(problem, device)[members - 2, m - 1, stage.blocks - 1] >= rows)
 
 
-def _recomputes_only(on: frozenset[int], point: Partition) -> bool:
-    """Whether all devices of ``on`` that hold blocks must recompute; else another node has the same
-    blocks in less time."""
-    return all(k in point.recomputing or not point.blocks[k] for k in on)
-
-
 def _faster_somewhere(
     point: Partition, others: Sequence[Partition], problem: ClusterProblem
 ) -> bool:
     """Whether the point is faster, for some time of the uplink, than all others with no more
     segments."""
+    *times, last = problem.activation_s
+    if math.isinf(last):  # it may be faster only between the times at which points bend
+        return True
     rivals = [each for each in others if each.num_segments <= point.num_segments]
     return any(
         all(batch_s(point, time_s) < batch_s(each, time_s) for each in rivals)
-        for time_s in _times(problem, [point, *rivals])
+        for time_s in (*times, last)
     )
-
-
-def _times(problem: ClusterProblem, points: Sequence[Partition]) -> Iterator[float]:
-    """Yield the times of the uplink to compare: of a range those at which a point bends."""
-    *finite, last = problem.activation_s
-    yield from finite
-    if math.isfinite(last):
-        yield last
-        return
-    for each in points:
-        yield max(finite[-1], each.num_micro_batches * each.slowest_s)

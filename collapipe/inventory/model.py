@@ -84,7 +84,10 @@ def read_model(document: Document, inventory: InventorySection) -> Model:
     how = inventory.pipeline or PipelineSection()
     spec, cost = _counted(document, inventory, tokens, how.recompute is True)
     times = 1 + cost.forward_share if how.recompute is True else 1.0
-    smaller = _counted(document, inventory, tokens, True)[1] if how.recompute == "auto" else None
+    smaller = None
+    if how.recompute == "auto" and "block_bytes" not in given:  # which is of one way
+        counted = _counted(document, inventory, tokens, True)[1]
+        smaller = BlockCost(**{**asdict(counted), **given})
     from collapipe.wire.compression import sent_share  # torch takes seconds
 
     sent = sent_share(spec.dim, how.wire_dtype)

@@ -9,7 +9,7 @@ from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.state import ClusterState, SharingLaw
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, Partition, stages_of_plan
-from optim.step import in_flight
+from optim.step import in_flight, schedules
 from optim.verify.cluster import check_point
 from optim.verify.tolerance import exceeds, violation
 
@@ -97,6 +97,8 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
         devices = tuple(
             replace(each, sharing=SharingLaw(0.0, memory=each.memory)) for each in devices
         )
+    if cluster.schedule not in (allowed := schedules(request.schedule, measured=True)):
+        raise violation("schedule", f"{cluster.schedule[:20]}, must be {' or '.join(allowed)}")
     b = request.batch_size
     limit = in_flight(cluster.schedule, len(present_devices(state)) or 1)
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=limit)

@@ -173,22 +173,21 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
         sharing = replace(
             sharing,
             max_blocks=None if own is None else math.floor(own * now.memory_share),
-            memory=_memory_now(sharing.memory, now),
+            memory=sharing.memory and _memory_now(sharing.memory, now),
         )
-    held = max_blocks if now.present else 0
+    held, again = max_blocks if now.present else 0, device.recomputing
     return replace(
         device,
         time=replace(time, u=u, v=v),
         max_blocks=held,
         energy=energy,
-        memory=_memory_now(device.memory, now),
+        memory=device.memory and _memory_now(device.memory, now),
         sharing=sharing,
+        recomputing=again and replace(again, memory=_memory_now(again.memory, now)),
     )
 
 
-def _memory_now(memory: MemoryBudget | None, now: DeviceCondition) -> MemoryBudget | None:
-    if memory is None:
-        return None
+def _memory_now(memory: MemoryBudget, now: DeviceCondition) -> MemoryBudget:
     limit = admitted(memory.limit_bytes * now.memory_share, MOST)
     return replace(memory, limit_bytes=limit)
 

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from collapipe.errors import InfeasibleRoundError
-from collapipe.plan import ClusterPlan
+from collapipe.errors import ConfigError, InfeasibleRoundError, PlanViolationError
+from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import (
     AffineLaw,
     BlockCost,
@@ -19,6 +21,7 @@ from collapipe.state import (
     SharingLaw,
     Uplink,
 )
+from optim.baselines import EvenSplit
 from optim.dssra import Dssra
 from optim.latency import batch_s
 from optim.library import plan_cluster
@@ -28,6 +31,7 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver
 from optim.recomputing import either_caps, in_modes, needing, solve_verified
 from optim.sharing.exact import shared_partition
+from optim.solvers import cluster_solver
 from optim.verify import verify_plan
 from optim.verify.cluster import check_point
 
@@ -160,17 +164,87 @@ def test_after_a_limit_of_nodes_the_bound_holds(monkeypatch: pytest.MonkeyPatch)
     for number in range(60):
         problem = replace(drawn(np.random.default_rng(number)), activation_s=(0.0,))
         best_s = all_modes(problem, exact_partition, 0.0)
-        monkeypatch.setattr("optim.recomputing._MOST_NODES", 3)
+        monkeypatch.setattr("optim.recomputing._MOST_SOLVED", 2)
         try:
             solution = solve_verified(problem, exact_partition, np.random.default_rng(0))
         except InfeasibleRoundError:
             continue
         assert solution.certificate.lower_bound <= best_s * (1 + 1e-9)
         assert solution.best.latency_s >= best_s * (1 - 1e-9)
+        for on in (False, True):  # it is never worse than all or none
+            devices = tuple(each.in_mode(on) for each in problem.devices)
+            try:
+                other = exact_partition(replace(problem, devices=devices)).best
+            except InfeasibleRoundError:
+                continue
+            assert solution.best.latency_s <= other.latency_s * (1 + 1e-9)
         incomplete += not solution.complete
         if solution.complete:
             assert solution.best.latency_s == pytest.approx(best_s)
     assert incomplete
+
+
+@pytest.mark.parametrize("name", ["titanic", "pipedream", "no_segment_scheduling", "adaptis"])
+def test_rules_without_a_bound_plan_for_all_or_none(name: str) -> None:
+    """With the same draws; the better plan counts."""
+    solver = cluster_solver(name)
+    for number in range(30):
+        problem = replace(drawn(np.random.default_rng(number)), activation_s=(0.0,))
+        expected = []
+        for on in (False, True):
+            devices = tuple(each.in_mode(on) for each in problem.devices)
+            try:
+                own = solver(replace(problem, devices=devices), np.random.default_rng(0))
+            except InfeasibleRoundError:
+                continue
+            expected.append(own.best.latency_s)
+        try:
+            solution = solve_verified(problem, solver, np.random.default_rng(0))
+        except InfeasibleRoundError:
+            assert not expected
+            continue
+        assert solution.best.latency_s <= min(expected) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"times": 0.5},
+        {"times": 1e18},
+        {"limit_bytes": 7.0},
+        {"batch_block_bytes": 60.0},
+        {"memory": None},
+        {"sharing": SharingLaw(0.1)},
+    ],
+    ids=str,
+)
+def test_impossible_choices_are_refused(change: dict[str, Any]) -> None:
+    """A unit may report any profile."""
+    memory = MemoryBudget(100.0, 0.0, 6.0, 0.0)
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=memory)
+    smaller = replace(device, memory=replace(memory, block_bytes=2.0))
+    assert device.or_recomputing(TWICE, smaller).recomputing
+    own, times = dict(change), change.get("times", TWICE)
+    own.pop("times", None)
+    with pytest.raises(ConfigError, match="ecomputing"):
+        if {"limit_bytes", "batch_block_bytes"} & own.keys():
+            smaller = replace(smaller, memory=replace(memory, **own))
+            own = {}
+        made = device.or_recomputing(times, smaller)
+        replace(made, **own)
+
+
+def test_extreme_reports_do_not_end_planning() -> None:
+    law = AffineLaw(1e-18, 1e6, 0.0, 0.0)
+    for bytes_ in (0.0, 1e-18, 1e18):
+        memory = MemoryBudget(1e18, 0.0, bytes_, bytes_, 0.0, bytes_, bytes_)
+        device = DeviceProfile("a", law, memory=memory)
+        device = device.or_recomputing(
+            2.0, replace(device, memory=replace(memory, sample_bytes=0.0))
+        )
+        problem = ClusterProblem((device,), 2, 4, 4, "overlap")
+        with suppress(InfeasibleRoundError):
+            solve_verified(problem, exact_partition, np.random.default_rng(0))
 
 
 def test_replicas_do_not_recompute() -> None:
@@ -190,9 +264,9 @@ def test_plans_say_who_recomputes() -> None:
     law, roomy = AffineLaw(1.0, 0.0, 0.01, 0.0), MemoryBudget(100.0, 0.0, 6.0, 0.0)
     large = DeviceProfile("large", law, memory=roomy)
     tight = replace(large, name="small", memory=replace(roomy, limit_bytes=6.0))
-    smaller = replace(tight, memory=replace(tight.memory, block_bytes=2.0))  # type: ignore[type-var]
     devices = tuple(
-        each.or_recomputing(TWICE, replace(each, memory=smaller.memory)) for each in (large, tight)
+        each.or_recomputing(TWICE, replace(each, memory=replace(each.memory, block_bytes=2.0)))  # type: ignore[type-var]
+        for each in (large, tight)
     )
     devices = (replace(devices[0], max_blocks=3), devices[1])
     planned = plan_cluster(devices, num_blocks=6, batch_size=4)
@@ -214,6 +288,12 @@ def test_plans_say_who_recomputes() -> None:
     verify_plan(plan, request)
     (cluster,) = plan.clusters
     assert [each.recomputing for each in cluster.segments] == [(), ("small",)]
+    unknown = replace(plan, clusters=(replace(cluster, schedule="auto"),))
+    with pytest.raises(PlanViolationError, match="schedule: auto, must be one_f_one_b"):
+        verify_plan(unknown, request)
+    (even,) = EvenSplit().plan_round(request, np.random.default_rng(0)).clusters
+    assert [each.recomputing for each in even.segments] == [(), ("small",)]
+    verify_plan(RoundPlan(1, (even,)), request)
     without = ClusterPlan(
         0, tuple(replace(each, recomputing=()) for each in cluster.segments), 4, "gpipe"
     )

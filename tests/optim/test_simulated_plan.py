@@ -261,6 +261,19 @@ def test_the_faster_schedule_is_chosen_by_measured_times() -> None:
         assert cluster.schedule in ("gpipe", "one_f_one_b")
 
 
+def test_a_schedule_within_limits_is_preferred() -> None:
+    """Rules that ignore limits break them with both schedules, or with GPipe alone."""
+    law = law_of(NAMES, m=8, apart=True, head_s=30.0, head_pace_s=1.0)
+    request = replace(request_of(law), schedule="auto", partition="pipeline")
+    (cluster,) = request.clusters
+    for room, schedule, over in ((9.0, "one_f_one_b", False), (1.0, "gpipe", True)):
+        memory = MemoryBudget(room, 0.0, 0.5 + 8.0, 0.0, 0.0, 8.0)
+        small = tuple(replace(each, memory=memory) for each in cluster.devices)
+        own = replace(request, clusters=(replace(cluster, devices=small),))
+        (found,) = AllUnits().plan_round(own, np.random.default_rng(0)).clusters
+        assert (found.schedule, found.over_limits) == (schedule, over)
+
+
 def test_memory_may_forbid_a_schedule() -> None:
     """GPipe would be faster, but keeps all micro-batches."""
     law = law_of(NAMES, m=8, apart=True, head_s=30.0, head_pace_s=1.0)

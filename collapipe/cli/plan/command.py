@@ -90,6 +90,7 @@ def _split(planned: PlannedCluster, partition: Partition) -> dict[str, Any]:
             "first_block": each.span.first,
             "blocks": each.span.blocks,
             **({} if each.rows is None else {"rows": each.rows}),
+            **({"recomputing": True} if each.device in partition.recomputing else {}),
         }
         for each in timeline(planned.problem, partition)
     ]

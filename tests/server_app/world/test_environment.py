@@ -372,3 +372,19 @@ def test_bad_options_end_a_run_before_it_begins(override: str, message: str) -> 
     with pytest.raises(ConfigError, match=message) as caught:
         config.load_overrides([override])
     assert "\n" not in str(caught.value)
+
+
+def test_less_memory_is_less_for_recomputing_too() -> None:
+    memory = MemoryBudget(20.0, 1.0, 6.0, 0.5)
+    device = DeviceProfile("a", LAW, memory=memory)
+    smaller = replace(device, memory=replace(memory, block_bytes=2.0))
+    either = ClusterState(0, (device.or_recomputing(4 / 3, smaller),), 10)
+    tight = replace(STATIC, memory_share=(0.25, 0.25))
+    (state,) = rounds(tight, 1, either)
+    (now,) = tight.conditions(state, (either,))
+    for on in (False, True):
+        (own,) = tight.conditions(
+            state, (replace(either, devices=(either.devices[0].in_mode(on),)),)
+        )
+        assert now.devices[0].in_mode(on) == own.devices[0]
+        assert own.devices[0].memory is not None and own.devices[0].memory.limit_bytes == 5.0
