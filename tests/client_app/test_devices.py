@@ -191,7 +191,9 @@ def test_an_impossible_law_is_refused(change: dict[str, Any]) -> None:
 def test_the_largest_law_can_be_kept() -> None:
     names = [f"{number:03}{'ö' * 61}" for number in range(128)]
     law = law_of(names, apart=True, blocks=dict.fromkeys(names, 4096), send_s=1 / 3e9)
-    plans = tuple(MeasuredPlan(law.stages, m, 1 / 3e9, 1 / 3) for m in (1000, 2000, 3000, 4000))
+    plans = tuple(
+        MeasuredPlan(law.stages, m, 1 / 3e9, "one_f_one_b", 1 / 3) for m in (1000, 2000, 3000, 4000)
+    )
     law = replace(law, measured=plans)
     assert unpack_law(pack_law(law)) == law
 

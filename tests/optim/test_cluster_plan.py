@@ -181,10 +181,14 @@ def test_memory_counts_what_the_schedule_keeps() -> None:
     asked = request(*two)
     with pytest.raises(InfeasibleRoundError, match="hold at most 4 of 12 blocks"):
         plan(asked)
-    (cluster,) = plan(replace(asked, schedule="one_f_one_b")).clusters
+    planned = plan(replace(asked, schedule="one_f_one_b"))
+    (cluster,) = planned.clusters
     assert sum(held(cluster).values()) == 12
+    with pytest.raises(PlanViolationError, match="schedule: one_f_one_b, must be gpipe"):
+        verify_plan(planned, asked)
+    other = replace(planned, clusters=(replace(cluster, schedule="gpipe"),))
     with pytest.raises(PlanViolationError, match="C7"):
-        verify_plan(plan(replace(asked, schedule="one_f_one_b")), asked)
+        verify_plan(other, asked)
 
 
 def test_limits_favour_no_draw() -> None:
