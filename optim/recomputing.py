@@ -92,17 +92,11 @@ def solve_verified(
         bound_s, complete = _search(problem, solve, found)
     if not found:
         raise reasons[-1]
-    front = list[Partition]()
-    for point in sorted(dict.fromkeys(found), key=lambda p: (p.num_segments, p.latency_s)):
-        if _faster_somewhere(point, front, problem):
-            front.append(point)
-    low = problem.activation_s[0]
+    front, low = _front(found, problem), problem.activation_s[0]
     best = min(front, key=lambda each: batch_s(each, low))
-    best_s = batch_s(best, low)
-    name = ends[0].certificate.solver if ends else "exact"
-    spent_s = perf_counter() - started
-    certificate = Certificate(best_s, min(bound_s, best_s), name, spent_s)
-    return ClusterSolution(tuple(front), best, certificate, complete)
+    best_s, name = batch_s(best, low), ends[0].certificate.solver if ends else "exact"
+    certificate = Certificate(best_s, min(bound_s, best_s), name, perf_counter() - started)
+    return ClusterSolution(front, best, certificate, complete)
 
 
 def _search(
@@ -149,6 +143,15 @@ def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Parti
             continue
         plans.append(replace(plan, recomputing=needing(problem, point)))
     return plans
+
+
+def _front(plans: Sequence[Partition], problem: ClusterProblem) -> tuple[Partition, ...]:
+    """Return the plans, by segments, without those that others make superfluous."""
+    front = list[Partition]()
+    for plan in sorted(dict.fromkeys(plans), key=lambda each: (each.num_segments, each.latency_s)):
+        if _faster_somewhere(plan, front, problem):
+            front.append(plan)
+    return tuple(front)
 
 
 def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:
