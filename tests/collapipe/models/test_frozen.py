@@ -228,6 +228,19 @@ def test_notes_are_of_files_that_did_not_change(tmp_path: Path, quantised: list[
     assert len(quantised) == 2 * LAYERS
 
 
+def test_weights_of_another_digest_are_made_once_to_know_it(
+    tmp_path: Path, quantised: list[str]
+) -> None:
+    """And are not stored."""
+    spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
+    with torch.device("meta"):
+        block = spec.build_block(0)
+    store = FrozenStore(tmp_path / "store")
+    for _ in range(2):
+        assert find("0" * 64, spec, "blocks.0", block, torch.float32, [store]) is None
+        assert len(quantised) == LAYERS and not [*store.folder.glob("*.safetensors")]
+
+
 def test_a_run_has_no_notes(tmp_path: Path) -> None:
     run = FrozenStore(tmp_path / "run", is_cache=False)
     block_in_nf4(tmp_path)(run)
