@@ -180,7 +180,7 @@ def fitted_to_last(
     """Return the law with the factor that gives the last plan its measured time, a mean if it was
     the plan of several rounds."""
     simulated_s = step_s(law, works_of(law, law.stages, known, batch_size), schedule) / law.factor
-    ratio = law.measured[0].step_s / simulated_s
+    ratio = law.measured[0].step_s / (simulated_s or math.inf)  # a device may report zeros
     return replace(law, factor=min(max(ratio, LEAST_FACTOR), 1 / LEAST_FACTOR))
 
 

@@ -118,7 +118,7 @@ class SegmentPlan:
     def without(self, gone: Collection[str]) -> "SegmentPlan | None":
         """Return the segment with the shares of devices that are ``gone`` on the nearest device
         before them, or else behind them; None if all of the segment's devices are. If one of them
-        recomputes, all do then: they need less memory, and bits are the same."""
+        recomputes, all do then: they keep less for each row, and bits are the same."""
         left = [name for name in self.devices if name not in gone]
         if not left:
             return None

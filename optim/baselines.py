@@ -59,8 +59,8 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
         )
     blocks = even_blocks(request.num_blocks, count) + [0] * (len(devices) - count)
     point = Partition(tuple(blocks), m, 0.0)
-    require_within_caps("even", in_modes(problem, point), blocks, m)
     point = replace(point, recomputing=needing(problem, point))
+    require_within_caps("even", in_modes(problem, point.recomputing), blocks, m)
     (schedule,) = schedules(request.schedule, measured=False)
     return ClusterPlan(cluster.unit, point.segments(devices), m, schedule)
 

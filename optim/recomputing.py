@@ -9,7 +9,7 @@ faster than its solver's.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -131,7 +131,8 @@ def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Parti
     """Return the points that are plans if those devices recompute that must, with their times."""
     plans = []
     for point in front:
-        own, m = in_modes(problem, point), point.num_micro_batches
+        recomputing, m = needing(problem, point), point.num_micro_batches
+        own = in_modes(problem, recomputing)
         plan = (
             sharing_partition(own, point.stages, m)
             if point.stages
@@ -141,7 +142,7 @@ def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Parti
             check_point(plan, own)
         except PlanViolationError:
             continue
-        plans.append(replace(plan, recomputing=needing(problem, point)))
+        plans.append(replace(plan, recomputing=recomputing))
     return plans
 
 
@@ -167,9 +168,8 @@ def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def in_modes(problem: ClusterProblem, point: Partition) -> ClusterProblem:
-    """Return the problem with each device as it must compute in this plan."""
-    recomputing = needing(problem, point)
+def in_modes(problem: ClusterProblem, recomputing: Collection[int]) -> ClusterProblem:
+    """Return the problem in which these devices recompute, and no others."""
     devices = enumerate(problem.devices)
     return replace(problem, devices=tuple(each.in_mode(k in recomputing) for k, each in devices))
 

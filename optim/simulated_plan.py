@@ -71,19 +71,19 @@ def simulates(point: Partition) -> bool:
 def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule: str) -> Partition:
     """Return the point with the seconds of a simulated step, and those of its slowest stage."""
     law = law.with_micro_batches(point.num_micro_batches)
+    point = replace(point, recomputing=needing(problem, point))
     works = works_in(point, problem, law)
     return replace(
         point,
         latency_s=law.expected_s(_held(point, problem), step_s(law, works, schedule), schedule),
         slowest_s=pace_s(law, works),
         fastest_s=EVERY_TIME,  # the closed law's times have another range
-        recomputing=needing(problem, point),
     )
 
 
 def works_in(point: Partition, problem: ClusterProblem, law: StepLaw) -> list[StageWork]:
     """Return the work of each stage, in pipeline order, with the law of the point's m."""
-    devices = {each.name: each for each in in_modes(problem, point).devices}
+    devices = {each.name: each for each in in_modes(problem, point.recomputing).devices}
     return works_of(law, _held(point, problem), devices, problem.batch_size)
 
 
@@ -192,7 +192,7 @@ def _point(
         )
         point = replace(point, stages=tuple(shared))
     try:
-        check_point(point, in_modes(problem, point))
+        check_point(point, in_modes(problem, needing(problem, point)))
     except PlanViolationError:
         return None
     return point if simulates(point) else None

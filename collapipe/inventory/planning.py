@@ -58,7 +58,7 @@ class PlannedCluster:
     def problem(self) -> ClusterProblem:
         """The problem for the head's place in the round, else for the fastest place, with each
         device as it computes in the plan."""
-        return in_modes(self.undecided, self.partition)
+        return in_modes(self.undecided, self.partition.recomputing)
 
     @property
     def undecided(self) -> ClusterProblem:

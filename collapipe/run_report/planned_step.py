@@ -48,7 +48,7 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     latency = run.option("strategy.latency")
     closed = cast(Latency, latency if latency in LATENCIES else "overlap")  # as rounds are costed
     problem = cluster_problem(request, state, closed)
-    known = {device.name: device for device in problem.devices}
+    known = cluster.in_modes({device.name: device for device in problem.devices})
     names = [name for segment in cluster.segments for name in segment.devices] or known
     if missing := ", ".join(set(names) - set(known)):
         raise ConfigError(f"{who}: {REQUESTS} does not know its devices {missing}")

@@ -259,8 +259,9 @@ def _partition(plan: ClusterPlan) -> str:
     held = " + ".join(f"{segment.span.blocks} {segment.holders}" for segment in plan.segments)
     place = plan.uplink.head if plan.uplink else None
     head = f"; head on the {place.replace('_', ' ')}" if place else ""
-    again = ", ".join(name for segment in plan.segments for name in segment.recomputing)
-    return f"{held}; m={plan.num_micro_batches}{head}{'; recomputing: ' * bool(again)}{again}"
+    names = ", ".join(name for segment in plan.segments for name in segment.recomputing)
+    again = f"; recomputing: {names}" if names else ""
+    return f"{held}; m={plan.num_micro_batches}{head}{again}"
 
 
 def opening(settings: Settings, folder: RunFolder) -> str:

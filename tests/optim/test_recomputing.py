@@ -120,7 +120,7 @@ def test_no_combination_is_faster(seed: int, solver: ClusterSolver) -> None:
         assert solution.certificate.gap == pytest.approx(0, abs=1e-9) and solution.complete
         for point in solution.front:
             assert point.recomputing == needing(problem, point)
-            check_point(point, in_modes(problem, point))
+            check_point(point, in_modes(problem, point.recomputing))
         chosen += bool(solution.best.recomputing)
     assert chosen
 

@@ -34,7 +34,7 @@ from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
-from optim.recomputing import either_caps, needing, solve_verified
+from optim.recomputing import either_caps, solve_verified
 from optim.solvers import cluster_solver
 from optim.step import DEFAULT
 from optim.timeline import SegmentTimes
@@ -89,7 +89,7 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
                 span += f", {counted(own_rows, 'row')} of {rows_in_all}"
             shares = _shares(segment, planned.partition.latency_s)
             part = own_rows / rows_in_all
-            recomputes = k in needing(planned.undecided, planned.partition)
+            recomputes = k in planned.partition.recomputing
             cost = model.recomputing if recomputes and model.recomputing else model.cost
             needed = cost.segment_needs(
                 segment.span.blocks,
@@ -267,8 +267,8 @@ def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
 
 def _recompute(planned: PlannedCluster) -> str:
     """Return which devices compute forward twice; empty if none does."""
-    own = needing(planned.undecided, planned.partition)
-    names = ", ".join(planned.problem.devices[k].name for k in own)
+    own = planned.partition.recomputing
+    names = ", ".join(planned.undecided.devices[k].name for k in own)
     return names and f"{names}: forward is computed twice, because memory is too small otherwise"
 
 

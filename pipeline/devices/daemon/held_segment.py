@@ -79,7 +79,7 @@ class HeldSegment:
                 f"{span.blocks} blocks need {needed:,.0f} bytes, this device offers "
                 f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
             )
-        return_large_blocks(scarce=device == CPU and needed > _SCARCE * memory_bytes)
+        return_large_blocks(scarce=device.type == "cpu" and needed > _SCARCE * memory_bytes)
         self._parts = earlier._kept_for(description) if earlier else {}
         self.done: int | None = description.base  # the last finished step; None during a step
         blocks = tuple(name for name in self._forms if name not in self._parts)
