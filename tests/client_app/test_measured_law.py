@@ -348,6 +348,13 @@ def test_the_law_explains_the_last_plan(measured_s: float) -> None:
     assert found_s == pytest.approx(measured_s) or explains.factor in (1e-6, 1e6)
 
 
+def test_a_step_without_any_time_has_a_possible_law() -> None:
+    """Devices may report zeros."""
+    plan = MeasuredPlan(stages_of({"a": 6}), 4, 1.0)
+    law = law_of(["a"], apart=True, blocks={"a": 6}, measured=(plan,))
+    assert fitted_to_last(law, taking({"a": 0.0}), SIZE, "gpipe").factor == 1e-6
+
+
 def test_a_slow_round_is_forgotten_of_a_device_that_is_not_measured_again() -> None:
     quiet = real_law(64, True)
     slow = replace(quiet, devices={"a": DeviceTimes(1 / 3, 0.004, "a", slowness=4.0)})
