@@ -416,6 +416,12 @@ def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_pat
     status, out, _ = ask(1.2 * cost.block_bytes, CAUSAL.replace("false", "auto"))
     assert status == 0
     assert re.search(r"recompute box-\d.*: forward is computed twice", out)
+    told = command(tmp_path / "inventory.yaml", "--json")[1]
+    assert '"recomputing": true' in told
+    fixed = CAUSAL.replace("false", "auto").replace(
+        "tokens: 12", f"tokens: 12, block_bytes: {cost.block_bytes}"
+    )
+    assert ask(1.2 * cost.block_bytes, fixed)[0] == 2  # a given figure is of one way
 
 
 def test_an_even_split_beyond_the_limits_is_told_so(command: Command, tmp_path: Path) -> None:
