@@ -126,7 +126,9 @@ class FrozenStore:
         try:
             state, tensors = state_of(file), load_file(file)
         except FileNotFoundError as error:
-            raise DataError(f"{file}: frozen weights are missing; send them again") from error
+            raise DataError(
+                f"{file}: frozen weights are missing; run again, and they are sent anew"
+            ) from error
         except OSError as error:
             raise DataError(f"{file}: cannot read frozen weights ({error}); fix that") from error
         except (SafetensorError, KeyError) as error:  # a type that torch lacks
