@@ -124,7 +124,7 @@ class StreamPorts:
         returns: bool = True,
         like: Mapping[int, Passed] | None = None,
     ) -> None:
-        self._like = like or {}
+        self._like = {} if like is None else like  # which the embedding fills during the step
         self._before, self._behind, self._fence, self._wait = before, behind, fence, wait
         self._rows, self._returns = rows, returns
         self._sent: dict[int, torch.Size] = {}

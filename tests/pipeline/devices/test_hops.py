@@ -1,12 +1,16 @@
 """What a device takes from its neighbour."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
+from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.wire.frames import FrameKind
-from pipeline.devices.hops import Fence
+from pipeline.devices.hops import Fence, HopError, Side, StreamPorts
 from pipeline.hop_codec import HopCodec
+from pipeline.schedule import FORWARD, Action
 
 FENCE = Fence(1, 0, 2, 4, HopCodec("float32", torch.float32))
 
@@ -27,3 +31,19 @@ def test_another_tensor_is_no_mask(mask: torch.Tensor) -> None:
     frame = FENCE.frame(FrameKind.ACTIVATION, 1, torch.zeros(2, 3, 4), mask)
     with pytest.raises(WireError, match="ACTIVATION of"):
         FENCE.received(frame, FrameKind.ACTIVATION, 1, "a peer")
+
+
+@pytest.mark.parametrize(("length", "fits"), [(3, True), (4, True), (2, False)])
+def test_an_activation_has_the_form_of_the_embedding_s(length: int, fits: bool) -> None:
+    """Also if the ports are made before the embedding has begun; blocks may append rows."""
+    made = dict[int, tuple[Tensor, ...]]()
+    mask = torch.ones(2, min(length, 3), dtype=torch.bool)
+    frame = FENCE.frame(FrameKind.ACTIVATION, 1, torch.zeros(2, length, 4), mask)
+    stream = Mock(peer="a peer", receive=Mock(return_value=frame))
+    ports = StreamPorts(Side((stream,)), None, FENCE, lambda ready: None, (2, 2), like=made)
+    made[1] = torch.ones(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
+    if fits:
+        assert ports.receive(Action(FORWARD, 1))[0].shape == (2, length, 4)
+        return
+    with pytest.raises(HopError, match="unlike the embedding's activation"):
+        ports.receive(Action(FORWARD, 1))
