@@ -1,6 +1,7 @@
 """The pipeline of one cluster for one round: it trains embedding, segments and head on batches."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from collapipe.models.dropout import DropoutKey
@@ -38,58 +39,56 @@ class Segments(Protocol):
         """Drop the activations and gradients of an aborted step."""
 
 
+@dataclass
 class Pipeline:
     """Trains embedding, segments and head together, batch by batch, in m micro-batches."""
 
-    def __init__(
-        self,
-        num_micro_batches: int,
-        embedding: Part,
-        segments: Segments,
-        head: PipelineHead,
-        timer: PhaseTimer,
-    ) -> None:
-        self._num_micro_batches = num_micro_batches
-        self._first, self._segments, self._head = Segment([embedding]), segments, head
-        self._embedding, self.timer = embedding, timer
+    num_micro_batches: int
+    embedding: Part
+    segments: Segments
+    head: PipelineHead
+    timer: PhaseTimer
+
+    def __post_init__(self) -> None:
+        self._first = Segment([self.embedding])
 
     def __enter__(self) -> "Pipeline":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._first.forget()
-        self._segments.forget()
-        self._head.forget()
+        self.segments.forget()
+        self.head.forget()
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Run forward and backward of a batch. Returns the mean loss per target token."""
-        micro_batches = split(batch, self._num_micro_batches)
+        micro_batches = split(batch, self.num_micro_batches)
         inputs = [(each.inputs, each.mask) for each in micro_batches]
         embedding = EmbeddingStage(self._first, key, inputs, self.timer)
-        head = HeadStage(self._head, self.timer)
-        self._head.begin(key, micro_batches, batch.num_targets)
-        self._segments.run(embedding, head, key, [each.num_samples for each in micro_batches])
+        head = HeadStage(self.head, self.timer)
+        self.head.begin(key, micro_batches, batch.num_targets)
+        self.segments.run(embedding, head, key, [each.num_samples for each in micro_batches])
         return head.loss
 
     def step(self, rate: float, clip_norm: float | None) -> float:
         """Step every part and the head, clipped by the global norm over all of them. Returns the
         squared global norm before clipping."""
         with self.timer.phase("norms"):
-            own = [self._embedding.squared_norm(), *self._segments.squared_norms()]
+            own = [self.embedding.squared_norm(), *self.segments.squared_norms()]
             clip_scale(own, clip_norm)  # raises before a non-finite norm is sent to the head
-            norms = [*own, *self._head.exchange_norms(own)]
+            norms = [*own, *self.head.exchange_norms(own)]
         with self.timer.phase("step"):
             scale = clip_scale(norms, clip_norm)
-            self._embedding.step(rate, scale)
-            self._segments.step(rate, scale)
-            self._head.step(rate, scale)
+            self.embedding.step(rate, scale)
+            self.segments.step(rate, scale)
+            self.head.step(rate, scale)
         return sum(norms)
 
     def weights(self) -> Tensors:
         """Weights of all parts on this unit by their names in the whole model."""
-        return self._embedding.weights() | self._segments.weights() | self._head.weights()
+        return self.embedding.weights() | self.segments.weights() | self.head.weights()
 
     def optimizer_state(self) -> Tensors:
         """Optimiser state of the same parts, by the same names."""
-        blocks = self._segments.optimizer_state()
-        return self._embedding.optimizer_state() | blocks | self._head.optimizer_state()
+        blocks = self.segments.optimizer_state()
+        return self.embedding.optimizer_state() | blocks | self.head.optimizer_state()

@@ -1,6 +1,7 @@
 """A stage runs its list of actions in order; ports carry its tensors."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -72,67 +73,68 @@ def _run(action: Action, stage: Stage, received: Passed) -> Passed:
     return run(action.micro_batch, received)
 
 
+@dataclass(frozen=True, slots=True)
 class EmbeddingStage:
     """The control unit's embedding, before the first segment."""
 
-    def __init__(
-        self, segment: Segment, key: DropoutKey, inputs: Sequence[Passed], timer: PhaseTimer
-    ) -> None:
-        self._segment, self._key, self._timer = segment, key, timer
-        self._inputs = inputs  # token ids [b, s] and mask [b, s] of each micro-batch
+    segment: Segment
+    key: DropoutKey
+    inputs: Sequence[Passed]  # token ids [b, s] and mask [b, s] of each micro-batch
+    timer: PhaseTimer
 
     def forget(self) -> None:
-        self._segment.forget()
+        self.segment.forget()
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
-        ids, mask = self._inputs[micro_batch]
-        with self._timer.phase("embedding"):
-            masks = masks_for(self._segment.parts[0].module, mask)
-            return self._segment.forward(micro_batch, ids, self._key, *masks), mask
+        ids, mask = self.inputs[micro_batch]
+        with self.timer.phase("embedding"):
+            masks = masks_for(self.segment.parts[0].module, mask)
+            return self.segment.forward(micro_batch, ids, self.key, *masks), mask
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
-        with self._timer.phase("embedding"):
-            self._segment.backward(micro_batch, *received)
+        with self.timer.phase("embedding"):
+            self.segment.backward(micro_batch, *received)
         return ()
 
 
+@dataclass(frozen=True)
 class SegmentStage:
     """A segment of the encoder."""
 
-    def __init__(
-        self, segment: Segment | SharedSegment, key: DropoutKey, timer: PhaseTimer
-    ) -> None:
-        self._segment, self._key, self._timer = segment, key, timer
+    segment: Segment | SharedSegment
+    key: DropoutKey
+    timer: PhaseTimer
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
         activation, mask = received
-        with self._timer.phase("forward"):
-            return self._segment.forward(micro_batch, activation, self._key, mask), mask
+        with self.timer.phase("forward"):
+            return self.segment.forward(micro_batch, activation, self.key, mask), mask
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
-        with self._timer.phase("backward"):
-            gradient = self._segment.backward(micro_batch, *received)
+        with self.timer.phase("backward"):
+            gradient = self.segment.backward(micro_batch, *received)
         return () if gradient is None else (gradient,)
 
 
+@dataclass(slots=True)
 class HeadStage:
-    """The head, after the last segment."""
+    """The head, after the last segment. ``loss`` adds up the micro-batches' losses."""
 
-    def __init__(self, head: PipelineHead, timer: PhaseTimer) -> None:
-        self._head, self._timer = head, timer
-        self.loss = 0.0
+    head: PipelineHead
+    timer: PhaseTimer
+    loss: float = 0.0
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
         activation, _ = received
-        with self._timer.phase("head"):
-            self._head.submit(micro_batch, activation)
+        with self.timer.phase("head"):
+            self.head.submit(micro_batch, activation)
         return ()
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
-        with self._timer.phase("head"):
-            loss, gradient = self._head.answer(micro_batch)
+        with self.timer.phase("head"):
+            loss, gradient = self.head.answer(micro_batch)
         self.loss += loss
         return (gradient,)
 
     def ready(self, action: Action) -> bool:
-        return action.kind != BACKWARD or self._head.ready(action.micro_batch)
+        return action.kind != BACKWARD or self.head.ready(action.micro_batch)

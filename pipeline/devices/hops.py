@@ -4,7 +4,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
@@ -105,6 +105,7 @@ def check_form(tensors: Passed, like: Passed, peer: str) -> None:
         raise WireError(f"{peer} sent {shapes}, unlike the embedding's activation")
 
 
+@dataclass
 class StreamPorts:
     """Ports to the stages ``before`` and ``behind``; None if there is no such stage.
 
@@ -114,21 +115,15 @@ class StreamPorts:
     in ``like``, by their micro-batch.
     """
 
-    def __init__(
-        self,
-        before: Side | None,
-        behind: Side | None,
-        fence: Fence,
-        wait: Wait,
-        rows: Sequence[int],
-        returns: bool = True,
-        like: Mapping[int, Passed] | None = None,
-    ) -> None:
-        self._like = {} if like is None else like  # which the embedding fills during the step
-        self._before, self._behind, self._fence, self._wait = before, behind, fence, wait
-        self._rows, self._returns = rows, returns
-        self._sent: dict[int, torch.Size] = {}
-        self.num_sent = 0  # frames
+    before: Side | None
+    behind: Side | None
+    fence: Fence
+    wait: Wait
+    rows: Sequence[int]
+    returns: bool = True
+    like: Mapping[int, Passed] = field(default_factory=dict)  # filled during the step
+    num_sent: int = 0  # frames
+    _sent: dict[int, torch.Size] = field(default_factory=dict)
 
     def holds(self, action: Action) -> bool:
         return all(stream.waiting() for _, stream, *_ in self._sources(action))
@@ -137,7 +132,7 @@ class StreamPorts:
         sources = self._sources(action)
         if not sources:
             return ()
-        self._wait(lambda: self.holds(action))
+        self.wait(lambda: self.holds(action))
         pieces = [self._received(action, *source) for source in sources]
         for (place, *_), piece in zip(sources, pieces, strict=True):
             if piece[0].shape[1:] != pieces[0][0].shape[1:]:
@@ -149,24 +144,24 @@ class StreamPorts:
 
     def send(self, action: Action, made: Passed) -> None:
         forward = action.kind == FORWARD
-        side = self._behind if forward else self._before
+        side = self.behind if forward else self.before
         if side is None or not made:
             return
-        if forward and self._returns:
+        if forward and self.returns:
             self._sent[action.micro_batch] = made[0].shape
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
-        for _, stream, first, end in side.used(self._rows[action.micro_batch]):
-            encoded = self._fence.codec.encode(tuple(each[first:end] for each in made))
-            stream.send(self._fence.frame(kind, action.micro_batch, *encoded))
+        for _, stream, first, end in side.used(self.rows[action.micro_batch]):
+            encoded = self.fence.codec.encode(tuple(each[first:end] for each in made))
+            stream.send(self.fence.frame(kind, action.micro_batch, *encoded))
             self.num_sent += 1
 
     def _sources(self, action: Action) -> list[tuple[int, FrameStream, int, int]]:
         """The streams that bring the action's input, with their rows; empty if it needs none."""
         forward = action.kind == FORWARD
-        side = self._before if forward else self._behind
-        if side is None or not (forward or self._returns):
+        side = self.before if forward else self.behind
+        if side is None or not (forward or self.returns):
             return []
-        return side.used(self._rows[action.micro_batch])
+        return side.used(self.rows[action.micro_batch])
 
     def _received(
         self, action: Action, place: int, stream: FrameStream, first: int, end: int
@@ -175,12 +170,12 @@ class StreamPorts:
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
         try:
             frame = stream.receive(0)  # nothing else reads this stream
-            tensors = self._fence.received(frame, kind, action.micro_batch, stream.peer)
+            tensors = self.fence.received(frame, kind, action.micro_batch, stream.peer)
             rows, *rest = tensors[0].shape
             expected = None if forward else list(self._sent[action.micro_batch][1:])
             if rows != end - first or (expected is not None and rest != expected):
                 raise WireError(f"{stream.peer} sent {kind.name} of {[rows, *rest]}")
-            if forward and (like := self._like.get(action.micro_batch)):
+            if forward and (like := self.like.get(action.micro_batch)):
                 check_form(tensors, like, stream.peer)
         except (LinkError, WireError) as error:
             raise HopError(BEFORE if forward else BEHIND, str(error), place) from error

@@ -57,7 +57,7 @@ class Cluster:
     @property
     def segments(self) -> list[Segment]:
         """Those of the inline transport."""
-        inline = self.pipeline._segments
+        inline = self.pipeline.segments
         assert isinstance(inline, InlineSegments)
         return inline.segments
 

@@ -201,11 +201,11 @@ class Measurements:
         self, stage: Literal["embedding", "head"], steps: Iterable[Iterable[Sequence[float]]]
     ) -> DeviceTrace:
         """Return a stage of the control unit, with rows of when it became free, began and ended."""
-        rows = (
-            [(a - self._began_s, b - self._began_s, c - self._began_s) for a, b, c in step]
+        began_s = self._began_s
+        times = tuple(
+            tuple((a - began_s, b - began_s, c - began_s, c - began_s) for a, b, c in step)
             for step in steps
         )
-        times = tuple(tuple((a, b, c, c) for a, b, c in step) for step in rows)
         return DeviceTrace("control unit", 0.0, times, stage)
 
     def step_times(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> StepTimes | None:

@@ -222,9 +222,8 @@ class Placement:
         for connection in self.members:
             connection.check(self.hung_s)
         self._look_for_trouble()
-        if any(
-            each.bytes_in for each in self.back.streams
-        ):  # the first activation, which state would delay
+        # state would delay the first activation
+        if any(each.bytes_in for each in self.back.streams):
             while self._state_parts:
                 connection, make = self._state_parts.pop(0)
                 connection.control.send_later(make)
@@ -318,11 +317,8 @@ class Placement:
         segment = self._segment(name)
         stage = self.plan.segments.index(segment)
         held = set(map(block_name, segment.span.indices()))
-        own, dialled, member = (
-            segment.shares_of(name),
-            self._dialled(stage),
-            segment.devices.index(name),
-        )
+        own, member = segment.shares_of(name), segment.devices.index(name)
+        dialled = self._dialled(stage)
         after = () if self.cluster.relay else segment.devices[member + 1 :]
         part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
         m = self.plan.num_micro_batches
@@ -341,7 +337,7 @@ class Placement:
             span=segment.span,
             stage=stage,
             num_segments=len(self.plan.segments),
-            num_micro_batches=self.plan.num_micro_batches,
+            num_micro_batches=m,
             schedule=self.plan.schedule,
             base=-1 if self.replica.step is None else self.replica.step,
             next=self.cluster.devices[dialled] if dialled else None,

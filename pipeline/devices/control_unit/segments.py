@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -68,7 +68,7 @@ class RemoteSegments:
         self._cluster, self._common, self._dim = cluster, common, dim
         self._replica, self._timer = replica, timer
         self._measured = Measurements()
-        self._lost: dict[str, str] = {}  # device → cause
+        self.lost: dict[str, str] = {}  # device that was lost or failed → cause
         self._journal: list[StepRecord] = []  # steps since the last complete replica
         self._record: StepRecord | None = None  # the current step
         self._norms: list[float] = []
@@ -108,11 +108,6 @@ class RemoteSegments:
     def arrived(self) -> threading.Event:
         """An event that wakes the control loop, to check whether an action is ready."""
         return self._placed.arrived
-
-    @property
-    def lost(self) -> Collection[str]:
-        """Devices that were lost or failed."""
-        return self._lost.keys()
 
     @property
     def relays(self) -> bool:
@@ -201,17 +196,17 @@ class RemoteSegments:
 
     def _recover(self, lost: StageError) -> None:
         """Recover from the loss of a device, and of others that are lost meanwhile."""
-        began, before = time.monotonic(), len(self._lost)
+        began, before = time.monotonic(), len(self.lost)
         while True:
             try:
                 self._resume_after(lost)
             except (StageError, HopError) as error:
                 lost = self._placed.blamed(error)
             else:
-                if len(self._lost) == before:
+                if len(self.lost) == before:
                     return
                 left = " and ".join(self._placed.names)
-                gone = "; ".join(f"{name} ({cause})" for name, cause in self._lost.items())
+                gone = "; ".join(f"{name} ({cause})" for name, cause in self.lost.items())
                 seconds = time.monotonic() - began
                 self.events.append(f"lost {gone}; continued with {left} after {seconds:.2f} s")
                 return
@@ -241,10 +236,10 @@ class RemoteSegments:
         """Close the device's streams, and plan without it."""
         told = self._placed.trouble(lost.device)  # more specific than the end of a stream
         cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
-        self._lost[lost.device] = cause
+        self.lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
         self._placed.drop(lost.device)
-        return self._cluster.replan(dict(self._lost))
+        return self._cluster.replan(dict(self.lost))
 
     def _gather(self) -> None:
         """Load the segments from the last complete replica, unless the devices have them."""

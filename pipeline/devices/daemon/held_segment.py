@@ -112,11 +112,10 @@ class HeldSegment:
         """Whether all blocks also have their optimiser state: a step can end."""
         return not self._lacking
 
-    @property
-    def actions(self) -> Callable[[int], tuple[Action, ...]]:
-        """A function from the number of micro-batches to the segment's actions."""
+    def actions(self, num_micro_batches: int) -> tuple[Action, ...]:
+        """Return the segment's actions in a step of so many micro-batches."""
         d = self.description
-        return lambda m: schedule.build(d.schedule, d.num_segments, m)[d.stage]
+        return schedule.build(d.schedule, d.num_segments, num_micro_batches)[d.stage]
 
     def add(self, header: PartHeader, data: bytes) -> None:
         """Add tensors of a wanted block, in the safetensors format. The block is built once its

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 import grpc
+import psutil
 import torch
 
+from collapipe import __version__
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
@@ -30,7 +33,6 @@ from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.daemon.status import device_status
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -42,6 +44,7 @@ from pipeline.devices.messages import (
     SESSION,
     SIDE,
     STATUS,
+    DeviceStatus,
     SegmentDescription,
     as_json,
     member_of,
@@ -51,6 +54,8 @@ from pipeline.devices.messages import (
 _STREAMS = 160
 _MOST_FRAME_BYTES = 2**32
 _GOODBYE_S = 2.0
+_PRODUCTS = 3  # number of matrix products that measure speed
+_CPU_SIDE, _GPU_SIDE = 384, 2048  # of the matrices; on a GPU a small product is mostly its launch
 _MAY_CALL = {
     **dict.fromkeys((CONTROL, STATUS), (Role.CONTROL_UNIT,)),
     HOP: (Role.CONTROL_UNIT, Role.DEVICE),
@@ -75,11 +80,7 @@ class Daemon:
     Raises ``ConfigError`` if it cannot listen on the address.
     """
 
-    def __init__(
-        self,
-        settings: DeviceSettings,
-        credentials: Credentials | None,
-    ) -> None:
+    def __init__(self, settings: DeviceSettings, credentials: Credentials | None) -> None:
         self._settings, self._credentials = settings, credentials
         self._channels = Channels(Dialer(credentials))  # to next devices
         kept = default_folder() / "devices" / quote(settings.name, safe="")
@@ -92,9 +93,7 @@ class Daemon:
         self._leaving = threading.Event()
         self._threads = futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve")
         self._server = grpc.server(
-            self._threads,
-            maximum_concurrent_rpcs=_STREAMS,
-            options=SERVER_OPTIONS,
+            self._threads, maximum_concurrent_rpcs=_STREAMS, options=SERVER_OPTIONS
         )
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods(credentials)),)
@@ -180,11 +179,27 @@ class Daemon:
         yield from serve_stream(stream, messages, context)
 
     def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        own = self._settings
-        expires = self._credentials.expires if self._credentials else None
-        return as_json(
-            device_status(own.name, own.memory_bytes, own.torch_device, expires, self._session)
+        own, session = self._settings, self._session
+        segment = session.held if session else None  # read once, the session's thread changes it
+        held = segment.description if segment else None
+        device = own.torch_device
+        gpu = device.type == "cuda"  # with its own memory
+        free = torch.cuda.mem_get_info(device)[0] if gpu else psutil.virtual_memory().available
+        status = DeviceStatus(
+            name=own.name,
+            version=__version__,
+            torch_version=torch.__version__,
+            torch_device=str(device),
+            threads=torch.get_num_threads(),
+            memory_bytes=own.memory_bytes,
+            free_bytes=float(free),
+            flops_per_s=_flops_per_s(device) if session is None else None,
+            expires=self._credentials.expires if self._credentials else None,
+            busy=session is not None,
+            unit=held.unit if held else None,
+            span=held.span if held else None,
         )
+        return as_json(status)
 
     @contextmanager
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
@@ -223,3 +238,16 @@ class Daemon:
         said = (SESSION, session), (SIDE, side)
         peer = f"{neighbour.name} ({neighbour.address})"
         return self._channels.stream(neighbour, HOP, self._most, running.arrived, said, peer)
+
+
+def _flops_per_s(device: torch.device) -> float:
+    """Measure the FLOP/s of a matrix product on ``device``, the best of a few."""
+    side = _CPU_SIDE if device.type == "cpu" else _GPU_SIDE
+    matrix = torch.rand(side, side).to(device)
+    return max(_product_flops(matrix) for _ in range(1 + _PRODUCTS))
+
+
+def _product_flops(matrix: torch.Tensor) -> float:
+    began = time.perf_counter()
+    torch.mm(matrix, matrix)[0, 0].item()  # waits for a GPU
+    return 2 * len(matrix) ** 3 / (time.perf_counter() - began)

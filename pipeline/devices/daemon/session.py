@@ -209,12 +209,12 @@ class Session:
         rows = own_rows(d, sizes)
         before, behind = (Side((stream,)) for stream in around)
         returns = d.first_trained < d.span.stop
-        hops = StreamPorts(before, behind, fence, self._wait_for, rows, returns)
+        hops = StreamPorts(before, behind, fence, self._wait, rows, returns)
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
         stage = held.stage(frame.step, sizes)
         for _ in run_stage(held.actions(len(sizes)), stage, ports):
             self._check()
-        self._wait_for(ports.all_sent)
+        self._wait(ports.all_sent)
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
 
@@ -227,7 +227,7 @@ class Session:
                     self.neighbours[share_side(member)], frame, held.gradients_for(member)
                 )
             step = frame.step
-            self._wait_for(lambda: self._took_shares(held, step) and exchange.has_gradients(step))
+            self._wait(lambda: self._took_shares(held, step) and exchange.has_gradients(step))
         with self._busy():
             held.add_up(frame.step)
             return held.squared_norms()
@@ -277,7 +277,7 @@ class Session:
             arrived = partial(exchange.has_weights, frame.step)
             self._wait(
                 lambda: self._given_up() or (self._took_shares(held, frame.step) and arrived()),
-                False,
+                interruptible=False,
             )
             if not arrived():
                 return
@@ -372,10 +372,7 @@ class Session:
         if self.leaving.is_set() or self.control.over or self.control.brings_but(FrameKind.PART):
             raise Interrupted
 
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
-        self._wait(condition, interruptible=True)
-
-    def _wait(self, condition: Callable[[], bool], interruptible: bool) -> None:
+    def _wait(self, condition: Callable[[], bool], interruptible: bool = True) -> None:
         while not condition():
             self.arrived.clear()
             if self.leaving.is_set():

@@ -6,7 +6,7 @@ rows; with equal rows all links carry equally much, as in a ring.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Literal
@@ -14,15 +14,12 @@ from typing import Literal
 from torch import Tensor
 
 from collapipe.errors import WireError
-from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part
 from collapipe.plan import row_ends
 from collapipe.tensors import Tensors
 from collapipe.wire.parts import grouped, joined, separated
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.messages import PartHeader, SegmentDescription, ShareHeader
-from pipeline.phase_timer import PhaseTimer
-from pipeline.segment import Segment
 from pipeline.shared_segment import SharedSegment
 from pipeline.stage import Passed, SegmentStage
 
@@ -32,24 +29,17 @@ _GRADIENTS: Literal["gradients"] = "gradients"
 _WEIGHTS: Literal["weights"] = "weights"
 
 
+@dataclass(frozen=True)
 class ShareStage(SegmentStage):
     """The device's rows of a segment; micro-batches without own rows pass nothing."""
 
-    def __init__(
-        self,
-        segment: Segment | SharedSegment,
-        key: DropoutKey,
-        timer: PhaseTimer,
-        rows: Sequence[int],
-    ) -> None:
-        super().__init__(segment, key, timer)
-        self._rows = rows  # own ones of each micro-batch
+    rows: Sequence[int]  # own ones of each micro-batch
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
-        return super().forward(micro_batch, received) if self._rows[micro_batch] else ()
+        return super().forward(micro_batch, received) if self.rows[micro_batch] else ()
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
-        return super().backward(micro_batch, received) if self._rows[micro_batch] else ()
+        return super().backward(micro_batch, received) if self.rows[micro_batch] else ()
 
 
 def own_rows(description: SegmentDescription, totals: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed
 
 
+@dataclass
 class TimedPorts:
     """Ports that record when each action requested its input, began, ended and had sent its
     output.
@@ -22,29 +24,26 @@ class TimedPorts:
     ``arrived`` is set when one of the ``streams`` has sent an output.
     """
 
-    def __init__(
-        self,
-        ports: StreamPorts,
-        streams: Sequence[FrameStream],
-        on_busy: Callable[[float | None], None],
-        arrived: threading.Event,
-    ) -> None:
-        self._ports, self._streams = ports, streams
-        self._on_busy, self._arrived = on_busy, arrived
-        self._rows = list[tuple[Action, float, float, float]]()
-        self._ending = False
-        self._sent: dict[tuple[FrameKind, int], float] = {}
-        for stream in streams:
+    ports: StreamPorts
+    streams: Sequence[FrameStream]
+    on_busy: Callable[[float | None], None]
+    arrived: threading.Event
+    _rows: list[tuple[Action, float, float, float]] = field(default_factory=list)
+    _sent: dict[tuple[FrameKind, int], float] = field(default_factory=dict)
+    _ending: bool = False
+
+    def __post_init__(self) -> None:
+        for stream in self.streams:
             stream.on_sent = self._has_left
 
     def holds(self, action: Action) -> bool:
-        return self._ports.holds(action)
+        return self.ports.holds(action)
 
     def receive(self, action: Action) -> Passed:
         asked = time.monotonic()
-        received = self._ports.receive(action)
+        received = self.ports.receive(action)
         began = time.monotonic()
-        self._on_busy(began)
+        self.on_busy(began)
         self._rows.append((action, asked, began, began))
         return received
 
@@ -52,13 +51,13 @@ class TimedPorts:
         made = tuple(each.cpu() for each in made)  # waits until a GPU has computed it
         _, asked, began, _ = self._rows[-1]
         self._rows[-1] = action, asked, began, time.monotonic()
-        self._on_busy(None)
-        self._ports.send(action, made)
+        self.on_busy(None)
+        self.ports.send(action, made)
 
     def all_sent(self) -> bool:
         """Whether all outputs have been sent, or a stream has ended."""
         self._ending = True
-        return len(self._sent) == self._ports.num_sent or any(each.over for each in self._streams)
+        return len(self._sent) == self.ports.num_sent or any(each.over for each in self.streams)
 
     def table(self) -> Tensor:
         """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
@@ -72,4 +71,4 @@ class TimedPorts:
     def _has_left(self, frame: Frame) -> None:
         self._sent[frame.kind, frame.micro_batch] = time.monotonic()
         if self._ending:  # else nobody waits for it
-            self._arrived.set()
+            self.arrived.set()

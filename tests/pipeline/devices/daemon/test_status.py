@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from collapipe.errors import LinkError, WireError
 from collapipe.plan import Span
 from collapipe.wire.channels import DeviceAddress, Dialer
 from pipeline.devices.control_unit.connection import ask_status
-from pipeline.devices.daemon import status as status_module
+from pipeline.devices.daemon import server
 from pipeline.devices.daemon.server import Daemon, DeviceSettings
 from pipeline.devices.messages import DeviceStatus, as_json, from_json
 
@@ -56,7 +57,7 @@ def test_a_device_says_how_it_is(pair: tuple[Dialer, DeviceAddress, DeviceAddres
 def test_the_torch_device_of_the_segments_is_named_and_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(status_module, "_GPU_SIDE", 8)
+    monkeypatch.setattr(server, "_GPU_SIDE", 8)
     with second_device() as second:
         settings = DeviceSettings("device-0", "127.0.0.1:0", 1e9, second)
         with Daemon(settings, None) as there:
@@ -68,8 +69,9 @@ def test_the_torch_device_of_the_segments_is_named_and_measured(
 def test_free_memory_is_that_of_a_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     second = torch.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "mem_get_info", {second: (5, 9)}.__getitem__)
-    monkeypatch.setattr(status_module, "_flops_per_s", {second: 7.0}.__getitem__)
-    status = status_module.device_status("device-0", 1e9, second, None, None)
+    monkeypatch.setattr(server, "_flops_per_s", {second: 7.0}.__getitem__)
+    daemon = Daemon(DeviceSettings("device-0", "127.0.0.1:0", 1e9, second), None)
+    status = from_json(DeviceStatus, daemon._status(b"", Mock()))
     assert (status.torch_device, status.free_bytes, status.flops_per_s) == ("cuda:1", 5, 7)
 
 
