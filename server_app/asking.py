@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from collapipe.errors import ConfigError, WireError, one_line
-from collapipe.flower.reply_limit import expect
 from collapipe.flower.reply_parts import UNUSABLE
 from collapipe.sections import FederationSettings
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
-from server_app.questions import Question, Size, check_size
-from server_app.roster import ABSENT, SILENT
+from server_app.questions import Question, check_size
+from server_app.roster import ABSENT
 
 T = TypeVar("T")
 _POLL_S = 0.5
@@ -39,33 +37,6 @@ def connected(grid: Grid, federation: FederationSettings) -> list[int]:
             "federation.num_units, or federation.min_units to begin with fewer"
         )
     return nodes
-
-
-def ask(
-    grid: Grid,
-    question: Question[T],
-    contents: Mapping[int, RecordDict],
-    timeout_s: float,
-    sizes: Mapping[int, Size],
-) -> dict[int, T | Failure]:
-    """Send each node its content and return its answer, or a failure if there is no usable answer.
-
-    ``sizes`` are the nodes' largest reply sizes if they differ from the question's.
-    """
-    if not contents:
-        return {}
-    asked = {node: replace(question, size=sizes.get(node, question.size)) for node in contents}
-    messages = [Message(content, node, question.kind) for node, content in contents.items()]
-    expect(max(each.size.total_bytes for each in asked.values()))
-    answers = dict[int, T | Failure]()
-    for reply in grid.send_and_receive(messages, timeout=timeout_s):
-        node = reply.metadata.src_node_id
-        if node in asked:
-            answer = answered(reply, asked[node])
-            answers[node] = answer
-    silence = f"no answer to {question.kind} in {timeout_s:g} s"
-    silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
-    return {node: answers.get(node, silent) for node in contents}
 
 
 def answered(reply: Message, question: Question[T]) -> T | Failure:

@@ -65,7 +65,7 @@ def restore(units: Units, kept: Mapping[int, Kept]) -> dict[int, Failure]:
     unit fails.
     """
     units.saved, units.owed = kept, kept.keys() | units.nodes.keys()
-    failures, question = dict[int, Failure](), questions.restore()
+    failures, question = dict[int, Failure](), questions.RESTORE
     for unit, answer in _ask_in_turn(units, question, sorted(units.nodes), units.saved_state):
         if isinstance(answer, Failure):
             failures[unit] = answer

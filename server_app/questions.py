@@ -50,7 +50,6 @@ from collapipe.wire.messages import (
     EvaluateReply,
     Failure,
     RowsReply,
-    StateReply,
     TrainReply,
 )
 from collapipe.wire.parts import NAME_BYTES
@@ -94,6 +93,10 @@ class Question(Generic[T]):
 
 FAILURE = Size(2**14, 2**6)
 """The size of a ``Failure``, which a unit may send in reply to any question."""
+STATE = Question(records.STATE, records.unpack_state, Size(records.REPLY_BYTES, _STATE_VALUES))
+FROZEN = Question(records.FROZEN, records.unpack_groups, Size())
+RESTORE = Question(records.RESTORE, records.unpack_groups, Size())
+MASK_KEYS = Question(records.MASK_KEYS, partial(records.unpack, KeysReply), Size(2**12, 2**5))
 
 
 def rows(words: bool) -> Question[RowsReply]:
@@ -103,18 +106,6 @@ def rows(words: bool) -> Question[RowsReply]:
     if words:
         json_bytes, values = json_bytes + MOST_WORDS * _WORD_BYTES, values + MOST_WORDS
     return Question(records.ROWS, partial(records.unpack, RowsReply), Size(json_bytes, values))
-
-
-def state() -> Question[StateReply]:
-    return Question(records.STATE, records.unpack_state, Size(records.REPLY_BYTES, _STATE_VALUES))
-
-
-def frozen() -> Question[dict[str, Tensors]]:
-    return Question(records.FROZEN, records.unpack_groups, Size())
-
-
-def restore() -> Question[dict[str, Tensors]]:
-    return Question(records.RESTORE, records.unpack_groups, Size())
 
 
 def train(steps: int, traced: int, arrays: Mapping[str, int]) -> Question[TrainReply]:
@@ -136,26 +127,22 @@ def keep(groups: Mapping[str, int]) -> Question[dict[str, Tensors]]:
     return Question(records.KEEP, records.unpack_groups, Size(0, 0, groups))
 
 
-def mask_keys() -> Question[KeysReply]:
-    return Question(records.MASK_KEYS, partial(records.unpack, KeysReply), Size(2**12, 2**5))
-
-
 def mask_shares(num_units: int) -> Question[SharesReply]:
-    unpack = partial(records.unpack, SharesReply)
-    return Question(records.MASK_SHARES, unpack, _for_each(num_units))
+    return _on_each(records.MASK_SHARES, SharesReply, num_units)
 
 
 def survivors(num_units: int) -> Question[SurvivorsReply]:
-    unpack = partial(records.unpack, SurvivorsReply)
-    return Question(records.SURVIVORS, unpack, _for_each(num_units))
+    return _on_each(records.SURVIVORS, SurvivorsReply, num_units)
 
 
 def unmask(num_units: int) -> Question[UnmaskReply]:
-    return Question(records.UNMASK, partial(records.unpack, UnmaskReply), _for_each(num_units))
+    return _on_each(records.UNMASK, UnmaskReply, num_units)
 
 
-def _for_each(num_units: int) -> Size:
-    return Size(2**12 + num_units * _PEER_BYTES, 2**5 + 2 * num_units)
+def _on_each(kind: str, reply: type[T], num_units: int) -> Question[T]:
+    """Return a question whose reply has an entry for each of the units."""
+    size = Size(2**12 + num_units * _PEER_BYTES, 2**5 + 2 * num_units)
+    return Question(kind, partial(records.unpack, reply), size)
 
 
 def tensors_bytes(tensors: Tensors) -> int:

@@ -5,10 +5,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from collapipe.config import Settings
+from collapipe.flower.reply_limit import expect
 from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Task
@@ -23,7 +24,7 @@ from collapipe.wire.messages import (
     StateReply,
 )
 from server_app import questions
-from server_app.asking import apart, ask, connected, groups_of
+from server_app.asking import answered, apart, connected, groups_of
 from server_app.exclusions import concern_all, too_few, unfit_labels, warn_excluded
 from server_app.places import Places
 from server_app.questions import Question, Size
@@ -284,7 +285,7 @@ class Units:
                 continue
             tensors = self.frozen[part]
             content = records.pack_groups({part: tensors})
-            done = self._ask(questions.frozen(), dict.fromkeys(nodes, content))
+            done = self._ask(questions.FROZEN, dict.fromkeys(nodes, content))
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
             self.bytes_down += len(nodes) * records.num_bytes(tensors)
 
@@ -297,7 +298,7 @@ class Units:
         }
         for group in groups_of([*back]):
             contents = {node: self.saved_state(back[node]) for node in group}
-            for node, done in self._ask(questions.restore(), contents).items():
+            for node, done in self._ask(questions.RESTORE, contents).items():
                 if isinstance(done, Failure):
                     answers[node] = done
                 else:
@@ -312,7 +313,7 @@ class Units:
             node: records.pack(replace(self._setup, unit=known[node])) if node in known else anybody
             for node in nodes
         }
-        return self._ask(questions.state(), contents, timeout_s)
+        return self._ask(questions.STATE, contents, timeout_s)
 
     def _ask(
         self,
@@ -322,5 +323,18 @@ class Units:
         sizes: Mapping[int, Size] | None = None,
     ) -> dict[int, T | Failure]:
         """As ``ask``, by node, and no longer than a round."""
-        timeout_s = min(timeout_s, self.federation.round_timeout_s)
-        return ask(self.grid, question, contents, timeout_s, sizes or {})
+        if not contents:
+            return {}
+        timeout_s, most = min(timeout_s, self.federation.round_timeout_s), sizes or {}
+        asked = {node: replace(question, size=most.get(node, question.size)) for node in contents}
+        messages = [Message(content, node, question.kind) for node, content in contents.items()]
+        expect(max(each.size.total_bytes for each in asked.values()))
+        answers = dict[int, T | Failure]()
+        for reply in self.grid.send_and_receive(messages, timeout=timeout_s):
+            node = reply.metadata.src_node_id
+            if node in asked:
+                answer = answered(reply, asked[node])
+                answers[node] = answer
+        silence = f"no answer to {question.kind} in {timeout_s:g} s"
+        silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
+        return {node: answers.get(node, silent) for node in contents}

@@ -3,6 +3,8 @@ a sum of masked updates."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
 
 from flwr.app import RecordDict
 
@@ -11,7 +13,6 @@ from collapipe.errors import Called
 from collapipe.sections import FederationSettings
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
-from collapipe.wire.compression import upload_bytes
 from collapipe.wire.messages import Failure, TrainReply
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
@@ -103,6 +104,7 @@ class Aggregated:
     bytes_down: int = 0
 
 
+@dataclass
 class Aggregation:
     """Federated averaging, or each unit's own model if the framework does not aggregate.
 
@@ -110,10 +112,9 @@ class Aggregation:
     one unit can cause the failure of others.
     """
 
-    independent = True
-
-    def __init__(self, model: GlobalModel, called: Called) -> None:
-        self._model, self._called = model, called
+    independent: ClassVar[bool] = True
+    model: GlobalModel
+    called: Called
 
     @property
     def clip_norm(self) -> float | None:
@@ -135,10 +136,6 @@ class Aggregation:
         None if the unit returns the weights themselves."""
         return None
 
-    def upload_bytes(self, sent: Tensors, precision: str) -> int:
-        """Size of a unit's update in bytes."""
-        return upload_bytes(sent, precision)
-
     def close(self, round_: int, updates: Updates) -> Aggregated:
         """Make the next model from the updates of the units that finished. Raises
         ``NonFiniteLossError`` if a weight would not be finite; the model is then unchanged."""
@@ -157,75 +154,75 @@ class Aggregation:
     def _moved(self, round_: int, updates: Updates) -> float | None:
         """Make the next model of at least one update. Returns by how much it moved."""
         learned = updates.models, updates.shares, updates.common
-        return self._model.learn(round_, *learned, self._called)
+        return self.model.learn(round_, *learned, self.called)
 
 
+@dataclass
 class PrivateAggregation(Aggregation):
     """The mean of clipped updates with differentially private noise; see ``PrivateMean``."""
 
-    def __init__(
-        self,
-        model: GlobalModel,
-        called: Called,
-        settings: Settings,
-        mean: PrivateMean,
-        on_account: OnAccount,
-    ) -> None:
-        super().__init__(model, called)
-        self._settings, self._mean, self._on_account = settings, mean, on_account
+    settings: Settings
+    mean: PrivateMean
+    on_account: OnAccount
 
     @property
     def clip_norm(self) -> float:
-        return self._mean.clip_norm
+        return self.mean.clip_norm
 
     @property
     def epsilon(self) -> float | None:
-        return self._mean.epsilon
+        return self.mean.epsilon
 
     def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
-        self._mean.check(planned, self._called)
+        self.mean.check(planned, self.called)
         return super().open(units, round_, planned)
 
     def pack(self) -> Tensors:
-        return self._mean.packed()
+        return self.mean.packed()
 
     def restore(self, packed: Tensors, account: Mapping[int, int]) -> None:
         if packed:
-            self._mean.restore(packed, account)
+            self.mean.restore(packed, account)
 
     def _moved(self, round_: int, updates: Updates) -> float:
-        summed = self._mean.summed(updates.models.values(), self._model.weights)
+        summed = self.mean.summed(updates.models.values(), self.model.weights)
         return self._moved_by(round_, updates.models, summed)
 
     def _moved_by(self, round_: int, units: Collection[int], summed: ClippedSum) -> float:
         """Move the model by the sum with noise; the account is updated before anyone sees it."""
-        seed = derive(self._settings.privacy.noise_seed or 0, "privacy", round_)
-        mean = self._mean.mean(summed, self._model.weights, seed)
-        if self._settings.privacy.noise_by == "server":
-            self._count(units)
-        return self._model.move(round_, mean)
+        seed = derive(self.settings.privacy.noise_seed or 0, "privacy", round_)
+        mean = self.mean.mean(summed, self.model.weights, seed)
+        self._count("server", units)
+        return self.model.move(round_, mean)
 
-    def _count(self, units: Collection[int]) -> None:
-        if self._settings.privacy.noise_multiplier:
-            self._mean.charge(units)
-            self._on_account(self._mean.rounds)
+    def _count(self, noise_by: Literal["server", "units"], units: Collection[int]) -> None:
+        """Charge the ``units`` for a round if ``noise_by``, the server or the units, adds noise."""
+        privacy = self.settings.privacy
+        if privacy.noise_multiplier and privacy.noise_by == noise_by:
+            self.mean.charge(units)
+            self.on_account(self.mean.rounds)
 
 
+@dataclass
 class MaskedAggregation(PrivateAggregation):
-    """Like ``PrivateAggregation``, with masked updates: the server learns only their sum."""
+    """Like ``PrivateAggregation``, with masked updates: the server learns only their sum.
 
-    independent = False
-    _sum: SecureSum  # of the round
+    If units add the noise, a sum's units are charged before the server learns it, because ε then
+    also holds towards the server. The round counts even if its sum is never used.
+    """
+
+    independent: ClassVar[bool] = False
+    _sum: SecureSum = field(init=False)  # of the round
 
     def open(self, units: Units, round_: int, planned: Sequence[int]) -> Ready:
         super().open(units, round_, planned)
         self._sum = SecureSum(
-            settings=self._settings,
+            settings=self.settings,
             units=units,
-            round_=round_,
+            round=round_,
             planned=planned,
-            clip_norm=self._mean.clip_norm,
-            before_sum=self._before_sum,
+            clip_norm=self.mean.clip_norm,
+            before_sum=partial(self._count, "units"),
         )
         self._sum.open()
         return Ready(self._sum.requests, self._sum.failures)
@@ -233,23 +230,11 @@ class MaskedAggregation(PrivateAggregation):
     def expected(self, sent: Tensors) -> Tensors | None:
         return self._sum.expected(sent)
 
-    def upload_bytes(self, sent: Tensors, precision: str) -> int:
-        return self._sum.num_bytes(sent)
-
     def close(self, round_: int, updates: Updates) -> Aggregated:
-        summed = self._sum.sum(updates.models, self._model.weights)
+        summed = self._sum.sum(updates.models, self.model.weights)
         moved = self._moved_by(round_, updates.models, summed) if summed else None
         own = self._sum
         return Aggregated(moved, own.skipped, own.failures, own.bytes_up, own.bytes_down)
-
-    def _before_sum(self, units: Collection[int]) -> None:
-        """Charge the ``units`` of a masked sum before the server learns it.
-
-        This applies if units add the noise, because ε then also holds towards the server. The round
-        counts even if its sum is never used.
-        """
-        if self._settings.privacy.noise_by == "units":
-            self._count(units)
 
 
 def aggregation_of(

@@ -13,6 +13,7 @@ from collapipe.report import PIPELINE, ClusterReport
 from collapipe.sections import CompressionSettings
 from collapipe.tensors import chosen
 from collapipe.wire import records
+from collapipe.wire.compression import upload_bytes
 from collapipe.wire.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from server_app.asking import apart
 from server_app.decoding.heads import Heads
@@ -144,7 +145,6 @@ def totals(
     finished: Mapping[int, TrainReply],
     jobs: Mapping[int, Job],
     compression: CompressionSettings,
-    aggregation: Aggregation,
 ) -> dict[str, Any]:
     """Add up the figures of the units that ``finished`` their jobs; returns fields of
     ``RoundReport``. Bytes are those of ``train`` messages, their replies and the decoder link."""
@@ -152,10 +152,11 @@ def totals(
     up = down = 0
     for unit, reply in finished.items():
         job, precision = jobs[unit], compression.of(jobs[unit].plan.uplink).upload
+        masked = job.expected
+        up += upload_bytes(job.weights, precision) if masked is None else records.num_bytes(masked)
         down += records.num_bytes(job.weights) + records.num_bytes(job.head_state)
         down += reply.report.link_bytes_down
-        up += aggregation.upload_bytes(job.weights, precision) + reply.report.link_bytes_up
-        up += records.num_bytes(reply.head_state)
+        up += reply.report.link_bytes_up + records.num_bytes(reply.head_state)
     return {
         "bytes_up": up,
         "bytes_down": down,

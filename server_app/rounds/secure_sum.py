@@ -4,7 +4,7 @@ masked updates, survivors, unmasking."""
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ _ANSWER_S = 60.0  # for questions that need little computation
 T = TypeVar("T", KeysReply, SharesReply, SurvivorsReply, UnmaskReply)
 
 
+@dataclass
 class SecureSum:
     """The sum of the ``planned`` units' changes in one round.
 
@@ -47,23 +48,20 @@ class SecureSum:
     and ``bytes_down`` count all messages except the masked updates.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        units: Units,
-        round_: int,
-        planned: Sequence[int],
-        clip_norm: float | None,
-        before_sum: Callable[[Collection[int]], None],
-    ) -> None:
-        assert clip_norm is not None  # the options' validation requires it
-        self._settings, self._units, self._round = settings, units, round_
-        self._planned, self._bound, self._before_sum = planned, clip_norm, before_sum
-        self._need = max(2, units_needed(len(planned), settings.privacy.threshold))
-        self.failures: dict[int, Failure] = {}
-        self.requests: dict[int, RecordDict] = {}
-        self.skipped: str | None = None
-        self.bytes_up = self.bytes_down = 0
+    settings: Settings
+    units: Units
+    round: int
+    planned: Sequence[int]
+    clip_norm: float
+    before_sum: Callable[[Collection[int]], None]
+    failures: dict[int, Failure] = field(default_factory=dict)
+    requests: dict[int, RecordDict] = field(default_factory=dict)
+    skipped: str | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def __post_init__(self) -> None:
+        self._need = max(2, units_needed(len(self.planned), self.settings.privacy.threshold))
 
     def open(self) -> None:
         """Ask the units to make keys and to share them. Sets ``skipped`` if too few did."""
@@ -86,16 +84,16 @@ class SecureSum:
         return None
 
     def _open(self) -> None:
-        asked = dict.fromkeys(self._planned, records.pack(KeysRequest(self._round)))
-        told = self._asked(questions.mask_keys(), asked)
+        asked = dict.fromkeys(self.planned, records.pack(KeysRequest(self.round)))
+        told = self._asked(questions.MASK_KEYS, asked)
         keys = usable({unit: each.keys for unit, each in told.items()})
         signed = {unit: told[unit].signed for unit in keys}
-        run = self._units.grid.run.run_id
-        roster = Roster(run, self._round, keys, {u: each for u, each in signed.items() if each})
+        run = self.units.grid.run.run_id
+        roster = Roster(run, self.round, keys, {u: each for u, each in signed.items() if each})
         for unit in told.keys() - roster.keys.keys():
             self.failures[unit] = Failure("WireError", "sent weak keys, or another unit's keys")
         self._check_enough(roster.keys, "sent keys")
-        self._session = Session(roster, self._settings.privacy.threshold)
+        self._session = Session(roster, self.settings.privacy.threshold)
         asked = dict.fromkeys(roster.keys, records.pack(roster))
         told_shares = self._asked(questions.mask_shares(len(asked)), asked)
         self._shared = {u: each for u, each in told_shares.items() if self._for_all(each)}
@@ -112,42 +110,38 @@ class SecureSum:
         self.failures[reply.unit] = Failure("WireError", "sent shares for the wrong units")
         return False
 
-    def num_bytes(self, like: Tensors) -> int:
-        """Size in bytes of a masked update of weights shaped ``like`` these."""
-        return self._quantiser(like).num_bytes
-
     def _quantiser(self, like: Tensors) -> Quantiser:
         size = sum(each.numel() for each in like.values() if each.is_floating_point())
-        how = self._settings.compression.upload, self._settings.privacy
-        return Quantiser.of(*how, size, self._bound, len(self._session.keys))
+        how = self.settings.compression.upload, self.settings.privacy
+        return Quantiser.of(*how, size, self.clip_norm, len(self._session.keys))
 
     def expected(self, like: Tensors) -> Tensors:
         """A tensor without values, shaped like the masked update of the weights ``like``."""
-        size = (self.num_bytes(like),)
+        size = self._quantiser(like).num_bytes
         return {records.MASKED: torch.empty(size, dtype=torch.uint8, device="meta")}
 
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
-        called = self._units.places.called
+        called = self.units.places.called
         self._check_enough(masked, "sent masked updates")
-        asked = dict.fromkeys(masked, records.pack(SurvivorsRequest(self._round, tuple(masked))))
+        asked = dict.fromkeys(masked, records.pack(SurvivorsRequest(self.round, tuple(masked))))
         told = self._asked(questions.survivors(len(masked)), asked)
         self._check_enough(told, "confirmed the survivors")
-        requests = confirmed(self._round, told)
-        self._before_sum(masked.keys())
+        requests = confirmed(self.round, told)
+        self.before_sum(masked.keys())
         asked = {unit: records.pack(each) for unit, each in requests.items()}
         revealed = self._asked(questions.unmask(len(self._session.keys)), asked)
         for unit in masked.keys() - revealed.keys():
             why = self.failures[unit].message
-            _log.warning("round %d: %s reveals no shares: %s", self._round, called(unit), why)
+            _log.warning("round %d: %s reveals no shares: %s", self.round, called(unit), why)
         shares = checked(self._shared, masked, revealed)
         unopened = few_of(
             f"{called(holder)} cannot open the shares of {called(owner)}"
             for holder, owner in sorted(shares.missing)
         )
         if unopened:
-            _log.warning("round %d: %s", self._round, unopened)
+            _log.warning("round %d: %s", self.round, unopened)
         for each in shares.suspects(called):
-            _log.warning("round %d: %s sent wrong shares", self._round, each)
+            _log.warning("round %d: %s sent wrong shares", self.round, each)
         quantiser = self._quantiser(like)
         words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
         total = functools.reduce(np.add, words)  # one by one, for they are large
@@ -168,7 +162,7 @@ class SecureSum:
             self.bytes_up += records.text_bytes(content)
             return question.unpack(content)
 
-        answers = self._units.ask(replace(question, unpack=unpack), contents, _ANSWER_S)
+        answers = self.units.ask(replace(question, unpack=unpack), contents, _ANSWER_S)
         told = dict[int, T]()
         for unit, each in answers.items():
             if isinstance(each, Failure):
@@ -181,8 +175,8 @@ class SecureSum:
 
     def _check_enough(self, units: Mapping[int, object], did: str) -> None:
         if len(units) < self._need:
-            threshold = self._settings.privacy.threshold
+            threshold = self.settings.privacy.threshold
             raise RoundFailedError(
-                f"{len(units)} of {len(self._planned)} units {did}, expected {self._need} or more "
+                f"{len(units)} of {len(self.planned)} units {did}, expected {self._need} or more "
                 f"(privacy.threshold={threshold:.3g}; a sum of one hides nothing)"
             )

@@ -355,7 +355,7 @@ class CollaPipeStrategy:
         if aggregated.skipped is not None:
             decision = replace(decision, skipped=aggregated.skipped)
         self._state, report = self._scheduler.end(self._state, decision, trained, measured_s)
-        sums = totals(finished, outbox.jobs, self._settings.compression, self._aggregation)
+        sums = totals(finished, outbox.jobs, self._settings.compression)
         sums["bytes_up"] += aggregated.bytes_up + report.checkpoint_bytes
         sums["bytes_down"] += aggregated.bytes_down
         return replace(

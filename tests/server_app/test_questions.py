@@ -38,13 +38,13 @@ TABLE: dict[str, Question[Any]] = {
     each.kind: cast(Question[Any], each)
     for each in (
         questions.rows(words=False),
-        questions.state(),
-        questions.frozen(),
-        questions.restore(),
+        questions.STATE,
+        questions.FROZEN,
+        questions.RESTORE,
         questions.train(steps=20, traced=240, arrays=SIZES),
         questions.evaluate(num_labels=3),
         questions.keep(dict.fromkeys(KEPT, questions.tensors_bytes(WEIGHTS))),
-        questions.mask_keys(),
+        questions.MASK_KEYS,
         questions.mask_shares(num_units=5),
         questions.survivors(num_units=5),
         questions.unmask(num_units=5),

@@ -613,5 +613,5 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
     check_traces(told.report, most)
     assert (told.report, told.state) == (report, state)
     content = records.pack_state(state, [])
-    questions.check_size(content, questions.state().size)
+    questions.check_size(content, questions.STATE.size)
     assert records.unpack_state(content).state == state
