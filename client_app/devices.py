@@ -204,7 +204,7 @@ class DeviceFigures:
 
 class DevicePipeline:
     """A round's pipeline of the ``embedding`` and ``devices``, which the inventory ``described``,
-    while the context is open."""
+    while the context of its ``segments`` is open."""
 
     def __init__(
         self,
@@ -255,38 +255,32 @@ class DevicePipeline:
             ),
             frozen=start.frozen,
         )
-        self._segments = RemoteSegments(
+        self.segments = RemoteSegments(
             request.plan, cluster, common, spec.dim, replica, self._timer
         )
-
-    def __enter__(self) -> RemoteSegments:
-        return self._segments.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._segments.__exit__(*error)
 
     def pipeline(self, head: PipelineHead) -> Pipeline:
         """Build the pipeline of the embedding, the devices' segments and the head."""
         m = self._plan.num_micro_batches
-        head.on_answer(self._segments.arrived)
-        return Pipeline(m, self._embedding, self._segments, head, self._timer)
+        head.on_answer(self.segments.arrived)
+        return Pipeline(m, self._embedding, self.segments, head, self._timer)
 
     def figures(self) -> DeviceFigures:
         """Return the devices' measurements and events in the round, and update the law."""
-        segments = self._segments
+        segments = self.segments
         reports, times = tuple(segments.measured()), segments.step_times()
         events = (*self._all.news, *self._planned(), *segments.events)
         if times is not None:
             hosts, lost = segments.hosts, segments.lost
             self._all.learn(segments.plan, times, hosts, self._described, lost)
         self._all.news.clear()
-        if not self._segments.lost:
+        if not segments.lost:
             steps_s = self._timer.seconds[PIPELINE]
             self._all.sending = {
                 each.name: Sending(each.sent_bytes / self._num_steps, each.send_s / steps_s)
                 for each in reports
             }
-        self._all.relay = self._segments.relays
+        self._all.relay = segments.relays
         return DeviceFigures(
             reports=reports,
             events=tuple(map(self._all.told, events)),

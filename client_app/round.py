@@ -71,16 +71,6 @@ class RoundResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A round before its first step: the received ``weights``, the start of the training, and the
-    account of rows that a frozen stem computes, which the steps update."""
-
-    weights: Tensors
-    start: Start
-    stem: StemRows
-
-
-@dataclass(frozen=True, slots=True)
 class _Step:
     """A local step: its batch's mean loss over target tokens, and the gradient's squared norm."""
 
@@ -110,12 +100,6 @@ def run_round(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
     Raises ``NonFiniteLossError``, ``LinkError``, ``CancelledRoundError``, ``RoundFailedError`` if
     all devices are lost, or ``WireError`` if what the unit kept or the request is invalid.
     """
-    prepared = _prepare(unit, inputs)
-    trained = _run(unit, inputs.request, prepared)
-    return _report(unit, inputs, prepared, trained)
-
-
-def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
     kept, compression = inputs.kept, unit.settings.compression
     received = inputs.weights
     if inputs.masks or compression.upload != FLOAT32:  # training changes weights in place
@@ -131,12 +115,15 @@ def _prepare(unit: ControlUnit, inputs: RoundInputs) -> _Prepared:
         coder=change_coder(unit, inputs.request, kept),
         meter=ActivationMeter() if compression.activation == "auto" else None,
     )
-    return _Prepared(received, start, stem)
+    trained = _run(unit, inputs.request, start, stem)
+    return _report(unit, inputs, received, start, stem, trained)
 
 
-def _run(unit: ControlUnit, request: messages.TrainRequest, prepared: _Prepared) -> _Trained:
-    with open_trainer(unit, request, prepared.start) as opened:
-        steps = tuple(_steps(unit, request, opened, prepared.stem))
+def _run(
+    unit: ControlUnit, request: messages.TrainRequest, start: Start, stem: StemRows
+) -> _Trained:
+    with open_trainer(unit, request, start) as opened:
+        steps = tuple(_steps(unit, request, opened, stem))
         trainer, link = opened.trainer, opened.link
         return _Trained(
             weights=trainer.weights(),
@@ -174,18 +161,24 @@ def _steps(
 
 
 def _report(
-    unit: ControlUnit, inputs: RoundInputs, prepared: _Prepared, trained: _Trained
+    unit: ControlUnit,
+    inputs: RoundInputs,
+    received: Tensors,
+    start: Start,
+    stem: StemRows,
+    trained: _Trained,
 ) -> RoundResult:
-    settings, figures, start = unit.settings, trained.devices, prepared.start
+    """Return the round's result; ``received`` are the weights before the training."""
+    settings, figures = unit.settings, trained.devices
     end = {name: trained.weights[name] for name in inputs.weights}
     lacking = {} if inputs.masks else inputs.kept.get(messages.RESIDUAL, {})
-    sent, residual, masked = _sent(unit, inputs, prepared.weights, end)
+    sent, residual, masked = _sent(unit, inputs, received, end)
     own, head_state = _split_state(unit, trained.optimizer_state)
     kept = {**inputs.kept, **unit.times(), messages.RESIDUAL: residual}
     if own is not None:
         kept[messages.OPTIMIZER] = own
-    if prepared.stem.kept.any():
-        rows = torch.from_numpy(np.flatnonzero(prepared.stem.kept))
+    if stem.kept.any():
+        rows = torch.from_numpy(np.flatnonzero(stem.kept))
         kept[messages.STEM] = {messages.STEM_ROWS: rows}
     if (coder := start.coder) is not None:  # keep both: the next request selects one
         kept |= zip(messages.ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
@@ -199,8 +192,8 @@ def _report(
         link_bytes_up=trained.link_bytes_up,
         link_bytes_down=trained.link_bytes_down,
         squared_norms=tuple(each.squared_norm for each in trained.steps),
-        stem_rows=prepared.stem.computed if isinstance(settings.model, StemSpec) else 0,
-        rounding=measured(settings.compression, start.meter, prepared.weights, end, lacking),
+        stem_rows=stem.computed if isinstance(settings.model, StemSpec) else 0,
+        rounding=measured(settings.compression, start.meter, received, end, lacking),
         devices=figures.reports if figures else (),
         events=figures.events if figures else (),
         traces=figures.traces if figures else (),

@@ -30,10 +30,6 @@ class LinkFormat:
     rows: RowsRead  # the rows that are sent
     feedback: bool = False  # whether row numbers are sent with the activations
 
-    def share(self, precision: str) -> float:
-        """The share of an activation's float32 bits; presets give float32 bits."""
-        return sent_share(self.dim, precision)
-
     def answers(self, micro_batches: Sequence[Batch]) -> int:
         """Bytes of the answers: frames with each micro-batch's loss and gradient."""
         shapes = [(self._count(part), self.dim) for part in micro_batches]
@@ -98,7 +94,7 @@ class LinkTraffic:
         """Return z_n^enc, the bits that are sent with activations in this precision: the frames'
         bits, or the preset's scaled bits."""
         if self.preset_bits is not None:
-            return self.local_steps * self.preset_bits * self.form.share(precision)
+            return self.local_steps * self.preset_bits * sent_share(self.form.dim, precision)
         step = fmean(self.form.step(each, precision) for each in self.steps)
         return 8 * self.local_steps * step
 
@@ -106,5 +102,6 @@ class LinkTraffic:
     def down_bits(self) -> float:
         """The bits of the received gradients."""
         if self.preset_bits is not None:
-            return self.local_steps * self.preset_bits * self.form.share(self.form.gradient)
+            share = sent_share(self.form.dim, self.form.gradient)
+            return self.local_steps * self.preset_bits * share
         return 8 * self.local_steps * fmean(map(self.form.answers, self.steps))

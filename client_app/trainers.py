@@ -161,7 +161,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             start=RoundStart(start.weights, start.fixed, start.state, start.frozen),
             embedding=_embedding(unit, spec, start),
         )
-        stack.enter_context(devices)
+        stack.enter_context(devices.segments)
         pipeline = devices.pipeline(head)
         yield RoundTrainer(stack.enter_context(pipeline), link, devices)
 
