@@ -130,8 +130,6 @@ class CheckpointFolder:
     def write(self, checkpoint: Checkpoint, keep: int) -> None:
         """Complete a checkpoint that was begun, and retain only the last ``keep``."""
         partial = self._partial(checkpoint.name)
-        for unit, kept in checkpoint.training.units.items():
-            self.add(checkpoint.name, unit, kept)
         _save(flat(checkpoint.training), partial / _TENSORS)
         (partial / _STATE).write_text(_state_text(checkpoint, partial))
         _sync(partial / _STATE)

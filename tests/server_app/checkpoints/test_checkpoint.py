@@ -86,8 +86,11 @@ def learned() -> TrainingState:
 def written(folder: Path, *rounds: int, keep: int = 9) -> CheckpointFolder:
     checkpoints = CheckpointFolder(folder)
     for number in rounds:
-        checkpoints.begin(f"{number:06}")
-        checkpoints.write(Checkpoint({"seed": 0}, progress(number), learned()), keep)
+        name, state = f"{number:06}", learned()
+        checkpoints.begin(name)
+        for unit, kept in state.units.items():
+            checkpoints.add(name, unit, kept)
+        checkpoints.write(Checkpoint({"seed": 0}, progress(number), state), keep)
     return checkpoints
 
 
