@@ -7,14 +7,14 @@ from typing import Protocol
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, clip_scale
 from collapipe.tensors import Batch, Tensors
-from pipeline.head import PipelineHead
+from pipeline.head import PipelineHead, TrainedParts
 from pipeline.micro_batch import split
 from pipeline.phase_timer import PhaseTimer
 from pipeline.segment import Segment
 from pipeline.stage import EmbeddingStage, FirstStage, HeadStage, LastStage
 
 
-class Segments(Protocol):
+class Segments(TrainedParts, Protocol):
     """The encoder's segments, in this process or on devices."""
 
     def run(
@@ -25,18 +25,6 @@ class Segments(Protocol):
 
     def squared_norms(self) -> list[float]:
         """Squared L2 norm of each block's gradient, in the blocks' order."""
-
-    def step(self, rate: float, scale: float) -> None:
-        """Take an optimiser step with the gradients times ``scale``."""
-
-    def weights(self) -> Tensors:
-        """Weights of the blocks by their names in the whole model."""
-
-    def optimizer_state(self) -> Tensors:
-        """Optimiser state of the blocks, by the same names."""
-
-    def forget(self) -> None:
-        """Drop the activations and gradients of an aborted step."""
 
 
 @dataclass

@@ -14,7 +14,23 @@ from collapipe.tensors import Batch, Tensors
 Answer = tuple[float, Tensor]
 
 
-class PipelineHead(Protocol):
+class TrainedParts(Protocol):
+    """Parts of the model that train together, on this unit or elsewhere."""
+
+    def step(self, rate: float, scale: float) -> None:
+        """Take an optimiser step with the gradients times ``scale``."""
+
+    def weights(self) -> Tensors:
+        """Weights by their names in the whole model; empty for a head that the server has."""
+
+    def optimizer_state(self) -> Tensors:
+        """Optimiser state, by the same names."""
+
+    def forget(self) -> None:
+        """Drop the activations, answers and gradients of an aborted step."""
+
+
+class PipelineHead(TrainedParts, Protocol):
     """The pipeline's last stage. It may compute at the same time as the segments, because
     ``submit`` does not wait."""
 
@@ -35,18 +51,6 @@ class PipelineHead(Protocol):
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         """Send the parts' squared gradient norms to the head. Returns the head's norms."""
-
-    def step(self, rate: float, scale: float) -> None:
-        """Take an optimiser step with the gradients times ``scale``."""
-
-    def weights(self) -> Tensors:
-        """The head's weights by their names in the whole model; empty if it is on the server."""
-
-    def optimizer_state(self) -> Tensors:
-        """The head's optimiser state, by the same names."""
-
-    def forget(self) -> None:
-        """Drop the answers and gradients of an aborted step."""
 
 
 class LocalHead:

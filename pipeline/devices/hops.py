@@ -16,7 +16,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import BEFORE, BEHIND
 from pipeline.hop_codec import HopCodec
-from pipeline.schedule import FORWARD, Action
+from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed
 
 
@@ -34,7 +34,8 @@ class UndialledError(HopError):
 
 
 _LOOK_S = 0.002  # pause between looks whether a relayed part was sent
-_TENSORS = FrameKind.ACTIVATION, FrameKind.GRADIENT
+FRAMES = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
+"""The kind of frame that carries the output of an action of a kind."""
 Wait = Callable[[Callable[[], bool]], None]
 """Blocks until a condition is true; raises an error if it cannot become true."""
 
@@ -149,10 +150,9 @@ class StreamPorts:
             return
         if forward and self.returns:
             self._sent[action.micro_batch] = made[0].shape
-        kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
         for _, stream, first, end in side.used(self.rows[action.micro_batch]):
             encoded = self.fence.codec.encode(tuple(each[first:end] for each in made))
-            stream.send(self.fence.frame(kind, action.micro_batch, *encoded))
+            stream.send(self.fence.frame(FRAMES[action.kind], action.micro_batch, *encoded))
             self.num_sent += 1
 
     def _sources(self, action: Action) -> list[tuple[int, FrameStream, int, int]]:
@@ -166,8 +166,7 @@ class StreamPorts:
     def _received(
         self, action: Action, place: int, stream: FrameStream, first: int, end: int
     ) -> Passed:
-        forward = action.kind == FORWARD
-        kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
+        forward, kind = action.kind == FORWARD, FRAMES[action.kind]
         try:
             frame = stream.receive(0)  # nothing else reads this stream
             tensors = self.fence.received(frame, kind, action.micro_batch, stream.peer)
@@ -254,7 +253,7 @@ class Junction:
         """Keep a frame until all rows of its micro-batch and of earlier ones are there; then send
         them on in order."""
         now = self._steps.get(frame.step)
-        if frame.kind not in _TENSORS or now is None or frame.micro_batch >= len(now.rows):
+        if frame.kind not in FRAMES.values() or now is None or frame.micro_batch >= len(now.rows):
             raise WireError(f"{frame.kind.name} of step {frame.step}, which has not begun")
         sizes, kind, step = now.rows, frame.kind, frame.step
         total, like = sizes[frame.micro_batch], now.activations.get(frame.micro_batch)

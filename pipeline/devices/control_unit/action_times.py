@@ -211,14 +211,17 @@ class Measurements:
     def step_times(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> StepTimes | None:
         """Return the typical times of the plan's steps; None if no step has all its times."""
         lists = schedule.build(plan.schedule, len(plan.segments), plan.num_micro_batches)
+        shifted = {  # by the control unit's clock
+            name: [(table + clocks[name].offset_s).tolist() for table in tables]
+            for name, tables in self._tables.items()
+        }
         steps = []
         for number, own in enumerate(self._own):
-            first = self._tables[plan.segments[0].device][number]
             # a smaller batch may have fewer micro-batches
-            if own.whole and len(first) == len(lists[0]):
+            if own.whole and len(shifted[plan.segments[0].device][number]) == len(lists[0]):
                 rows = [
                     {
-                        name: dict(zip(actions, self._shifted(name, number, clocks), strict=True))
+                        name: dict(zip(actions, shifted[name][number], strict=True))
                         for name in segment.devices
                     }
                     for segment, actions in zip(plan.segments, lists, strict=False)
@@ -258,13 +261,6 @@ class Measurements:
             step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
             late_s=max(0.0, late_s) if len(plan.segments[0].devices) > 1 else 0.0,
         )
-
-    def _shifted(
-        self, device: str, step: int, clocks: Mapping[str, Clock]
-    ) -> Sequence[Sequence[float]]:
-        """Return a device's table of a step by the control unit's clock."""
-        found: list[list[float]] = (self._tables[device][step] + clocks[device].offset_s).tolist()
-        return found
 
     def _report(
         self, plan: ClusterPlan, stage: int, name: str, tables: Sequence[Tensor]

@@ -96,10 +96,9 @@ class Daemon:
             self._threads, maximum_concurrent_rpcs=_STREAMS, options=SERVER_OPTIONS
         )
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, self._methods(credentials)),)
+            (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
         )
-        wanted = settings.listen
-        self.address = f"{wanted.rpartition(':')[0]}:{self._port(wanted, credentials)}"
+        self.address = f"{settings.listen.rpartition(':')[0]}:{self._port()}"
 
     def __enter__(self) -> "Daemon":
         return_large_blocks()
@@ -124,26 +123,27 @@ class Daemon:
         if session is not None:
             session.arrived.set()
 
-    def _methods(self, credentials: Credentials | None) -> dict[str, grpc.RpcMethodHandler]:
-        """Return the handlers by their names in the service; with ``credentials`` they check the
+    def _methods(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Return the handlers by their names in the service; with credentials they check the
         caller's certificate."""
         handlers = {
             CONTROL: grpc.stream_stream_rpc_method_handler(self._control),
             HOP: grpc.stream_stream_rpc_method_handler(self._hop),
             STATUS: grpc.unary_unary_rpc_method_handler(self._status),
         }
-        if credentials is not None:
+        if self._credentials is not None:
             for path, handler in handlers.items():
-                handlers[path] = Doorkeeper(credentials, _MAY_CALL[path]).guard(handler)
+                handlers[path] = Doorkeeper(self._credentials, _MAY_CALL[path]).guard(handler)
         return {path.rpartition("/")[2]: handler for path, handler in handlers.items()}
 
-    def _port(self, wanted: str, credentials: Credentials | None) -> int:
-        """Listen on the ``wanted`` address, and return the port."""
+    def _port(self) -> int:
+        """Listen on the settings' address, and return the port."""
+        wanted = self._settings.listen
         try:
-            if credentials is None:
+            if self._credentials is None:
                 require_loopback(wanted)
                 return int(self._server.add_insecure_port(wanted))
-            return int(self._server.add_secure_port(wanted, credentials.server()))
+            return int(self._server.add_secure_port(wanted, self._credentials.server()))
         except RuntimeError as error:
             raise ConfigError(
                 f"--listen {wanted}: cannot listen there: another program has the port, or the "

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.hops import StreamPorts
-from pipeline.schedule import BACKWARD, FORWARD, Action
+from pipeline.devices.hops import FRAMES, StreamPorts
+from pipeline.schedule import Action
 from pipeline.stage import Passed
 
 
@@ -61,9 +61,8 @@ class TimedPorts:
 
     def table(self) -> Tensor:
         """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
-        kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
         rows = [
-            (*times, self._sent.get((kinds[action.kind], action.micro_batch), times[-1]))
+            (*times, self._sent.get((FRAMES[action.kind], action.micro_batch), times[-1]))
             for action, *times in self._rows
         ]
         return torch.tensor(rows, dtype=torch.float64)
