@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
 from torch import Tensor
@@ -263,11 +264,7 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 def as_tensor(data: bytes) -> Tensor:
     """Return bytes as a uint8 tensor [n]."""
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8)
-    )
+    return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
 
 
 def as_bytes(data: Tensor) -> bytes:
