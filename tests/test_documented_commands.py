@@ -12,8 +12,9 @@ import pytest
 import typer
 from documented import OTHERS, OURS, PAGES, ROOT, blocks, text_of
 
+from collapipe import config
 from collapipe.cli.app import app
-from collapipe.config import load_overrides, loading, own_overrides
+from collapipe.config import load_overrides, own_overrides
 from collapipe.config.composing import composed
 from collapipe.config.overrides import expand, split
 
@@ -61,7 +62,7 @@ def test_documented_commands_are_taken(
     for name in ("inputs.txt", "FILE"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loading, "_check_there", lambda _: None)  # files of the reader's
+    monkeypatch.setattr(config, "_check_there", lambda _: None)  # files of the reader's
     for block in blocks(page):
         if block.file and not block.file.startswith("~"):
             (file := tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ class NoPartitioner:
         ("collapipe.tasks.dates.Foreign", "task"),  # through a module of ours
         ("flwr_datasets.partitioner.NoPartitioner", "data.partitioner"),
         ("os.system", "data.partitioner"),
-        ("collapipe.config.loading.load_saved", "strategy"),  # no class
+        ("collapipe.config.load_saved", "strategy"),  # no class
         ("pathlib.Path", "environment"),
     ],
 )
