@@ -157,7 +157,7 @@ EDGES = {
     "omegaconf": (
         "collapipe/config/composing.py",
         "collapipe/config/own.py",
-        "collapipe/config/saved.py",
+        "collapipe/config/trust.py",
         "collapipe/runs/folder.py",
     ),
     "typer": ("collapipe/cli/",),

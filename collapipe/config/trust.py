@@ -1,4 +1,4 @@
-"""Read an untrusted configuration: limit the classes that it may name."""
+"""Read a run's saved configuration, which is untrusted: limit its size and the classes it names."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -8,14 +8,14 @@ from typing import Any
 
 import yaml
 
-from collapipe.config.resolved import targets, value_at
-from collapipe.config.saved import read_tree
+from collapipe.config.resolved import check_values, targets, value_at
 from collapipe.config.settings import Settings, class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
 _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
+_MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a real one has a few thousand characters, depth 5
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
@@ -33,6 +33,59 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
         target = str(value_at(tree, f"{option}._target_"))
         _check_trusted(option, target, ("collapipe", *trusted))
     return tree
+
+
+def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
+    """Return the text of a run's ``config.yaml``, and its values with unresolved references.
+
+    Raises ``ConfigError`` if the file is invalid or could take unbounded time or memory.
+    """
+    from omegaconf import OmegaConf  # takes half a second
+    from omegaconf.errors import OmegaConfBaseException
+
+    text = read_limited(file)
+    check_text(file, text)
+    try:
+        tree = OmegaConf.to_container(OmegaConf.create(text))
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: not a saved configuration")
+    check_values(file, tree)
+    return text, tree
+
+
+def read_limited(file: Path) -> str:
+    """Return the text of a small file. Raises ``ConfigError`` if it is unreadable or too long."""
+    try:
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(_MOST_TEXT + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
+    if len(text) > _MOST_TEXT:
+        raise ConfigError(f"{file}: not as a run writes it (more than {_MOST_TEXT:,} characters)")
+    return text
+
+
+def check_text(file: Path, text: str) -> None:
+    """Raise ``ConfigError`` for YAML with aliases, tags or deep nesting.
+
+    They could make a parser take unbounded time or memory, or make objects of other types. A saved
+    configuration never has them.
+    """
+    depth = 0
+    try:
+        for event in yaml.parse(text):
+            if isinstance(event, yaml.AliasEvent):
+                raise ConfigError(f"{file}: has references, which a saved configuration has not")
+            if getattr(event, "tag", None):
+                raise ConfigError(f"{file}: has tags (!), which a saved configuration has not")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_DEPTH:
+                raise ConfigError(f"{file}: not a saved configuration (nested too deeply)")
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
 
 
 def check_plugins(tree: Mapping[str, Any], trusted: Sequence[str] = ()) -> None:

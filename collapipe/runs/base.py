@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from collapipe.config import Settings
-from collapipe.config.saved import read_limited
+from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published
 from collapipe.models.kept import quantised_without_values, to_dtype

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from collapipe import __version__
-from collapipe.config.saved import read_limited
 from collapipe.config.settings import Settings
+from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.sections import Count, CountFrom0
 from collapipe.validation import rule

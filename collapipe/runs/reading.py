@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from collapipe.config.resolved import value_at
-from collapipe.config.saved import read_tree
+from collapipe.config.trust import read_tree
 from collapipe.errors import ConfigError, one_line, printable, unit_called
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from collapipe.config import load_overrides, load_saved
 from collapipe.config.resolved import check_values
-from collapipe.config.saved import check_text, read_limited
+from collapipe.config.trust import check_text, read_limited
 from collapipe.errors import ConfigError
 
 OWN = OmegaConf.to_yaml(OmegaConf.create(dict(load_overrides([]).tree)))
