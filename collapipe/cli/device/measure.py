@@ -3,8 +3,9 @@
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from collapipe.cli.device.survey import (
     time_hops,
 )
 from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
-from collapipe.cli.device.trial_run import measured_steps
+from collapipe.cli.run import run_job
+from collapipe.config.overrides import merged, setting
 from collapipe.devices.fitting import Fit, fit
 from collapipe.errors import CollaPipeError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted, print_lines, print_table, seconds
@@ -35,7 +37,11 @@ from collapipe.inventory.yaml_file import Document, load
 from collapipe.models.cost import measure_cost
 from collapipe.models.split import ModelSpec
 from collapipe.process.cancellation import cancellable
+from collapipe.process.folders import TemporaryFolder
+from collapipe.run_report.packed import read_requests
+from collapipe.runs.reading import read_run
 from collapipe.state import AffineLaw
+from collapipe.step_law import StepLaw
 from collapipe.wire.channels import Dialer
 
 _BITS = 8  # per byte
@@ -44,6 +50,11 @@ _BITS = 8  # per byte
 _FEWEST, _MOST, _MOST_S = 3, 10, 10.0
 Times = defaultdict[tuple[int, int], list[float]]  # seconds by blocks and samples
 _COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
+_TRIAL_RUN = (  # short rounds, to measure the steps of later runs
+    *("cluster=devices", "runtime=local", "environment=static", "pipeline.profile=null"),
+    *("federation.rounds=4", "federation.local_steps=8", "federation.eval_every=4"),
+    *("federation.checkpoint_every=0", "federation.on_infeasible=stop", "tracking.mlflow=null"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,8 @@ class Measuring:
         hosts: defaultdict[str, list[int]] = defaultdict(list)
         for place, device in enumerate(devices):
             hosts[device.address.address.rpartition(":")[0]].append(place)
-        found: list[Times | CollaPipeError] = [defaultdict(list) for _ in devices]
+        times: list[Times] = [defaultdict(list) for _ in devices]
+        faults = dict[int, CollaPipeError]()
 
         def work(places: Sequence[int]) -> None:
             began, limit_s = time.monotonic(), _MOST_S * len(places)
@@ -95,7 +107,11 @@ class Measuring:
                     return
                 for place in places:
                     _report(f"{devices[place].name}: pass {number + 1}")
-                    found[place] = self._timed(devices[place], found[place])
+                    try:
+                        if place not in faults:
+                            self._time(devices[place], times[place])
+                    except CollaPipeError as error:
+                        faults[place] = error
 
         with cancellable() as scope, ThreadPoolExecutor(len(hosts)) as pool:
             try:
@@ -106,28 +122,23 @@ class Measuring:
             except KeyboardInterrupt:
                 scope.cancel()
                 raise
-        return list(map(self._fit, devices, found))
+        return [faults.get(n) or self._fit(each, times[n]) for n, each in enumerate(devices)]
 
-    def _timed(
-        self, device: SurveyedDevice, times: Times | CollaPipeError
-    ) -> Times | CollaPipeError:
-        """Add the times of one pass, or return the error that prevented this or an earlier one."""
-        if isinstance(times, CollaPipeError):
-            return times
-        try:
-            _check_free(device)
-            for blocks in (1, 2) if self._holds_two(device) else (1,):
-                taken = chunk_seconds(device.address, self.dialer, self.trial, blocks)
-                for size, each in zip(self.trial.samples, taken, strict=True):
-                    times[blocks, size] += each
-        except CollaPipeError as error:
-            return error
-        return times
+    def _time(self, device: SurveyedDevice, times: Times) -> None:
+        """Add the times of one pass. Raises ``CollaPipeError`` if the device cannot compute it."""
+        if device.error or device.status is None:
+            raise LinkError(str(device.error))
+        if device.status.busy:
+            raise StageError(device.name, "is busy with a control unit; measure later")
+        room = int(device.status.memory_bytes // self.trial.cost.block_bytes)
+        most = min(self.trial.spec.num_blocks, device.device.max_blocks or 2, room)
+        for blocks in (1, 2) if most >= 2 else (1,):
+            taken = chunk_seconds(device.address, self.dialer, self.trial, blocks)
+            for size, each in zip(self.trial.samples, taken, strict=True):
+                times[blocks, size] += each
 
-    def _fit(self, device: SurveyedDevice, times: Times | CollaPipeError) -> Fit | CollaPipeError:
+    def _fit(self, device: SurveyedDevice, times: Times) -> Fit | StageError:
         """Fit u and v to the lower quartiles of times: other work on the machine only adds time."""
-        if isinstance(times, CollaPipeError):
-            return times
         taken = [quantiles(each, n=4, method="inclusive")[0] for each in times.values()]
         if min(taken) <= 0:
             return StageError(device.name, "reports that blocks took 0 s; check its clock")
@@ -137,11 +148,6 @@ class Measuring:
             cause = f"{most} samples took no longer than {least}; raise --repeats, or batch_size"
             return StageError(device.name, cause)
         return found
-
-    def _holds_two(self, device: SurveyedDevice) -> bool:
-        assert device.status is not None
-        room = int(device.status.memory_bytes // self.trial.cost.block_bytes)
-        return min(self.trial.spec.num_blocks, device.device.max_blocks or 2, room) >= 2
 
     def _measured(
         self, device: SurveyedDevice, way: Hop, chunk: Fit | CollaPipeError
@@ -213,6 +219,19 @@ def _of_file(document: Document, section: InventorySection) -> tuple[ModelSpec, 
     return spec, section.model.tokens or TOKENS, section.batch_size
 
 
+def measured_steps(
+    file: Path, num_clusters: int, overrides: Sequence[str]
+) -> tuple[Mapping[str, object], list[StepLaw | None]]:
+    """Train a few rounds with the options ``overrides``. Return the options of that run, and the
+    measured law of each cluster's step. Raises ``CollaPipeError`` if the run fails."""
+    units = [f"federation.num_units={num_clusters}"]
+    with TemporaryFolder("measure") as folder, redirect_stdout(sys.stderr):
+        own = setting("cluster.file", file.resolve()), setting("hydra.run.dir", folder / "run")
+        run = read_run(run_job(merged(merged(units, overrides), [*_TRIAL_RUN, *own])))
+        *_, request = read_requests(run)
+    return run.tree, [each.step for each in request.clusters]
+
+
 def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     print_table(console, _COLUMNS, [(each.device.name, *_law(each)) for each in found])
@@ -240,11 +259,3 @@ def _law(each: MeasuredDevice) -> tuple[str, ...]:
 
 def _report(progress: str) -> None:
     print(progress, file=sys.stderr, flush=True)
-
-
-def _check_free(device: SurveyedDevice) -> None:
-    """Raise ``CollaPipeError`` if the device cannot be reached or is busy."""
-    if device.error or device.status is None:
-        raise LinkError(str(device.error))
-    if device.status.busy:
-        raise StageError(device.name, "is busy with a control unit; measure later")
