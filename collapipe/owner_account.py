@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from collapipe.credentials import files
 from collapipe.errors import BudgetSpentError, ConfigError
 from collapipe.formatting import counted
 from collapipe.privacy.accounting import composed_epsilon
 from collapipe.sections import CountFrom0, PrivacySettings
-from collapipe.validation import rule
+from collapipe.validation import from_json
 
 KEPT = "kept"  # folder next to the owner's file that a deployed unit may write
 _Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -88,13 +88,8 @@ class OwnerAccount:
         if not self.file.exists():
             return Spent(0, 0.0, 0.0)
         way_out = "restore it, for it bounds what further runs may spend"
-        try:
-            return _SPENT.validate_json(files.read(self.file, way_out))
-        except ValidationError as error:
-            fault = rule(error.errors()[0])
-            raise ConfigError(
-                f"{self.file}: not the account of a unit ({fault}); {way_out}"
-            ) from error
+        content = files.read(self.file, way_out)
+        return from_json(_SPENT, self.file, content, "the account of a unit", f"; {way_out}")
 
     def _after(self, privacy: PrivacySettings) -> Spent:
         spent = self.spent()

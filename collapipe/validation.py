@@ -4,6 +4,7 @@ import difflib
 import functools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -110,6 +111,20 @@ def rule(fault: Mapping[str, Any]) -> str:
         return f"must be one of {choices}{nearest(str(fault['input']), choices.split(', '))}"
     told = next((text for name, text in _RULES.items() if kind.startswith(name)), None)
     return one_line(told.format(**context) if told else fault["msg"])
+
+
+def from_json(
+    kind: TypeAdapter[T], file: Path, content: str | bytes, what: str, way_out: str = ""
+) -> T:
+    """Return the validated ``content`` of a JSON file.
+
+    Raises ``ConfigError`` with ``what`` the file should be, the first broken rule, and ``way_out``.
+    """
+    try:
+        return kind.validate_json(content)
+    except ValidationError as error:
+        fault = rule(error.errors()[0])
+        raise ConfigError(f"{file}: not {what} ({fault}){way_out}") from error
 
 
 def dotted(loc: Iterable[str | int]) -> str:

@@ -11,27 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import nn
 
 from collapipe.config import Settings
 from collapipe.config.trust import read_limited
-from collapipe.errors import ConfigError
 from collapipe.models.frozen import FrozenParts, find, forget, frozen_in, published
 from collapipe.models.kept import quantised_without_values, to_dtype
 from collapipe.models.part import prefixed
-from collapipe.models.split import (
-    SplitModel,
-    builders,
-    frozen_names,
-    training_names,
-)
+from collapipe.models.split import SplitModel, builders, frozen_names, training_names
 from collapipe.models.without_values import WithoutValues
 from collapipe.runs.folder import BASE
 from collapipe.sections import LoraSettings
 from collapipe.tensors import Tensors
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.validation import rule
+from collapipe.validation import from_json
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 
 _DIGESTS = TypeAdapter(dict[str, str])
@@ -46,11 +40,8 @@ def base_of(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> Frozen
     """
     file, digests = run_dir / f"{BASE}.json", dict[str, str]()
     if file.exists():
-        try:
-            digests = _DIGESTS.validate_json(read_limited(file))
-        except ValidationError as error:
-            fault = f"not the digests of frozen weights ({rule(error.errors()[0])})"
-            raise ConfigError(f"{file}: {fault}; restore it") from error
+        what = "the digests of frozen weights"
+        digests = from_json(_DIGESTS, file, read_limited(file), what, "; restore it")
     stores = FrozenStore(run_dir / BASE, is_cache=False), FrozenStore(default_folder())
     dtype = getattr(torch, settings.pipeline.dtype)
     return FrozenParts(digests, settings.model, vocabulary, dtype, stores)

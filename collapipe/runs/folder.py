@@ -12,7 +12,7 @@ from shlex import quote
 from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 
 from collapipe import __version__
@@ -20,7 +20,7 @@ from collapipe.config.settings import Settings
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.sections import Count, CountFrom0
-from collapipe.validation import rule
+from collapipe.validation import from_json
 
 if TYPE_CHECKING:  # torch takes seconds to import, and submitting a run does not need it
     from collapipe.tensors import Tensors
@@ -145,11 +145,7 @@ class RunFolder:
         file = self.path / _ACCOUNT
         if not file.exists():
             return {}
-        try:
-            return _ROUNDS.validate_json(file.read_bytes())
-        except ValidationError as error:
-            fault = rule(error.errors()[0])
-            raise ConfigError(f"{file}: not the account of a run ({fault}); restore it") from error
+        return from_json(_ROUNDS, file, file.read_bytes(), "the account of a run", "; restore it")
 
     def append(self, name: str, content: bytes) -> None:
         """Append to a file that grows. Raises ``StorageError`` if that fails."""
@@ -295,8 +291,4 @@ def read_overrides(run_dir: Path) -> list[str]:
     """
     file = run_dir / "overrides.json"
     check_there(run_dir, file)
-    try:
-        return TypeAdapter(list[str]).validate_json(read_limited(file))
-    except ValidationError as error:
-        fault = rule(error.errors()[0])
-        raise ConfigError(f"{file}: not the overrides of a run ({fault})") from error
+    return from_json(TypeAdapter(list[str]), file, read_limited(file), "the overrides of a run")
