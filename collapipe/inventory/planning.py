@@ -58,17 +58,7 @@ class PlannedCluster:
     def problem(self) -> ClusterProblem:
         """The problem for the head's place in the round, else for the fastest place, with each
         device as it computes in the plan."""
-        return in_modes(self.undecided, self.partition.recomputing)
-
-    @property
-    def undecided(self) -> ClusterProblem:
-        """The same before it is decided which devices recompute."""
-        return self._chosen.problem
-
-    @property
-    def solution(self) -> ClusterSolution:
-        """The solution for the same place as ``problem``."""
-        return self._chosen.solution
+        return in_modes(self.chosen.problem, self.partition.recomputing)
 
     @property
     def fastest(self) -> SolvedCluster:
@@ -76,7 +66,8 @@ class PlannedCluster:
         return min(self.solved, key=lambda each: each.solution.best.latency_s)
 
     @property
-    def _chosen(self) -> SolvedCluster:
+    def chosen(self) -> SolvedCluster:
+        """The head's place in the round, else the fastest, before any device recomputes."""
         if self.allocation is None:
             return self.fastest
         head = self.allocation.partition.head
@@ -85,7 +76,7 @@ class PlannedCluster:
     @property
     def partition(self) -> Partition:
         """The round's partition, or without a round the cluster's fastest."""
-        return self.allocation.partition if self.allocation else self.solution.best
+        return self.allocation.partition if self.allocation else self.chosen.solution.best
 
     @property
     def segments(self) -> tuple[SegmentTimes, ...]:

@@ -23,13 +23,7 @@ from collapipe.formatting import (
     watts,
 )
 from collapipe.inventory.model import Model
-from collapipe.inventory.planning import (
-    EXACT,
-    SHARED,
-    InventoryPlan,
-    JointRound,
-    PlannedCluster,
-)
+from collapipe.inventory.planning import EXACT, SHARED, InventoryPlan, JointRound, PlannedCluster
 from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import round_up
@@ -112,7 +106,7 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
 def _fits(planned: PlannedCluster, held_by: str, model: Model) -> str:
     """Return the least number of devices, what each one in use holds, and the speed."""
     problem, unit = planned.problem, "tokens/s" if model.tokens else "samples/s"
-    held = -np.sort(-either_caps(planned.undecided), axis=1).cumsum(axis=1)  # by the largest
+    held = -np.sort(-either_caps(planned.chosen.problem), axis=1).cumsum(axis=1)  # by the largest
     least = 1 + int((held < problem.num_blocks).sum(axis=1).min())
     per_s = problem.batch_size * (model.tokens or 1) / planned.partition.latency_s
     texts = f"on {counted(least, 'device')} or more", held_by, f"{three_digits(per_s)} {unit}"
@@ -182,8 +176,8 @@ def _summary(
         ("slowest", _slowest(planned)),
         ("sync", _sync(planned, segments)),
         ("recompute", _recompute(planned)),
-        ("even split", _even(planned.undecided, partition)),
-        ("front", _front(planned.solution.front)),
+        ("even split", _even(planned.chosen.problem, partition)),
+        ("front", _front(planned.chosen.solution.front)),
         ("energy", ", ".join(_energies(problem, partition))),
     ]
     return [(label, text) for label, text in lines if text]
@@ -222,13 +216,13 @@ def _samples(number: str) -> str:
 
 
 def _certainty(planned: PlannedCluster) -> str:
-    best = planned.solution.best
+    best = planned.chosen.solution.best
     if planned.partition == best:
-        shared = planned.solution.certificate.solver == SHARED
+        shared = planned.chosen.solution.certificate.solver == SHARED
         family = (
             "pipeline, with shared stages or without," if shared else "pipeline of single devices"
         )
-        return certainty(planned.solution.certificate, family, "faster")
+        return certainty(planned.chosen.solution.certificate, family, "faster")
     fastest = f"the fastest, S = {best.num_segments}, takes {seconds(best.latency_s)}"
     return f"chosen by the round; {fastest}"
 
@@ -256,7 +250,7 @@ def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
     """Return how long shared stages add their gradients, or why no stage can be shared."""
     stages = {each.span: each.sync[1] for each in segments if each.rows is not None}
     if not stages:
-        asked = planned.solution.certificate.solver == SHARED
+        asked = planned.chosen.solution.certificate.solver == SHARED
         missing = all(each.sharing is None for each in planned.problem.devices)
         return _NO_SHARING if asked and missing else ""
     return (
@@ -268,7 +262,7 @@ def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
 def _recompute(planned: PlannedCluster) -> str:
     """Return which devices compute forward twice; empty if none does."""
     own = planned.partition.recomputing
-    names = ", ".join(planned.undecided.devices[k].name for k in own)
+    names = ", ".join(planned.chosen.problem.devices[k].name for k in own)
     return names and f"{names}: forward is computed twice, because memory is too small otherwise"
 
 
