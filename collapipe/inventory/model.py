@@ -2,7 +2,8 @@
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -113,7 +114,7 @@ def read_spec(document: Document, inventory: InventorySection) -> "ModelSpec":
     from collapipe.models.lora import LoraSpec
 
     published: str = getattr(spec, "published_dtype", "float32")
-    try:
+    with _placed(document, "adapter"):
         return LoraSpec(
             spec,
             adapter.rank,
@@ -121,8 +122,6 @@ def read_spec(document: Document, inventory: InventorySection) -> "ModelSpec":
             kept=section.dtype or published,
             quantization=section.quantization,
         )
-    except ConfigError as error:
-        raise _placed(document, "adapter", error) from error
 
 
 def _with_ends(model: Model, spec: Any, tokens: int) -> Model:
@@ -151,10 +150,8 @@ def _named(document: Document, section: ModelSection) -> "ModelSpec":
 
     config = {key: _value(text) for key, text in (section.config or {}).items()}
     name = _located(document, section.name) if section.name else None
-    try:
+    with _placed(document, "model"):
         spec = HuggingFaceSpec(name, section.family, section.num_blocks, config=config)
-    except ConfigError as error:
-        raise _placed(document, "model", error) from error
     return cast("ModelSpec", spec)  # knows L now
 
 
@@ -196,15 +193,17 @@ def _counted(
     from collapipe.models.cost import measure_cost  # torch takes seconds
 
     spec = read_spec(document, inventory)
-    try:
+    with _placed(document, "model"):
         return spec, measure_cost(spec, tokens, inventory.batch_size, recompute=recompute)
+
+
+@contextmanager
+def _placed(document: Document, key: str) -> Iterator[None]:
+    """Put the line of ``key`` before errors that begin with an option."""
+    try:
+        yield
     except ConfigError as error:
-        raise _placed(document, "model", error) from error
-
-
-def _placed(document: Document, key: str, error: ConfigError) -> ConfigError:
-    """Return an error that begins with an option, with the line of ``key`` before it."""
-    return ConfigError(f"{document.file}:{document.line((key,))}: {error}")
+        raise ConfigError(f"{document.file}:{document.line((key,))}: {error}") from error
 
 
 def _located(document: Document, name: str) -> str:
