@@ -84,7 +84,20 @@ def faults_in_cluster(settings: Settings, cluster: "ClusterPreset") -> Iterator[
             "their measured times would be those of one machine; leave it out, and give devices "
             "their speeds by cluster.file, or take cluster=devices"
         )
-    yield from _segment_faults(settings, cluster.num_devices)
+    segments, most = settings.pipeline.num_segments or 0, cluster.num_devices
+    if segments > most:
+        yield (
+            f"pipeline.num_segments={segments}: more than cluster.num_devices={most}; "
+            "a device holds one segment at most"
+        )
+    if segments > settings.model.num_blocks:
+        blocks = "model.num_blocks" if settings.framework.cut is None else "framework.cut"
+        if isinstance(settings.adapter, LoraSettings) and settings.adapter.last_blocks:
+            blocks = "adapter.last_blocks"
+        yield (
+            f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
+            "a segment holds at least one block"
+        )
 
 
 def _unprotected(settings: Settings) -> Iterator[str]:
@@ -153,24 +166,6 @@ def _unsummed(settings: Settings) -> Iterator[str]:
         )
     if federation.num_units == 1:
         yield f"{masked}federation.num_units=1: a sum hides nothing of one unit; have more"
-
-
-def _segment_faults(settings: Settings, most: int) -> Iterator[str]:
-    """Yield messages if there are more segments than the ``most`` devices, or than blocks."""
-    segments = settings.pipeline.num_segments or 0
-    if segments > most:
-        yield (
-            f"pipeline.num_segments={segments}: more than cluster.num_devices={most}; "
-            "a device holds one segment at most"
-        )
-    if segments > settings.model.num_blocks:
-        blocks = "model.num_blocks" if settings.framework.cut is None else "framework.cut"
-        if isinstance(settings.adapter, LoraSettings) and settings.adapter.last_blocks:
-            blocks = "adapter.last_blocks"
-        yield (
-            f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
-            "a segment holds at least one block"
-        )
 
 
 def faults_in_data(settings: Settings) -> Iterator[str]:

@@ -65,14 +65,6 @@ def _plain(parser: OverridesParser, text: str) -> str:
     return text
 
 
-def quoted(value: object) -> str:
-    """Return a value in quotes, with any characters escaped for an override."""
-    # Escape backslashes only before OmegaConf's references and Hydra's quotes.
-    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
-    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", literal).replace("'", "\\'")
-    return f"'{escaped}'"
-
-
 def setting(name: str, value: object) -> str:
     """Return the override that sets the option ``name`` to exactly this value."""
     return f"{name}={literal(value)}"
@@ -109,7 +101,10 @@ def literal(value: object, *, references: bool = False) -> str:
         return repr(value)
     if references and "${" in str(value):
         return "'" + str(value).replace("'", "\\'") + "'"
-    return quoted(value)
+    # Escape backslashes only before OmegaConf's references and Hydra's quotes.
+    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", plain).replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _check_depth(value: object, left: int = _MOST_DEPTH) -> None:

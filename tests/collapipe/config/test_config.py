@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collapipe.config import composing, load_overrides, load_saved, load_text, outline
 from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
-from collapipe.config.overrides import expand, quoted, split
+from collapipe.config.overrides import expand, literal, split
 from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError
 from collapipe.sections import DataSettings, FrameworkSettings
@@ -29,7 +29,7 @@ from collapipe.sections import DataSettings, FrameworkSettings
 # Options that get a value, beside choices of groups.
 VALUES = [
     [*TINY, "hydra.run.dir=runs/1"],
-    [f"tracking.mlflow={quoted('${oc.env:HOME} a=b, [c]')}", "data.root='${oc.env:HOME}/texts'"],
+    [f"tracking.mlflow={literal('${oc.env:HOME} a=b, [c]')}", "data.root='${oc.env:HOME}/texts'"],
     ["batch_size=${federation.num_units}", "data.name='null'", "data.config=null", "data.root="],
     ["seed=1", "seed=2", "optimizer.lr=1", "optimizer.eps=1e-3", "runtime.name='true'"],
     ["channel.gain_db=[-100,-90.0]", "cluster=edge", "cluster.kinds=[{name: a, power_w: 1}]"],
@@ -125,7 +125,7 @@ def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> N
 @example("null")
 @example("${oc.env:HOME}")
 def test_a_quoted_value_comes_back_as_it_was(value: str) -> None:
-    overrides = [f"tracking.mlflow={quoted(value)}", f"hydra.run.dir={quoted(value + 'a')}"]
+    overrides = [f"tracking.mlflow={literal(value)}", f"hydra.run.dir={literal(value + 'a')}"]
     assert split(shlex.join(overrides)) == overrides
     tree = composed(overrides)
     assert options_of(tree)["tracking"]["mlflow"] + "a" == run_dir(tree) == value + "a"
