@@ -24,33 +24,28 @@ SENT = {
     "real": "all tokens' rows",
     "every": "all tokens' rows",
 }
-_GROUPS: dict[str, Callable[[Condition], str]] = {
-    "blocks": lambda each: counted(each.blocks, "block"),
-    "precision": lambda each: each.precision,
-    "noise": lambda each: f"noise {each.noise:g}",
-    "reads": lambda each: SENT[each.reads],
+_GROUPS: dict[str, tuple[str, Callable[[Condition], str]]] = {  # title, name of a row
+    "blocks": (
+        "By encoder blocks between text and server, all tokens' rows",
+        lambda each: counted(each.blocks, "block"),
+    ),
+    "precision": ("By precision", lambda each: each.precision),
+    "noise": ("By Gaussian noise, times a row's norm", lambda each: f"noise {each.noise:g}"),
+    "reads": ("By rows", lambda each: SENT[each.reads]),
 }
-TITLES = {
-    "blocks": "By encoder blocks between text and server, all tokens' rows",
-    "precision": "By precision",
-    "noise": "By Gaussian noise, times a row's norm",
-    "reads": "By rows",
-}
-
 UPDATE_TITLE = "By what a unit's update tells of a round's rows"
 UPDATE_COLUMNS = (
     *("", "tokens", "rare tokens", "most frequent tokens"),
     *("labels", "labels, by what units tell"),
 )
 _UPDATE_SHARES = "tokens", "rare_tokens", "usual_tokens", "labels", "usual_labels"
-_COLOURS = {
-    "most frequent": "#8c8c8c",
-    "nearest": "#4c97cf",
-    "softmax": "#2a9d6f",
-    "linear": "#08306b",
-    "learned": "#c8641a",
+_LOOKS = {  # colour and mark
+    "most frequent": ("#8c8c8c", ""),
+    "nearest": ("#4c97cf", "^"),
+    "softmax": ("#2a9d6f", "v"),
+    "linear": ("#08306b", "o"),
+    "learned": ("#c8641a", "s"),
 }
-_MARKS = {"most frequent": "", "nearest": "^", "softmax": "v", "linear": "o", "learned": "s"}
 _LINES: dict[State, str] = {"trained": "-", "frozen": "--"}
 _PANELS = {
     "blocks": "encoder blocks between text and server",
@@ -104,11 +99,10 @@ def recovered(found: Audit, field: str, attack: Attack, state: State) -> list[Re
 
 def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield title and rows of each table, with the columns ``COLUMNS``."""
-    for field, name in _GROUPS.items():
+    for field, (title, name) in _GROUPS.items():
         conditions = sorted({each.condition for each in chosen(found, field)}, key=_order)
         if len({getattr(each, field) for each in conditions}) > 1:
-            rows = [[f"{c.state}, {name(c)}", *_cells(found, c)] for c in conditions]
-            yield TITLES[field], rows
+            yield title, [[f"{c.state}, {name(c)}", *_cells(found, c)] for c in conditions]
 
 
 def _order(each: Condition) -> tuple[str, int, int, float, str]:
@@ -196,6 +190,7 @@ def _panel(axes: Axes, found: Audit, field: str) -> None:
 
 def _draw_curve(axes: Axes, recoveries: Sequence[Recovery], field: str) -> None:
     attack, state = recoveries[0].attack, recoveries[0].condition.state
+    colour, mark = _LOOKS[attack]
     placed = {_place(each.condition, field): each.all_tokens for each in recoveries}
     places, shares = zip(*sorted(placed.items()), strict=True)
     axes.errorbar(
@@ -204,8 +199,8 @@ def _draw_curve(axes: Axes, recoveries: Sequence[Recovery], field: str) -> None:
         [[100 * (s.value - s.low) for s in shares], [100 * (s.high - s.value) for s in shares]],
         label=attack if attack == _BASELINE else f"{attack}, {state}",
         linestyle=":" if attack == _BASELINE else _LINES[state],
-        marker=_MARKS[attack],
-        color=_COLOURS[attack],
+        marker=mark,
+        color=colour,
         markersize=4,
         capsize=2,
         linewidth=1.2,
