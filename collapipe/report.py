@@ -168,14 +168,6 @@ class RoundCost:
     delay_s: float
     clusters: tuple[ClusterCost, ...]
 
-    @property
-    def energy_j(self) -> float:
-        """Energy of all units' uploads and devices."""
-        return math.fsum(
-            each.upload_energy_j + math.fsum(each.device_energy_j.values())
-            for each in self.clusters
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class UnitsEvaluation:
@@ -270,7 +262,12 @@ class RoundReport:
     @property
     def energy_j(self) -> float | None:
         """Modelled energy of all units, uploads and devices."""
-        return None if self.cost is None else self.cost.energy_j
+        if self.cost is None:
+            return None
+        return math.fsum(
+            each.upload_energy_j + math.fsum(each.device_energy_j.values())
+            for each in self.cost.clusters
+        )
 
     @property
     def kept_queues(self) -> tuple[float, ...]:
