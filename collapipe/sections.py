@@ -32,9 +32,8 @@ def _kind_of_device(name: str) -> str:
     return name
 
 
-TorchDevice = Annotated[
-    str, AfterValidator(_kind_of_device)
-]  # see ``collapipe.process.torch_device``
+# see ``collapipe.process.torch_device``
+TorchDevice = Annotated[str, AfterValidator(_kind_of_device)]
 
 
 @dataclass(frozen=True)

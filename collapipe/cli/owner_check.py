@@ -54,12 +54,9 @@ def _rows(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, Dataset | 
             continue
         there = ", ".join(rows.column_names)
         found = f"{counted(len(rows), 'row')} with the columns {there}"
-        missing = [
-            f"{key}: {name}" for name, key in wanted.items() if name not in rows.column_names
-        ]
-        problem = (
-            f"{path}: has no column for {', '.join(missing)}, but {there}" if missing else None
-        )
+        absent = wanted.keys() - {*rows.column_names}
+        missing = ", ".join(f"{key}: {name}" for name, key in wanted.items() if name in absent)
+        problem = f"{path}: has no column for {missing}, but {there}" if missing else None
         yield Finding(option, found, problem, f"correct it in {file}"), rows
 
 
@@ -105,9 +102,7 @@ def _devices(file: Path, owner: OwnerSection) -> Iterator[tuple[Finding, bool]]:
     for each in ask_all(section.model_copy(update={"clusters": [first]}), dialer)[0]:
         what, status = f"device {each.name}", each.status
         way_out = f"collapipe device check {inventory}"
-        gives, busy = (
-            amount(status.memory_bytes, "B") if status else "",
-            bool(status and status.busy),
-        )
+        gives = amount(status.memory_bytes, "B") if status else ""
+        busy = bool(status and status.busy)
         doing = ", works for a control unit: no dry run" if busy else ""
         yield Finding(what, f"{gives} of memory{doing}", each.error, way_out), busy

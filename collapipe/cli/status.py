@@ -67,12 +67,6 @@ def describe(run: reading.Run, now_s: float) -> list[Line]:
     ]
 
 
-def _written_s(folder: Path) -> float:
-    """Return the time at which the run last wrote a file, as ``time.time()``."""
-    files = [folder / name for name in _FILES] + list((folder / "checkpoints").glob("[0-9]*"))
-    return max(map(reading.modified_s, files))
-
-
 def _span_s(run: reading.Run) -> float | None:
     """Return the mean measured time from one round's end to the next, over the latest rounds."""
     ends = [0.0, *(line.wall_s for line in run.rounds)][-_RECENT - 1 :]
@@ -81,7 +75,8 @@ def _span_s(run: reading.Run) -> float | None:
 
 
 def _state(run: reading.Run, now_s: float) -> str:
-    written = f"last written {_ago(now_s - _written_s(run.folder))}"
+    files = [*(run.folder / name for name in _FILES), *run.folder.glob("checkpoints/[0-9]*")]
+    written = f"last written {_ago(now_s - max(map(reading.modified_s, files)))}"
     if run.summary:
         return f"{printable(run.summary.status)}{run.summary.cause}, {written}"
     if not is_writing(run.folder):
