@@ -28,7 +28,7 @@ from collapipe.wire.messages import RowsReply, Split
 if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it
     from flwr_datasets.partitioner import Partitioner
 
-_loading = threading.Lock()  # units of one process share the loaded rows
+_loading = threading.RLock()  # units of one process share the loaded rows
 _BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that are not pretrained
 
 
@@ -90,7 +90,16 @@ def check_source(settings: Settings) -> None:
 def load_shard(settings: Settings, unit: int) -> Dataset:
     """Return a unit's training rows; a simulated unit gets its part of all rows."""
     with _loading:
-        return _shard(settings, unit)
+        if _is_owners(settings):
+            return _train(settings)
+        partitioner, units = _partitioner(settings), settings.federation.num_units
+        mine = shard(partitioner, unit)
+        if partitioner.num_partitions != units:
+            raise ConfigError(
+                f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
+                f"{units}; both must be the same, or rows stay unused"
+            )
+        return mine
 
 
 def load_shards(settings: Settings) -> list[Dataset]:
@@ -182,19 +191,6 @@ def _is_owners(settings: Settings) -> bool:
     return settings.tree["data"]["partitioner"] is None
 
 
-def _shard(settings: Settings, unit: int) -> Dataset:
-    if _is_owners(settings):
-        return _train(settings)
-    partitioner, units = _partitioner(settings), settings.federation.num_units
-    mine = shard(partitioner, unit)
-    if partitioner.num_partitions != units:
-        raise ConfigError(
-            f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
-            f"{units}; both must be the same, or rows stay unused"
-        )
-    return mine
-
-
 def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
     """Return a simulated unit's part of evaluation rows, split in the same way as training rows.
 
@@ -210,7 +206,7 @@ def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
     from flwr_datasets.partitioner import NaturalIdPartitioner
 
     if isinstance(partitioner, NaturalIdPartitioner):
-        mine = set(_shard(settings, unit)[by])
+        mine = set(load_shard(settings, unit)[by])
         return rows.select([row for row, value in enumerate(rows[by]) if value in mine])
     partitioner.dataset = rows
     return part(partitioner, unit)
