@@ -39,7 +39,11 @@ def with_laws(file: Path, text: str, laws: Laws, cost: BlockCost) -> str:
     """Return ``text``, the content of ``file``, with ``laws`` inserted. Raises ``ConfigError``."""
     document = from_text(file, text)
     section = document.parse(InventorySection)
-    places = dict(_places(section))
+    places: dict[Key, Loc] = {
+        (cluster.name, device.name): ("clusters", n, "devices", k)
+        for n, cluster in enumerate(section.clusters)
+        for k, device in enumerate(cluster.devices)
+    }
     figures, edits = {key: _figures(law, cost) for key, law in laws.items()}, list[Edit]()
     for key, each in figures.items():
         if key not in places:
@@ -51,12 +55,6 @@ def with_laws(file: Path, text: str, laws: Laws, cost: BlockCost) -> str:
     if not _is_so(file, edited, _values(section, figures)) or _comments(edited) != _comments(text):
         raise ConfigError(f"{file}: has a form in which laws cannot be put; {_BY_HAND}")
     return edited
-
-
-def _places(section: InventorySection) -> Iterator[tuple[Key, Loc]]:
-    for n, cluster in enumerate(section.clusters):
-        for k, device in enumerate(cluster.devices):
-            yield (cluster.name, device.name), ("clusters", n, "devices", k)
 
 
 def _figures(law: AffineLaw, cost: BlockCost) -> dict[str, str]:

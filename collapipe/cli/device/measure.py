@@ -178,7 +178,7 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     """
     document = load(file)
     section = document.parse(InventorySection)
-    spec, tokens, batch_size = _of_run(overrides) if overrides else _of_file(document, section)
+    spec, tokens, batch_size = _model(document, section, overrides)
     cost = measure_cost(spec, tokens, batch_size)
     trial = Trial(spec, cost, tokens, batch_size, repeats)
     dialer = Dialer(own_credentials(file, section), ANSWER_S)
@@ -207,16 +207,15 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     return 1 if lacking else 0
 
 
-def _of_run(overrides: Sequence[str]) -> tuple[ModelSpec, int, int]:
-    """Return the model of a run, the tokens of its samples, and the samples of a batch."""
-    settings = config.load_overrides(config.own_overrides(overrides))
-    return settings.model, settings.task.max_length, settings.batch_size
-
-
-def _of_file(document: Document, section: InventorySection) -> tuple[ModelSpec, int, int]:
-    """Return the same figures of an inventory."""
-    spec = read_spec(document, section)
-    return spec, section.model.tokens or TOKENS, section.batch_size
+def _model(
+    document: Document, section: InventorySection, overrides: Sequence[str]
+) -> tuple[ModelSpec, int, int]:
+    """Return the model of a run, or without options the inventory's; the tokens of its samples, and
+    the samples of a batch."""
+    if overrides:
+        settings = config.load_overrides(config.own_overrides(overrides))
+        return settings.model, settings.task.max_length, settings.batch_size
+    return read_spec(document, section), section.model.tokens or TOKENS, section.batch_size
 
 
 def measured_steps(

@@ -105,12 +105,9 @@ def time_hops(
     addresses, sizes = [each.address for each in devices], _fitting(devices, sizes)
     try:
         found = hop_trips(addresses, dialer, sizes, repeats)
-    except BusyDeviceError as error:
-        place = names.index(error.device) - 1
-        return around(place, place + 1, busy=True)
-    except LostDeviceError as error:
-        place = names.index(error.device) - 1
-        return around(place, place + 1, str(error))
+    except (BusyDeviceError, LostDeviceError) as error:
+        place, busy = names.index(error.device) - 1, isinstance(error, BusyDeviceError)
+        return around(place, place + 1, None if busy else str(error), busy)
     except UnreachedError as error:
         place = names.index(error.source)
         return around(place, place, error.cause)

@@ -172,8 +172,7 @@ def _opened(
     num_micro_batches: int,
 ) -> Iterator[RemoteSegments]:
     """Load ``blocks`` new blocks to each device, for steps that do not change them."""
-    spans = (Span(k * blocks, blocks) for k in range(len(devices)))
-    held = (SegmentPlan(each.name, span) for each, span in zip(devices, spans, strict=False))
+    held = (SegmentPlan(each.name, Span(k * blocks, blocks)) for k, each in enumerate(devices))
     common = RoundDescription(
         version=collapipe.__version__,
         unit=0,
