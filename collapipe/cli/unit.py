@@ -95,11 +95,7 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
 
 
 def _dial(
-    file: Path,
-    owner: OwnerSection,
-    own: Credentials,
-    api: tuple[int, bytes],
-    answers: "_Answers",
+    file: Path, owner: OwnerSection, own: Credentials, api: tuple[int, bytes], answers: "_Answers"
 ) -> str:
     """Run a SuperNode until it ends, and return its last line of output.
 

@@ -156,11 +156,8 @@ def _shares(segment: SegmentTimes, latency_s: float) -> tuple[str, ...]:
     fill, drain = segment.first_s, latency_s - segment.last_s
     gaps = latency_s - fill - drain - segment.busy_s
     shares = (f"{max(part, 0.0) / latency_s:.0%}" for part in (segment.busy_s, fill, gaps, drain))
-    return (
-        seconds(segment.compute_s),
-        seconds(segment.hop_s) if segment.hop_s else "-",
-        *shares,
-    )
+    hop = seconds(segment.hop_s) if segment.hop_s else "-"
+    return seconds(segment.compute_s), hop, *shares
 
 
 def _summary(
@@ -355,12 +352,8 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
     allocation = planned.allocation
     sending: tuple[str, ...] = ("idle", *"----")
     if allocation:
-        times = (planned.partition.latency_s, allocation.upload_s, planned.total_s)
-        sending = (
-            f"{allocation.channel}",
-            watts(allocation.power_w),
-            *map(seconds, times),
-        )
+        times = map(seconds, (planned.partition.latency_s, allocation.upload_s, planned.total_s))
+        sending = (f"{allocation.channel}", watts(allocation.power_w), *times)
     queue = f"{joint.problem.queues[unit]:.3g} -> {joint.queues[unit]:.3g}"
     return (planned.cluster.name, *sending, f"{joint.gammas[unit]:.3g}", queue)
 
