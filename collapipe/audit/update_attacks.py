@@ -9,7 +9,7 @@ simulated, from the run's model and rows.
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from collapipe.models.split import SplitModel
 from collapipe.seeds import derive
 from collapipe.state import Precision
 from collapipe.tasks.task import Examples
-from collapipe.tensors import Batch
+from collapipe.tensors import Batch, Tensors
 from collapipe.wire.compression import decode, encode
 
 _ROWS, _VARIED, _MOST_ROUNDS, _SHADOWS = (1, 4, 16), 4, 30, 8
@@ -33,8 +33,7 @@ _NOISE_MULTIPLIERS = 1e-4, 1e-3, 1e-2
 NUM_SIZES = len(_ROWS) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Attacked:
+class Attacked(NamedTuple):
     """Names of the attacked weights: the tokens' embeddings [v, d], and the labels' bias [c].
 
     None if a weight does not train or is not sent.
@@ -42,9 +41,6 @@ class Attacked:
 
     embedding: str | None
     bias: str | None
-
-    def __bool__(self) -> bool:
-        return self != Attacked(None, None)
 
     @classmethod
     def of(cls, settings: Settings, model: SplitModel, labels: int) -> "Attacked":
@@ -69,38 +65,22 @@ class Attacked:
         return cls(max(size, key=size.__getitem__, default=None), biases[-1] if biases else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Changes of the attacked weights, and ``bound``, of which the noise is a multiple.
-
-    It is the run's clip norm or, without clipping, the norm of the whole update.
-    """
-
-    embedding: Tensor | None
-    bias: Tensor | None
-    bound: float
-
-    def arrived(self, precision: str, noise: float, generator: torch.Generator) -> "Update":
-        """Return the changes with noise of deviation ``noise``·bound, rounded as uploads are."""
-
-        def arrives(change: Tensor | None) -> Tensor | None:
-            if change is None:
-                return None
-            if noise:
-                drawn = torch.randn(change.shape, generator=generator)
-                change = change + noise * self.bound * drawn
-            return decode(encode(change, precision), change.shape, precision, change.dtype)
-
-        return Update(arrives(self.embedding), arrives(self.bias), self.bound)
+def arrived(change: Tensor, precision: str, deviation: float, generator: torch.Generator) -> Tensor:
+    """Return a weight's change with noise of this standard deviation, rounded as uploads are."""
+    if deviation:
+        change = change + deviation * torch.randn(change.shape, generator=generator)
+    return decode(encode(change, precision), change.shape, precision, change.dtype)
 
 
 def update_of(
-    start: SplitModel, settings: Settings, attacked: Attacked, batches: Sequence[Batch]
-) -> Update:
-    """Return the update of a unit that starts at ``start`` with an empty optimiser state.
+    start: SplitModel, settings: Settings, names: Sequence[str], batches: Sequence[Batch]
+) -> tuple[Tensors, float]:
+    """Return the changes of the weights ``names`` in the update of a unit that starts at ``start``
+    with an empty optimiser state, and the bound of which the noise is a multiple.
 
     It takes one step per batch with rate ``optimizer.lr``. The update is clipped as in the run;
-    with ``privacy.clip_quantile`` to the initial clip norm.
+    with ``privacy.clip_quantile`` to the initial clip norm. The bound is the run's clip norm or,
+    without clipping, the norm of the whole update.
     """
     model, how = copy.deepcopy(start).train(), settings.optimizer
     optimizer = Optimizer(how, model)
@@ -118,11 +98,8 @@ def update_of(
     }
     norm, most = float(nn.utils.get_total_norm(changes.values())), settings.privacy.clip_norm
     factor = 1.0 if most is None else most / max(most, norm)
-    embedding, bias = (
-        None if name is None else factor * changes[name]
-        for name in (attacked.embedding, attacked.bias)
-    )
-    return Update(embedding, bias, norm if most is None else most)
+    changed = {name: factor * changes[name] for name in names}
+    return changed, norm if most is None else most
 
 
 def update_recoveries(
@@ -145,7 +122,9 @@ def update_recoveries(
         if size.rows == _VARIED and size.steps == 1:  # of which there are many rounds
             conditions += [replace(size, precision=each) for each in get_args(Precision)]
             conditions += [replace(size, noise_multiplier=each) for each in _NOISE_MULTIPLIERS]
-        yield _measured(held, model, attacked, [*dict.fromkeys(conditions)]) if attacked else []
+        yield (
+            _measured(held, model, attacked, [*dict.fromkeys(conditions)]) if any(attacked) else []
+        )
 
 
 def _measured(
@@ -154,15 +133,19 @@ def _measured(
     """Yield recoveries from the same rounds under each of ``conditions``, of noise and rounding."""
     size, seed = (conditions[0].rows, conditions[0].steps), held.settings.seed
     words = _Words.of(held, model, attacked.embedding) if attacked.embedding else None
-    labels = _Labels.fitted(held, model, attacked, *size) if attacked.bias else None
+    labels = _Labels.fitted(held, model, attacked.bias, *size) if attacked.bias else None
     counts: dict[UpdateCondition, list[list[int]]] = {each: [] for each in conditions}
     for batches in _rounds(held.examples, *size):
-        update = update_of(model, held.settings, attacked, batches)
+        changes, bound = update_of(model, held.settings, [*filter(None, attacked)], batches)
         for condition, counted in counts.items():
             noise = torch.Generator().manual_seed(derive(seed, "audit", "noise", len(counted)))
-            came = update.arrived(condition.precision, condition.noise_multiplier, noise)
-            of_words = words.counted(batches, came.embedding) if words else [0] * 5
-            of_labels = labels.counted(batches, came.bias) if labels else [0] * 3
+            deviation = condition.noise_multiplier * bound
+            came = {
+                name: arrived(change, condition.precision, deviation, noise)
+                for name, change in changes.items()
+            }
+            of_words = words.counted(batches, came) if words else [0] * 5
+            of_labels = labels.counted(batches, came) if labels else [0] * 3
             counted.append(of_words + of_labels)
     return [_recovery(condition, torch.tensor(counted)) for condition, counted in counts.items()]
 
@@ -191,9 +174,11 @@ def _rounds(examples: Examples, rows: int, steps: int) -> Iterator[list[Batch]]:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The attack on words. ``before`` are token embeddings before a round [v, d]. ``special`` and
-    ``rare`` mark tokens, bool [v]. ``usual`` counts tokens in the public text [v]."""
+    """The attack on words. ``before`` are token embeddings before a round [v, d], the weight
+    ``name``. ``special`` and ``rare`` mark tokens, bool [v]. ``usual`` counts tokens in the public
+    text [v]."""
 
+    name: str
     before: Tensor
     special: Tensor
     rare: Tensor
@@ -206,22 +191,21 @@ class _Words:
         special[[known.bos, known.eos, known.pad]] = True
         ids = held.public.ids[held.public.real]
         rare = ~frequent(ids, len(before))
-        return cls(before, special, rare, ids.bincount(minlength=len(before)).float())
+        return cls(name, before, special, rare, ids.bincount(minlength=len(before)).float())
 
-    def counted(self, batches: Sequence[Batch], change: Tensor | None) -> list[int]:
+    def counted(self, batches: Sequence[Batch], changes: Tensors) -> list[int]:
         """Return numbers of tokens in the rows and of correct guesses, for all and for rare tokens.
 
         Guesses come from the change of embeddings and, as a baseline, from frequencies. There are
         as many guesses as tokens.
         """
-        assert change is not None
         true = torch.zeros_like(self.special)
         for batch in batches:
             true[batch.inputs[batch.mask]] = True
         true &= ~self.special
         found, usual = (
             self._highest(scores, int(true.sum())) & true
-            for scores in (self._moved(change), self.usual)
+            for scores in (self._moved(changes[self.name]), self.usual)
         )
         return [
             int(each.sum()) for each in (true, found, usual, true & self.rare, found & self.rare)
@@ -244,15 +228,17 @@ class _Words:
 @dataclass(frozen=True, slots=True)
 class _Labels:
     """The attack on labels. Labels' shares of a round's rows, [c], are estimated as ``level`` +
-    ``slope``·change of their bias. The baseline without the update is ``usual``."""
+    ``slope``·change of their bias, the weight ``name``. The baseline without the update is
+    ``usual``."""
 
+    name: str
     level: Tensor
     slope: float
     usual: Tensor
 
     @classmethod
     def fitted(
-        cls, held: Material, model: SplitModel, attacked: Attacked, rows: int, steps: int
+        cls, held: Material, model: SplitModel, name: str, rows: int, steps: int
     ) -> "_Labels":
         """Fit the attack to simulated rounds with public texts and random labels."""
         size = held.tokenizer.vocabulary.num_labels
@@ -265,23 +251,21 @@ class _Labels:
                 replace(each, targets=torch.randint(size, (each.num_samples, 1), generator=draw))
                 for each in batches
             ]
-            change = update_of(model, held.settings, attacked, drawn).bias
-            assert change is not None
-            changes.append(change)
+            changes.append(update_of(model, held.settings, [name], drawn)[0][name])
             shares.append(_shares(drawn, size))
         level, moved = torch.stack(shares), torch.stack(changes)
         across = moved - moved.mean(0)
         slope = float((across * (level - level.mean(0))).sum() / across.square().sum().clamp(1e-30))
         every = held.examples.batch(range(len(held.examples.lengths)))
-        return cls(level.mean(0) - slope * moved.mean(0), slope, _shares([every], size))
+        return cls(name, level.mean(0) - slope * moved.mean(0), slope, _shares([every], size))
 
-    def counted(self, batches: Sequence[Batch], change: Tensor | None) -> list[int]:
+    def counted(self, batches: Sequence[Batch], changes: Tensors) -> list[int]:
         """Return numbers of labels and of correct guesses, from the change and from ``usual``."""
-        assert change is not None
         rows = sum(each.num_samples for each in batches)
         true = (_shares(batches, len(self.usual)) * rows).round()
         guesses = (
-            _apportioned(each, rows) for each in (self.level + self.slope * change, self.usual)
+            _apportioned(each, rows)
+            for each in (self.level + self.slope * changes[self.name], self.usual)
         )
         return [rows, *(int(torch.minimum(true, each).sum()) for each in guesses)]
 
