@@ -104,12 +104,10 @@ def softmax(public: Public, size: int, seed: int) -> Inverter:
     mean, deviation = public.activations.mean(0), public.activations.std()
     weight = torch.zeros(len(known), len(mean), requires_grad=True)
 
-    def loss(drawn: Tensor) -> Tensor:
-        tokens, shares = numbered.batch(drawn)
-        logits = (public.activations[drawn] - mean) / deviation @ weight[tokens].T
-        return functional.cross_entropy(logits + (prior + correction)[tokens], shares)
+    def score(activations: Tensor, tokens: Tensor) -> Tensor:
+        return (activations - mean) / deviation @ weight[tokens].T
 
-    _fit([weight], loss, rows, at_once, _RATE_OF_SOFTMAX, seed)
+    _fit([weight], score, numbered, prior + correction, at_once, _RATE_OF_SOFTMAX, seed)
     every = torch.zeros(size, len(mean)).index_copy_(0, known, weight / deviation)
     offset = torch.full((size,), -torch.inf).index_copy_(0, known, prior)
     return lambda activations, places, tokens: (
@@ -124,9 +122,9 @@ def learned(public: Public, table: Tensor, seed: int) -> Inverter:
     """
     if not public.pooled:
         weight, offset = _ridge(public.activations, table[public.ids], _RIDGE)
-    rows = len(public.activations)
     counts = public.ids.bincount(minlength=len(table)) + 1.0
-    prior, correction = _priors(counts, _AT_ONCE * len(public.ids) / rows)
+    at_once = _AT_ONCE * len(public.ids) / len(public.activations)
+    prior, correction = _priors(counts, at_once)
     mean, deviation = public.activations.mean(0), public.activations.std()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -136,19 +134,13 @@ def learned(public: Public, table: Tensor, seed: int) -> Inverter:
         nn.init.zeros_(parameter)  # so that it begins as the linear map
     net = nn.Sequential(first, nn.ReLU(), last)
 
-    def out(activations: Tensor) -> Tensor:
+    def score(activations: Tensor, tokens: Tensor) -> Tensor:
         moved: Tensor = _PART * net((activations - mean) / deviation)
-        return moved if public.pooled else moved + activations @ weight + offset
+        out = moved if public.pooled else moved + activations @ weight + offset
+        return out @ (_SHARPNESS * table[tokens]).T
 
-    def loss(drawn: Tensor) -> Tensor:
-        tokens, shares = public.batch(drawn)
-        logits = out(public.activations[drawn]) @ (_SHARPNESS * table[tokens]).T
-        return functional.cross_entropy(logits + (prior + correction)[tokens], shares)
-
-    _fit([*net.parameters()], loss, rows, _AT_ONCE, _RATE, seed)
-    return lambda activations, places, tokens: (
-        out(activations) @ (_SHARPNESS * table[tokens]).T + prior[tokens]
-    )
+    _fit([*net.parameters()], score, public, prior + correction, _AT_ONCE, _RATE, seed)
+    return lambda activations, places, tokens: score(activations, tokens) + prior[tokens]
 
 
 def best(inverter: Inverter, activations: Tensor, places: Tensor, size: int, count: int) -> Tensor:
@@ -174,20 +166,25 @@ def _priors(counts: Tensor, at_once: float) -> tuple[Tensor, Tensor]:
 
 def _fit(
     weights: list[Tensor],
-    loss: Callable[[Tensor], Tensor],
-    rows: int,
+    score: Callable[[Tensor, Tensor], Tensor],
+    public: Public,
+    offset: Tensor,
     at_once: int,
     rate: float,
     seed: int,
 ) -> None:
-    """Minimise the ``loss`` of ``at_once`` of the rows in each step, drawn by ``seed``."""
+    """Fit weights to find the tokens of public activations, ``at_once`` in each step, drawn by
+    ``seed``. ``score`` maps activations [b, d] and tokens [c] to scores [b, c], to which the
+    tokens' ``offset`` [v] is added."""
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(weights, rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _STEPS)
     for _ in range(_STEPS):
-        drawn = torch.randperm(rows, generator=generator)[:at_once]
+        drawn = torch.randperm(len(public.activations), generator=generator)[:at_once]
+        tokens, shares = public.batch(drawn)
         optimiser.zero_grad()
-        loss(drawn).backward()  # type: ignore[no-untyped-call]
+        scores = score(public.activations[drawn], tokens) + offset[tokens]
+        functional.cross_entropy(scores, shares).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
     for weight in weights:

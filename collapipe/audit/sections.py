@@ -8,7 +8,7 @@ from typing import get_args
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share, State
+from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share, State, UpdateRecovery
 from collapipe.formatting import counted
 from collapipe.process.drawing import own_look
 from collapipe.state import Precision
@@ -17,7 +17,7 @@ ATTACKS: tuple[Attack, ...] = get_args(Attack)
 _PRECISIONS = get_args(Precision)
 _BASELINE: Attack = "most frequent"
 _SHOWN = [attack for attack in ATTACKS if attack != _BASELINE]
-COLUMNS = ("", *_SHOWN, "rare tokens")  # the last one of the best attack
+_COLUMNS = ("", *_SHOWN, "rare tokens")  # the last one of the best attack
 SENT = {
     "first": "each text's pooled row",
     "labelled": "the rows of labelled tokens",
@@ -33,8 +33,8 @@ _GROUPS: dict[str, tuple[str, Callable[[Condition], str]]] = {  # title, name of
     "noise": ("By Gaussian noise, times a row's norm", lambda each: f"noise {each.noise:g}"),
     "reads": ("By rows", lambda each: SENT[each.reads]),
 }
-UPDATE_TITLE = "By what a unit's update tells of a round's rows"
-UPDATE_COLUMNS = (
+_UPDATE_TITLE = "By what a unit's update tells of a round's rows"
+_UPDATE_COLUMNS = (
     *("", "tokens", "rare tokens", "most frequent tokens"),
     *("labels", "labels, by what units tell"),
 )
@@ -97,12 +97,15 @@ def recovered(found: Audit, field: str, attack: Attack, state: State) -> list[Re
     return [each for each in every if (each.attack, each.condition.state) == (attack, state)]
 
 
-def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yield title and rows of each table, with the columns ``COLUMNS``."""
+def tables(found: Audit) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """Yield title, columns and rows of each table."""
     for field, (title, name) in _GROUPS.items():
         conditions = sorted({each.condition for each in chosen(found, field)}, key=_order)
         if len({getattr(each, field) for each in conditions}) > 1:
-            yield title, [[f"{c.state}, {name(c)}", *_cells(found, c)] for c in conditions]
+            rows = [[f"{c.state}, {name(c)}", *_cells(found, c)] for c in conditions]
+            yield title, _COLUMNS, rows
+    if found.updates:
+        yield _UPDATE_TITLE, _UPDATE_COLUMNS, list(map(_update_row, found.updates))
 
 
 def _order(each: Condition) -> tuple[str, int, int, float, str]:
@@ -135,15 +138,11 @@ def membership_text(found: Audit) -> str:
     )
 
 
-def update_rows(found: Audit) -> list[list[str]]:
-    """Return rows with the columns ``UPDATE_COLUMNS``; empty if no update was attacked."""
-    rows = []
-    for each in found.updates:
-        made, shares = each.condition, (getattr(each, name) for name in _UPDATE_SHARES)
-        noise = f", noise {made.noise_multiplier:g}" if made.noise_multiplier else ""
-        size = f"{counted(made.steps, 'step')} of {counted(made.rows, 'row')}"
-        rows.append([f"{made.state}, {size}, {made.precision}{noise}", *map(percent, shares)])
-    return rows
+def _update_row(each: UpdateRecovery) -> list[str]:
+    made, shares = each.condition, (getattr(each, name) for name in _UPDATE_SHARES)
+    noise = f", noise {made.noise_multiplier:g}" if made.noise_multiplier else ""
+    size = f"{counted(made.steps, 'step')} of {counted(made.rows, 'row')}"
+    return [f"{made.state}, {size}, {made.precision}{noise}", *map(percent, shares)]
 
 
 def updates_text(found: Audit) -> str:

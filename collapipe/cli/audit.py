@@ -61,12 +61,9 @@ def show(found: Audit, console: Console) -> None:
         "tokens, % (95 % interval):",
         soft_wrap=True,
     )
-    for title, rows in sections.tables(found):
+    for title, columns, rows in sections.tables(found):
         console.print(f"\n{title}", style="bold", soft_wrap=True)
-        print_table(console, sections.COLUMNS, rows)
-    if rows := sections.update_rows(found):
-        console.print(f"\n{sections.UPDATE_TITLE}", style="bold", soft_wrap=True)
-        print_table(console, sections.UPDATE_COLUMNS, rows)
+        print_table(console, columns, rows)
     console.print()
     told = ("targets", found.targets), ("updates", sections.updates_text(found))
     print_lines(console, [*told, ("membership", sections.membership_text(found))])

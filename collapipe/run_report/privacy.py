@@ -17,9 +17,6 @@ def privacy(run: Run) -> Markup | None:
     found = read_audit(run.folder)
     if found is None:
         return None
-    tables = [(sections.COLUMNS, cells, title) for title, cells in sections.tables(found)]
-    if updates := sections.update_rows(found):
-        tables.append((sections.UPDATE_COLUMNS, updates, sections.UPDATE_TITLE))
     told = (
         f"{found.rows} validation rows with {found.tokens:,} tokens, attacked with "
         f"{found.public_rows:,} public rows by CollaPipe {found.version}. Tables have percent of "
@@ -34,7 +31,10 @@ def privacy(run: Run) -> Markup | None:
             _curves(found, "noise", "noise"),
         ),
         _bars(found),
-        *(table(["weights", *columns[1:]], cells, title) for columns, cells, title in tables),
+        *(
+            table(["weights", *columns[1:]], cells, title)
+            for title, columns, cells in sections.tables(found)
+        ),
         tag("p", f"{found.targets} Updates: {sections.updates_text(found)}."),
         tag("p", f"Membership: {sections.membership_text(found)}."),
         note(told),
