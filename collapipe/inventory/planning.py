@@ -35,11 +35,10 @@ _SEED = 0  # for the only baseline that draws its devices
 
 @dataclass(frozen=True, slots=True)
 class SolvedCluster:
-    """A cluster's problem for one place of the head, and its solution."""
+    """A cluster's problem for one place of the head, and its solution, which names the place."""
 
     problem: ClusterProblem
     solution: ClusterSolution
-    head: HeadPlace | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class PlannedCluster:
         if self.allocation is None:
             return self.fastest
         head = self.allocation.partition.head
-        return next(each for each in self.solved if each.head == head)
+        return next(each for each in self.solved if each.solution.best.head == head)
 
     @property
     def partition(self) -> Partition:
@@ -179,7 +178,7 @@ def _plan_cluster(
         solution = _solution(inventory, cluster, problem, solver)
         front = tuple(replace(point, head=head) for point in solution.front)
         best = replace(solution.best, head=head)
-        solved.append(SolvedCluster(problem, replace(solution, front=front, best=best), head))
+        solved.append(SolvedCluster(problem, replace(solution, front=front, best=best)))
     return PlannedCluster(cluster, tuple(solved))
 
 

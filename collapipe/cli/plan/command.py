@@ -61,7 +61,7 @@ def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
     clusters = [
         {
             "name": planned.cluster.name,
-            "head": planned.fastest.head,
+            "head": planned.fastest.solution.best.head,
             **_split(planned, planned.fastest.solution.best),
             **_certificate(planned.fastest.solution.certificate, "lower_bound_s"),
             "front": [_point(point) for point in planned.fastest.solution.front],
