@@ -67,7 +67,8 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
         )
     found = deque(read_packed(run, TRACES, _TRACES, _LONGEST, number), maxlen=1)
     if not found:
-        raise ConfigError(f"{file}: has no round {number}; leave --round out for the last one")
+        other = "yet" if number is None else f"{number}; leave --round out for the last one"
+        raise ConfigError(f"{file}: has no round {other}")
     (traces,) = found
     line = next((each for each in run.rounds if each.round == traces.round), None)
     if line is None:

@@ -7,6 +7,7 @@ import pytest
 from made_run import made_lines
 from pydantic import TypeAdapter
 
+from collapipe.errors import ConfigError
 from collapipe.report import DeviceTrace, RoundTraces
 from collapipe.run_report.trace import SEND, SEND_BACK, Event, _typical_step, read_trace
 
@@ -55,6 +56,12 @@ def test_sending_ends_when_a_waiting_neighbour_has_the_output(slices: list[Event
         **{(4, "B0"): 0.57, (3, "B0"): 0.7, (2, "B0"): 0.82, (1, "B0"): 1.0},
     }
     assert sent == pytest.approx(expected)
+
+
+def test_a_file_in_which_no_round_is_whole_has_none_yet(run: Path) -> None:
+    (run / "traces.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(ConfigError, match=r"has no round yet$"):
+        read_trace(run, None)
 
 
 def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
