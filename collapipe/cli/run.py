@@ -244,12 +244,13 @@ def _run_deployed(settings: Settings, resume: str | None) -> None:
 
 def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
     """Return overrides that mean the same in another working directory and at another time."""
-    tree = settings.tree
-    models = {"data.tokenizer": settings.data.tokenizer, "model.name": tree["model"].get("name")}
+    tree, data = settings.tree, settings.data
+    hub = {"data.name": data.name, "data.tokenizer": data.tokenizer}  # ids, or folders
+    hub["model.name"] = tree["model"].get("name")
     named = {
         "hydra.run.dir": folder,
-        **{f"data.{option}": path for option, path in settings.data.paths().items()},
-        **{option: Path(name) for option, name in models.items() if name and Path(name).is_dir()},
+        **{f"data.{option}": path for option, path in data.paths().items()},
+        **{option: Path(name) for option, name in hub.items() if name and Path(name).is_dir()},
     }
     paths = ("cluster", "file"), ("channel", "file"), ("adapter", "path"), ("task", "chat_template")
     for group, option in paths:

@@ -178,3 +178,15 @@ def test_units_evaluate_where_the_hub_has_no_other_rows(
             load_server_rows(on_server)
     else:
         assert [len(rows) for rows in load_server_rows(on_server).values()] == [30, 30]
+
+
+def test_a_relative_folder_means_the_same_elsewhere(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a simulation, whose processes have another current folder, and when a run resumes."""
+    started = list[Settings]()
+    monkeypatch.setattr(run, "start", started.append)
+    folder = a_dataset(here / "mine", "train", "validation", "test")
+    told = ["task=classification", "model=huggingface", "model.family=bert", "data.name=./mine"]
+    run.run_job([*told, f"hydra.run.dir={here / 'run'}"])
+    assert [each.data.name for each in started] == [str(folder.resolve())]
