@@ -12,11 +12,15 @@ from torch import Tensor
 from collapipe import config
 from collapipe.cli.export import export_run
 from collapipe.cli.predict import predict_texts
-from collapipe.models.cut import uncut
 from collapipe.runs.model import load_model
 
 EXACT = ("pipeline.dtype=float64", "model.dropout=0", UNEVEN)
 TEXTS = ["Dienstag", "Montag, 14:05"]
+
+
+def uncut(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights by their names in the model without a cut."""
+    return {name.removeprefix("head."): weight for name, weight in weights.items()}
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

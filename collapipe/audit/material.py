@@ -14,11 +14,11 @@ from collapipe.config import Settings
 from collapipe.data.files import read_file
 from collapipe.data.sources import columns_of, standard
 from collapipe.errors import DataError
-from collapipe.models.cut import CutSpec, uncut
+from collapipe.models.cut import CutSpec
 from collapipe.models.dropout import drawing_from
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, masks_for
-from collapipe.models.stem import StemSpec, without_stem
+from collapipe.models.stem import StemSpec
 from collapipe.runs.model import load_model
 from collapipe.runs.rows import load_validation
 from collapipe.seeds import derive
@@ -91,10 +91,9 @@ class Encoder:
         """Return the encoder of a model of ``spec``; weights are shared, not copied."""
         weights, frozen = {k: v.detach() for k, v in model.state_dict().items()}, 0
         if isinstance(spec, CutSpec):
-            spec, weights = spec.base, uncut(weights)
+            spec, weights = spec.base, spec.in_base(weights)
         if isinstance(spec, StemSpec):
-            weights, frozen = without_stem(weights, spec.frozen_blocks), spec.frozen_blocks + 1
-            spec = spec.base
+            spec, weights, frozen = spec.base, spec.in_base(weights), spec.frozen_blocks + 1
         whole = spec
         return cls(build_empty(lambda: SplitModel(whole, vocabulary), weights), frozen)
 

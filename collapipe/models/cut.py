@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
 from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, through
-from collapipe.models.stem import StemSpec, without_stem
+from collapipe.models.stem import StemSpec
 from collapipe.models.without_values import WithoutValues
 from collapipe.text.vocabulary import Vocabulary
 
@@ -82,19 +82,12 @@ class CutHead(nn.Module):
         return through(self.blocks.values(), hidden, mask)
 
 
-def uncut(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of a ``CutSpec``'s model to their names in ``base``."""
-    return {name.removeprefix(f"{HEAD}."): weight for name, weight in weights.items()}
-
-
 def without_cut(
     spec: ModelSpec, weights: Mapping[str, Tensor]
 ) -> tuple[ModelSpec, Mapping[str, Tensor]]:
     """Return the model without cut or stem, and the weights by their names in it."""
-    if isinstance(spec, CutSpec):
-        return spec.base, uncut(weights)
-    if isinstance(spec, StemSpec):
-        return spec.base, without_stem(weights, spec.frozen_blocks)
+    if isinstance(spec, CutSpec | StemSpec):
+        return spec.base, spec.in_base(weights)
     return spec, weights
 
 

@@ -1,7 +1,7 @@
 """Interfaces of a model's three kinds of parts, and the unsplit model made of them."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.without_values import WithoutValues
-from collapipe.tensors import IGNORED, Batch, aligned
+from collapipe.tensors import IGNORED, Batch, Tensors, aligned
 from collapipe.text.vocabulary import Vocabulary
 
 M = TypeVar("M", bound=nn.Module)
@@ -119,6 +119,10 @@ class DerivedSpec:
     def name_in_base(self, name: str) -> str:
         """Return the name in ``base`` of a weight that both have."""
         return name
+
+    def in_base(self, weights: Mapping[str, Tensor]) -> Tensors:
+        """Rename the weights of this model to their names in ``base``."""
+        return {self.name_in_base(name): weight for name, weight in weights.items()}
 
 
 def builders(spec: ModelSpec, vocabulary: Vocabulary) -> dict[str, Callable[[], nn.Module]]:

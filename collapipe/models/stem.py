@@ -14,7 +14,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -142,7 +142,7 @@ class StemSpec(split.DerivedSpec):
 
     Weights are drawn in the order of ``base``, so the same seed gives the same weights. The stem's
     weights have the names of ``base`` with the prefix ``embedding.``; the remaining blocks are
-    numbered from 0 (``without_stem`` restores the names). ``store`` caches the stem's activations.
+    numbered from 0 (``in_base`` restores the names). ``store`` caches the stem's activations.
     """
 
     frozen_blocks: int
@@ -154,7 +154,13 @@ class StemSpec(split.DerivedSpec):
         return self.base.num_blocks - self.frozen_blocks
 
     def name_in_base(self, name: str) -> str:
-        return _name_in_base(name, self.frozen_blocks)
+        part, _, rest = name.partition(".")
+        if part == split.EMBEDDING:
+            return rest
+        if part == split.HEAD:
+            return name
+        index, _, rest = rest.partition(".")
+        return f"{split.block_name(int(index) + self.frozen_blocks)}.{rest}"
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         embedding = self.base.build_embedding(vocabulary)
@@ -213,18 +219,3 @@ def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int) -> Tenso
     for place, row, length in zip(hidden, rows, lengths, strict=True):
         place[:length], place[width:] = row[:length], row[length:]
     return hidden
-
-
-def without_stem(weights: Mapping[str, Tensor], frozen_blocks: int) -> dict[str, Tensor]:
-    """Rename the weights of a ``StemSpec``'s model to their names in ``base``."""
-    return {_name_in_base(name, frozen_blocks): weight for name, weight in weights.items()}
-
-
-def _name_in_base(name: str, frozen_blocks: int) -> str:
-    part, _, rest = name.partition(".")
-    if part == split.EMBEDDING:
-        return rest
-    if part == split.HEAD:
-        return name
-    index, _, rest = rest.partition(".")
-    return f"{split.block_name(int(index) + frozen_blocks)}.{rest}"

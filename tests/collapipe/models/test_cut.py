@@ -11,7 +11,7 @@ from torch import Tensor
 
 from collapipe.errors import ConfigError
 from collapipe.models.cost import measure_cost
-from collapipe.models.cut import CutHead, cut_at, extra_rows, uncut
+from collapipe.models.cut import CutHead, CutSpec, cut_at, extra_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.lora import LoraSpec
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, frozen_names
@@ -48,10 +48,11 @@ def pair(spec: ModelSpec, cut: int) -> tuple[SplitModel, SplitModel]:
         name: weight.double() + 0.2 * torch.randn_like(weight, dtype=torch.float64)
         for name, weight in drawn(spec).state_dict().items()
     }
-    again = cut_at(spec, cut)
+    again = CutSpec(spec, cut)
     with torch.device("meta"):
         names = SplitModel(again, VOCABULARY).state_dict()
-    own = {name: weights[old].clone() for name, old in zip(names, uncut(names), strict=True)}
+    pairs = zip(names, again.in_base(names), strict=True)
+    own = {name: weights[old].clone() for name, old in pairs}
     models = (
         build_empty(lambda: SplitModel(spec, VOCABULARY), weights),
         build_empty(lambda: SplitModel(again, VOCABULARY), own),
@@ -70,7 +71,8 @@ def gradients(model: SplitModel) -> dict[str, Tensor]:
 def test_loss_gradients_and_predictions_are_the_uncut_models(
     tmp_path: Path, kind: str, cut: int
 ) -> None:
-    whole, twice = pair(spec_for(tmp_path, kind), cut)
+    spec = spec_for(tmp_path, kind)
+    whole, twice = pair(spec, cut)
     batch = batch_for(head_of(kind))
     with InFloat64():
         losses = [model.train().loss(batch, KEY) for model in (whole, twice)]
@@ -78,7 +80,7 @@ def test_loss_gradients_and_predictions_are_the_uncut_models(
             loss.backward()  # type: ignore[no-untyped-call]
         predictions = [model.eval().generate(batch, 6) for model in (whole, twice)]
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=0, abs=1e-12)
-    expected, found = gradients(whole), uncut(gradients(twice))
+    expected, found = gradients(whole), CutSpec(spec, cut).in_base(gradients(twice))
     assert found.keys() == expected.keys() != set()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-12, msg=name)
@@ -88,8 +90,9 @@ def test_loss_gradients_and_predictions_are_the_uncut_models(
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_weights_are_the_uncut_models(tmp_path: Path, kind: str) -> None:
     spec = spec_for(tmp_path, kind)
-    twice = drawn(cut_at(spec, 1))
-    expected, found = drawn(spec).state_dict(), uncut(twice.state_dict())
+    cut = CutSpec(spec, 1)
+    twice = drawn(cut)
+    expected, found = drawn(spec).state_dict(), cut.in_base(twice.state_dict())
     assert isinstance(twice.head, CutHead)
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -106,8 +109,9 @@ def test_the_heads_blocks_keep_their_numbers(tmp_path: Path) -> None:
 
 def test_what_is_frozen_stays_so_on_the_server(tmp_path: Path) -> None:
     spec = spec_for(tmp_path, "own-lora")
-    names = dict.fromkeys(frozen_names(cut_at(spec, 1), VOCABULARY), torch.empty(0))
-    assert uncut(names).keys() == frozen_names(spec, VOCABULARY) != set()
+    cut = CutSpec(spec, 1)
+    names = dict.fromkeys(frozen_names(cut, VOCABULARY), torch.empty(0))
+    assert cut.in_base(names).keys() == frozen_names(spec, VOCABULARY) != set()
 
 
 @pytest.mark.parametrize(

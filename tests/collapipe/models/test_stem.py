@@ -14,7 +14,7 @@ from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.lora import LoraSpec, with_adapters
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, frozen_names
-from collapipe.models.stem import Stem, StemSpec, without_stem
+from collapipe.models.stem import Stem, StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import LoraSettings
 
@@ -51,7 +51,7 @@ def pair(spec: StemSpec) -> tuple[SplitModel, SplitModel]:
         name: weight.double() + 0.2 * torch.randn_like(weight, dtype=torch.float64)
         for name, weight in drawn(spec).state_dict().items()
     }
-    whole = {k: w.clone() for k, w in without_stem(weights, spec.frozen_blocks).items()}
+    whole = {k: w.clone() for k, w in spec.in_base(weights).items()}
     models = (
         build_empty(lambda: SplitModel(spec.base, VOCABULARY), whole),
         build_empty(lambda: SplitModel(spec, VOCABULARY), weights),
@@ -77,7 +77,7 @@ def test_loss_and_gradients_are_those_of_the_model_without_a_stem(
         torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=1e-8)
         for loss in losses:
             loss.backward()  # type: ignore[no-untyped-call]
-    expected, found = gradients(whole), without_stem(gradients(stemmed), spec.frozen_blocks)
+    expected, found = gradients(whole), spec.in_base(gradients(stemmed))
     assert found.keys() == expected.keys() != set()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-8, msg=name)
@@ -88,7 +88,7 @@ def test_the_first_weights_are_the_base_models(tmp_path: Path, kind: str) -> Non
     """Of the same seed, adapters merged; frozen is all but the last blocks' adapters and head."""
     base = base_of(tmp_path, kind)
     spec = adapted(base, 2)
-    found = without_stem(drawn(spec).state_dict(), spec.frozen_blocks)
+    found = spec.in_base(drawn(spec).state_dict())
     plain, expected = merged(cast(LoraSpec, spec.base), found), drawn(base).state_dict()
     assert plain.keys() == expected.keys()
     assert all(torch.equal(plain[name], weight) for name, weight in expected.items())
