@@ -20,7 +20,7 @@ from torch.optim.sgd import sgd
 
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
-from collapipe.models.split import Head, training_names
+from collapipe.models.split import Head
 from collapipe.process.torch_device import CPU, moved
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
@@ -38,18 +38,11 @@ class Optimizer:
         self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._state: Tensors = {}
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the trainable weights."""
-        return list(self._weights)
-
-    def weights(self) -> list[Tensor]:
-        """Return the trainable weights, in the names' order."""
-        return list(self._weights.values())
-
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Step with learning rate ``rate``, then drop the gradients."""
+    def step(self, rate: float, scale: float = 1.0) -> None:
+        """Step with learning rate ``rate`` and gradients times ``scale``; then drop gradients."""
+        for gradient in self.gradients() if scale != 1.0 else ():
+            gradient.mul_(scale)
         names = [name for name, weight in self._weights.items() if weight.grad is not None]
         (self._adamw if self._settings.name == "adamw" else self._sgd)(names, rate)
         self.forget_gradients()
@@ -158,7 +151,7 @@ def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float
     return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
 
 
-class Part:
+class Part(Optimizer):
     """A named module and its optimiser, both on ``device``."""
 
     def __init__(
@@ -171,46 +164,32 @@ class Part:
     ) -> None:
         self.name, self.device = name, device
         self.module = moved(module, device).train()
-        self._optimizer = Optimizer(settings, self.module)
+        super().__init__(settings, self.module)
         self.load_optimizer_state(state or {})
 
     @property
     def trains(self) -> bool:
         """Whether any weight trains."""
-        return bool(training_names(self.module))
+        return bool(self._weights)
 
     @property
     def trained(self) -> list[str]:
         """The names of the trainable weights in the whole model, in the gradients' order."""
-        return [f"{self.name}.{name}" for name in self._optimizer.names]
+        return [f"{self.name}.{name}" for name in self._weights]
 
     @torch.no_grad()
     def load_trained(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the trainable weights from ``weights``, by their names in the whole model."""
-        for name, own in zip(self.trained, self._optimizer.weights(), strict=True):
-            own.copy_(weights[name])
+        for name, own in self._weights.items():
+            own.copy_(weights[f"{self.name}.{name}"])
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Load this part's state from ``state``, which may hold the states of other parts too."""
-        self._optimizer.load_state(select(state, self.name))
+        self.load_state(select(state, self.name))
 
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the part's gradient."""
-        return float(get_total_norm(self._optimizer.gradients())) ** 2
-
-    def step(self, rate: float, scale: float) -> None:
-        """Step with learning rate ``rate`` and gradients times ``scale``; then drop gradients."""
-        for gradient in self._optimizer.gradients() if scale != 1.0 else ():
-            gradient.mul_(scale)
-        self._optimizer.step(rate)
-
-    def forget_gradients(self) -> None:
-        """Drop the accumulated gradients."""
-        self._optimizer.forget_gradients()
-
-    def swap_gradients(self, others: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Put ``others`` in place of the accumulated gradients, which are returned."""
-        return self._optimizer.swap_gradients(others)
+        return float(get_total_norm(self.gradients())) ** 2
 
     def weights(self) -> Tensors:
         """Return the weights on the CPU, keyed by their names in the whole model."""
@@ -218,7 +197,7 @@ class Part:
 
     def optimizer_state(self) -> Tensors:
         """Return the optimiser state with keys such as ``blocks.3.norm.weight/exp_avg``."""
-        return prefixed(self.name, self._optimizer.state())
+        return prefixed(self.name, self.state())
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
