@@ -112,10 +112,9 @@ def _stored(tensors: Tensors, digest: str, key: tuple[Any, ...], store: FrozenSt
         if tensors:
             tensors = store.load(store.add(tensors))
         store.remember(_stable(key), digest)
-        return tensors
     except (ConfigError, DataError) as error:
         _log.warning("quantised weights will be made again: %s", error)
-        return tensors
+    return tensors
 
 
 def _stable(key: tuple[Any, ...]) -> str:

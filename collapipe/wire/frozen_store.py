@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from collapipe.credentials.files import replace
+from collapipe.credentials.files import make_folder, replace
 from collapipe.errors import ConfigError, DataError, WireError, one_line
 from collapipe.process.folders import in_home
 from collapipe.tensors import ALIGNMENT, Tensors
@@ -151,10 +151,7 @@ class FrozenStore:
         Raises ``ConfigError`` if the folder cannot be written.
         """
         file = self._note(source)
-        try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{file}: cannot be written ({error}); make room") from error
+        make_folder(file.parent)
         replace(file, name.encode())
 
     def recall(self, source: str) -> str | None:

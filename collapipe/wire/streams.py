@@ -73,7 +73,7 @@ class FrameStream:
         self._closed = False
         self._until: Callable[[], bool] | None = None  # when ``outgoing`` ends
         self._cancel: Callable[[], object] = lambda: None
-        self.on_sent: Callable[[Frame], None] = _nothing
+        self.on_sent: Callable[[Frame], object] = lambda sent: None
 
     def send(self, frame: Frame) -> None:
         """Queue a frame and return at once. Activations and gradients wait for credit."""
@@ -312,10 +312,6 @@ class FrameStream:
             if message[0] & _LAST:
                 yield lanes[lane]
                 lanes[lane] = bytearray()
-
-
-def _nothing(sent: Frame) -> None:
-    """Ignore the frame: the default of ``on_sent``."""
 
 
 def _pieces(frame: Frame) -> Iterator[bytes]:

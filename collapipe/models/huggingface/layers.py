@@ -15,10 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.masking_utils import (
-    create_bidirectional_mask,
-    create_causal_mask,
-)
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import ForeignDropout
@@ -125,12 +122,8 @@ class LayerBlock(nn.Module):
             return self.original(hidden, attention_mask=seen)  # type: ignore[no-any-return]
 
 
-class GPT2Block(nn.Module):
+class GPT2Block(LayerBlock):
     """A layer of GPT-2; a token attends to itself and earlier tokens."""
-
-    def __init__(self, original: nn.Module, model: Any, index: int) -> None:
-        super().__init__()
-        self.original, self.config = original, model.config
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         with ForeignDropout():
