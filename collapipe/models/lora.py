@@ -10,21 +10,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
 from collapipe.models.kept import NARROW, WIDE, keep, widen
 from collapipe.models.quantised import QUANTISED
-from collapipe.models.split import (
-    HEAD,
-    DerivedSpec,
-    ModelSpec,
-    SplitModel,
-    block_name,
-    build_empty,
-    kinds_of_blocks,
-)
+from collapipe.models.split import HEAD, DerivedSpec, ModelSpec, block_name, kinds_of_blocks
 from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.models.without_values import WithoutValues
@@ -32,16 +24,13 @@ from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
 from collapipe.text.vocabulary import Vocabulary
 
-# Layers that make queries or values in a decoder-only model, whichever attention it has.
-_ATTENTION = re.compile(r"(q|v|kv|qkv)(_b)?_proj|in_proj(_qkvz?)?|query_key_value")
+# Names of layers that make queries or values, in all families and whichever attention they have.
+_ATTENTION = re.compile(
+    r"query|value|q|v|[qv]_lin|Wqkv|c_attn"
+    r"|(q|v|kv|qkv)(_b)?_proj|in_proj(_qkvz?)?|query_key_value"
+)
 LORA = ".lora_"  # in the names of adapters' weights
 _OPTIONS = "rank", "alpha", "dropout", "target_modules", "rslora"
-_NOT_IN_PEFT = {
-    "distilbert": ("q_lin", "v_lin"),
-    "camembert": ("query", "value"),
-    "modernbert": ("Wqkv",),
-    **dict.fromkeys(("marian", "eurobert"), ("q_proj", "v_proj")),
-}
 
 
 def with_adapters(
@@ -197,14 +186,6 @@ def kept_as(spec: ModelSpec) -> str | None:
     return None
 
 
-def widened(
-    spec: LoraSpec, vocabulary: Vocabulary, weights: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the weights of a model with adapters, all in the dtype in which they compute."""
-    own = {name: weight.detach() for name, weight in weights.items()}
-    return widen(build_empty(lambda: SplitModel(spec, vocabulary), own)).state_dict()
-
-
 def merge_adapters(model: nn.Module) -> None:
     """Replace each layer with adapters by a plain one of merged weights.
 
@@ -218,26 +199,13 @@ def merge_adapters(model: nn.Module) -> None:
 
 
 def _default_targets(base: ModelSpec) -> tuple[str, ...]:
-    if isinstance(base, TransformerSpec):
-        return "query", "value"
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
-
-    from collapipe.models.huggingface.families import DECODERS
-    from collapipe.models.huggingface.spec import HuggingFaceSpec
-
-    kind = type(base).__name__
-    if isinstance(base, HuggingFaceSpec):
-        kind = base.own_config.model_type
-    targets = _NOT_IN_PEFT.get(kind) or KNOWN.get(kind)
-    if kind in DECODERS:
-        blocks = _one_of_each_kind(base)
-        targets = [each for each in _names_of_linear_layers(blocks) if _ATTENTION.fullmatch(each)]
-    if targets is None:
+    if not isinstance(base, TransformerSpec) and not hasattr(base, "own_config"):
         raise ConfigError(
-            f"adapter.target_modules=null: nothing is known for a {kind}; list the last names of "
-            "linear layers in its blocks, such as [query,value]"
+            f"adapter.target_modules=null: nothing is known for a {type(base).__name__}; list the "
+            "last names of linear layers in its blocks, such as [query,value]"
         )
-    return tuple(targets)
+    names = _names_of_linear_layers(_one_of_each_kind(base))
+    return tuple(name for name in names if _ATTENTION.fullmatch(name))
 
 
 def _one_of_each_kind(spec: ModelSpec, start: int = 0) -> nn.ModuleList:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from collapipe.models.cut import without_cut
 from collapipe.models.huggingface.skeleton import fill, skeleton
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.models.lora import LORA, LoraSpec, kept_as, widened
-from collapipe.models.split import ModelSpec
+from collapipe.models.kept import widen
+from collapipe.models.lora import LORA, LoraSpec, kept_as
+from collapipe.models.split import ModelSpec, SplitModel, build_empty
 from collapipe.models.without_values import WithoutValues
 from collapipe.tensors import aligned
 from collapipe.text.vocabulary import Vocabulary
@@ -35,22 +36,24 @@ def assembled(spec: ModelSpec, vocabulary: Vocabulary, weights: Mapping[str, Ten
     base = lora.base if lora else spec
     assert isinstance(base, HuggingFaceSpec)
     if lora and kept_as(lora) is not None:
-        weights = widened(lora, vocabulary, weights)
+        own = {name: weight.detach() for name, weight in weights.items()}
+        model = build_empty(lambda: SplitModel(spec, vocabulary), own)
+        weights = widen(model).state_dict()
     config = base.run_config(vocabulary)
     if base.untied():
         config.tie_word_embeddings = False
     values = {base.names.to_original(ours): aligned(each) for ours, each in weights.items()}
     values |= {twin: values[name].clone() for twin, name in base.copies(vocabulary).items()}
-    model = skeleton(config, base.class_name)
+    whole = skeleton(config, base.class_name)
     with WithoutValues():
-        fill(model, model, draw=False)
+        fill(whole, whole, draw=False)
         if lora:
-            _add_adapters(lora, model, {name.partition(LORA)[0] for name in values if LORA in name})
-    missing, unexpected = model.load_state_dict(values, strict=False, assign=True)
-    constants = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+            _add_adapters(lora, whole, {name.partition(LORA)[0] for name in values if LORA in name})
+    missing, unexpected = whole.load_state_dict(values, strict=False, assign=True)
+    constants = set(getattr(whole, "_keys_to_ignore_on_save", None) or ())
     if odd := [*sorted(set(missing) - constants), *unexpected]:
         raise RuntimeError(f"{odd[0]} is missing or unknown")
-    return model.eval()
+    return whole.eval()
 
 
 def _add_adapters(spec: LoraSpec, model: nn.Module, names: set[str]) -> None:
