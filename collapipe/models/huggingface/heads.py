@@ -12,12 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import ForeignDropout
-from collapipe.models.huggingface.layers import (
-    apply_layer,
-    check_length,
-    seeing,
-    take_input_as_it_is,
-)
+from collapipe.models.huggingface.layers import apply_layer, check_length, seeing, take_input_as_is
 from collapipe.models.output_layer import OutputLayer
 from collapipe.models.split import decode_greedily, shift_right
 from collapipe.tensors import IGNORED
@@ -145,7 +140,7 @@ class CausalHead(_Head):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original)
-        take_input_as_it_is(original.base_model)
+        take_input_as_is(original.base_model)
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return logits [b, s, vocabulary]."""

@@ -193,11 +193,11 @@ def around(base: Any, layers: Iterable[nn.Module], first: bool = False) -> Any:
     }
     vars(found)["layers"] = [*layers]
     if not first:
-        take_input_as_it_is(found)
+        take_input_as_is(found)
     return found
 
 
-def take_input_as_it_is(base: Any) -> None:
+def take_input_as_is(base: Any) -> None:
     """Let a part of a decoder-only model neither scale nor drop its input: the first part has done
     so."""
     base.config = copy.copy(base.config)

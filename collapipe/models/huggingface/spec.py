@@ -267,7 +267,7 @@ class HuggingFaceSpec:
         found = _tried(there.files[0].parent, lambda: _read(self, there, wanted))
         return found and dict(zip(like, found.values(), strict=True))
 
-    def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
+    def copies(self, vocabulary: Vocabulary | None) -> dict[str, str]:
         """Return weights of the original that are not stored here → the weights they copy."""
         return self._family.copies_in(_skeleton(self, vocabulary))
 
@@ -355,8 +355,18 @@ def _read(
 
 @functools.lru_cache(maxsize=2)  # every part asks for it
 def _places(spec: HuggingFaceSpec, there: weights.Stored) -> weights.Places:
-    """Return where the model's weights lie."""
-    return _with_shared(spec, weights.places(there.files))
+    """Return where the model's weights lie, also those that the original shares, and that may be in
+    its files under one name."""
+    found = dict(weights.places(there.files))
+    shared = [(source, copy) for copy, source in spec.copies(None).items()]
+    if spec.untied():
+        twins = spec._family.twins
+        assert twins is not None
+        shared += [twins, twins[::-1]]
+    for name, other in shared:
+        if other in found:
+            found.setdefault(name, found[other])
+    return found
 
 
 @functools.lru_cache(maxsize=2)  # as above
@@ -368,21 +378,6 @@ def _sources(
     for weight, each in weights.sources(_places(spec, there), _skeleton(spec, None)).items():
         parts[spec.names.part(weight)][weight] = each
     return parts
-
-
-def _with_shared(spec: HuggingFaceSpec, places: weights.Places) -> weights.Places:
-    """Add weights that the original shares, and that may be in its files under one name."""
-    found = dict(places)
-    copies = spec._family.copies_in(_skeleton(spec, None))
-    shared = [(source, copy) for copy, source in copies.items()]
-    if spec.untied():
-        twins = spec._family.twins
-        assert twins is not None
-        shared += [twins, twins[::-1]]
-    for name, other in shared:
-        if other in found:
-            found.setdefault(name, found[other])
-    return found
 
 
 @functools.lru_cache(maxsize=1)  # read once for all parts
