@@ -111,23 +111,17 @@ def _checked(size: bytes, read: Callable[[], Tensors]) -> Tensors:
 
 
 def joined(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return ``joined_bytes`` as a uint8 tensor [n]."""
+    """Return the bytes of a safetensors file as a uint8 tensor [n]."""
     return torch.frombuffer(bytearray().join(pieces(tensors)), dtype=torch.uint8)
 
 
-def joined_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the bytes of a safetensors file.
+def pieces(tensors: Mapping[str, Tensor], alignment: int = _ALIGNMENT) -> list[bytes | memoryview]:
+    """Return the pieces of a safetensors file, which can be written without a copy.
 
     ``safetensors.torch.save`` makes three copies, which would dominate the extra memory of a
-    device that sends its blocks. Raises ``KeyError`` for a dtype that no model has.
+    device that sends its blocks. The first tensor begins at a multiple of ``alignment`` bytes.
+    Raises ``KeyError`` for a dtype that no model has.
     """
-    return b"".join(pieces(tensors))
-
-
-def pieces(tensors: Mapping[str, Tensor], alignment: int = _ALIGNMENT) -> list[bytes | memoryview]:
-    """Return the pieces of ``joined_bytes``, which can be written to a file without a copy.
-
-    The first tensor begins at a multiple of ``alignment`` bytes."""
     header, end = dict[str, object](), 0
     for name, each in tensors.items():
         offsets = end, end + each.nbytes

@@ -3,9 +3,10 @@
 All ``unpack`` functions raise ``WireError`` for an invalid message.
 """
 
+import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
@@ -16,17 +17,6 @@ from torch import Tensor
 
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.report import ClusterReport
-from collapipe.secure_aggregation.messages import (
-    KeysReply,
-    KeysRequest,
-    MaskRequest,
-    Roster,
-    SharesReply,
-    SurvivorsReply,
-    SurvivorsRequest,
-    UnmaskReply,
-    UnmaskRequest,
-)
 from collapipe.secure_aggregation.unit import (
     LastMasked,
     MaskedUnit,
@@ -37,14 +27,10 @@ from collapipe.secure_aggregation.unit import (
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
-from collapipe.wire.kept_file import KeptFile
 from collapipe.wire.messages import (
     EvaluateReply,
-    EvaluateRequest,
     Failure,
     KeepRequest,
-    RowsReply,
-    RowsRequest,
     Setup,
     StateReply,
     Trained,
@@ -52,7 +38,7 @@ from collapipe.wire.messages import (
     TrainRequest,
     UnitName,
 )
-from collapipe.wire.parts import joined_bytes, separated
+from collapipe.wire.parts import pieces, separated
 
 T = TypeVar("T")
 ROWS = "query.rows"  # message types, as Flower addresses them
@@ -193,7 +179,7 @@ def unpack_evaluation(content: RecordDict) -> EvaluateReply:
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Join named tensors into one array, because Flower requests each array separately."""
-    data = joined_bytes(tensors)
+    data = b"".join(pieces(tensors))
     return ArrayRecord(OrderedDict({_JOINED: Array("uint8", (len(data),), _JOINED, data)}))
 
 
@@ -292,25 +278,18 @@ def _own_state(answer: UnitReply) -> ClusterState | Failure:
     return state
 
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # built once: each takes a millisecond
-    kind: TypeAdapter(kind)
-    for kind in (
-        *(ClusterState, RowsRequest, RowsReply, Setup, TrainRequest, UnitReply, Failure),
-        *(EvaluateRequest, EvaluationRecord, KeepRequest, Trained, KeptFile),
-        *(KeysRequest, KeysReply, Roster, SharesReply, MaskRequest),
-        *(SurvivorsRequest, SurvivorsReply, UnmaskRequest, UnmaskReply),
-        *(*_STAGES, LastMasked),
-    )
-}
+@functools.cache  # to build one takes a millisecond
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _json(value: object) -> str:
-    return _ADAPTERS[type(value)].dump_json(value).decode()
+    return _adapter(cast(Hashable, type(value))).dump_json(value).decode()
 
 
 def _parse(kind: type[T], text: Any) -> T:
     try:
-        return cast(T, _ADAPTERS[kind].validate_json(text))
+        return cast(T, _adapter(cast(Hashable, kind)).validate_json(text))
     except CollaPipeError as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
