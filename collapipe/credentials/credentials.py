@@ -62,8 +62,7 @@ class Credentials:
     def channel(self, trusted: bytes) -> grpc.ChannelCredentials:
         """Return the dialer's end, for servers whose certificate is ``trusted`` or signed by it.
 
-        TLS does not check revocations: ``fetch_certificate`` fetches and checks the certificate
-        first.
+        TLS does not check revocations: ``dial`` fetches and checks the certificate first.
         """
         return grpc.ssl_channel_credentials(trusted, self.key, self.certificate)
 

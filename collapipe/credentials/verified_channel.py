@@ -62,11 +62,19 @@ def require_loopback(address: str) -> None:
         )
 
 
-def fetch_certificate(credentials: Credentials, address: str, name: str, timeout_s: float) -> bytes:
-    """Return the certificate (PEM) of the device ``name`` at ``address`` (HOST:PORT), checked.
+def dial(
+    credentials: Credentials,
+    address: str,
+    name: str,
+    timeout_s: float,
+    options: Sequence[tuple[str, object]],
+) -> tuple[grpc.Channel, bytes]:
+    """Open a channel to the device ``name`` at ``address`` (HOST:PORT), after a check of its
+    certificate (PEM), which is returned, too.
 
-    Raises ``LinkError`` with the cause if either end refuses the other, and ``ConfigError`` for an
-    invalid name or address.
+    The channel trusts only this certificate, also when it reconnects. After a renewal the caller
+    must dial again. Raises ``LinkError`` with the cause if either end refuses the other, and
+    ``ConfigError`` for an invalid name or address.
     """
     wanted = dns_name(check_name(name), Role.DEVICE)
     try:
@@ -74,20 +82,8 @@ def fetch_certificate(credentials: Credentials, address: str, name: str, timeout
         credentials.check(shown)
     except (OSError, WireError) as error:
         raise LinkError(f"device {name} at {address}: {cause(error)}") from error
-    return shown
-
-
-def pinned_channel(
-    credentials: Credentials,
-    address: str,
-    name: str,
-    certificate: bytes,
-    options: Sequence[tuple[str, object]],
-) -> grpc.Channel:
-    """Open a channel that trusts only this certificate of the device ``name``, also when it
-    reconnects. After a renewal the caller must fetch the certificate again."""
-    pinned = [*options, ("grpc.ssl_target_name_override", dns_name(name, Role.DEVICE))]
-    return grpc.secure_channel(address, credentials.channel(certificate), options=pinned)
+    pinned = [*options, ("grpc.ssl_target_name_override", wanted)]
+    return grpc.secure_channel(address, credentials.channel(shown), options=pinned), shown
 
 
 def cause(error: OSError | WireError) -> str:

@@ -12,13 +12,7 @@ import grpc
 from pydantic import Field
 
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.verified_channel import (
-    cause,
-    fetch_certificate,
-    host_and_port,
-    pinned_channel,
-    require_loopback,
-)
+from collapipe.credentials.verified_channel import cause, dial, host_and_port, require_loopback
 from collapipe.errors import (
     BrokenLinkError,
     BusyLinkError,
@@ -106,9 +100,7 @@ class Dialer:
         """Open a channel as ``channel`` does. Also returns the certificate (PEM) that it trusts,
         None without credentials."""
         if self.credentials is not None:
-            where = self.credentials, address, device
-            certificate = fetch_certificate(*where, self.timeout_s)
-            return pinned_channel(*where, certificate, CHANNEL_OPTIONS), certificate
+            return dial(self.credentials, address, device, self.timeout_s, CHANNEL_OPTIONS)
         require_loopback(address)
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS), None
 
