@@ -91,9 +91,9 @@ class Encoder:
         """Return the encoder of a model of ``spec``; weights are shared, not copied."""
         weights, frozen = {k: v.detach() for k, v in model.state_dict().items()}, 0
         if isinstance(spec, CutSpec):
-            spec, weights = spec.base, spec.in_base(weights)
+            weights, spec = spec.in_base(weights), spec.base
         if isinstance(spec, StemSpec):
-            spec, weights, frozen = spec.base, spec.in_base(weights), spec.frozen_blocks + 1
+            weights, frozen, spec = spec.in_base(weights), spec.frozen_blocks + 1, spec.base
         whole = spec
         return cls(build_empty(lambda: SplitModel(whole, vocabulary), weights), frozen)
 

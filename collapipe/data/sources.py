@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 _SHOWN = 12  # names in a message
 _EMPTY = "is empty; fill it in, or leave the row out"
 _Named = Callable[[Any], str]  # an item as text
+_SPLITS = "train", "validation", "test"
 _HELD_OUT = 10  # a missing split gets one tenth of the training rows
 
 
@@ -40,7 +41,7 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
     """
     names = columns_of(data, columns)
     with _quiet():
-        where = _files(data)
+        where = {split: file for split in _SPLITS if (file := getattr(data, f"{split}_file"))}
         hub = {} if data.name is None else hub_rows(data.name, data.config, names.get("label"))
     where |= {split: f"{data.name}:{split}" for split in hub}
     missing = [split for split in ("validation", "test") if hold_out and split not in where]
@@ -69,11 +70,6 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
 
     others = (partial(held_out, split) for split in ("validation", "test"))
     return Splits(lambda: cut()["train"], *others, drawn=missing)
-
-
-def _files(data: DataSettings) -> dict[str, str]:
-    splits = "train", "validation", "test"
-    return {split: file for split in splits if (file := getattr(data, f"{split}_file"))}
 
 
 def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:

@@ -80,19 +80,11 @@ class Predictor:
         targets = [[*row, end][:longest] for row in ids]
         if "causal" in self.task.heads:  # the token after the last one is the prediction
             targets = [[*[IGNORED] * (len(row) - 1), row[-1]] for row in ids]
-        return [
-            {"log_probability": _log_probability(head, hidden, mask, n, row)}
-            for n, row in enumerate(targets)
-        ]
-
-
-def _log_probability(
-    head: Head, hidden: Tensor, mask: Tensor, row: int, targets: Sequence[int]
-) -> float:
-    """Return the natural logarithm of the probability of one row's targets."""
-    one = slice(row, row + 1)
-    expected = padded([targets], IGNORED).to(hidden.device)
-    return -float(head.loss(hidden[one], mask[one], expected))
+        found = list[Mapping[str, Any]]()
+        for row, own in enumerate(targets):
+            one, expected = slice(row, row + 1), padded([own], IGNORED).to(hidden.device)
+            found.append({"log_probability": -float(head.loss(hidden[one], mask[one], expected))})
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,18 +96,9 @@ class Translation(TextTask):
         """Return corpus BLEU, computed by sacrebleu from the counts."""
         bleu = BLEU(references=[[""]])  # for a signature with one reference per row
         words, reference, *n_grams = statistics.counts.tolist()
-        order = bleu.max_ngram_order
-        value = bleu.compute_bleu(
-            n_grams[:order],
-            n_grams[order:],
-            words,
-            reference,
-            smooth_method=bleu.smooth_method,
-            smooth_value=bleu.smooth_value,
-            effective_order=bleu.effective_order,
-            max_ngram_order=order,
-        ).score
-        return Score("BLEU", round(float(value), 6), str(bleu.get_signature()))
+        order, how = bleu.max_ngram_order, bleu.smooth_method
+        found = bleu.compute_bleu(n_grams[:order], n_grams[order:], words, reference, how)
+        return Score("BLEU", round(float(found.score), 6), str(bleu.get_signature()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ _MOST_TOKENS = 2**22
 _BLANK = "Ġ"  # a blank in byte-level tokenisers
 _MOST_BYTES, _SECONDS = 2**27, 60
 _PROBE = Path(__file__).with_name("probe.py")
+# Splits texts into words, with the blank before a word; letters are bytes.
+_BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 LETTERS = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one for each byte
 LONGEST_WORD = 2**16  # letters; no tokeniser learns anything from a longer one
 
@@ -127,7 +129,7 @@ class Tokenizer:
         )
         words = chain.from_iterable(repeat(word, count) for word, count in counts.items())
         tokenizer.train_from_iterator(words, trainer)
-        tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(), decoders.ByteLevel()
+        tokenizer.pre_tokenizer, tokenizer.decoder = _BYTE_LEVEL, decoders.ByteLevel()
         return cls(tokenizer.to_str())
 
     @classmethod
@@ -209,19 +211,14 @@ def check_tokenizer(json_text: str, *how: str) -> None:
         raise ConfigError(f"not a tokeniser that works ({one_line(said.splitlines()[-1])})")
 
 
-def byte_level() -> pre_tokenizers.ByteLevel:
-    """Return a splitter of texts into words, with the blank before a word; letters are bytes."""
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
 def count_words(rows: Iterable[Iterable[str]], min_rows: int = 1) -> dict[str, int]:
     """Count the words in the texts of ``rows``.
 
     Words in fewer than ``min_rows`` rows or with more than ``LONGEST_WORD`` letters are left out.
     """
-    cutter, counts, holding = byte_level(), Counter[str](), Counter[str]()
+    counts, holding = Counter[str](), Counter[str]()
     for texts in rows:
-        words = [word for text in texts for word, _ in cutter.pre_tokenize_str(text)]
+        words = [word for text in texts for word, _ in _BYTE_LEVEL.pre_tokenize_str(text)]
         words = [word for word in words if len(word) <= LONGEST_WORD]
         counts.update(words)
         holding.update(set(words))

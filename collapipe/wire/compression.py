@@ -172,7 +172,8 @@ def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tenso
     restored: Tensors = {}
     for name, value in start.items():
         try:
-            parts = _received(name, sent, value, precision)
+            named = zip(_SUFFIXES, layout(value.shape, value.dtype, precision), strict=False)
+            parts = [sent[name + suffix].view(dtype) for suffix, (dtype, _) in named]
             came = decode(parts, value.shape, precision, value.dtype)
         except WireError as error:
             raise WireError(f"{sender} sent {name} with {error}") from error
@@ -281,8 +282,3 @@ def expected(start: Mapping[str, Tensor], precision: str) -> Tensors:
 def _travelling(name: str, tensors: Sequence[Tensor]) -> Tensors:
     bits = [each.view(_BITS) if each.dtype == torch.bfloat16 else each for each in tensors]
     return {name + suffix: tensor for suffix, tensor in zip(_SUFFIXES, bits, strict=False)}
-
-
-def _received(name: str, sent: Mapping[str, Tensor], like: Tensor, precision: str) -> list[Tensor]:
-    named = zip(_SUFFIXES, layout(like.shape, like.dtype, precision), strict=False)
-    return [sent[name + suffix].view(dtype) for suffix, (dtype, _) in named]
