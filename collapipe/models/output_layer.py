@@ -79,11 +79,8 @@ class OutputLayer:
     @torch.no_grad()
     def most_likely(self, hidden: Tensor) -> Tensor:
         """Return the class with the highest logit for each row of ``hidden``: int64 [n]."""
-        groups = (
-            group
-            for _, logits in self.pieces(hidden)
-            for group in torch.split(logits, self.rows(_GROUP * _room(hidden.device)))
-        )
+        size = self.rows(_GROUP, hidden.device)
+        groups = (group for _, logits in self.pieces(hidden) for group in logits.split(size))
         return torch.cat([self.finished(group).argmax(-1) for group in groups])
 
     def pieces(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -92,7 +89,7 @@ class OutputLayer:
         All pieces use the same memory, which the caller may overwrite: allocating it again and
         again would fragment the heap.
         """
-        step = min(self.rows(_PIECE * _room(hidden.device)), len(hidden))
+        step = min(self.rows(_PIECE, hidden.device), len(hidden))
         memory = hidden.new_empty(step, len(self.weight))
         for start in range(0, len(hidden), step):
             rows = slice(start, start + step)
@@ -125,9 +122,10 @@ class OutputLayer:
             kept = weight[classes]
             yield classes, memory[: len(kept)].copy_(kept)
 
-    def rows(self, logits: int) -> int:
-        """Return the number of tokens that have about ``logits`` logits."""
-        return sys.maxsize if _in_one.get() else max(1, logits // len(self.weight))
+    def rows(self, logits: int, device: torch.device) -> int:
+        """Return the number of tokens that have about ``logits`` logits, or more on a GPU."""
+        most = logits * _room(device)
+        return sys.maxsize if _in_one.get() else max(1, most // len(self.weight))
 
 
 @functools.cache
@@ -198,7 +196,7 @@ def _replaced(layer: OutputLayer, logits: Tensor, targets: Tensor, scale: Tensor
     """Return the summed loss. With ``scale``, ``logits`` become their gradient times it."""
     if not layer.finishes(logits):
         return _cross_entropy(logits, targets, scale)
-    losses, step = [], layer.rows(_GROUP * _room(logits.device))
+    losses, step = [], layer.rows(_GROUP, logits.device)
     for group, own in zip(torch.split(logits, step), torch.split(targets, step), strict=True):
         with torch.set_grad_enabled(scale is not None):
             leaf = group.detach().requires_grad_(scale is not None)
