@@ -40,8 +40,8 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
     cannot be read.
     """
     names = columns_of(data, columns)
+    where = {split: file for split in _SPLITS if (file := getattr(data, f"{split}_file"))}
     with _quiet():
-        where = {split: file for split in _SPLITS if (file := getattr(data, f"{split}_file"))}
         hub = {} if data.name is None else hub_rows(data.name, data.config, names.get("label"))
     where |= {split: f"{data.name}:{split}" for split in hub}
     missing = [split for split in ("validation", "test") if hold_out and split not in where]
@@ -52,24 +52,18 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
                 f"data.{split}_file is not set, and units on other machines send no rows; set it, "
                 "or name such a file in each owner's file"
             )
+        in_file = partial(read_file, Path(where[split]), f"data.{split}_file", names.values())
         with _quiet():
-            found = (
-                hub[split]()
-                if hub
-                else read_file(Path(where[split]), f"data.{split}_file", names.values())
-            )
-            return standard(found, names, where[split])
+            return standard(hub.get(split, in_file)(), names, where[split])
 
     @cache
     def cut() -> Mapping[str, Dataset]:
-        train = rows("train")
-        return _cut(train, missing, where["train"], seed) if missing else {"train": train}
+        return _cut(rows("train"), missing, where["train"], seed)
 
-    def held_out(split: str) -> Dataset:
-        return cut()[split] if split in missing else rows(split)
+    def read_once(split: str) -> Dataset:
+        return cut()[split] if missing and split in ("train", *missing) else rows(split)
 
-    others = (partial(held_out, split) for split in ("validation", "test"))
-    return Splits(lambda: cut()["train"], *others, drawn=missing)
+    return Splits(*(partial(read_once, split) for split in _SPLITS), drawn=missing)
 
 
 def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:
