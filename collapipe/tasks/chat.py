@@ -17,6 +17,7 @@ from collapipe.data.folders import Splits
 from collapipe.errors import ConfigError, DataError, one_line
 from collapipe.tasks.continued_text import ContinuedText, Ids, Sequences, alone
 from collapipe.tasks.task import TextLength, VocabularySize
+from collapipe.tasks.text_task import TRUNCATED
 from collapipe.tensors import IGNORED, MOST_PACKED
 from collapipe.text.chat_template import USER, Answers, ChatTemplate, Renderer
 from collapipe.text.tokenizer import Tokenizer
@@ -99,10 +100,7 @@ class Chat(ContinuedText):
                 ids.append(tokens[:room].copy())  # a view would keep the rest in memory
                 targets.append(own)
         if cut:
-            template = (
-                "%d of %d conversations are longer than task.max_length=%d and were truncated"
-            )
-            _log.warning(template, cut, len(rows), self.max_length)
+            _log.warning(TRUNCATED, cut, len(rows), "conversations", self.max_length)
         if left_out := len(rows) - len(ids):
             _log.warning(
                 "%d of %d conversations have no answer and were left out", left_out, len(rows)

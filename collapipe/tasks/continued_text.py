@@ -122,10 +122,9 @@ class ContinuedText(TextTask):
             raise NonFiniteLossError(
                 f"the evaluation's loss is {loss:.6g}, its perplexity infinite; lower optimizer.lr"
             ) from error
-        signature = (
-            f"per token of the run's tokeniser:context={self.max_length}:rows={statistics.rows}"
-        )
+        how = f"context={self.max_length}:rows={statistics.rows}"
         accuracy = {"token accuracy": round(int(statistics.counts[0]) / statistics.tokens, 6)}
+        signature = f"per token of the run's tokeniser:{how}"
         return Score("perplexity", round(perplexity, 6), signature, accuracy)
 
 

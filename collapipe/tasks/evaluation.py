@@ -157,11 +157,10 @@ class Evaluator:
             cancellation.check()
             batch = self._examples.batch(rows).to(model.device)
             hidden = model.encode(batch.inputs, batch.mask)
-            losses += (
-                [self._loss_alone(model, row) for row in rows]
-                if self._apart and len(rows) > 1
-                else [_loss(model, hidden, batch)]
-            )
+            if self._apart and len(rows) > 1:
+                losses += [self._loss_alone(model, row) for row in rows]
+            else:
+                losses.append(_loss(model, hidden, batch))
             tokens += batch.num_targets
             head = cast(Head, model.head)
             generated = head.generate(hidden, batch.mask, self._task.max_length)

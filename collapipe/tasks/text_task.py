@@ -20,6 +20,7 @@ from collapipe.text.vocabulary import MOST_LABELS, fault_of_label
 
 _log = logging.getLogger(__name__)
 _SHOWN = 6  # names in a message
+TRUNCATED = "%d of %d %s are longer than task.max_length=%d and were truncated"
 
 
 class TextTask:
@@ -72,8 +73,7 @@ class TextTask:
         """Cut each text to the maximum length minus ``special_tokens``; log how many were cut."""
         room = self.max_length - special_tokens
         if longer := sum(len(row) > room for row in ids):
-            template = "%d of %d %s are longer than task.max_length=%d and were truncated"
-            _log.warning(template, longer, len(ids), what, self.max_length)
+            _log.warning(TRUNCATED, longer, len(ids), what, self.max_length)
         return [row[:room] for row in ids]
 
 
