@@ -95,11 +95,8 @@ def load(folder: Path) -> Credentials:
     key does not fit the certificate. Also raises it if the certificate is from another authority,
     not valid now, or revoked.
     """
-    key = _own_key(folder)
-    way_out = (
-        f"install the file that sign has named: collapipe credentials install {quote(str(folder))} "
-        "FILE"
-    )
+    key, here = _own_key(folder), quote(str(folder))
+    way_out = f"install the file that sign has named: collapipe credentials install {here} FILE"
     signed = (files.read(folder / name, way_out) for name in (CERTIFICATE, AUTHORITY, REVOKED))
     bundle = read_bundle(b"".join(signed), folder)
     if bundle.certificate.public_key() != key.public_key():
@@ -108,11 +105,9 @@ def load(folder: Path) -> Credentials:
     try:
         found.check(found.certificate)
     except WireError as error:
-        revoked = found.member.serial in found.revocations
-        way_out = (
-            f"set it, or renew: collapipe credentials request {quote(str(folder))} --name NAME"
-        )
-        way_out = "make a new key in a new folder" if revoked else way_out
+        way_out = f"set it, or renew: collapipe credentials request {here} --name NAME"
+        if found.member.serial in found.revocations:
+            way_out = "make a new key in a new folder"
         raise ConfigError(f"{folder}: {error}; {way_out}") from error
     return found
 
