@@ -19,6 +19,7 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.tensors import aligned
+from collapipe.wire.parts import raw
 
 MAGIC = b"CPF2"
 MAX_TENSORS = 8
@@ -107,7 +108,7 @@ def buffers(frame: Frame) -> list[memoryview]:
             raise WireError(f"a frame cannot carry {tensor.dtype} with {tensor.dim()} dimensions")
         head.append(_SHAPE.pack(_DTYPES.index(tensor.dtype), tensor.dim(), 0))
         head.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape))
-        bodies += _padded(_raw(tensor))
+        bodies += _padded(raw(tensor))
     return [*_padded(memoryview(b"".join(head))), *bodies]
 
 
@@ -181,11 +182,6 @@ def _tensors(data: bytes | bytearray, offset: int, layouts: Sequence[Layout]) ->
             tensors.append(aligned(tensor) if dtype.is_floating_point else tensor)
         offset += _up(size)
     return tuple(tensors)
-
-
-def _raw(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _padded(data: memoryview) -> list[memoryview]:

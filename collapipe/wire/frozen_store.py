@@ -21,7 +21,7 @@ from collapipe.credentials.files import make_folder, replace
 from collapipe.errors import ConfigError, DataError, WireError, one_line
 from collapipe.process.folders import in_home
 from collapipe.tensors import ALIGNMENT, Tensors
-from collapipe.wire.parts import pieces
+from collapipe.wire.parts import pieces, raw
 
 _NOTE_BYTES = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -49,10 +49,10 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the SHA-256 (64 hex digits) of names, dtypes, shapes and bytes, in any order."""
     content = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu()
+        tensor = tensors[name]
         head = json.dumps([name, str(tensor.dtype), list(tensor.shape)])  # one line
         content.update(f"{head}\n".encode())
-        content.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        content.update(raw(tensor))
     return content.hexdigest()
 
 

@@ -133,10 +133,11 @@ def pieces(tensors: Mapping[str, Tensor], alignment: int = _ALIGNMENT) -> list[b
         end = offsets[1]
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % alignment)
-    return [struct.pack("<Q", len(text)), text, *map(_raw, tensors.values())]
+    return [struct.pack("<Q", len(text)), text, *map(raw, tensors.values())]
 
 
-def _raw(tensor: Tensor) -> memoryview:
-    whole = tensor.detach().contiguous()
+def raw(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor, which are not copied if they are in one piece on the CPU."""
+    whole = tensor.detach().cpu().contiguous()
     one_by_one = whole.as_strided((whole.numel(),), (1,))  # 0 or 1 elements may have other strides
     return one_by_one.view(torch.uint8).numpy().data

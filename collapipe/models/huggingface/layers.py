@@ -101,10 +101,9 @@ class Seq2SeqEmbedding(EncoderEmbedding):
 class T5Embedding(EncoderEmbedding):
     """Token embedding without positions: T5 uses only relative positions."""
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
         encoder = self.original.get_encoder()
-        with ForeignDropout():
-            return encoder.dropout(encoder.embed_tokens(ids))  # type: ignore[no-any-return]
+        return encoder.dropout(encoder.embed_tokens(ids))  # type: ignore[no-any-return]
 
 
 class LayerBlock(nn.Module):
