@@ -102,10 +102,7 @@ def _keeping(cost: BlockCost, batch_size: int, recompute: bool) -> BlockCost:
 
 
 def _measure(
-    block: nn.Module,
-    shape: torch.Size,
-    tokens: int,
-    optimizer: OptimizerSettings | None,
+    block: nn.Module, shape: torch.Size, tokens: int, optimizer: OptimizerSettings | None
 ) -> tuple[torch.Size, BlockCost]:
     """Return the shape of the block's output, and its cost for a sample of ``shape``."""
     block = block.train().to_empty(device="cpu")

@@ -13,13 +13,7 @@ from pydantic import Field
 
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.verified_channel import cause, dial, host_and_port, require_loopback
-from collapipe.errors import (
-    BrokenLinkError,
-    BusyLinkError,
-    LinkError,
-    RefusedLinkError,
-    WireError,
-)
+from collapipe.errors import BrokenLinkError, BusyLinkError, LinkError, RefusedLinkError, WireError
 from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
@@ -226,10 +220,7 @@ def open_stream(
 
 
 def start_stream(
-    stream: FrameStream,
-    channel: grpc.Channel,
-    method: str,
-    metadata: Sequence[tuple[str, str]],
+    stream: FrameStream, channel: grpc.Channel, method: str, metadata: Sequence[tuple[str, str]]
 ) -> grpc.Call:
     """Open a stream; it ends if the peer does not accept it."""
     call = channel.stream_stream(method)(stream.outgoing(), metadata=tuple(metadata))

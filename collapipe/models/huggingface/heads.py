@@ -213,10 +213,7 @@ class Seq2SeqHead(_Head):
                 logits = self._decoded(memory, mask, inputs, use_cache=False).logits
                 return _cross_entropy(logits, targets)
             states = self.original.get_decoder()(
-                inputs,
-                encoder_hidden_states=memory,
-                encoder_attention_mask=mask,
-                use_cache=False,
+                inputs, encoder_hidden_states=memory, encoder_attention_mask=mask, use_cache=False
             ).last_hidden_state
         real = targets != IGNORED
         return layer.loss(states[real], targets[real])
