@@ -17,10 +17,11 @@ import torch
 
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.channels import CHANNEL_OPTIONS
-from collapipe.wire.frames import Frame, FrameKind, encode
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import CONTROL, HOP, SESSION, SIDE, as_bytes, as_tensor, secret_for
 from tests.device_cluster import Work, daemons, device_name, plan_of
+from tests.frame_bytes import encode
 
 PATIENCE_S = 60.0  # after which a daemon is called hung, on a busy machine too
 Metadata = Sequence[tuple[str, str]]

@@ -35,7 +35,7 @@ def main(arguments: Namespace) -> None:
     activation = torch.randn(arguments.shape)
     mask = torch.ones(arguments.shape[:2], dtype=torch.bool)
     frame = Frame(FrameKind.ACTIVATION, 0, 0, 0, (activation, mask))
-    raw = frames.encode(frame)
+    raw = b"".join(frames.buffers(frame))
     line_s = len(raw) * 8 / (arguments.mbit * 1e6)
     with tempfile.TemporaryDirectory() as folder, network(1, arguments.mbit * 1e6) as made:
         credentials = temporary_authority(Path(folder) / "credentials", [DEVICE])

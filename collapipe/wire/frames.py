@@ -84,16 +84,11 @@ class Frame:
         return self.tensors
 
 
-def encode(frame: Frame) -> bytes:
-    """Return the frame's bytes.
+def buffers(frame: Frame) -> list[memoryview]:
+    """Return buffers with the frame's bytes; the tensors' bytes are not copied.
 
     Raises ``WireError`` if it has an unsupported dtype, too many dimensions or too many tensors.
     """
-    return b"".join(buffers(frame))
-
-
-def buffers(frame: Frame) -> list[memoryview]:
-    """Return the buffers that ``encode`` joins; the tensors' bytes are not copied."""
     if len(frame.tensors) > MAX_TENSORS:
         raise WireError(f"a frame holds at most {MAX_TENSORS} tensors, got {len(frame.tensors)}")
     head = [

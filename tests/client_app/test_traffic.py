@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from decoder_session import decoder_session
+from frame_bytes import encode
 from hypothesis import given
 from hypothesis import strategies as st
 from sections import link_settings
@@ -67,7 +68,7 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch], precision: str) -> tu
     """The frames of a step and of its answers, made and measured."""
 
     def length(*tensors: torch.Tensor) -> int:
-        return len(frames.encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
+        return len(encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
 
     up, down = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double()), 0
     for part in micro_batches:

@@ -5,11 +5,12 @@ The last bits of a product of a few rows depend on where in memory its operands 
 
 import pytest
 import torch
+from frame_bytes import encode
 from torch import Tensor, nn
 
 from collapipe.models.split import build_empty
 from collapipe.tensors import aligned
-from collapipe.wire.frames import Frame, FrameKind, decode, encode
+from collapipe.wire.frames import Frame, FrameKind, decode
 
 WIDTH = 256
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from frame_bytes import encode
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,7 +22,6 @@ from collapipe.wire.frames import (
     Frame,
     FrameKind,
     decode,
-    encode,
     num_bytes,
 )
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
+from frame_bytes import encode
 
 from collapipe.errors import LinkError, WireError
-from collapipe.wire.frames import Frame, FrameKind, encode
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import PIECE_BYTES, WINDOW, FrameStream
 
 SMALL = Frame(FrameKind.READY, 1, 2, 3)

@@ -18,6 +18,7 @@ import grpc
 import pytest
 import torch
 from decoder_session import decoder_session
+from frame_bytes import encode
 from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
@@ -276,7 +277,7 @@ def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> 
 
 
 def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 4, micro_batch: int = 0) -> bytes:
-    return piece(frames.encode(Frame(kind, 3, step, micro_batch, tensors)))
+    return piece(encode(Frame(kind, 3, step, micro_batch, tensors)))
 
 
 def piece(data: bytes) -> bytes:
@@ -298,7 +299,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
         ([b"\0" * 2**19] * 3, "more than 1,048,576 bytes"),
         ([BEGIN[:-1]], "header says"),
         (
-            [piece(frames.encode(Frame(FrameKind.BEGIN, 2, 4, 0, (torch.tensor([1, 4]),))))],
+            [piece(encode(Frame(FrameKind.BEGIN, 2, 4, 0, (torch.tensor([1, 4]),))))],
             "of round 2",
         ),
         ([good(FrameKind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 4"),
