@@ -67,15 +67,13 @@ class ActivationStore:
 
     def load(self, ids: Tensor) -> Tensor | None:
         """Return a row's activation; None if it is missing or damaged. Removes a damaged file."""
-        file = self._file(ids)
+        file, cause = self._file(ids), "its content has another digest"
         try:
             tensors = load(file.read_bytes())  # a copy: later writes to the file do not change it
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError, KeyError) as error:  # a type that torch lacks
             tensors, cause = {}, str(error)
-        else:
-            cause = "its content has another digest"
         if tensors.keys() == {_ACTIVATION, _DIGEST}:
             activation = tensors[_ACTIVATION]
             if torch.equal(tensors[_DIGEST], _check(file, activation)):

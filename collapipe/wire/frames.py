@@ -79,8 +79,7 @@ class Frame:
     def only(self, count: int) -> tuple[Tensor, ...]:
         """Return the tensors. Raises ``WireError`` if their number is not ``count``."""
         if len(self.tensors) != count:
-            found = f"{len(self.tensors)} tensors, expected {count}"
-            raise WireError(f"{self.kind.name} with {found}")
+            raise WireError(f"{self.kind.name} with {len(self.tensors)} tensors, expected {count}")
         return self.tensors
 
 
@@ -146,19 +145,17 @@ def _layouts(data: bytes | bytearray, count: int) -> tuple[list[Layout], int]:
     layouts: list[Layout] = []
     offset = _HEADER.size
     for _ in range(count):
-        if len(data) < offset + _SHAPE.size:
-            raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes")
-        code, dimensions, _ = _SHAPE.unpack_from(data, offset)
-        offset += _SHAPE.size
+        try:
+            code, dimensions, _ = _SHAPE.unpack_from(data, offset)
+            shape = struct.unpack_from(f"<{dimensions}I", data, offset + _SHAPE.size)
+        except struct.error as error:
+            raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes") from error
         if code >= len(_DTYPES) or dimensions > MAX_DIMENSIONS:
             raise WireError(f"unknown dtype {code} or too many dimensions ({dimensions})")
-        if len(data) < offset + 4 * dimensions:
-            raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes")
-        shape = struct.unpack_from(f"<{dimensions}I", data, offset)
         if math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
             raise WireError(f"a tensor of shape {list(shape)}; at most {MAX_ELEMENTS} elements")
         layouts.append((_DTYPES[code], shape))
-        offset += 4 * dimensions
+        offset += _SHAPE.size + 4 * dimensions
     return layouts, _up(offset)
 
 

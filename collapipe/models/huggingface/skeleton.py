@@ -67,7 +67,7 @@ def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> N
             module._modules[name] = nn.ModuleList() if empty else Absent(child)
 
 
-def fill(part: nn.Module, model: Any, draw: bool) -> nn.Module:
+def fill(part: nn.Module, model: Any, draw: bool) -> None:
     """Compute the constants of ``part`` of the skeleton ``model``, and ``draw`` its weights.
 
     Constants are, for example, rotary frequencies and sinusoidal positions. Weights are drawn as
@@ -84,7 +84,6 @@ def fill(part: nn.Module, model: Any, draw: bool) -> nn.Module:
     else:
         part.to_empty(device="cpu")
         _initialise(list(part.modules()), model)
-    return part
 
 
 def _initialise(modules: list[nn.Module], model: Any) -> None:
