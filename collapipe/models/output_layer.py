@@ -80,7 +80,7 @@ class OutputLayer:
     def most_likely(self, hidden: Tensor) -> Tensor:
         """Return the class with the highest logit for each row of ``hidden``: int64 [n]."""
         size = self.rows(_GROUP, hidden.device)
-        groups = (group for _, logits in self.pieces(hidden) for group in logits.split(size))
+        groups = (each for _, logits in self.pieces(hidden) for each in torch.split(logits, size))
         return torch.cat([self.finished(group).argmax(-1) for group in groups])
 
     def pieces(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
