@@ -15,6 +15,7 @@ from torch import Tensor
 
 from collapipe.errors import ConfigError, few_of, one_line
 from collapipe.models.cut import without_cut
+from collapipe.models.huggingface.families import CLASSES
 from collapipe.models.huggingface.skeleton import skeleton
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LORA, LoraSpec
@@ -23,12 +24,6 @@ from collapipe.text.vocabulary import Vocabulary
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_TYPES = {  # kind of head → peft's task_type
-    "causal": "CAUSAL_LM",
-    "decoder": "SEQ_2_SEQ_LM",
-    "pooled": "SEQ_CLS",
-    "tokens": "TOKEN_CLS",
-}
 _OPTIONS = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}  # ours → peft's
 # Further fields of peft: any value, or values that leave the adapters plain.
 _HARMLESS = (
@@ -120,7 +115,7 @@ def write_adapter(
     lora.peft_config(
         {name: model.get_submodule(name) for name in adapted},
         base_model_name_or_path=base.name,
-        task_type=_TYPES[str(base.head)],
+        task_type=CLASSES[str(base.head)][1],
         modules_to_save=sorted(heads) or None,
         lora_dropout=lora.dropout,
         inference_mode=True,

@@ -14,11 +14,11 @@ from torch import nn
 from collapipe.models.huggingface import heads, layers
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 
-CLASSES = {  # kind of head → transformers' class of the whole model
-    "tokens": "AutoModelForTokenClassification",
-    "pooled": "AutoModelForSequenceClassification",
-    "causal": "AutoModelForCausalLM",
-    "decoder": "AutoModelForSeq2SeqLM",
+CLASSES = {  # kind of head → transformers' class of the whole model, and peft's task_type
+    "tokens": ("AutoModelForTokenClassification", "TOKEN_CLS"),
+    "pooled": ("AutoModelForSequenceClassification", "SEQ_CLS"),
+    "causal": ("AutoModelForCausalLM", "CAUSAL_LM"),
+    "decoder": ("AutoModelForSeq2SeqLM", "SEQ_2_SEQ_LM"),
 }
 _ORIGINAL = ".original."
 Sizes = tuple[str, str]

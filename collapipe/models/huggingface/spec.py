@@ -282,7 +282,7 @@ class HuggingFaceSpec:
     @property
     def class_name(self) -> str:
         """Name of transformers' class of the whole model."""
-        return CLASSES[str(self.head)]
+        return CLASSES[str(self.head)][0]
 
     def _filled(
         self, name: str, part: nn.Module, model: Any, vocabulary: Vocabulary | None

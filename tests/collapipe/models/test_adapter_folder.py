@@ -32,7 +32,7 @@ def published(tmp_path: Path, name: str, head: str) -> HuggingFaceSpec:
     path = folder(tmp_path, name, **without_dropout(VARIANTS[name][0]), **start)
     config = transformers.AutoConfig.from_pretrained(path, num_labels=LABELS)
     torch.manual_seed(4)
-    getattr(transformers, CLASSES[head]).from_config(config).save_pretrained(path)
+    getattr(transformers, CLASSES[head][0]).from_config(config).save_pretrained(path)
     return HuggingFaceSpec(str(path), None, 3 if head == "causal" else None, head, pretrained=True)
 
 
