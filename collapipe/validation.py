@@ -13,7 +13,6 @@ from collapipe.errors import ConfigError, one_line
 
 T = TypeVar("T")
 _LAX = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
-_RENAMED = {"time_limit_s": "max_nodes"}  # former name of an option → today's
 _NEAR = 0.7  # difflib's ratio: one letter of four may be wrong
 _RULES = {  # beginning of pydantic's name of an error → text
     "greater_than_equal": "must be at least {ge:g}",
@@ -39,11 +38,9 @@ _RULES = {  # beginning of pydantic's name of an error → text
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``; nearest: X`` for an option's new name, a similar name, or the same name in another
-    section; else ""."""
+    """Return ``; nearest: X`` for a similar name, or the same name in another section; else ""."""
     names = [option for option in known if not name.startswith(f"{option}.")]
     last = name.rsplit(".", 1)[-1]
-    last = _RENAMED.get(last, last)
     same = sorted((each for each in names if each.rsplit(".", 1)[-1] == last), key=len)
     near = same[:1] or difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
     return f"; nearest: {near[0]}" if near else ""

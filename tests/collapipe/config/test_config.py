@@ -226,13 +226,6 @@ def test_the_nearest_option_is_named_only_where_it_is_near(name: str, near: str)
         load_overrides([f"{name}=1"])
 
 
-@pytest.mark.parametrize("adding", ["", "+"])
-def test_the_former_name_of_an_option_is_refused_with_its_new_name(adding: str) -> None:
-    words = r"^unknown option strategy\.time_limit_s; nearest: (strategy\.)?max_nodes;"
-    with pytest.raises(ConfigError, match=words):
-        load_overrides([f"{adding}strategy.time_limit_s=10"]).build("strategy")
-
-
 def test_options_are_refused_before_torch_is_imported() -> None:
     code = """
 import sys
