@@ -110,9 +110,9 @@ class PipelineSettings:
     threads: Count | None
     profile: bool | None
     replicate_every: CountFrom0 | Literal["auto"]
-    relay: bool = False  # older runs lack this option
-    wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # older runs lack this option
-    recompute: bool | Literal["auto"] = False  # older runs lack this option
+    relay: bool
+    wire_dtype: Literal["float32", "bfloat16", "int8"]
+    recompute: bool | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class ServerOptimizerSettings:
     momentum: Share
     beta2: Share
     eps: Positive
-    average: Literal["mean", "median", "trimmed_mean"] = "mean"  # older runs lack both
-    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+    average: Literal["mean", "median", "trimmed_mean"]
+    trim: Annotated[float, Field(ge=0, lt=0.5)]
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,8 @@ class FederationSettings:
     checkpoint_every: CountFrom0
     keep: Count
     channel_noise: NotNegative
-    # Older runs lack the last two.
-    max_update_norm: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    max_share: Annotated[float, Field(ge=1)] = math.inf
+    max_update_norm: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None
+    max_share: Annotated[float, Field(ge=1)]
 
     def __post_init__(self) -> None:
         if self.min_units is not None and self.min_units > self.num_units:
@@ -220,7 +219,7 @@ class CompressionSettings:
     upload: PrecisionOrAuto
     activation: PrecisionOrAuto
     gradient: Precision
-    feedback: bool = False  # older runs lack this option
+    feedback: bool
 
     @property
     def decided(self) -> bool:
@@ -262,15 +261,15 @@ class PrivacySettings:
     without noise.
     """
 
-    clip_norm: Positive | None = None
-    clip_quantile: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
-    noise_multiplier: Annotated[float, Field(ge=0, le=_MOST_NOISE, allow_inf_nan=False)] = 0.0
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 1e-5
-    max_epsilon: Positive | None = None
-    noise_seed: CountFrom0 | None = None
-    noise_by: Literal["server", "units"] = "server"
-    secure_aggregation: bool = False
-    threshold: Annotated[float, Field(gt=0.5, le=1, allow_inf_nan=False)] = 2 / 3
+    clip_norm: Positive | None
+    clip_quantile: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None
+    noise_multiplier: Annotated[float, Field(ge=0, le=_MOST_NOISE, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    max_epsilon: Positive | None
+    noise_seed: CountFrom0 | None
+    noise_by: Literal["server", "units"]
+    secure_aggregation: bool
+    threshold: Annotated[float, Field(gt=0.5, le=1, allow_inf_nan=False)]
 
     def __post_init__(self) -> None:
         if 0 < self.noise_multiplier < _LEAST_NOISE:
@@ -328,11 +327,11 @@ class LoraSettings(AdapterSettings):
     alpha: Positive
     dropout: Share
     target_modules: tuple[str, ...] | None
-    last_blocks: Count | None = None  # older runs lack this and the following options
-    cache: bool = False
-    cache_bytes: Count = 2**32
-    rslora: bool = False
-    path: str | None = None
+    last_blocks: Count | None
+    cache: bool
+    cache_bytes: Count
+    rslora: bool
+    path: str | None
 
     def __post_init__(self) -> None:
         if self.cache and self.last_blocks is None:
@@ -398,7 +397,7 @@ class RuntimeSettings:
     """Where the apps run, and the torch device of control units."""
 
     name: Literal["local", "simulation", "deployment"]
-    torch_device: TorchDevice = "cpu"  # older runs lack this option
+    torch_device: TorchDevice
     federation: str | None = None  # only for a deployment
 
     def __post_init__(self) -> None:
@@ -416,7 +415,7 @@ class EvaluationSettings:
     ``auto`` is ``server`` or ``units``, see ``on_rows_of``.
     """
 
-    where: Literal["auto", "server", "units", "both"] = "server"  # older runs lack this option
+    where: Literal["auto", "server", "units", "both"]
 
     def on_rows_of(self, data: DataSettings, trains: bool) -> "EvaluationSettings":
         """Resolve ``auto``: it is ``units`` if the server would have to draw rows from theirs."""
@@ -437,4 +436,4 @@ class EvaluationSettings:
 class ServerSettings:
     """The torch device on which the server trains heads and evaluates."""
 
-    torch_device: TorchDevice = "cpu"  # older runs lack this option
+    torch_device: TorchDevice

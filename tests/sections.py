@@ -10,7 +10,9 @@ from collapipe.config.settings import CONF
 from collapipe.sections import (
     FederationSettings,
     LinkSettings,
+    LoraSettings,
     OptimizerSettings,
+    PrivacySettings,
     ServerOptimizerSettings,
 )
 from collapipe.validation import typed
@@ -38,6 +40,16 @@ def server_optimizer_settings(name: str, **changes: Any) -> ServerOptimizerSetti
 def federation_settings(**changes: Any) -> FederationSettings:
     """The default."""
     return section(FederationSettings, "federation/default.yaml", **changes)
+
+
+def privacy_settings(**changes: Any) -> PrivacySettings:
+    """No privacy."""
+    return section(PrivacySettings, "privacy/none.yaml", **changes)
+
+
+def lora_settings(**changes: Any) -> LoraSettings:
+    """Adapters of rank 2."""
+    return section(LoraSettings, "adapter/lora.yaml", **{"rank": 2, "alpha": 8.0, **changes})
 
 
 def run_settings(**changes: Any) -> Settings:

@@ -28,7 +28,6 @@ _SECTIONS = {
     if isinstance(field.type, type) and is_dataclass(field.type)
 }
 _NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
-_LATER = ("server", "evaluation", "privacy")  # sections that older runs lack
 _WORLD = ("cluster", "channel", "environment")
 
 
@@ -103,7 +102,11 @@ def complete(settings: Settings) -> Settings:
 
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     """Return the settings in a run's ``config.yaml``. It may be untrusted, see ``read_saved``."""
-    settings = _settings(Resolved(tree=read_saved(file, trusted), run_dir=str(file.parent)))
+    resolved = Resolved(tree=read_saved(file, trusted), run_dir=str(file.parent))
+    try:
+        settings = _settings(resolved)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
     for fault in contradictions(settings):
         raise ConfigError(fault)
     return settings
@@ -119,7 +122,7 @@ def _settings(resolved: Resolved) -> Settings:
 
 
 def _section(tree: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
-    section = tree.get(name, {} if name in _LATER else None)
+    section = tree.get(name)
     if not isinstance(section, Mapping):
         raise ConfigError(f"{name}={section}: must be a section; set its options, {name}.OPTION=…")
     values = dict(section)

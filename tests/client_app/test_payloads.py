@@ -19,7 +19,7 @@ def bits(precision: str) -> float:
 
 
 def offered(upload: Any, activation: Any, *, linked: bool = True) -> tuple[Payload, ...]:
-    settings = CompressionSettings(upload, activation, "float32")
+    settings = CompressionSettings(upload, activation, "float32", feedback=False)
     return payloads(settings, (HeadChoice(None, bits, _ten_times if linked else None),))
 
 
@@ -76,7 +76,7 @@ def test_a_unit_whose_payloads_all_have_errors_is_refused() -> None:
 
 
 def test_both_places_of_a_head_are_offered_the_server_first() -> None:
-    settings = CompressionSettings("auto", "auto", "float32")
+    settings = CompressionSettings("auto", "auto", "float32", feedback=False)
     heads = HeadChoice("server", bits, _ten_times), HeadChoice("control_unit", _ten_times, None)
     found = payloads(settings, heads)
     assert len({each.choice for each in found}) == len(found) == 25 + 5

@@ -16,7 +16,7 @@ ROUNDED = [each for each in get_args(Precision) if each != "float32"]
 
 
 def compression(upload: PrecisionOrAuto, activation: PrecisionOrAuto) -> CompressionSettings:
-    return CompressionSettings(upload, activation, "float32")
+    return CompressionSettings(upload, activation, "float32", feedback=False)
 
 
 def weights(seed: int, rows: int = 7) -> Tensors:

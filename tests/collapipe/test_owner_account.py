@@ -9,6 +9,7 @@ import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from sections import privacy_settings
 
 from collapipe.errors import BudgetSpentError, ConfigError
 from collapipe.owner_account import OwnerAccount
@@ -16,7 +17,7 @@ from collapipe.privacy.accounting import epsilon
 from collapipe.sections import PrivacySettings
 
 DELTA = 1e-5
-QUIET = PrivacySettings(clip_norm=1.0, noise_multiplier=4.0)
+QUIET = privacy_settings(clip_norm=1.0, noise_multiplier=4.0)
 LOUD = replace(QUIET, noise_multiplier=2.0)
 BY_UNITS = replace(QUIET, secure_aggregation=True, noise_by="units")
 THREE = epsilon(QUIET, 3) * 1.0001  # ε of three rounds, and a little

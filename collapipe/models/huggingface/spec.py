@@ -72,7 +72,7 @@ class HuggingFaceSpec:
     head: str | None = None
     config: dict[str, Any] | None = field(default=None, hash=False)
     pretrained: bool = False
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"  # older runs lack both
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     quantization: Literal["int8", "nf4"] | None = None
 
     def __post_init__(self) -> None:

@@ -37,6 +37,8 @@ def test_what_a_run_saves_is_read(tmp_path: Path) -> None:
         (OWN.replace("seed: 0", "seed: !!int ''"), "has tags"),
         (OWN.replace("seed: 0", "seed: &a 0\nown: *a"), "has references"),
         (OWN.replace("seed: 0", "seed: 0\nseed: 1"), "duplicate key seed"),
+        (OWN.replace("  relay: false\n", ""), r"pipeline\.relay: is missing; set it"),
+        (OWN.replace("evaluation:\n  where: auto\n", ""), "evaluation=None: must be a section"),
     ],
 )
 def test_what_no_run_saves_is_one_line(tmp_path: Path, content: str, says: str) -> None:

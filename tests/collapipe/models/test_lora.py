@@ -21,7 +21,7 @@ from huggingface import (
     untouched,
     without_dropout,
 )
-from sections import optimizer_settings
+from sections import lora_settings, optimizer_settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -42,7 +42,7 @@ from collapipe.models.split import (
 )
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.sections import AdapterSettings, LoraSettings
+from collapipe.sections import AdapterSettings
 from collapipe.text.vocabulary import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
@@ -351,5 +351,5 @@ def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
 def test_settings_choose_the_spec() -> None:
     """Equal options, equal specs: they are keys of caches."""
     assert with_adapters(OWN, AdapterSettings("none")) is OWN
-    asked = with_adapters(OWN, LoraSettings("lora", 4, 8.0, 0.1, ("key",)))
+    asked = with_adapters(OWN, lora_settings(rank=4, dropout=0.1, target_modules=["key"]))
     assert {asked} == {LoraSpec(OWN, 4, 8.0, 0.1, ("key",))}

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
+from sections import privacy_settings
 
 from collapipe.privacy.accounting import affordable_rounds, epsilon
 from collapipe.sections import PrivacySettings
 
 
 def private(noise_multiplier: float) -> PrivacySettings:
-    return PrivacySettings(clip_norm=1.0, noise_multiplier=noise_multiplier)
+    return privacy_settings(clip_norm=1.0, noise_multiplier=noise_multiplier)
 
 
 def by_units(noise_multiplier: float) -> PrivacySettings:

@@ -6,14 +6,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import yaml
-from federated import run, settings_of
+from federated import run
 from second_device import ran, second_device
 
 from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.process.torch_device import present, torch_device, use_threads
-from collapipe.runs.folder import RunFolder
 
 Command = Callable[..., tuple[int, str, str]]
 GPUS, MAC, PLAIN = ["cuda:0", "cuda:1", "cpu"], ["mps", "cpu"], ["cpu"]
@@ -99,18 +97,6 @@ def test_options_are_of_units_and_of_the_server() -> None:
         assert str(settings.server_device) == "cpu"
         with pytest.raises(ConfigError, match=r"^runtime\.torch_device=cuda:1"):
             _ = settings.unit_device
-
-
-def test_runs_without_these_options_are_read(tmp_path: Path) -> None:
-    """As they were run: on the CPU."""
-    settings = settings_of(tmp_path, [])
-    RunFolder(tmp_path).write_config(settings)
-    saved = tmp_path / "config.yaml"
-    tree = yaml.safe_load(saved.read_text())
-    del tree["server"], tree["runtime"]["torch_device"]
-    saved.write_text(yaml.safe_dump(tree))
-    old = config.load_saved(saved)
-    assert (old.runtime.torch_device, old.server.torch_device) == ("cpu", "cpu")
 
 
 @pytest.mark.parametrize("options", [["-m", "seed=0,1"], []], ids=["sweep", "run"])

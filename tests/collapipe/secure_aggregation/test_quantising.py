@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sections import privacy_settings
 
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.privacy.noise import LEAST_DEVIATION
-from collapipe.sections import PrivacySettings
 from collapipe.secure_aggregation.quantising import _CHUNK, LEVELS, Quantiser
 
 BOUND = 0.5
@@ -94,7 +94,7 @@ def test_words_of_more_than_32_bits_and_several_chunks_travel_whole() -> None:
     assert np.array_equal(quantiser.unpack(packed), words & np.uint64(2**quantiser.bits - 1))
 
 
-NOISY = PrivacySettings(
+NOISY = privacy_settings(
     clip_norm=BOUND, noise_multiplier=2.0, noise_by="units", secure_aggregation=True
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from federated import settings_of
+from sections import privacy_settings
 
 from collapipe.errors import (
     BudgetSpentError,
@@ -15,7 +16,6 @@ from collapipe.errors import (
     NonFiniteLossError,
     RoundFailedError,
 )
-from collapipe.sections import PrivacySettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
 from collapipe.wire.messages import Failure
 from server_app.roster import Roster
@@ -83,7 +83,7 @@ def test_when_all_have_failed_each_is_named(tmp_path: Path) -> None:
 
 
 def test_whose_budget_is_spent_is_named() -> None:
-    settings = PrivacySettings(clip_norm=1.0, noise_multiplier=1.0, max_epsilon=1e-3)
+    settings = privacy_settings(clip_norm=1.0, noise_multiplier=1.0, max_epsilon=1e-3)
     with pytest.raises(BudgetSpentError, match=r"after one more of paris$"):
         PrivateMean(settings, 1.0).check([1], TOWNS.__getitem__)
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resumed import World
 from scripted_units import UNTRAINED, scripted_units
+from sections import privacy_settings
 
 from collapipe.errors import BudgetSpentError, ConfigError
 from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import update_norm
 from collapipe.runs.folder import RunFolder
-from collapipe.sections import PrivacySettings
 from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
@@ -34,7 +34,7 @@ UPDATES = st.lists(
 
 
 def private_mean(clip_norm: float = 1.0, **options: Any) -> PrivateMean:
-    settings = PrivacySettings(clip_norm=clip_norm, **options)
+    settings = privacy_settings(clip_norm=clip_norm, **options)
     return PrivateMean(settings, clip_norm)
 
 
