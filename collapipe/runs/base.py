@@ -21,7 +21,7 @@ from collapipe.models.kept import quantised_without_values, to_dtype
 from collapipe.models.part import prefixed
 from collapipe.models.split import SplitModel, builders, frozen_names, training_names
 from collapipe.models.without_values import WithoutValues
-from collapipe.runs.folder import BASE
+from collapipe.runs.folder import BASE, check_there
 from collapipe.sections import LoraSettings
 from collapipe.tensors import Tensors
 from collapipe.text.vocabulary import Vocabulary
@@ -33,15 +33,19 @@ _COMPLETE = "causal", "decoder"  # heads of which a pretrained model draws no we
 
 
 def base_of(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> FrozenParts:
-    """Return the frozen weights of the run in ``run_dir``: those that its folder names.
-
-    Empty if nothing is frozen, and in runs of earlier versions, whose models are whole. Raises
-    ``ConfigError`` if the file of digests is invalid.
+    """Return the frozen weights of the run in ``run_dir``: those that its folder names, empty if
+    nothing is frozen. Raises ``ConfigError`` if the file of digests is missing or invalid.
     """
-    file, digests = run_dir / f"{BASE}.json", dict[str, str]()
-    if file.exists():
-        what = "the digests of frozen weights"
-        digests = from_json(_DIGESTS, file, read_limited(file), what, "; restore it")
+    file = run_dir / f"{BASE}.json"
+    check_there(run_dir, file)
+    what = "the digests of frozen weights"
+    digests = from_json(_DIGESTS, file, read_limited(file), what, "; restore it")
+    return _base(run_dir, settings, vocabulary, digests)
+
+
+def _base(
+    run_dir: Path, settings: Settings, vocabulary: Vocabulary, digests: dict[str, str]
+) -> FrozenParts:
     stores = FrozenStore(run_dir / BASE, is_cache=False), FrozenStore(default_folder())
     dtype = getattr(torch, settings.pipeline.dtype)
     return FrozenParts(digests, settings.model, vocabulary, dtype, stores)
@@ -53,8 +57,8 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
 
     One part at a time is in memory. Raises ``ConfigError`` if it cannot be read or written.
     """
-    base, spec = base_of(run_dir, settings, vocabulary), settings.model
-    digests, trained, building = dict[str, str](), Tensors(), builders(spec, vocabulary)
+    digests, trained, spec = dict[str, str](), Tensors(), settings.model
+    base, building = _base(run_dir, settings, vocabulary, {}), builders(spec, vocabulary)
     with WithoutValues():
         empty = {name: build() for name, build in building.items()}
     complete = spec.own_tokenizer is not None and spec.head in _COMPLETE

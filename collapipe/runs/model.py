@@ -118,13 +118,12 @@ def read_tokenizer(model_dir: Path) -> Tokenizer:
         rest = json.loads(known.read_text(encoding="utf-8"))
         special_tokens = SpecialTokens(**rest["marks"])
         labels = [str(label) for label in rest["labels"]]
-        chat = rest.get("chat")  # older runs lack it
-        template = None if chat is None else ChatTemplate(**chat)
+        template = None if rest["chat"] is None else ChatTemplate(**rest["chat"])
         if not all(isinstance(token, str) for token in asdict(special_tokens).values()):
             raise TypeError("a special token that is no text")
     except (ValueError, TypeError, KeyError, RecursionError, ConfigError) as error:
         why = one_line(error)
-        raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({why})") from error
+        raise ConfigError(f"{known}: does not describe a tokeniser ({why}); restore it") from error
     try:
         text = words.read_text(encoding="utf-8")
         check_tokenizer(text)

@@ -112,7 +112,8 @@ def rewind_run(
             f"{folder.path}: the tokeniser has changed since the run began; restore its "
             "model/tokenizer.json and model/model.json, or begin a new run"
         )
-    base_of(folder.path, settings, tokenizer.vocabulary).check()
+    if settings.framework.train:
+        base_of(folder.path, settings, tokenizer.vocabulary).check()
     planned, rounds = checkpoint.configuration["federation"]["rounds"], settings.federation.rounds
     if settings.optimizer.decay == "linear" and rounds != planned:
         _log.warning(

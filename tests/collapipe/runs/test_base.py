@@ -10,7 +10,7 @@ import torch
 from federated import grid_of, settings_of, train
 from flwr.app import ArrayRecord
 from pretrained import causal_folder, lora_run, lora_settings
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from collapipe.config import Settings
@@ -92,15 +92,12 @@ def test_drawn_weights_are_in_the_folder_once(tmp_path: Path) -> None:
     assert all("lora" not in name for name in frozen) and len(frozen) > 50
 
 
-def test_a_run_of_an_earlier_version_is_read(tmp_path: Path, finished: Path) -> None:
-    """Its weights are whole, and it names no base."""
+def test_a_run_without_digests_is_refused_in_one_line(tmp_path: Path, finished: Path) -> None:
     shutil.copytree(finished, tmp_path / "run", symlinks=True)
-    expected = load_model(finished)[1].state_dict()
-    whole = {name: each.clone() for name, each in expected.items()}
-    save_file(whole, tmp_path / "run" / "model" / "model.safetensors")
     (tmp_path / "run" / "model" / "base.json").unlink()
-    found = load_model(tmp_path / "run")[1].state_dict()
-    assert all(torch.equal(each, found[name]) for name, each in expected.items())
+    with pytest.raises(ConfigError, match=r"base\.json is missing; restore") as caught:
+        load_model(tmp_path / "run")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenize
     folder = RunFolder(run_dir)
     folder.write_config(settings)
     folder.write_tokenizer(tokenizer)
+    folder.write_base({})
     return folder, settings, tokenizer
 
 
@@ -116,10 +117,12 @@ def test_weights_can_be_read_by_whom_the_folder_can(tmp_path: Path) -> None:
     try:
         folder.write_weights(initial_model(settings, tokenizer).state_dict())
         folder.write_tokenizer(tokenizer)
+        folder.write_base({})
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "model").glob("*")}
-    assert modes == dict.fromkeys(("model.safetensors", "model.json", "tokenizer.json"), 0o640)
+    names = "base.json", "model.safetensors", "model.json", "tokenizer.json"
+    assert modes == dict.fromkeys(names, 0o640)
 
 
 @pytest.mark.parametrize(("name", "says"), [("nowhere", "no such folder"), ("", "config.yaml")])
@@ -177,6 +180,7 @@ def test_what_cannot_be_locked_is_one_line(tmp_path: Path) -> None:
     [
         ("model.json", b"[" * 100_000),
         ("model.json", b'{"marks": {"pad": [1], "bos": "", "eos": ""}, "labels": []}'),
+        ("model.json", b'{"marks": {"pad": "a", "bos": "b", "eos": "c"}, "labels": []}'),
         ("model.json", b"\xff"),
         ("tokenizer.json", b"\xff"),
     ],
