@@ -23,7 +23,6 @@ VocabularySize = Annotated[int, Field(ge=259)]  # 256 bytes and three special to
 # At least one token and two special ones; attention over longer texts fits no device.
 TextLength = Annotated[int, Field(ge=3, le=2**15)]
 LabelCount = Annotated[int, Field(ge=2, le=MOST_LABELS)]
-MAX_LABELS = 256  # default, also for older runs
 
 
 class Examples(Protocol):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collapipe.data.folders import Parse, Splits, read_lines, read_splits
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks.task import MAX_LABELS, Examples, LabelCount, TextLength, VocabularySize
+from collapipe.tasks.task import Examples, LabelCount, TextLength, VocabularySize
 from collapipe.tensors import IGNORED, Batch, mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.vocabulary import MOST_LABELS, fault_of_label
@@ -133,7 +133,7 @@ class LabelledTask(FolderTask):
     """
 
     labels: tuple[str, ...] | None = None
-    max_labels: LabelCount = MAX_LABELS
+    max_labels: LabelCount = 256
 
     def __post_init__(self) -> None:
         names = self.labels or ()
