@@ -133,7 +133,7 @@ class Audit:
     recoveries: Annotated[tuple[Recovery, ...], Field(max_length=10_000)]
     updates: Annotated[tuple[UpdateRecovery, ...], Field(max_length=1000)]
     membership: Membership | None
-    hidden: _Text = ""  # older audits lack this
+    hidden: _Text
 
     def of(self, condition: Condition) -> list[Recovery]:
         """Return each attack's recovery under ``condition``."""

@@ -23,7 +23,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class Progress:
     sizes: dict[str, int]
     scheduler: SchedulerState
     history: History
-    names: dict[str, int] = field(default_factory=dict)
+    names: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
