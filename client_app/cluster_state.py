@@ -10,12 +10,13 @@ import torch
 from client_app.payloads import HeadChoice, payloads
 from client_app.traffic import LinkTraffic
 from collapipe.config import Settings
+from collapipe.config.settings import check_members
 from collapipe.devices.presets import ClusterPreset
 from collapipe.errors import ConfigError
 from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upload_bits
 from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, BlockCost, ClusterState, Uplink
+from collapipe.state import BlockCost, ClusterState, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32, sent_share
@@ -26,6 +27,7 @@ def cluster_state(
 ) -> ClusterState:
     """Draw the cluster's devices and uplink, which depend only on the run's seed and the unit."""
     cluster: ClusterPreset = settings.build("cluster")
+    check_members("cluster", cluster, ClusterPreset)
     cost = block_cost(settings)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
     twice = 1 + cost.forward_share
@@ -128,8 +130,7 @@ def _head_seconds(
 ) -> float:
     """Return the seconds of a head on the control unit in all local steps of a round, from its
     FLOPs relative to a block's."""
-    told = getattr(cluster, "control_unit", None)  # older plug-ins lack it
-    law: AffineLaw | None = told(cost, unit) if told else None
+    law = cluster.control_unit(cost, unit)
     if law is None and settings.chooses_heads:
         raise ConfigError(
             "decoder.mode=auto: the speed of the control unit is not known; set "

@@ -6,7 +6,7 @@ import pytest
 from federated import run
 
 from collapipe.config import load_overrides
-from collapipe.errors import ConfigError
+from collapipe.errors import CollaPipeError, ConfigError
 
 # All that docs/how-to/extend.md and the protocol say of a task, and no more.
 TASK = """
@@ -107,6 +107,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_task_written_from_the_seam_alone_trains(own: Path) -> None:
     (own / "reverse_whole.py").write_text(TASK)
     run(own / "run", "task._target_=reverse_whole.Reverse")
+
+
+def test_a_cluster_without_a_member_is_refused_in_a_line_that_names_it(own: Path) -> None:
+    source = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Boxes:\n"
+    source += "    num_devices: int\n\n    def draw(self, cost, unit, rng):\n        return ()\n"
+    (own / "own_boxes.py").write_text(source)
+    options = "cluster._target_=own_boxes.Boxes", "~cluster.block_s", "~cluster.hop_s"
+    fault = r"cluster\._target_=own_boxes\.Boxes: lacks control_unit; "
+    with pytest.raises(CollaPipeError, match=fault):
+        run(own / "run", *options, "~cluster.control_unit_block_s")
 
 
 @pytest.mark.parametrize("member", ["max_labels =", "def possible"])
