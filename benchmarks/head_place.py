@@ -98,7 +98,6 @@ def play(options: Overrides, seeds: int) -> tuple[list[float], float]:
         scheduler = Scheduler(settings)
         start = scheduler.begin(states)
         for each, _ in dry_run(settings, scheduler, start, range(1, ROUNDS + 1)):
-            assert each.report.cost is not None
             seconds.append(each.report.cost.delay_s)
             uplinks = (cluster.uplink for cluster in each.report.plan.clusters)
             there += [settings.unit_has_head(uplink) for uplink in uplinks]

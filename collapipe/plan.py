@@ -189,15 +189,14 @@ class UplinkPlan:
     """Channel j, transmit power p_n and upload time of a unit.
 
     ``finish_s`` is the unit's total time; it is shorter than ``latency_s`` plus ``upload_s`` if the
-    upload overlaps with the pipeline. None in plans of older versions. ``activation`` and
-    ``upload`` are precisions, ``head`` is the place of the head; each is None if the configuration
-    fixes it.
+    upload overlaps with the pipeline. ``activation`` and ``upload`` are precisions, ``head`` is the
+    place of the head; each is None if the configuration fixes it.
     """
 
     channel: int
     power_w: Amount
     upload_s: Amount
-    finish_s: Amount | None = None
+    finish_s: Amount
     activation: Precision | None = None
     upload: Precision | None = None
     head: HeadPlace | None = None

@@ -139,7 +139,7 @@ class ClusterCost:
 
     ``upload_s`` is τ_n^Up (eq. 11); None if the strategy planned no channel. ``device_energy_j``
     (eq. 16) covers each participating device with an energy law. ``finish_s`` is the time at which
-    pipeline and upload are done; it is less than their sum if they overlap, and None in older runs.
+    pipeline and upload are done; it is less than their sum if they overlap.
     ``stem_s`` is the time before that, in which a frozen stem computes rows without a cached
     activation. ``spread`` is the standard deviation of the logarithm of measured to modelled
     pipeline time, from earlier rounds on real devices; 0 if none were measured.
@@ -150,15 +150,14 @@ class ClusterCost:
     upload_s: Amount | None
     upload_energy_j: Amount
     device_energy_j: dict[str, Amount]
-    finish_s: Amount | None = None
+    finish_s: Amount
     stem_s: Amount = 0.0
     spread: Amount = 0.0
 
     @property
     def ends_s(self) -> float:
-        """``stem_s`` plus ``finish_s``; in older runs plus the sum of pipeline and upload."""
-        both_s = self.pipeline_s + (self.upload_s or 0.0)
-        return self.stem_s + (both_s if self.finish_s is None else self.finish_s)
+        """``stem_s`` plus ``finish_s``."""
+        return self.stem_s + self.finish_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +196,6 @@ class RoundTraces:
 class RoundReport:
     """The server's report about a round; a line of ``metrics.jsonl``.
 
-    Fields that older runs lack have defaults.
-
     ``skipped`` is the reason why a round had no result: its ``plan`` has no clusters, all units
     failed, or too few were left for a masked sum. ``failures`` has the causes of scheduled units
     that did not finish, and ``excluded`` the causes of units that could not be planned.
@@ -235,18 +232,18 @@ class RoundReport:
     seconds: Mapping[str, Amount] = field(default_factory=dict)
     wall_s: Amount = 0.0
     train_loss: float | None = None
-    cost: RoundCost | None = None
-    clock_s: Amount | None = None
-    skipped: str | None = None
-    excluded: dict[int, str] = field(default_factory=dict)
-    queues: tuple[float, ...] = ()
-    estimates: Estimates = field(default_factory=Estimates)
+    cost: RoundCost
+    clock_s: Amount
+    skipped: str | None
+    excluded: dict[int, str]
+    queues: tuple[float, ...]
+    estimates: Estimates
     target_tokens: Count = 0
     input_tokens: Count = 0
     evaluation_loss: float | None = None
     metric: Score | None = None
     on_units: UnitsEvaluation | None = None
-    error_queues: tuple[float, ...] = ()
+    error_queues: tuple[float, ...]
     pipeline_s: Mapping[int, Amount] = field(default_factory=dict)
     devices: Mapping[int, tuple[DeviceReport, ...]] = field(default_factory=dict)
     events: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -257,13 +254,11 @@ class RoundReport:
     @property
     def costs(self) -> dict[int, ClusterCost]:
         """Modelled cost of each unit in the plan."""
-        return {each.unit: each for each in self.cost.clusters} if self.cost else {}
+        return {each.unit: each for each in self.cost.clusters}
 
     @property
-    def energy_j(self) -> float | None:
+    def energy_j(self) -> float:
         """Modelled energy of all units, uploads and devices."""
-        if self.cost is None:
-            return None
         return math.fsum(
             each.upload_energy_j + math.fsum(each.device_energy_j.values())
             for each in self.cost.clusters

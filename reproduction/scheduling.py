@@ -79,7 +79,7 @@ def _run(
     for each, _ in dry_run(settings, scheduler, start, range(1, rounds + 1), keep_losses):
         report = each.report
         yield ScheduledRound(
-            report.cost.delay_s if report.cost else 0.0,
+            report.cost.delay_s,
             tuple(cost.pipeline_s for cost in report.costs.values()),
             tuple(unit in report.units for unit in range(len(report.queues))),
             max(report.queues),

@@ -67,6 +67,8 @@ def make_run(
         drift_weight=drift_weight,
     )
     (folder / "config.yaml").write_text(config)
+    choices = {"strategy": strategy.rpartition(".")[2].lower()}
+    (folder / "choices.json").write_text(json.dumps(choices))
     lines = list(made_lines(rounds, num_units, num_channels, seed, slowness))
     write_lines(folder, lines)
     shards = [{"unit": unit, "rows": 1000 + unit, "labels": {}} for unit in range(num_units)]
@@ -116,7 +118,8 @@ def without_uploads(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]
         for cluster in plan["clusters"]:
             cluster["uplink"] = None
         for each in cost["clusters"]:
-            each |= {"upload_s": None, "upload_energy_j": 0.0}
+            alone = {"finish_s": each["pipeline_s"]}
+            each |= {"upload_s": None, "upload_energy_j": 0.0, **alone}
         yield {**line, "plan": plan, "cost": cost}
 
 
@@ -135,7 +138,7 @@ def _report(
     clusters = tuple(_cluster(n, unit, rng) for n, unit in enumerate(scheduled))
     failed = scheduled[:1] if number in FAILED else []
     costs = tuple(_cost(cluster, slowness) for cluster in clusters)
-    delay_s = max((c.pipeline_s + (c.upload_s or 0.0) for c in costs), default=0.0)
+    delay_s = max((cost.ends_s for cost in costs), default=0.0)
     gammas = np.where(np.isin(np.arange(num_units), scheduled), 0.24, 1.24)
     after = tuple(map(float, np.maximum(queues + gammas - 0.84, 0)))
     told = tuple(map(float, gammas)) if scheduled else ()
@@ -149,6 +152,7 @@ def _report(
         skipped="no unit can afford its upload" if number == SKIPPED else None,
         excluded=dict.fromkeys(away, "WireError: a speed that is not finite"),
         queues=after,
+        error_queues=(),
         units=tuple(unit for unit in scheduled if unit not in failed),
         failures=dict.fromkeys(failed, "LinkError: the unit was switched off"),
         train_loss=None if number == SKIPPED else loss,
@@ -167,8 +171,9 @@ def _cluster(channel: int, unit: int, rng: np.random.Generator) -> ClusterPlan:
         SegmentPlan("device-0", Span(0, first)),
         SegmentPlan("device-2", Span(first, _BLOCKS - first)),
     )
-    uplink = UplinkPlan(channel, 0.1 + 0.1 * float(rng.random()), 0.5 + float(rng.random()))
+    power_w, upload_s = 0.1 + 0.1 * float(rng.random()), 0.5 + float(rng.random())
     latency_s = 10 + unit + 3 * float(rng.random())
+    uplink = UplinkPlan(channel, power_w, upload_s, latency_s + upload_s)
     return ClusterPlan(unit, segments, 4, "one_f_one_b", latency_s, uplink)
 
 
@@ -182,4 +187,5 @@ def _cost(cluster: ClusterPlan, slowness: float) -> ClusterCost:
         slowness * uplink.upload_s,
         uplink.power_w * uplink.upload_s,
         devices,
+        slowness * uplink.finish_s,
     )

@@ -16,6 +16,7 @@ def round_report(number: int = 1, **fields: Any) -> RoundReport:
         "skipped": None,
         "excluded": {},
         "queues": (),
+        "error_queues": (),
         "units": (),
         "failures": {},
         "train_loss": None,

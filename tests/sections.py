@@ -47,7 +47,7 @@ def privacy_settings(**changes: Any) -> PrivacySettings:
     return section(PrivacySettings, "privacy/none.yaml", **changes)
 
 
-def lora_settings(**changes: Any) -> LoraSettings:
+def adapter_settings(**changes: Any) -> LoraSettings:
     """Adapters of rank 2."""
     return section(LoraSettings, "adapter/lora.yaml", **{"rank": 2, "alpha": 8.0, **changes})
 

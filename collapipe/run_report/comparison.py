@@ -141,11 +141,11 @@ def _of_run(run: Run) -> Iterator[tuple[Measure, float | None]]:
         yield Measure(f"{name} loss, last", False), last
     clock = Measure(f"clock, s {kind}", uploads=kind == "modelled")
     yield clock, run.clock.ends_s[-1] if rounds else None
-    delays = [line.cost.delay_s for line in rounds if line.cost and line.plan.clusters]
+    delays = [line.cost.delay_s for line in rounds if line.plan.clusters]
     delay_s = sum(delays) / len(delays) if delays else None
     yield Measure("delay of a round, s modelled", uploads=True), delay_s
-    joules = [line.energy_j for line in rounds if line.energy_j is not None]
-    yield Measure("energy, J modelled", uploads=True), sum(joules) if joules else None
+    joules = sum(line.energy_j for line in rounds) if rounds else None
+    yield Measure("energy, J modelled", uploads=True), joules
     yield Measure("MB up"), sum(line.bytes_up for line in rounds) / 1e6 or None
     took = [sum(unit in line.units for line in rounds) for unit in range(run.num_units)]
     least = 100 * min(took) / len(rounds) if rounds else None
@@ -246,10 +246,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     Raises ``ConfigError`` if two runs have the same configuration, version and seed.
     """
     flats = [{**flattened(run.tree), _VERSION: run.version} for run in runs]
-    known = all(run.choices for run in runs)
-    choices = [
-        run.choices if known else _kinds(flat) for run, flat in zip(runs, flats, strict=True)
-    ]
+    choices = [run.choices for run in runs]
     keys = dict.fromkeys(key for flat in flats for key in flat if key != _SEED)
     apart = sorted((key for key in keys if _differs(key, flats)), key=_importance)
     groups: dict[tuple[object, ...], Group] = {}
@@ -276,12 +273,6 @@ def _mark(number: int) -> str:
 def _importance(key: str) -> int:
     section = key.partition(".")[0]
     return _FIRST.index(section) if section in _FIRST else len(_FIRST)
-
-
-def _kinds(flat: Mapping[str, object]) -> dict[str, object]:
-    """Return the class or name of each group of options, if choices are unknown."""
-    kinds = (".name", "._target_")  # the class, if a group has both
-    return {key.split(".")[-2]: flat[key] for kind in kinds for key in flat if key.endswith(kind)}
 
 
 def _differs(key: str, trees: Sequence[Mapping[str, object]]) -> bool:

@@ -60,7 +60,7 @@ def _bars(
 def predicted(run: Run) -> Markup:
     """Show the modelled delay and the measured time of each round, and their ratio."""
     planned = [line for line in run.rounds if line.plan.clusters]
-    delays = {line.round: line.cost.delay_s for line in planned if line.cost}
+    delays = {line.round: line.cost.delay_s for line in planned}
     if not delays:
         return note("The run's rounds have no modelled delay.")
     missing = run.missing_uploads

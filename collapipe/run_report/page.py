@@ -72,7 +72,6 @@ def _write(file: Path, page: str) -> None:
 
 def run_page(run: Run, shown: RoundReport | None) -> str:
     """Return the page of one run; ``shown`` is the round of the Gantt chart, None for no chart."""
-    unknown = "The run has no choices.json, as older ones: groups are named by their classes."
     facts = [
         html.tag("div", html.tag("dt", name), html.tag("dd", text))
         for name, text in _facts(run).items()
@@ -81,7 +80,6 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
     opening = (
         html.tag("p", _state(run), class_="state"),
         html.tag("dl", *facts),
-        None if run.choices else html.note(unknown),
     )
     a_round = html.note("No round was planned.")
     if shown:
@@ -138,15 +136,10 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _chosen(run: Run, group: str) -> str:
-    """Return the chosen file of a group of options, with its ``name`` if that differs.
-
-    Runs without a recorded choice show the ``name``, or the class of ``_target_``.
-    """
+    """Return the chosen file of a group of options, with its ``name`` if that differs."""
     choice, options = run.choices.get(group, ""), run.tree.get(group)
-    if not isinstance(options, dict):
-        return choice
-    known = dict.fromkeys(filter(None, (choice, str(options.get("name") or ""))))
-    return ", ".join(known) or str(options.get("_target_") or "").rpartition(".")[2]
+    name = str(options.get("name") or "") if isinstance(options, dict) else ""
+    return ", ".join(dict.fromkeys(filter(None, (choice, name))))
 
 
 def _rounds(run: Run) -> html.Markup:
@@ -159,13 +152,11 @@ def _rounds(run: Run) -> html.Markup:
         "samples": lambda line: f"{line.samples:,}",
         "units": lambda line: ", ".join(map(run.called, line.units)) or "–",
         f"clock, {run.clock.kind}": lambda line: f"{ends[line.round]:,.2f} s",
-        "delay, modelled": lambda line: _told(
-            line.cost.delay_s if line.cost else None, ",.2f", " s"
-        ),
+        "delay, modelled": lambda line: f"{line.cost.delay_s:,.2f} s",
         "measured": lambda line: _told(
             line.seconds.get("round", 0.0) if run.trained else None, ",.2f", " s"
         ),
-        "energy, modelled": lambda line: _told(line.energy_j, ",.4g", " J"),
+        "energy, modelled": lambda line: f"{line.energy_j:,.4g} J",
         "MB up": lambda line: f"{line.bytes_up / 1e6:,.2f}",
         "MB down": lambda line: f"{line.bytes_down / 1e6:,.2f}",
     }

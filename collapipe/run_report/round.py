@@ -63,8 +63,7 @@ def _times(
     pipeline_s, uplink = cluster.latency_s, cluster.uplink
     if uplink is None:
         return pipeline_s, None, pipeline_s or 0.0
-    both_s = (pipeline_s or 0.0) + uplink.upload_s
-    return pipeline_s, uplink.upload_s, both_s if uplink.finish_s is None else uplink.finish_s
+    return pipeline_s, uplink.upload_s, uplink.finish_s
 
 
 def step_chart(run: Run, line: RoundReport) -> Markup | None:

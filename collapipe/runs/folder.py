@@ -125,9 +125,9 @@ class RunFolder:
         from omegaconf import OmegaConf  # takes half a second
 
         tree = OmegaConf.create(dict(settings.tree))
+        self._write_json("choices.json", dict(settings.choices))  # first: readers need both
         self._replace("config.yaml", f"# CollaPipe {__version__}\n{OmegaConf.to_yaml(tree)}")
         self._write_json("overrides.json", settings.overrides)
-        self._write_json("choices.json", dict(settings.choices))
 
     def write_account(self, rounds: Mapping[int, int]) -> None:
         """Write ``account.json``: the number of rounds of each unit that ε counts.
@@ -281,7 +281,10 @@ def check_there(run_dir: Path, *files: Path) -> None:
         raise ConfigError(f"{run_dir}: no such folder (seen from {Path.cwd()})")
     for file in files:
         if not file.is_file():
-            raise ConfigError(f"{run_dir}: not the folder of a run that trained, {file} is missing")
+            raise ConfigError(
+                f"{run_dir}: not the folder of a run that trained, {file} is missing; restore the "
+                "file, or name another folder"
+            )
 
 
 def read_overrides(run_dir: Path) -> list[str]:

@@ -1,13 +1,12 @@
-"""Read a run's folder, also during the run, after a failure, or of an older version."""
+"""Read a run's folder, also during the run or after a failure."""
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
@@ -53,7 +52,7 @@ class Run:
 
     ``tree`` is the resolved configuration. A run in progress, or one that was killed, has no
     ``summary``. ``shard_rows`` maps units to numbers of rows; it is empty if the run ended before
-    that. ``choices`` maps each group of options to its file in ``conf/``; empty in older runs.
+    that. ``choices`` maps each group of options to its file in ``conf/``.
     """
 
     folder: Path
@@ -63,7 +62,7 @@ class Run:
     rounds: tuple[RoundReport, ...]
     summary: Summary | None
     shard_rows: dict[int, int]
-    choices: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str]
     names: dict[int, str] = field(default_factory=dict)  # of units, if their owners named them
 
     def called(self, unit: int) -> str:
@@ -94,13 +93,9 @@ class Run:
 
     @property
     def clock(self) -> RunClock:
-        """The run's clock; without one, the cumulated measured times of its rounds."""
-        ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
-        if ends and len(ends) == len(self.rounds):
-            real = self.tree["federation"].get("clock") == "real"
-            return RunClock("measured" if real else "modelled", tuple(ends))
-        took = accumulate(line.seconds.get("round", 0.0) for line in self.rounds)
-        return RunClock("measured", tuple(took))
+        """The run's clock."""
+        kind = "measured" if self.tree["federation"]["clock"] == "real" else "modelled"
+        return RunClock(kind, tuple(line.clock_s for line in self.rounds))
 
     @property
     def missing_uploads(self) -> str:
@@ -126,7 +121,7 @@ class Run:
         return ", ".join(filter(None, parts))
 
     def option(self, name: str) -> object:
-        """Return a value of the configuration; None if the run's version lacks the option."""
+        """Return a value of the configuration; None if there is no such option."""
         return value_at(self.tree, name)
 
 
@@ -149,7 +144,9 @@ def read_run(folder: Path) -> Run:
     shards = _read(_SHARDS, folder / "shards.json")
     rows = {shard.unit: shard.rows for shard in shards.shards} if shards else {}
     names = {shard.unit: shard.name for shard in shards.shards if shard.name} if shards else {}
-    choices = _read(_CHOICES, folder / "choices.json") or {}
+    choices = _read(_CHOICES, folder / "choices.json")
+    if choices is None:
+        raise ConfigError(f"{folder / 'choices.json'}: is missing; restore it")
     return Run(folder, version, text, tree, rounds, summary, rows, choices, names)
 
 
@@ -203,6 +200,7 @@ _Whole = Annotated[int, Field(strict=True, ge=0)]
 class _Federation(BaseModel):
     num_units: Annotated[_Whole, Field(le=_MOST_UNITS)]
     rounds: _Whole
+    clock: Literal["modelled", "real"]
 
 
 class _Tree(BaseModel):

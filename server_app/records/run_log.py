@@ -171,7 +171,7 @@ def _warned(what: str) -> Iterator[None]:
 def _scalars(line: RoundReport) -> dict[str, float]:
     found: dict[str, float | None] = {
         "train/loss": line.train_loss,
-        "round/delay_s": line.cost.delay_s if line.cost else None,
+        "round/delay_s": line.cost.delay_s,
         "round/clock_s": line.clock_s,
         "round/units": len(line.units),
     }
@@ -215,7 +215,7 @@ def csv_row(line: RoundReport) -> dict[str, Cell]:
         "target_tokens": line.target_tokens,
         "input_tokens": line.input_tokens,
         "clock_s": line.clock_s,
-        "delay_s": line.cost.delay_s if line.cost else None,
+        "delay_s": line.cost.delay_s,
         "bytes_up": line.bytes_up,
         "bytes_down": line.bytes_down,
         "scheduled_units": " ".join(map(str, scheduled)),

@@ -50,16 +50,16 @@ class History:
     test_on_units: UnitsEvaluation | None = None
     rounds: Counter[int] = field(default_factory=Counter)  # finished rounds of each unit
     plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last plan
-    input_tokens: int = 0  # older checkpoints lack this and the next two
+    input_tokens: int = 0
     rounds_s: float = 0.0  # measured seconds of all rounds
     skipped: int = 0  # number of skipped rounds
 
     def add(self, report: RoundReport) -> None:
         self.num_rounds += 1
         self.skipped += report.skipped is not None
-        self.clock_s, self.estimates = report.clock_s or 0.0, report.estimates
+        self.clock_s, self.estimates = report.clock_s, report.estimates
         self.uploads_counted &= all(cost.upload_s is not None for cost in report.costs.values())
-        self.energy_j += report.energy_j or 0.0
+        self.energy_j += report.energy_j
         if report.train_loss is not None:
             self.losses.append(report.train_loss)
         self.epsilon = report.epsilon

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from federated import play
+from round_report import round_report
 
 from collapipe import config
 from collapipe.errors import ConfigError
-from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport, Score
 from collapipe.runs.reading import Run, Summary, read_run
 from reproduction import remark2
@@ -52,14 +52,15 @@ class Made(Training):
         factor, power_w = told(job)
         loss = QUIET_LOSS + job.seed / 10 + self.added(factor, power_w)
         lines = tuple(
-            RoundReport(
-                round=t, plan=RoundPlan(t, ()), units=(0,), train_loss=loss / t, clock_s=float(t)
-            )
+            round_report(t, units=(0,), train_loss=loss / t, clock_s=float(t))
             for t in range(1, ROUNDS + 1)
         )
-        tree = {"federation": {"num_units": 1, "rounds": ROUNDS}, "power_w": power_w}
+        tree = {
+            "federation": {"num_units": 1, "rounds": ROUNDS, "clock": "modelled"},
+            "power_w": power_w,
+        }
         summary = Summary("completed", metric=Score("BLEU", 10.0), test_loss=loss, wall_s=2.0)
-        return Run(Path("made-up"), "1", "", tree, lines, summary, {})
+        return Run(Path("made-up"), "1", "", tree, lines, summary, {}, {})
 
 
 def told(job: Job) -> tuple[float, float]:

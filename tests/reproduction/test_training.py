@@ -13,16 +13,16 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
+from round_report import round_report
 from sections import optimizer_settings
 
 from collapipe import __version__, config
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.models.part import Optimizer, clip_scale
-from collapipe.plan import RoundPlan
 from collapipe.process.children import child_command
-from collapipe.report import ClusterCost, RoundCost, RoundReport, Score
+from collapipe.report import ClusterCost, RoundCost, Score
 from collapipe.runs.evidence import Interval
+from collapipe.runs.folder import RunFolder
 from collapipe.runs.reading import Run, Summary
 from reproduction import fig06, training
 from reproduction.command import shown
@@ -41,15 +41,10 @@ def made_run(
 ) -> Run:
     """A loss of 1/t, and a metric of ``gain`` a round; of two clusters one takes half as long."""
     lines = tuple(
-        RoundReport(
-            round=number,
-            plan=RoundPlan(number, ()),
+        round_report(
+            number,
             units=(0, 1),
-            failures={},
             samples=1,
-            bytes_up=0,
-            bytes_down=0,
-            seconds={},
             wall_s=1.0,
             train_loss=1 / number,
             cost=RoundCost(round_s + upload_s, (_cost(0, round_s), _cost(1, round_s / 2))),
@@ -61,12 +56,12 @@ def made_run(
     )
     test = Score(name, gain * ROUNDS)
     summary = Summary("completed", ROUNDS, metric=test, test_loss=0.5 / (gain or 1), wall_s=3.0)
-    tree = {"federation": {"num_units": 2, "rounds": ROUNDS}, "seed": 0}
-    return Run(Path("made-up"), "1", "", tree, lines, summary, {})
+    tree = {"federation": {"num_units": 2, "rounds": ROUNDS, "clock": "modelled"}, "seed": 0}
+    return Run(Path("made-up"), "1", "", tree, lines, summary, {}, {})
 
 
 def _cost(unit: int, pipeline_s: float) -> ClusterCost:
-    return ClusterCost(unit, pipeline_s, 5.0, 0.0, {})
+    return ClusterCost(unit, pipeline_s, 5.0, 0.0, {}, pipeline_s + 5.0)
 
 
 class Made(Training):
@@ -347,8 +342,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def finish(run_dir: Path, overrides: Sequence[str]) -> None:
     run_dir.mkdir(parents=True)
-    tree = dict(config.load_overrides(overrides).tree)
-    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(tree)))
+    RunFolder(run_dir).write_config(config.load_overrides(overrides))
     end(run_dir)
 
 

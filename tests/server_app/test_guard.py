@@ -14,6 +14,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from round_report import round_report
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -25,8 +26,6 @@ from collapipe.credentials.keys import fingerprint, make_key
 from collapipe.deployment.server_folder import CONTROL as ON_MACHINE
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.flower import requests
-from collapipe.plan import RoundPlan
-from collapipe.report import RoundReport
 from server_app import guard, questions, refusals
 from server_app.guard import NodesAlone
 from server_app.records.run_log import write_metrics
@@ -168,14 +167,7 @@ def test_a_unit_is_told_whether_it_may_come(key: str, admitted: bool, tmp_path: 
 def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None:
     client = dialled_from("127.0.0.1", tmp_path)
     assert client.get("/metrics").text == ""
-    report = RoundReport(
-        round=3,
-        plan=RoundPlan(3, ()),
-        units=(0, 2),
-        failures={1: "gone"},
-        bytes_up=5,
-        seconds={"plan": 0.5},
-    )
+    report = round_report(3, units=(0, 2), failures={1: "gone"}, bytes_up=5, seconds={"plan": 0.5})
     write_metrics(ServerFolder(tmp_path).metrics, report)
     told = client.get("/metrics").text.splitlines()
     for line in ("collapipe_round 3.0", "collapipe_units 2.0", "collapipe_failures 1.0"):

@@ -15,7 +15,7 @@ import transformers
 from huggingface import ONE_OF_EACH, VOCABULARY, batch_for, folder, merged, spec_of
 from narrow import kept, rounded
 from second_device import second_device
-from sections import lora_settings, optimizer_settings
+from sections import adapter_settings, optimizer_settings
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -37,7 +37,7 @@ from collapipe.tensors import Tensors
 from pipeline.devices.block_form import block_forms
 
 KEY = DropoutKey(seed=5, unit=1, step=7)
-LORA = lora_settings()
+LORA = adapter_settings()
 
 
 def drawn(spec: ModelSpec) -> SplitModel:
@@ -204,7 +204,7 @@ def test_pretrained_weights_are_kept_as_they_were_published(
 ) -> None:
     path, weights = published(tmp_path, torch.bfloat16)
     base = HuggingFaceSpec(str(path), pretrained=True, num_blocks=3, dtype="auto")
-    spec = with_adapters(cast(ModelSpec, base), lora_settings(last_blocks=stem))
+    spec = with_adapters(cast(ModelSpec, base), adapter_settings(last_blocks=stem))
     assert isinstance(spec, StemSpec) == (stem is not None)
     model = SplitModel(spec, VOCABULARY)
     published_bits = sorted(each.flatten().tolist() for each in weights.values())

@@ -21,7 +21,7 @@ from huggingface import (
     untouched,
     without_dropout,
 )
-from sections import lora_settings, optimizer_settings
+from sections import adapter_settings, optimizer_settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -351,5 +351,5 @@ def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
 def test_settings_choose_the_spec() -> None:
     """Equal options, equal specs: they are keys of caches."""
     assert with_adapters(OWN, AdapterSettings("none")) is OWN
-    asked = with_adapters(OWN, lora_settings(rank=4, dropout=0.1, target_modules=["key"]))
+    asked = with_adapters(OWN, adapter_settings(rank=4, dropout=0.1, target_modules=["key"]))
     assert {asked} == {LoraSpec(OWN, 4, 8.0, 0.1, ("key",))}

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 import torch
 from huggingface import VOCABULARY, InFloat64, batch_for, merged, spec_of, without_dropout
-from sections import lora_settings
+from sections import adapter_settings
 from torch import Tensor
 
 from collapipe.errors import ConfigError
@@ -33,7 +33,7 @@ def base_of(tmp_path: Path, kind: str) -> ModelSpec:
 
 
 def adapted(base: ModelSpec, last_blocks: int) -> StemSpec:
-    settings = lora_settings(rank=3, alpha=7.0, last_blocks=last_blocks)
+    settings = adapter_settings(rank=3, alpha=7.0, last_blocks=last_blocks)
     spec = with_adapters(base, settings)
     assert isinstance(spec, StemSpec)
     return spec
@@ -151,6 +151,6 @@ def test_there_must_be_so_many_blocks(tmp_path: Path, last_blocks: int) -> None:
 
 def test_options_that_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter\.cache=true: .* adapter\.last_blocks"):
-        lora_settings(cache=True)
+        adapter_settings(cache=True)
     with pytest.raises(ConfigError, match=r"framework\.cut=1: .* adapter\.last_blocks=2"):
         cut_at(adapted(base_of(tmp_path, "own"), 2), 1)

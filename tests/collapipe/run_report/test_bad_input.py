@@ -40,6 +40,8 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (LINES, _replaced('"num_micro_batches": 4', '"num_micro_batches": 99999'), "micro-batches"),
         (LINES, _replaced('"pipeline_s": ', '"pipeline_s": -1e29, "x": '), "pipeline_s: "),
         (LINES, _replaced('"failures": {}', '"failures": {"' + "x" * 9999 + '": "x"}'), "x …: "),
+        (LINES, _replaced('"clock_s": ', '"x": '), ":1: clock_s: "),
+        (LINES, _replaced('"finish_s": ', '"x": '), "finish_s: "),
         ("summary.json", lambda _: "{}", ": status: Field required"),
         ("summary.json", lambda _: "", ": not JSON as a run writes it"),
         ("shards.json", lambda _: "[]", ": the whole: "),
@@ -53,6 +55,7 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         ("config.yaml", lambda _: "a: &b [1]\nc: *b", ": has references"),
         ("config.yaml", _replaced("units: 8", "units: many"), "federation.num_units: "),
         ("config.yaml", lambda _: "seed: 1", ": federation: "),
+        ("config.yaml", _replaced("  clock: modelled\n", ""), "federation.clock: "),
     ],
 )
 def test_a_damaged_folder_is_one_line(
@@ -63,6 +66,12 @@ def test_a_damaged_folder_is_one_line(
     status, out, err = command("report", run)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {run / file}") and says in err
+
+
+def test_a_run_without_its_choices_is_one_line(run: Path, command: Command) -> None:
+    (run / "choices.json").unlink()
+    says = f"error: {run / 'choices.json'}: is missing; restore it\n"
+    assert command("report", run) == (2, "", says)
 
 
 @pytest.mark.parametrize(

@@ -266,17 +266,10 @@ def test_a_run_without_uploads_says_so_beside_its_figures(
     assert "J in all, uploads not counted." in page.text
 
 
-@pytest.mark.parametrize(
-    ("choices", "told"), [({"strategy": "dssra_paper"}, "dssra_paper"), (None, "Dssra")]
-)
-def test_the_head_names_what_was_chosen(
-    choices: dict[str, str] | None, told: str, run: Path, report: Callable[..., Page]
-) -> None:
-    if choices:
-        (run / "choices.json").write_text(json.dumps(choices))
+def test_the_head_names_what_was_chosen(run: Path, report: Callable[..., Page]) -> None:
+    (run / "choices.json").write_text('{"strategy": "dssra_paper"}')
     texts = report(run).texts
-    assert texts[texts.index("strategy") + 1] == told
-    assert any("no choices.json" in text for text in texts) is (choices is None)
+    assert texts[texts.index("strategy") + 1] == "dssra_paper"
 
 
 @pytest.mark.parametrize(("num_units", "banded"), [(4, False), (8, True)])
@@ -343,20 +336,6 @@ def test_figures_of_a_run_that_diverged_are_no_hindrance(
 ) -> None:
     write_lines(run, [{**line, "train_loss": 3e38} for line in made_lines(20)])
     assert "3e+38" in report(run).text
-
-
-def test_a_run_of_an_older_version_has_a_page(run: Path, report: Callable[..., Page]) -> None:
-    lines = list(made_lines(20))
-    for line in lines:
-        for name in ("cost", "clock_s", "skipped", "excluded", "estimates"):
-            del line[name]
-    write_lines(run, lines)
-    page = report(run)
-    assert "The run's rounds have no modelled energy." in page.texts
-    assert "clock, measured" in page.texts
-    took = math.fsum(line["seconds"]["round"] for line in lines)
-    (row,) = [row for row in page.rows("20") if len(row) == 12]
-    assert row[6] == f"{took:,.2f} s"
 
 
 def test_a_line_that_is_being_written_is_left_out(run: Path, report: Callable[..., Page]) -> None:

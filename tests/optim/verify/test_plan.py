@@ -39,7 +39,7 @@ def plan(*held: tuple[str, int], unit: int = 3, m: int = 4, channel: int = 0) ->
     for device, blocks in held:
         segments.append(SegmentPlan(device, Span(first, blocks)))
         first += blocks
-    return ClusterPlan(unit, tuple(segments), m, "gpipe", uplink=UplinkPlan(channel, 0.1, 1.0))
+    return ClusterPlan(unit, tuple(segments), m, "gpipe", uplink=UplinkPlan(channel, 0.1, 1.0, 1.0))
 
 
 def sends(cluster: ClusterPlan, power_w: float) -> ClusterPlan:

@@ -40,26 +40,6 @@ def test_what_is_written_is_read_again(line: RoundReport) -> None:
     assert ("metric" in tree) is (line.metric is not None)
 
 
-def test_lines_of_older_runs_are_read() -> None:
-    """They have fewer figures."""
-    tree = next(line.json_tree() for line in LINES if line.metric)
-    for name in (
-        "excluded",
-        "target_tokens",
-        "input_tokens",
-        "cost",
-        "clock_s",
-        "skipped",
-        "estimates",
-    ):
-        del tree[name]
-    del tree["metric"]["extra_metrics"]
-    line = ADAPTER.validate_python(tree)
-    assert line.metric is not None
-    assert (line.excluded, line.metric.extra_metrics) == ({}, {})
-    assert csv_row(line)["delay_s"] == ""
-
-
 def test_energy_is_that_of_all_units() -> None:
     row, costs = csv_row(LINES[0]), LINES[0].costs.values()
     assert len(costs) > 1

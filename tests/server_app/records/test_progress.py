@@ -63,7 +63,7 @@ def test_how_long_a_pipeline_takes_is_a_detail(
     caplog: pytest.LogCaptureFixture, measured: dict[int, float], told: str
 ) -> None:
     """For the log, which ``collapipe -v`` shows; also of simulated devices."""
-    cost = RoundCost(2.0, (ClusterCost(1, 1.5, None, 0.0, {}),))
+    cost = RoundCost(2.0, (ClusterCost(1, 1.5, None, 0.0, {}, 1.5),))
     report = replace(round_report(1, cost=cost), pipeline_s=measured)
     with (
         caplog.at_level("INFO", "server_app"),

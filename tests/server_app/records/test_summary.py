@@ -68,7 +68,7 @@ def test_a_clock_that_leaves_uploads_out_is_told(
 ) -> None:
     history = History(0.0)
     for each in (upload_s, 1.5):  # one round is enough
-        cost = ClusterCost(0, 10.5, each, 0.0, {})
+        cost = ClusterCost(0, 10.5, each, 0.0, {}, 10.5)
         history.add(round_report(cost=RoundCost(cost.pipeline_s, (cost,)), units=(0,)))
     assert clock_told(history, clock) == told
 
@@ -76,8 +76,8 @@ def test_a_clock_that_leaves_uploads_out_is_told(
 def test_energy_is_that_of_uploads_and_devices_of_all_rounds() -> None:
     history = History(0.0)
     costs = (
-        ClusterCost(0, 10.5, 1.5, 2.0, {"a": 3.0, "b": 4.0}),
-        ClusterCost(1, 1.0, 1.0, 5.0, {}),
+        ClusterCost(0, 10.5, 1.5, 2.0, {"a": 3.0, "b": 4.0}, 12.0),
+        ClusterCost(1, 1.0, 1.0, 5.0, {}, 2.0),
     )
     for _ in range(2):
         history.add(round_report(cost=RoundCost(12.0, costs)))

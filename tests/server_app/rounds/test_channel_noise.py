@@ -26,9 +26,9 @@ def plan(uplink: UplinkPlan | None) -> ClusterPlan:
 
 
 def test_the_variance_is_that_of_eq_25() -> None:
-    variance = noise_variance(plan(UplinkPlan(1, 0.4, 1.0)), REQUEST, 0.08, 3.0)
+    variance = noise_variance(plan(UplinkPlan(1, 0.4, 1.0, 1.0)), REQUEST, 0.08, 3.0)
     assert variance == pytest.approx(3 * 0.08 / (0.4 * 0.5 + 0.08))
-    louder = noise_variance(plan(UplinkPlan(1, 0.5, 1.0)), REQUEST, 0.08, 3.0)
+    louder = noise_variance(plan(UplinkPlan(1, 0.5, 1.0, 1.0)), REQUEST, 0.08, 3.0)
     assert louder < variance  # more power, less noise
     assert noise_variance(plan(None), REQUEST, 0.08, 3.0) == 0
 
