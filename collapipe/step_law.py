@@ -57,7 +57,7 @@ class MeasuredPlan:
     stages: tuple[HeldStage, ...]
     num_micro_batches: int
     step_s: float
-    schedule: str = ""
+    schedule: str
     weight: float = 1.0
 
     @property

@@ -322,8 +322,8 @@ def test_expected_seconds_are_close_to_those_of_an_earlier_plan() -> None:
 
 def test_only_rounds_with_new_plans_tell_how_wrong_predictions_of_those_are() -> None:
     law, known = real_law(64, True), stages_of({"a": 1, "b": 5})
-    law = replace(law, measured=(MeasuredPlan(known, 4, 1.0),), spread_of_new=0.4)
-    same, new = law, MeasuredPlan(stages_of({"a": 6}), 4, 1.0)
+    law = replace(law, measured=(MeasuredPlan(known, 4, 1.0, "one_f_one_b"),), spread_of_new=0.4)
+    same, new = law, MeasuredPlan(stages_of({"a": 6}), 4, 1.0, "one_f_one_b")
     assert updated(law, same, planned_s=1.0, step_s=9.0).spread_of_new == pytest.approx(0.38)
     for plan in (new, MeasuredPlan(known, 4, 1.0, "gpipe")):
         other = replace(law, measured=(plan,))
@@ -350,7 +350,7 @@ def test_the_law_explains_the_last_plan(measured_s: float) -> None:
 
 def test_a_step_without_any_time_has_a_possible_law() -> None:
     """Devices may report zeros."""
-    plan = MeasuredPlan(stages_of({"a": 6}), 4, 1.0)
+    plan = MeasuredPlan(stages_of({"a": 6}), 4, 1.0, "one_f_one_b")
     law = law_of(["a"], apart=True, blocks={"a": 6}, measured=(plan,))
     assert fitted_to_last(law, taking({"a": 0.0}), SIZE, "gpipe").factor == 1e-6
 

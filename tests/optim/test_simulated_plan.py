@@ -233,7 +233,7 @@ def test_an_earlier_plan_is_chosen_again_if_it_was_measured_faster() -> None:
             earlier = MeasuredPlan(alone, m, part * last_s, "one_f_one_b", weight)
             found = auto(request_of(replace(law, measured=(last, earlier))), 0.01)
             assert (found == [{"a": 0}, {"b": 0}, {"c": 0}]) == again
-    impossible = MeasuredPlan(stages_of({"a": 6, "sold": 1}), 1, 1e-3)
+    impossible = MeasuredPlan(stages_of({"a": 6, "sold": 1}), 1, 1e-3, "gpipe")
     assert len(auto(request_of(replace(law, measured=(last, impossible))), 0.01)) == 1
 
 

@@ -386,6 +386,11 @@ def test_a_made_up_checkpoint_is_refused(
     assert told.endswith("add --checkpoint 000002")
 
 
+def test_a_checkpoint_that_lacks_a_field_is_refused(run_dir: Path) -> None:
+    _changed_state(run_dir, lambda state: state["progress"].pop("names"))
+    assert "damaged, names: Field required" in refusal(run_dir, "federation.rounds=4")
+
+
 @pytest.mark.parametrize(
     "file", ["overrides.json", "checkpoints/000003/state.json", "summary.json"]
 )

@@ -18,6 +18,7 @@ TREE: dict[str, Any] = {
     "pipeline": {"num_micro_batches": 4, "schedule": "gpipe", "profile": None},
     "seed": 0,
 }
+PLAN = '{"stages": [], "num_micro_batches": 1, "step_s": 1.0, "weight": 1.0}'
 STEP = law_of(DEVICES, head_s=0.02, blocks={"pi": 3})
 
 
@@ -73,8 +74,9 @@ def test_a_step_of_other_devices_is_refused(
         ('"host": "here"', '"host": "there"'),
         ('"slowness": 1.0', '"slowness": -1'),
         ('"slowness": 1.0', '"slowness": NaN'),
+        (r'"measured": \[\]', f'"measured": [{PLAN}]'),
     ],
-    ids=["empty", "deep", "cut", "long", "kind", "factor", "host", "negative", "nan"],
+    ids=["empty", "deep", "cut", "long", "kind", "factor", "host", "negative", "nan", "schedule"],
 )
 def test_an_impossible_file_is_refused(boxes: Path, old: str, new: str) -> None:
     text = json.dumps(json.loads(step_file(boxes).read_text()))
