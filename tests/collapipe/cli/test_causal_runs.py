@@ -56,6 +56,7 @@ def run_dir(tmp_path: Path, overrides: list[str]) -> Path:
                 )
     run.write_config(settings)
     run.write_tokenizer(tokenizer)
+    run.write_base({})
     run.write_weights(model.state_dict())
     return tmp_path / "run"
 

@@ -169,6 +169,7 @@ def test_a_pipeline_answers_as_the_run(
             weight += 0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
     run.write_config(settings)
     run.write_tokenizer(tokenizer)
+    run.write_base({})
     run.write_weights(model.state_dict())
     export_run(run_dir, Path(out), ())
     texts = rows["text"][:20]
