@@ -24,7 +24,7 @@ from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, Partition, RoundOptions, check_choice
-from optim.recomputing import in_modes, needing
+from optim.sharing.modes import in_modes, needing
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 from optim.step import schedules
 

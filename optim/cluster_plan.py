@@ -30,7 +30,6 @@ from optim.problem import (
     RoundSolver,
     UplinkTimes,
 )
-from optim.recomputing import solve_verified
 from optim.sharing.exact import shared_partition
 from optim.sharing.law import row_caps
 from optim.simulated_plan import (
@@ -42,6 +41,7 @@ from optim.simulated_plan import (
     simulates,
 )
 from optim.step import in_flight, schedules
+from optim.verified import solve_verified
 from optim.verify import verify_round
 
 T = TypeVar("T")

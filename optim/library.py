@@ -11,9 +11,9 @@ from collapipe.state import Channel, ClusterState, DeviceProfile
 from optim.dssra import Dssra
 from optim.planner import Planner, RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition, check_choice
-from optim.recomputing import solve_verified
 from optim.solvers import cluster_solver
 from optim.step import in_flight
+from optim.verified import solve_verified
 from optim.verify import verify_plan
 
 
@@ -49,7 +49,7 @@ def plan_cluster(
     The plan is a pipeline of single devices, in the given order; devices may be left out. With
     solver ``shared``, devices with a ``sharing`` law may also share stages.
     ``max_micro_batches`` is at most, and by default, the batch's samples. Memory counts as many
-    micro-batches as the first device keeps with the ``schedule``. ``solver`` is a name that
+    micro-batches as a device keeps at its place in the ``schedule``. ``solver`` is a name that
     ``collapipe plan --solver`` knows; ``seed`` matters only if the solver draws.
 
     Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
@@ -65,8 +65,8 @@ def plan_cluster(
         if size < 1:
             raise ConfigError(f"{name}={size}: must be at least 1")
     check_choice("latency", latency, LATENCIES)
-    limit = in_flight(schedule, len(devices))
-    problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=limit)
+    kept = in_flight(schedule, len(devices))
+    problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)
     solution = solve_verified(problem, cluster_solver(solver), np.random.default_rng(seed))
     best = solution.best
     return CertifiedPlan(

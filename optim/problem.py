@@ -50,14 +50,24 @@ class ClusterProblem:
     head_s: float = 0.0  # time in the head, after the uplink if there is one
     gradient_s: float = 0.0  # time of sending gradients to the unit, after the head
     min_micro_batches: int = 1  # equal to the maximum in a round that must keep its m
-    in_flight: int | None = None  # micro-batches of which a device keeps tensors; None: all m
+    # Micro-batches of which a device keeps tensors, by its place from the end of the pipeline,
+    # ascending; (): all m. Without a place a device counts as the first of all.
+    in_flight: tuple[int, ...] = ()
 
-    def kept(self, num_micro_batches: int) -> float:
-        """Return the part of a batch's rows whose tensors a device keeps at the same time."""
-        if self.in_flight is None:
+    def kept(self, num_micro_batches: int, place: int | None = None) -> float:
+        """Return the part of a batch's rows whose tensors a device keeps at the same time.
+
+        The last stage has place 1.
+        """
+        if not self.in_flight:
             return 1.0
-        rows = math.ceil(self.batch_size / num_micro_batches)
-        return min(1.0, self.in_flight * rows / self.batch_size)
+        rows, last = math.ceil(self.batch_size / num_micro_batches), len(self.in_flight)
+        return min(1.0, self.in_flight[min(place or last, last) - 1] * rows / self.batch_size)
+
+    def at(self, place: int) -> "ClusterProblem":
+        """Return the problem in which every device is at this place from the end."""
+        first = min(place, len(self.in_flight)) - 1
+        return replace(self, in_flight=self.in_flight[first : first + 1])
 
 
 class UplinkTimes(NamedTuple):
@@ -115,6 +125,11 @@ class Partition:
         if self.stages:
             return len(self.stages)
         return 1 if self.replicated else len(self.blocks) - self.blocks.count(0)
+
+    @property
+    def shares(self) -> bool:
+        """Whether several devices share a stage."""
+        return any(len(stage.devices) > 1 for stage in self.stages)
 
     def segments(self, devices: Sequence[DeviceProfile]) -> tuple[SegmentPlan, ...]:
         """Return the plan's segments in pipeline order; none for replicas."""

@@ -9,8 +9,8 @@ from collapipe.errors import PlanViolationError
 from collapipe.state import MOST_LAW, AffineLaw, ClusterState, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.problem import EVERY_TIME, ClusterProblem, Ints, Partition, Stage
-from optim.recomputing import either_caps, in_modes, needing
 from optim.sharing.law import largest_rows, stages_of
+from optim.sharing.modes import either_caps, in_modes, needing
 from optim.step import DEFAULT, StageWork, pace_s, step_s, works_of
 from optim.verify.cluster import check_point
 
@@ -39,8 +39,7 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
     if either_caps(fixed)[m - 1].sum() >= problem.num_blocks:
         return fixed
-    shared = any(stage.rows for stage in law.stages)  # its devices need no memory for all rows
-    return fixed if shared and _point(Partition((), m, 0.0), fixed, law.stages, m) else known
+    return fixed if _point(Partition((), m, 0.0), fixed, law.stages, m) else known
 
 
 def _with_hop(time: AffineLaw, times: DeviceTimes, size: float) -> AffineLaw:
@@ -160,7 +159,8 @@ def _descending(points: Sequence[Partition]) -> list[Partition]:
 def _as_good(point: Partition, known: Partition, law: StepLaw) -> bool:
     """Whether a point is not slower than a measured one, but not faster by more than the interval
     of predictions: that for new plans if stages are shared."""
-    doubt = law.spread_of_new if point.stages or known.stages else min(law.spread, _MOST_DOUBT)
+    shared = point.shares or known.shares
+    doubt = law.spread_of_new if shared else min(law.spread, _MOST_DOUBT)
     return interval(known.latency_s, doubt)[0] <= point.latency_s <= known.latency_s
 
 
@@ -184,13 +184,13 @@ def _point(
         return None
     held = tuple(blocks.get(name, 0) for name in places)
     point = replace(like, blocks=held, num_micro_batches=m, stages=())
-    if any(each.rows for each in stages):
-        rows = largest_rows(problem, m)
-        shared = (
-            Stage(tuple(map(places.__getitem__, e.devices)), e.rows or (rows,), e.blocks)
-            for e in stages
-        )
-        point = replace(point, stages=tuple(shared))
+    rows = largest_rows(problem, m)
+    order = tuple(
+        Stage(tuple(map(places.__getitem__, e.devices)), e.rows or (rows,), e.blocks)
+        for e in stages
+    )
+    if order != stages_of(problem, point):
+        point = replace(point, stages=order)
     try:
         check_point(point, in_modes(problem, needing(problem, point)))
     except PlanViolationError:

@@ -241,12 +241,12 @@ def schedules(asked: str, measured: bool) -> tuple[str, ...]:
 
 
 @cache
-def in_flight(name: str, num_devices: int) -> int | None:
-    """Return of how many micro-batches a device keeps tensors at most with the schedule ``name``:
-    as many as the first of all devices; None: of all micro-batches."""
+def in_flight(name: str, num_devices: int) -> tuple[int, ...]:
+    """Return of how many micro-batches a device keeps tensors at most with the schedule ``name``,
+    by its place from the end of the pipeline; (): of all micro-batches."""
     m = num_devices + 2
-    first = schedule.kept(name, num_devices, m)[0]
-    return None if first == m else first
+    counts = schedule.kept(name, num_devices, m)[::-1]
+    return () if counts[-1] == m else counts
 
 
 def hop_ratio(time: AffineLaw, rows: float, measured: float) -> float:

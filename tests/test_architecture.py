@@ -85,7 +85,7 @@ OWN = {
         "collapipe",
         "optim.partition",
         "optim.problem",
-        "optim.recomputing",
+        "optim.verified",
         "optim.step",
     ),
     "server_app/": ("server_app", "optim", "collapipe"),

@@ -21,10 +21,11 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
 )
-from optim.recomputing import either_caps, in_modes, solve_verified
+from optim.sharing.modes import either_caps, in_modes
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
+from optim.verified import solve_verified
 from optim.verify import verify_round
 
 EXACT, SHARED = "exact", "shared"

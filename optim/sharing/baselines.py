@@ -15,7 +15,7 @@ from optim.partition.baselines import even_blocks
 from optim.partition.single_point import answer
 from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints, Partition
 from optim.sharing.costs import Caps, stage_costs
-from optim.sharing.law import sharing_partition, stage_of
+from optim.sharing.law import partition_of_stages, stage_of
 from optim.sharing.states import states_of
 
 MOST_DEVICES = 10
@@ -61,7 +61,7 @@ def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Part
     """Return the cut into runs with the fastest slowest stage for one m; None if none fits."""
     kinds, states = [[k] for k in order], states_of((1,) * len(order))
     every = np.arange(1, problem.num_blocks + 1)
-    pace = stage_costs(problem, states, kinds, caps, m, every).pace
+    pace = stage_costs(problem, states, kinds, [caps], m, every).pace[0]
     numbers = {tuple(counts): number for number, counts in enumerate(states.counts.tolist())}
 
     def run(first: int, stop: int) -> Floats:
@@ -88,7 +88,7 @@ def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Part
         own = order[first:stop]
         stages.append(stage_of(problem, own, held, m, list(caps.rows[first:stop])))
         stop, left = first, left - held
-    return sharing_partition(problem, stages[::-1], m)
+    return partition_of_stages(problem, stages[::-1], m)
 
 
 def adaptis(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:

@@ -1,4 +1,4 @@
-"""Lower bounds of all plans with a shared stage, for each number of micro-batches.
+"""Lower bounds of plans with stages on any devices, for each number of micro-batches.
 
 Every device is relaxed to hold any number of blocks and rows within its limits on its own: the rows
 of all blocks, n·L of them, must be done somewhere.
@@ -19,10 +19,7 @@ _HALVINGS = 20  # of the interval that contains the smallest pace
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a micro-batch's times, s, [M]; infinite if the devices cannot hold the model.
-
-    They hold for plans with a shared stage, because they include its sync.
-    """
+    """Bounds of a micro-batch's times, s, [M]; infinite if the devices cannot hold the model."""
 
     pace: Floats  # of M
     once: Floats  # of Σ with one stage
@@ -32,8 +29,9 @@ class Bounds:
     paces: Floats  # the same by the pace alone, which is the longer of both under ``overlap``
 
 
-def stage_bounds(problem: ClusterProblem) -> Bounds:
-    """Return the bounds for m = 1 … M.
+def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
+    """Return the bounds for m = 1 … M of plans with a shared stage, or of all plans if not
+    ``shares``. Only the former include a sync.
 
     Stage s with devices of rates r_k takes at least n·δ_s/Σr_k seconds. With Σ over all devices R,
     the sum over stages is at least n·(Σ√δ_s)²/R (Cauchy-Schwarz), smallest for stages as uneven as
@@ -45,7 +43,7 @@ def stage_bounds(problem: ClusterProblem) -> Bounds:
     of_devices, paces = of_blocks.max(axis=2), of_paces.max(axis=2)
     rates, of_all = of_devices.sum(axis=1), of_blocks[:, :, -1].sum(axis=1)
     most = np.where(choices.held, np.arange(1, num_blocks + 1), 0).max(axis=1)
-    sync_s = _least_sync(problem)
+    sync_s = _least_sync(problem) if shares else 0.0
     with np.errstate(divide="ignore"):
         once = np.where(most >= num_blocks, rows * num_blocks / of_all, np.inf)
         several = rows * least_roots(np.array(num_blocks), np.minimum(most, num_blocks - 1)) / rates

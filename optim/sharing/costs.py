@@ -1,9 +1,15 @@
-"""The costs of all stages of a cluster for one number of micro-batches."""
+"""The costs of all stages of a cluster for one number of micro-batches.
+
+A device that has the choice recomputes only if its rows or blocks do not fit otherwise. So its time
+still grows with its rows.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Floats, Ints
@@ -13,8 +19,9 @@ from optim.sharing.states import States
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The times of a stage of each set of devices, [N, D] for D numbers of blocks; infinite if the
-    set cannot hold the stage."""
+    """The times of a stage of each set of devices at each place from the end of the pipeline,
+    [P, N, D] for D numbers of blocks; infinite if the set cannot hold the stage. The last place
+    stands for all before it, too."""
 
     once: Floats  # compute, hop and sync, s; under ``bound`` the sync alone
     pace: Floats  # between two micro-batches, s
@@ -22,22 +29,35 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What a device of each kind can hold."""
+    """What a device of each kind can hold: without recomputing, and in either way."""
 
-    rows: Ints  # of a stage that g = 2 … K devices share, [T, K - 1, M, L]
-    blocks: Ints  # of a stage of its own, [M, T]
+    rows: Ints  # of a stage that g = 2 … K devices share, [T, 2, K - 1, M, L]
+    blocks: Ints  # of a stage of its own, [2, M, T]
 
     @classmethod
     def of(cls, problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> "Caps":
         """Return the caps of the first device of each kind."""
-        first = [own[0] for own in kinds]
-        rows = [row_caps(problem, problem.devices[k]) for k in first]
-        return cls(np.array(rows), block_caps(problem)[:, first])
+        first = [problem.devices[own[0]] for own in kinds]
+        ways = [tuple(each.in_mode(on) for each in first) for on in (False, True)]
+        problems = [replace(problem, devices=own) for own in ways]
+        rows = [[row_caps(problem, device) for device in own] for own in ways]
+        blocks = np.array([block_caps(each) for each in problems])
+        most = np.maximum.accumulate
+        return cls(most(np.array(rows).swapaxes(0, 1), axis=1), most(blocks, axis=0))
+
+    @property
+    def chosen(self) -> bool:
+        """Whether a device can hold more if it recomputes."""
+        return bool((self.rows[:, 0] < self.rows[:, 1]).any() or np.ptp(self.blocks, axis=0).any())
+
+    def same(self, other: "Caps") -> bool:
+        """Whether both have the same caps."""
+        return np.array_equal(self.rows, other.rows) and np.array_equal(self.blocks, other.blocks)
 
     def of_groups(self, states: States) -> list[tuple[int, Ints]]:
         """Return the numbers of the sets that share a stage, by the place g - 2 of their caps."""
         places = states.counts.sum(axis=1) - 2
-        if (self.rows == self.rows[:, :1]).all():
+        if (self.rows == self.rows[:, :, :1]).all():
             places = np.minimum(places, 0)
         return [(each, np.flatnonzero(places == each)) for each in range(places.max() + 1)]
 
@@ -46,32 +66,49 @@ def stage_costs(
     problem: ClusterProblem,
     states: States,
     kinds: Sequence[Sequence[int]],
-    caps: Caps,
+    caps: Sequence[Caps],
     m: int,
     blocks: Ints,
 ) -> Costs:
-    """Return the costs of stages of ``blocks`` [D] blocks."""
-    devices = [problem.devices[own[0]] for own in kinds]
-    u, v, w, ell = np.array([(d.time.u, d.time.v, d.time.w, d.time.ell) for d in devices]).T
+    """Return the costs of stages of ``blocks`` [D] blocks; ``caps`` are those of each place."""
     rows = np.arange(1, largest_rows(problem, m) + 1)
-    held = blocks[:, None, None]
-    compute = held * (u[:, None] * rows + v[:, None])  # [D, T, n]
-    hop = np.broadcast_to(w[:, None] * rows + ell[:, None], compute.shape)
-    longest = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
-    result = Costs(*np.full((2, len(states.counts), len(blocks)), np.inf))
+    fast, slow = (_of_rows(problem, kinds, blocks, rows, on) for on in (False, True))
+    result = Costs(*np.full((2, len(caps), len(states.counts), len(blocks)), np.inf))
     sync = _syncs(problem, states, kinds)[:, None] * blocks
-    for others, number in caps.of_groups(states):
-        fits = rows <= caps.rows[:, others, m - 1, blocks - 1].T[:, :, None]
-        done = np.where(fits, compute + hop, np.inf)
-        shared = _shared(done, longest, states.counts[number], len(rows))
-        once = (0.0 if problem.latency == "bound" else shared.once) + sync[number]
-        result.once[number] = np.where(np.isfinite(shared.pace), once, np.inf)
-        result.pace[number] = shared.pace
-    alone = _alone(problem, kinds, caps.blocks[m - 1], m, blocks)
-    place = np.flatnonzero(states.alone)
-    kind = states.first[place]
-    result.once[place], result.pace[place] = alone.once[kind], alone.pace[kind]
+    single = np.flatnonzero(states.alone)
+    kind = states.first[single]
+    for place, own in enumerate(caps):
+        for others, number in own.of_groups(states) if own.rows.any() else ():
+            most = own.rows[:, :, others, m - 1, blocks - 1].swapaxes(0, 2)[..., None]
+            plain, either = rows <= most[:, 0], rows <= most[:, 1]
+            done = np.where(either, np.where(plain, fast.once, slow.once), np.inf)
+            longest = np.where(plain, fast.pace, slow.pace)
+            shared = _shared(done, longest, states.counts[number], len(rows))
+            once = (0.0 if problem.latency == "bound" else shared.once) + sync[number]
+            result.once[place, number] = np.where(np.isfinite(shared.pace), once, np.inf)
+            result.pace[place, number] = shared.pace
+        alone = _alone(problem, kinds, own.blocks[:, m - 1], m, blocks)
+        result.once[place, single], result.pace[place, single] = alone.once[kind], alone.pace[kind]
     return result
+
+
+def _of_rows(
+    problem: ClusterProblem,
+    kinds: Sequence[Sequence[int]],
+    blocks: Ints,
+    rows: NDArray[Any],
+    recomputes: bool,
+) -> Costs:
+    """Return a device's times of each kind for ``rows`` [n] rows, [D, T, n]."""
+    laws = [problem.devices[own[0]].in_mode(recomputes).time for own in kinds]
+    u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T[..., None]
+    compute = blocks[:, None, None] * (u * rows + v)
+    hop = np.broadcast_to(w * rows + ell, compute.shape)
+    return Costs(compute + hop, _pace(problem, compute, hop))
+
+
+def _pace(problem: ClusterProblem, compute: Floats, hop: Floats) -> Floats:
+    return np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
 
 
 def _shared(done: Floats, longest: Floats, counts: Ints, rows: int) -> Costs:
@@ -98,15 +135,16 @@ def _shared(done: Floats, longest: Floats, counts: Ints, rows: int) -> Costs:
 def _alone(
     problem: ClusterProblem, kinds: Sequence[Sequence[int]], caps: Ints, m: int, blocks: Ints
 ) -> Costs:
-    """Return the costs of stages on one device of each kind, [T, D], as without sharing."""
-    size = problem.batch_size / m
-    laws = [problem.devices[own[0]].time for own in kinds]
-    compute = np.array([law.compute(1, size) for law in laws])[:, None] * blocks
-    hop = np.array([law.hop(size) for law in laws])[:, None]
-    held = caps[:, None] >= blocks
-    pace = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
-    once = np.zeros_like(pace) if problem.latency == "bound" else compute + hop
-    return Costs(np.where(held, once, np.inf), np.where(held, pace, np.inf))
+    """Return the costs of stages on one device of each kind, [T, D], as without sharing. ``caps``
+    are [2, T]."""
+    size = np.array([problem.batch_size / m])
+    fast, slow = (_of_rows(problem, kinds, blocks, size, on) for on in (False, True))
+    plain, either = caps[..., None] >= blocks
+    once, pace = (
+        np.where(either, np.where(plain, *(each[..., 0].T for each in both)), np.inf)
+        for both in ((fast.once, slow.once), (fast.pace, slow.pace))
+    )
+    return Costs(np.where(either, 0.0, np.inf) if problem.latency == "bound" else once, pace)
 
 
 def _syncs(problem: ClusterProblem, states: States, kinds: Sequence[Sequence[int]]) -> Floats:

@@ -28,14 +28,16 @@ from optim.problem import (
     Stage,
     UplinkTimes,
 )
-from optim.sharing.bounds import least_roots, stage_bounds
+from optim.sharing.bounds import Bounds, least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, stage_costs
-from optim.sharing.law import largest_rows, sharing_partition, stage_of
+from optim.sharing.law import largest_rows, stage_of
+from optim.sharing.modes import decided, relaxed
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, states_of
 
 MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which only pipelines and one shared stage are compared."""
+_MOST_ORDERED = 2**16  # the same if stages have an order
 _PAIRS_PER_NODE = 1000
 _TINY = 1e-200
 
@@ -46,34 +48,69 @@ def shared_partition(
     """Return the fastest partitions with shared stages for the problem's uplink times.
 
     The front does not depend on S: it suits rounds whose objective has no price for segments.
+    Every device counts as the first of all, without recomputing: see ``placed_partition``.
     ``rng`` is not used. Raises ``InfeasibleRoundError`` if the devices cannot hold the model.
     """
-    start, low = time.perf_counter(), problem.activation_s[0]
-    search = _Search(problem, max_nodes)
-    open_s = search.run()
-    front = search.front()
-    if not front and math.isfinite(open_s):
-        raise InfeasibleRoundError(
-            f"the search for shared stages ended after max_nodes={max_nodes:g} without a plan; "
-            "raise strategy.max_nodes"
-        )
-    if not front:
-        raise model_too_large(problem)
-    times = [batch_s(point, low) for point in front]
-    fastest = min(range(len(front)), key=times.__getitem__)
-    lower = min(times[fastest], open_s)
-    lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
-    certificate = Certificate(times[fastest], lower, "shared", time.perf_counter() - start)
-    return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
+    start, kinds, open_s = time.perf_counter(), kinds_of(problem.devices), math.inf
+    search = _Search(problem, stage_bounds(problem), [Caps.of(problem, kinds)], 1, max_nodes)
+    if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
+        single = exact_partition(problem, max_nodes=max_nodes)
+        search.offer(single.front)
+        open_s = math.inf if single.complete else single.certificate.lower_bound
+    few = num_pairs(tuple(map(len, kinds))) <= MOST_PAIRS
+    open_s = min(open_s, search.run() if few else search.one_stage_of_all())
+    return search.solution(open_s, start)
+
+
+def placed_partition(
+    problem: ClusterProblem,
+    known: Sequence[Partition] = (),
+    max_nodes: float = math.inf,
+    by_segments: bool = False,
+) -> ClusterSolution | None:
+    """Return the fastest partitions if what a device can hold depends on its place in the
+    pipeline, or on whether it recomputes; None if there are too many devices.
+
+    With ``by_segments`` the front has the fastest for each S, as ``exact_partition``'s.
+    ``known`` are plans. Raises ``InfeasibleRoundError`` if the devices cannot hold the model.
+    """
+    start, kinds = time.perf_counter(), kinds_of(problem.devices)
+    if num_pairs(tuple(map(len, kinds))) > _MOST_ORDERED:
+        return None
+    most = min(len(problem.devices), problem.num_blocks)
+    bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(problem, kinds)
+    search = _Search(problem, bounds, caps, most if by_segments else 1, max_nodes, most)
+    search.offer(known)
+    return search.solution(search.run(), start)
+
+
+def caps_by_place(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> list[Caps]:
+    """Return the caps at each place from the end, one if they are equal at all places."""
+    most, last = len(problem.in_flight), Caps.of(problem.at(1), kinds)
+    if most < 2 or last.same(Caps.of(problem.at(most), kinds)):
+        return [last]
+    return [last, *(Caps.of(problem.at(place), kinds) for place in range(2, most + 1))]
 
 
 class _Search:
-    """Offers plans to an envelope of all requested uplink times."""
+    """Offers plans to an envelope of all requested uplink times.
 
-    def __init__(self, problem: ClusterProblem, max_nodes: float) -> None:
-        self._problem, self._left = problem, max_nodes
-        self._kinds, self._bounds = kinds_of(problem.devices), stage_bounds(problem)
-        self._caps = Caps.of(problem, self._kinds)
+    With ``most`` stages their order counts; ``sizes`` is 1, or ``most`` if the fastest of each S
+    are wanted.
+    """
+
+    def __init__(
+        self,
+        problem: ClusterProblem,
+        bounds: Bounds,
+        caps: Sequence[Caps],
+        sizes: int,
+        max_nodes: float,
+        most: int | None = None,
+    ) -> None:
+        self._problem, self._bounds, self._caps = problem, bounds, caps
+        self._sizes, self._left, self._most = sizes, max_nodes, most
+        self._kinds = kinds_of(problem.devices)
         self._kind_of = {k: kind for kind, own in enumerate(self._kinds) for k in own}
         counts = np.arange(1, problem.max_micro_batches + 1)
         behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
@@ -85,29 +122,54 @@ class _Search:
             asked[-1] = max(asked[-2], float((counts * slowest).max()))
         empty = np.zeros(0, dtype=int)
         none = Splits(empty, empty, np.zeros(0), np.zeros(0), np.zeros((0, 1), dtype=int))
-        self._best = Envelope(asked, continuous, 1, none)
+        self._best = Envelope(asked, continuous, sizes, none)
 
     def run(self) -> float:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
-        problem, bounds, sizes = self._problem, self._bounds, tuple(map(len, self._kinds))
-        open_s = math.inf
-        if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-            single = exact_partition(problem, max_nodes=self._left)
-            self._offer(single.front)
-            open_s = math.inf if single.complete else single.certificate.lower_bound
-        if num_pairs(sizes) > MOST_PAIRS:
-            return min(open_s, self._one_stage_of_all())
-        states, caps = states_of(sizes), self._caps
-        every_count = np.arange(1, problem.num_blocks + 1)
-        for once, blocks in ((bounds.once, every_count[-1:]), (bounds.several, every_count)):
+        bounds, open_s = self._bounds, math.inf
+        every_count = np.arange(1, self._problem.num_blocks + 1)
+        one: list[int | None] = [self._most and 1]
+        more = [self._most] if self._sizes == 1 else list(range(2, self._sizes + 1))
+        for sizes, once, blocks in (
+            (one, bounds.once, every_count[-1:]),
+            (more, bounds.several, every_count),
+        ):
             for row in self._promising(once):
+                pace = bounds.pace[row]
+                wanted = [most for most in sizes if self._improves(row, once[row], pace, most)]
                 if self._left < 0:
                     open_s = min(open_s, self._least_s(row, once[row]))
-                elif self._improves(row, once[row], bounds.pace[row]):
-                    costs = stage_costs(problem, states, self._kinds, caps, row + 1, blocks)
-                    costs = self._hopeful(row, states, costs, caps, blocks)
-                    self._descend(row, Programme(states, costs), blocks, once[row])
+                elif wanted:
+                    costs = self._costs(row, blocks)
+                    for most in wanted:
+                        hopeful = self._hopeful(row, costs, blocks, most)
+                        programme = Programme(self._states, hopeful, most)
+                        self._descend(row, programme, blocks, once[row])
         return open_s
+
+    @property
+    def _states(self) -> States:
+        return states_of(tuple(map(len, self._kinds)), ordered=self._most is not None)
+
+    def solution(self, open_s: float, start: float) -> ClusterSolution:
+        """Return the found front; ``open_s`` is a lower bound of what the search left open."""
+        front, low = self.front(), self._problem.activation_s[0]
+        if not front and math.isfinite(open_s):
+            raise InfeasibleRoundError(
+                "the search for shared stages ended after strategy.max_nodes without a plan; "
+                "raise it"
+            )
+        if not front:
+            raise model_too_large(self._problem)
+        times = [batch_s(point, low) for point in front]
+        fastest = min(range(len(front)), key=times.__getitem__)
+        lower = min(times[fastest], open_s)
+        lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
+        certificate = Certificate(times[fastest], lower, "shared", time.perf_counter() - start)
+        return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
+
+    def _costs(self, row: int, blocks: Ints) -> Costs:
+        return stage_costs(self._problem, self._states, self._kinds, self._caps, row + 1, blocks)
 
     def front(self) -> tuple[Partition, ...]:
         """Return the fastest plans, by S, then by the uplink times for which they are fastest."""
@@ -130,18 +192,22 @@ class _Search:
         total, rows = np.array([once + self._behind[row]]), np.array([row])
         return float(batch_seconds(total, slowest, rows, float(self._best.times[0]))[0])
 
-    def _improves(self, row: int, once: Floats | float, pace: Floats | float) -> Bools:
-        """Whether a plan with these times would be the fastest for some uplink time, [N]."""
+    def _improves(
+        self, row: int, once: Floats | float, pace: Floats | float, most: int | None
+    ) -> Bools:
+        """Whether a plan with these times, and at most ``most`` stages, would be the fastest for
+        some uplink time, [N]."""
         slowest = np.atleast_1d(np.maximum(pace, self._floor[row]))
-        goal = self._best.goal(np.full(len(slowest), row), slowest)[:, 0]
-        return np.asarray(once + self._behind[row] < goal)
+        goal = self._best.goal(np.full(len(slowest), row), slowest)
+        return np.asarray(once + self._behind[row] < goal[:, min(most or 1, self._sizes) - 1])
 
-    def _hopeful(self, row: int, states: States, costs: Costs, caps: Caps, blocks: Ints) -> Costs:
+    def _hopeful(self, row: int, costs: Costs, blocks: Ints, stages: int | None) -> Costs:
         """Drop the stages that no better plan can have: its other blocks take some time, too."""
-        first, bounds = [own[0] for own in self._kinds], self._bounds
+        first, bounds, states = [own[0] for own in self._kinds], self._bounds, self._states
         left, rows = self._problem.num_blocks - blocks, largest_rows(self._problem, row + 1)
-        most = _most_blocks(states, costs, caps, row, blocks, rows)[::-1, None]  # of the others
-        rates, paces = (  # of all other devices
+        held = _most_blocks(states, costs, self._caps[0], row, blocks, rows)
+        most = held[::-1, None]  # of all other devices
+        rates, paces = (
             (states.counts @ each[row, first])[::-1, None] for each in (bounds.rates, bounds.paces)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -151,74 +217,86 @@ class _Search:
             others_s = pace + np.maximum(costs.pace, pace)
         pace = np.maximum(costs.pace, np.maximum(pace, self._bounds.pace[row]))
         once, hopeful = costs.once + others_s, np.isfinite(pace)
-        hopeful[hopeful] = self._improves(row, once[hopeful], pace[hopeful])
+        hopeful[hopeful] = self._improves(row, once[hopeful], pace[hopeful], stages)
         return Costs(np.where(hopeful, costs.once, np.inf), np.where(hopeful, costs.pace, np.inf))
 
     def _descend(self, row: int, programme: Programme, blocks: Ints, once: float) -> None:
         """Offer the plans of ever lower thresholds on the pace, while a better one may exist."""
-        paces, bound = np.unique(programme.costs.pace), self._problem.latency == "bound"
+        costs, bound = programme.costs, self._problem.latency == "bound"
+        paces = np.unique(costs.pace)
         paces = paces[np.isfinite(paces)]
         threshold = paces[-1] if len(paces) else 0.0
         while True:
             sums = once * (paces / max(threshold, _TINY)) if bound else once
-            paces = paces[self._improves(row, sums, paces)] if len(paces) else paces
+            if len(paces):
+                paces = paces[self._improves(row, sums, paces, programme.most)]
             if not len(paces):
                 return
             threshold = float(paces[-1])
-            self._left -= 1 + len(programme.states.sets) // _PAIRS_PER_NODE
+            pairs = len(self._states.sets) * (programme.most or 1)
+            self._left -= 1 + pairs // _PAIRS_PER_NODE
             found = programme.cheapest(threshold, threshold if bound else 0.0)
             if found is None:
                 return
             once, groups = found
-            self._offer([self._plan(groups, blocks, row + 1)])
-            slowest = max(float(programme.costs.pace[own, count - 1]) for own, count in groups)
+            self.offer([self._plan(groups, blocks, row + 1)])
+            last = len(costs.pace) - 1
+            slowest = max(
+                float(costs.pace[min(len(groups) - 1 - place, last), own, count - 1])
+                for place, (own, count) in enumerate(groups)
+            )
             # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
             paces = paces[paces < (threshold if bound else slowest)]
 
     def _plan(self, groups: Sequence[Group], blocks: Ints, m: int) -> Partition:
         """Name the devices of each group, and give them their rows."""
         free, stages = [list(own) for own in self._kinds], list[Stage]()
-        counts = states_of(tuple(map(len, self._kinds))).counts
-        for group, count in groups:
-            taken = [free[t].pop(0) for t, n in enumerate(counts[group].tolist()) for _ in range(n)]
-            stages.append(self._stage(taken, int(blocks[count - 1]), m))
-        return sharing_partition(self._problem, sorted(stages, key=lambda each: each.devices), m)
+        for place, (group, count) in zip(range(len(groups), 0, -1), groups, strict=True):
+            held = enumerate(self._states.counts[group].tolist())
+            taken = [free[kind].pop(0) for kind, n in held for _ in range(n)]
+            stages.append(self._stage(taken, int(blocks[count - 1]), m, place))
+        if self._most is None:
+            stages.sort(key=lambda each: each.devices)
+        return decided(self._problem, stages, m)
 
-    def _stage(self, devices: Sequence[int], blocks: int, m: int) -> Stage:
-        caps = [self._caps.rows[self._kind_of[k]] for k in devices]
+    def _stage(self, devices: Sequence[int], blocks: int, m: int, place: int) -> Stage:
+        own = self._caps[min(place, len(self._caps)) - 1]
+        caps = [own.rows[self._kind_of[k]] for k in devices]
         return stage_of(self._problem, devices, blocks, m, caps)
 
-    def _one_stage_of_all(self) -> float:
+    def one_stage_of_all(self) -> float:
         """Offer one stage on all devices, and return the bound of everything else."""
         problem, open_s = self._problem, math.inf
         everybody, once = range(len(problem.devices)), self._bounds.once
         for row in self._promising(once):
-            if self._improves(row, once[row], self._bounds.pace[row]):
-                stage = self._stage(everybody, problem.num_blocks, row + 1)
-                self._offer([sharing_partition(problem, [stage], row + 1)] if stage.rows else [])
+            if self._improves(row, once[row], self._bounds.pace[row], None):
+                stage = self._stage(everybody, problem.num_blocks, row + 1, 1)
+                self.offer([decided(problem, [stage], row + 1)] if stage.rows else [])
         for once in (self._bounds.once, self._bounds.several):
             for row in self._promising(once):
-                if self._improves(row, once[row], self._bounds.pace[row]):
+                if self._improves(row, once[row], self._bounds.pace[row], None):
                     open_s = min(open_s, self._least_s(row, once[row]))
         return open_s
 
-    def _offer(self, points: Sequence[Partition]) -> None:
+    def offer(self, points: Sequence[Partition]) -> None:
+        """Add these plans to the envelope."""
         if not points:
             return
         first, rows = len(self._points), np.array([each.num_micro_batches - 1 for each in points])
         slowest = np.array([each.slowest_s for each in points])
         total = np.array([each.latency_s for each in points]) - rows * slowest
         places = np.arange(first, first + len(points))[:, None]
+        sizes = np.array([min(each.num_segments, self._sizes) for each in points])
         self._points += points
-        self._best.offer(Splits(np.ones(len(points), dtype=int), rows, total, slowest, places))
+        self._best.offer(Splits(sizes, rows, total, slowest, places))
 
 
 def _most_blocks(
     states: States, costs: Costs, caps: Caps, row: int, blocks: Ints, rows: int
 ) -> Ints:
     """Return the blocks of the largest stage that any devices of each set can hold, [N]."""
-    shared = states.counts @ caps.rows[:, 0, row, blocks - 1] >= rows
-    alone = np.isfinite(costs.pace) & states.alone[:, None]
+    shared = states.counts @ caps.rows[:, 1, 0, row, blocks - 1] >= rows
+    alone = np.isfinite(costs.pace[0]) & states.alone[:, None]
     kinds = np.array([alone[states.first == kind].any(axis=0) for kind in range(len(caps.rows))])
     held = shared | ((states.counts > 0).astype(int) @ kinds > 0)
     return np.asarray(np.where(held, blocks, 0).max(axis=1))

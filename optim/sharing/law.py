@@ -68,20 +68,25 @@ def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
 
 
 def balanced_rows(
-    problem: ClusterProblem, devices: Sequence[int], blocks: int, rows: int, caps: Sequence[int]
+    problem: ClusterProblem,
+    devices: Sequence[int],
+    blocks: int,
+    rows: int,
+    caps: Sequence[Sequence[int]],
 ) -> tuple[int, ...] | None:
     """Return how many of ``rows`` each device has for the least compute and hop of the slowest one;
-    None if they exceed the ``caps`` of these devices.
+    None if they exceed the ``caps`` of these devices: without recomputing, and in either way.
 
     Each row in turn goes to the device that is then done first, which is optimal because every
     device's time grows with its rows. Under ``overlap`` other rows may have a smaller pace.
     """
-    laws, given = [problem.devices[k].time for k in devices], [0] * len(devices)
+    given = [0] * len(devices)
+    laws = [[problem.devices[k].in_mode(on).time for on in (False, True)] for k in devices]
     for _ in range(rows):
         free = [
-            (law.chunk(blocks, own + 1), place)
-            for place, (law, own, cap) in enumerate(zip(laws, given, caps, strict=True))
-            if own < cap
+            (both[own >= plain].chunk(blocks, own + 1), place)
+            for place, (both, own, (plain, most)) in enumerate(zip(laws, given, caps, strict=True))
+            if own < most
         ]
         if not free:
             return None
@@ -93,11 +98,11 @@ def stage_of(
     problem: ClusterProblem, devices: Sequence[int], blocks: int, m: int, caps: Sequence[Ints]
 ) -> Stage:
     """Return a stage with balanced rows; devices without rows are left out, all if none fit.
-    ``caps`` are the ``row_caps`` of these devices."""
+    ``caps`` are these devices' rows of ``costs.Caps``, [2, K - 1, M, L] each."""
     rows, others = largest_rows(problem, m), len(devices) - 1
     if len(devices) == 1:
         return Stage(tuple(devices), (rows,), blocks)
-    most = [int(each[others - 1, m - 1, blocks - 1]) for each in caps]
+    most = [each[:, others - 1, m - 1, blocks - 1].tolist() for each in caps]
     given = balanced_rows(problem, devices, blocks, rows, most) or ()
     used = [pair for pair in zip(devices, given, strict=False) if pair[1]]
     return Stage(tuple(k for k, _ in used), tuple(y for _, y in used), blocks)
@@ -110,12 +115,7 @@ def partition_of_plan(problem: ClusterProblem, plan: ClusterPlan) -> Partition:
     """
     m = plan.num_micro_batches
     stages = stages_of_plan(plan, problem.devices, largest_rows(problem, m))
-    if plan.shares:
-        return sharing_partition(problem, stages, m)
-    blocks = [0] * len(problem.devices)
-    for stage in stages:
-        blocks[stage.devices[0]] = stage.blocks
-    return partition_of(problem, blocks, m)
+    return partition_of_stages(problem, stages, m)
 
 
 def stages_of(problem: ClusterProblem, partition: Partition) -> tuple[Stage, ...]:
@@ -158,8 +158,8 @@ def sync_s(problem: ClusterProblem, stage: Stage) -> float:
     return ring_s([problem.devices[k].sharing for k in stage.devices], stage.blocks)
 
 
-def sharing_partition(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:
-    """Return the partition with its times under the problem's law.
+def partition_of_stages(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:
+    """Return the partition of these stages with its times under the problem's law.
 
     Syncs are counted one after another, though stages may overlap them with the drain: an upper
     bound, exact for one shared stage.
@@ -168,6 +168,9 @@ def sharing_partition(problem: ClusterProblem, stages: Sequence[Stage], m: int) 
     for stage in stages:
         for device in stage.devices:
             held[device] = stage.blocks
+    order = [stage.devices for stage in stages]
+    if order == [(device,) for device, blocks in enumerate(held) if blocks]:
+        return partition_of(problem, held, m)
     times = [stage_times(problem, stage, m) for stage in stages]
     behind = problem.head_s / m, problem.gradient_s / m
     pace = max(stage_pace(problem, stage, m) for stage in stages)

@@ -21,8 +21,8 @@ class States:
     """All sets of devices of some kinds, and the groups that can be taken out of each.
 
     The number of a set minus that of a group in it is the number of the remaining set. A pair is a
-    set and a group in it that has a device of the set's first kind, so that every way to cut a set
-    into groups is counted once.
+    set and a group in it. If groups have no order, the group has a device of the set's first kind,
+    so that every way to cut a set into groups is counted once.
     """
 
     counts: Ints  # devices of each kind, [N, T]
@@ -50,14 +50,15 @@ def num_pairs(sizes: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=32)  # clusters of a round often have kinds of the same sizes
-def states_of(sizes: tuple[int, ...]) -> States:
-    """Return the states for so many devices of each kind."""
+def states_of(sizes: tuple[int, ...], ordered: bool = False) -> States:
+    """Return the states for so many devices of each kind; the first set is empty."""
     counts = np.array(list(product(*(range(size + 1) for size in sizes))))
     held = counts > 0
     first = np.where(held.any(axis=1), held.argmax(axis=1), len(sizes))
     sets, groups = list[Ints](), list[Ints]()
     for number in range(1, len(counts)):
-        within = (counts <= counts[number]).all(axis=1) & held[:, first[number]]
+        within = (counts <= counts[number]).all(axis=1)
+        within &= held.any(axis=1) if ordered else held[:, first[number]]
         groups.append(np.flatnonzero(within))
         sets.append(np.full(len(groups[-1]), number))
     return States(counts, np.concatenate(sets), np.concatenate(groups), first)

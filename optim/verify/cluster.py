@@ -8,7 +8,7 @@ import numpy as np
 
 from collapipe.state import AffineLaw
 from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints, Partition
-from optim.verify.stages import check_stages, latency_of_stages
+from optim.verify.stages import check_stages, latency_of_stages, places_from_the_end
 from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, is_count, violation
 
 
@@ -23,11 +23,16 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
     if not solution.front:
         raise violation("front", "it is empty")
     for point in solution.front:
-        check_point(point, problem)
-        _check_latency(point, problem)
+        check_plan(point, problem)
     _check_order(solution.front, problem)
     _check_best(solution, problem)
     _refute_bound(solution, problem)
+
+
+def check_plan(point: Partition, problem: ClusterProblem) -> None:
+    """Check one partition and its times. Raises like ``verify_cluster``."""
+    check_point(point, problem)
+    _check_latency(point, problem)
 
 
 def check_point(point: Partition, problem: ClusterProblem) -> None:
@@ -68,14 +73,16 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
 
 def _check_caps(point: Partition, problem: ClusterProblem) -> None:
     held_by, m = point.blocks, point.num_micro_batches
-    for device, held in zip(problem.devices, held_by, strict=True):
+    places = places_from_the_end(point)
+    for k, (device, held) in enumerate(zip(problem.devices, held_by, strict=True)):
         if device.max_blocks is not None and held > device.max_blocks:
             raise violation(
                 "C7", f"{device.name} holds {held} blocks, its limit is {device.max_blocks}"
             )
         if (memory := device.memory) is not None and held:
             samples = math.ceil(problem.batch_size / (len(held_by) if point.replicated else m))
-            others = 1 - (samples / problem.batch_size if point.replicated else problem.kept(m))
+            kept = samples / problem.batch_size if point.replicated else problem.kept(m, places[k])
+            others = 1 - kept
             needed = memory.segment_bytes - others * memory.batch_segment_bytes
             needed += held * (memory.block_bytes - others * memory.batch_block_bytes)
             needed += held * memory.sample_bytes * samples

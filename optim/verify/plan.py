@@ -100,10 +100,9 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     if cluster.schedule not in (allowed := schedules(request.schedule, measured=True)):
         raise violation("schedule", f"{cluster.schedule[:20]}, must be {' or '.join(allowed)}")
     b = request.batch_size
-    limit = in_flight(cluster.schedule, len(present_devices(state)) or 1)
-    problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=limit)
-    point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated)
-    if cluster.shares:
-        rows = math.ceil(b / cluster.num_micro_batches)
-        point = replace(point, stages=stages_of_plan(cluster, devices, rows))
+    kept = in_flight(cluster.schedule, len(present_devices(state)) or 1)
+    problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=kept)
+    rows = math.ceil(b / cluster.num_micro_batches)
+    stages = stages_of_plan(cluster, devices, rows)
+    point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated, stages=stages)
     check_point(point, problem)

@@ -12,6 +12,7 @@ def check_stages(point: Partition, problem: ClusterProblem) -> None:
 
     A stage on one device is checked like a segment. Raises ``PlanViolationError``.
     """
+    places = places_from_the_end(point)
     used = [device for stage in point.stages for device in stage.devices]
     if len(set(used)) < len(used) or not set(used) <= set(range(len(problem.devices))):
         raise violation("C2", f"stages on devices {used}, each of K={len(problem.devices)} once")
@@ -25,15 +26,28 @@ def check_stages(point: Partition, problem: ClusterProblem) -> None:
             raise violation("rows", f"{stage.rows} for devices {stage.devices}, expected {rows}")
         for device, own in zip(stage.devices, stage.rows, strict=True):
             if len(stage.devices) > 1:
-                _check_member(problem.devices[device], stage, own, point, problem)
+                kept = problem.kept(point.num_micro_batches, places[device])
+                _check_member(problem.devices[device], stage, own, point, problem, kept)
     if tuple(held) != tuple(point.blocks):
         raise violation("C1", f"blocks {point.blocks}, the stages hold {tuple(held)}")
     if (total := sum(stage.blocks for stage in point.stages)) != problem.num_blocks:
         raise violation("C1", f"stages hold {total} blocks, not L={problem.num_blocks}")
 
 
+def places_from_the_end(point: Partition) -> dict[int, int]:
+    """Return the place of each device that holds blocks; that of the last stage is 1."""
+    alone = [(device,) for device, held in enumerate(point.blocks) if held]
+    stages = [stage.devices for stage in point.stages] or alone
+    return {k: place for place, own in enumerate(reversed(stages), start=1) for k in own}
+
+
 def _check_member(
-    device: DeviceProfile, stage: Stage, rows: int, point: Partition, problem: ClusterProblem
+    device: DeviceProfile,
+    stage: Stage,
+    rows: int,
+    point: Partition,
+    problem: ClusterProblem,
+    kept: float,
 ) -> None:
     law, m, blocks = device.sharing, point.num_micro_batches, stage.blocks
     if law is None:
@@ -41,7 +55,7 @@ def _check_member(
     if law.max_blocks is not None and blocks > law.max_blocks:
         raise violation("C7", f"{device.name} holds {blocks} blocks of at most {law.max_blocks}")
     if (own := law.memory) is not None:
-        others = 1 - problem.kept(m) * rows / math.ceil(problem.batch_size / m)
+        others = 1 - kept * rows / math.ceil(problem.batch_size / m)
         needed = blocks * (own.block_bytes - others * own.batch_block_bytes)
         needed += blocks * own.sample_bytes * rows
         needed += own.segment_bytes - others * own.batch_segment_bytes

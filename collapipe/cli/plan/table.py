@@ -28,11 +28,10 @@ from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
-from optim.recomputing import either_caps, solve_verified
+from optim.sharing.modes import either_caps
 from optim.solvers import cluster_solver
-from optim.step import DEFAULT
 from optim.timeline import SegmentTimes
-from pipeline import schedule
+from optim.verified import solve_verified
 
 _COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
 _ROUND_COLUMNS = ("cluster", "channel", "power", "pipeline", "upload", "total", "drift", "queue")
@@ -106,7 +105,8 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
 def _fits(planned: PlannedCluster, held_by: str, model: Model) -> str:
     """Return the least number of devices, what each one in use holds, and the speed."""
     problem, unit = planned.problem, "tokens/s" if model.tokens else "samples/s"
-    held = -np.sort(-either_caps(planned.chosen.problem), axis=1).cumsum(axis=1)  # by the largest
+    caps = either_caps(planned.chosen.problem.at(1))
+    held = -np.sort(-caps, axis=1).cumsum(axis=1)  # by the largest
     least = 1 + int((held < problem.num_blocks).sum(axis=1).min())
     per_s = problem.batch_size * (model.tokens or 1) / planned.partition.latency_s
     texts = f"on {counted(least, 'device')} or more", held_by, f"{three_digits(per_s)} {unit}"
@@ -128,10 +128,9 @@ def _kept(
 ) -> dict[int, float]:
     """Return the part of a batch's rows whose tensors each stage keeps, by its first block."""
     firsts = sorted({each.span.first for each in segments})
-    counts = schedule.kept(DEFAULT, len(firsts), num_micro_batches)
     return {
-        first: replace(problem, in_flight=count).kept(num_micro_batches)
-        for first, count in zip(firsts, counts, strict=True)
+        first: problem.kept(num_micro_batches, place)
+        for place, first in enumerate(reversed(firsts), start=1)
     }
 
 

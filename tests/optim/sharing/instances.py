@@ -1,6 +1,7 @@
 """Small random clusters whose devices may share stages."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,8 +30,33 @@ def drawn(rng: np.random.Generator, most_devices: int = 4, most_blocks: int = 5)
         uplinks[rng.integers(3)],
         float(head_s),
         float(gradient_s),
-        in_flight=None if rng.random() < 0.5 else int(rng.integers(1, count + 2)),
+        in_flight=() if rng.random() < 0.5 else (int(rng.integers(1, count + 2)),),
     )
+
+
+def tight(rng: np.random.Generator) -> ClusterProblem:
+    """Devices that keep tensors of fewer micro-batches near the end of the pipeline, with memory
+    for a few blocks; some may recompute."""
+    problem = drawn(rng, most_devices=3)
+    batch, kept = int(rng.integers(4, 8)), tuple(range(1, len(problem.devices) + 1))
+    devices = tuple(_tight(device, rng, batch, problem.num_blocks) for device in problem.devices)
+    most = min(problem.max_micro_batches + 2, batch)
+    return replace(
+        problem, devices=devices, batch_size=batch, max_micro_batches=most, in_flight=kept
+    )
+
+
+def _tight(
+    device: DeviceProfile, rng: np.random.Generator, batch: int, num_blocks: int
+) -> DeviceProfile:
+    of_batch, inputs = float(rng.uniform(1, 4)), float(rng.uniform(0, 1))
+    room = 0.4 + float(rng.uniform(0.4, 1) * num_blocks * (1 + of_batch / 3))
+    memory = MemoryBudget(room, 0.0, 1 + of_batch, 0.0, 0.0, of_batch, 0.2)
+    smaller = MemoryBudget(room, inputs, 1.0, of_batch / batch, inputs, 0.0, 0.2)
+    sharing = device.sharing and replace(device.sharing, max_blocks=None, memory=memory)
+    device = replace(device, max_blocks=None, memory=memory, sharing=sharing)
+    may = rng.random() < 0.6
+    return device.or_recomputing(4 / 3, replace(device, memory=smaller)) if may else device
 
 
 def _device(name: str, rng: np.random.Generator, num_blocks: int, batch: int) -> DeviceProfile:

@@ -1,27 +1,30 @@
-"""Brute force over all groups, blocks, rows and m; it shares no code with the solver."""
+"""Brute force over all groups, orders, blocks, rows, modes and m; no code is the solver's."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import product
+from itertools import permutations, product
 
 from collapipe.state import DeviceProfile
 from optim.problem import ClusterProblem
 
 
-def fastest_s(problem: ClusterProblem, activation_s: float = 0.0) -> float:
-    """The fewest seconds of a batch of any plan; infinite if no plan fits."""
+def fastest_s(problem: ClusterProblem, activation_s: float = 0.0, most: int = 99) -> float:
+    """The fewest seconds of a batch of any plan with at most ``most`` stages; infinite if no plan
+    fits."""
     counts = range(problem.min_micro_batches, problem.max_micro_batches + 1)
-    return min((_fastest(problem, m, activation_s) for m in counts), default=math.inf)
+    return min((_fastest(problem, m, activation_s, most) for m in counts), default=math.inf)
 
 
-def _fastest(problem: ClusterProblem, m: int, activation_s: float) -> float:
+def _fastest(problem: ClusterProblem, m: int, activation_s: float, most: int) -> float:
     behind = [problem.head_s / m, problem.gradient_s / m]
     each_s, best = activation_s / m, math.inf
-    stage = cache(lambda group, blocks: list(_stage(problem, m, group, blocks)))
-    for groups in _groups(tuple(range(len(problem.devices)))):
+    stage = cache(lambda *asked: list(_stage(problem, m, *asked)))
+    for groups in _orders(problem):
+        if len(groups) > most:
+            continue
         for blocks in _shares(problem.num_blocks, len(groups)):
-            for times in product(*map(stage, groups, blocks)):
+            for times in product(*map(stage, groups, blocks, range(len(groups), 0, -1))):
                 paces = [pace for pace, _, _ in times]
                 sums = [once for _, once, _ in times]
                 if problem.latency == "bound":
@@ -31,40 +34,49 @@ def _fastest(problem: ClusterProblem, m: int, activation_s: float) -> float:
     return best
 
 
+def _orders(problem: ClusterProblem) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """All groups, in all orders if memory depends on them."""
+    for groups in _groups(tuple(range(len(problem.devices)))):
+        yield from permutations(groups) if len(problem.in_flight) > 1 else [tuple(groups)]
+
+
 def _stage(
-    problem: ClusterProblem, m: int, group: tuple[int, ...], blocks: int
+    problem: ClusterProblem, m: int, group: tuple[int, ...], blocks: int, place: int
 ) -> Iterator[tuple[float, float, float]]:
-    """Pace, compute and hop, and sync of the stage, s: for the rows that balance it best."""
-    devices = [problem.devices[k] for k in group]
-    if len(devices) == 1:
-        if _fits_alone(problem, devices[0], blocks, m):
-            yield *_times(problem, devices, [problem.batch_size / m], blocks), 0.0
+    """Pace, compute and hop, and sync of the stage, s: for the rows that balance it best, with all
+    devices in either mode."""
+    ways = [{d.in_mode(on) for on in (False, True)} for d in (problem.devices[k] for k in group)]
+    if len(group) == 1:
+        for device in ways[0]:
+            if _fits_alone(problem, device, blocks, m, place):
+                yield *_times(problem, [device], [problem.batch_size / m], blocks), 0.0
         return
-    if any(each.sharing is None for each in devices):
+    if any(problem.devices[k].sharing is None for k in group):
         return
     rows = math.ceil(problem.batch_size / m)
     possible = [
-        split
+        (devices, split)
+        for devices in product(*ways)
         for split in _shares(rows, len(devices))
         if all(
-            fits(problem, d, blocks, y, m, len(devices))
+            fits(problem, d, blocks, y, m, len(devices), place)
             for d, y in zip(devices, split, strict=True)
         )
     ]
     if possible:
-        ring = 2 * (len(devices) - 1) / len(devices)
-        sync = ring * blocks * max(each.sharing.sync_s for each in devices if each.sharing)
+        ring, laws = 2 * (len(group) - 1) / len(group), [problem.devices[k].sharing for k in group]
+        sync = ring * blocks * max(each.sync_s for each in laws if each)
         # Of splits with the least time for computing and sending, the law takes the one that the
         # greedy rule finds; another one may have a smaller pace only under ``overlap``.
-        least = min(_times(problem, devices, split, blocks)[1] for split in possible)
-        for split in possible:
-            pace, once = _times(problem, devices, split, blocks)
+        least = min(_times(problem, *pair, blocks)[1] for pair in possible)
+        for pair in possible:
+            pace, once = _times(problem, *pair, blocks)
             if once <= least * (1 + 1e-12):
                 yield pace, once, sync
 
 
 def _times(
-    problem: ClusterProblem, devices: list[DeviceProfile], rows: list[float], blocks: int
+    problem: ClusterProblem, devices: Sequence[DeviceProfile], rows: Sequence[float], blocks: int
 ) -> tuple[float, float]:
     pairs = [
         (blocks * (d.time.u * y + d.time.v), d.time.w * y + d.time.ell)
@@ -74,34 +86,42 @@ def _times(
     return (max(map(max, pairs)) if problem.latency == "overlap" else once), once
 
 
-def _fits_alone(problem: ClusterProblem, device: DeviceProfile, blocks: int, m: int) -> bool:
+def _fits_alone(
+    problem: ClusterProblem, device: DeviceProfile, blocks: int, m: int, place: int
+) -> bool:
     if device.max_blocks is not None and blocks > device.max_blocks:
         return False
     size, own = problem.batch_size / m, device.memory
     if own is not None:
-        gone = 1 - _under_way(problem, m)
+        gone = 1 - _under_way(problem, m, place)
         each = own.block_bytes - own.batch_block_bytes * gone + own.sample_bytes * math.ceil(size)
         if own.segment_bytes - own.batch_segment_bytes * gone + blocks * each > own.limit_bytes:
             return False
     return _affords(device, blocks, size, m)
 
 
-def _under_way(problem: ClusterProblem, m: int) -> float:
-    """The part of a batch's rows that a device keeps tensors of."""
-    rows = math.ceil(problem.batch_size / m)
-    count = m if problem.in_flight is None else min(m, problem.in_flight)
+def _under_way(problem: ClusterProblem, m: int, place: int) -> float:
+    """The part of a batch's rows that a device keeps tensors of, at this place from the end."""
+    rows, counts = math.ceil(problem.batch_size / m), problem.in_flight
+    count = min(m, counts[min(place, len(counts)) - 1]) if counts else m
     return min(1.0, count * rows / problem.batch_size)
 
 
 def fits(
-    problem: ClusterProblem, device: DeviceProfile, blocks: int, rows: int, m: int, members: int
+    problem: ClusterProblem,
+    device: DeviceProfile,
+    blocks: int,
+    rows: int,
+    m: int,
+    members: int,
+    place: int = 99,
 ) -> bool:
     law = device.sharing
     assert law is not None
     if law.max_blocks is not None and blocks > law.max_blocks:
         return False
     if (own := law.memory) is not None:
-        part = _under_way(problem, m) * rows / math.ceil(problem.batch_size / m)
+        part = _under_way(problem, m, place) * rows / math.ceil(problem.batch_size / m)
         each = own.block_bytes - own.batch_block_bytes * (1 - part) + own.sample_bytes * rows
         segment = own.segment_bytes - own.batch_segment_bytes * (1 - part)
         led = min(blocks, (blocks + members - 1) * rows / math.ceil(problem.batch_size / m))

@@ -1,6 +1,7 @@
 """Plans with shared stages are as fast as any, and their bounds hold."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,12 +15,13 @@ from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition
 from optim.sharing.baselines import adaptis, asteroid
 from optim.sharing.exact import MOST_PAIRS, shared_partition
-from optim.sharing.law import row_caps, sharing_partition, stage_of, stage_times, stages_of
+from optim.sharing.law import partition_of_stages, row_caps, stage_of, stage_times, stages_of
 from optim.sharing.states import kinds_of, num_pairs, states_of
 from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
+from optim.verified import solve_verified
 from optim.verify import verify_cluster
-from tests.optim.sharing.instances import drawn
+from tests.optim.sharing.instances import drawn, tight
 from tests.optim.sharing.oracle import fastest_s, fits
 from tests.thorough import chosen
 
@@ -27,22 +29,51 @@ _BETWEEN = (0.3, 2.0, 9.0)  # of a range of uplink times
 
 
 @pytest.mark.parametrize("seed", chosen(range(60), range(6)))
-def test_no_plan_is_faster(seed: int) -> None:
-    """For all uplink times that were asked for; 40 clusters a case."""
-    for number in range(40):
-        problem = drawn(np.random.default_rng((seed, number)))
+@pytest.mark.parametrize("draw", [drawn, tight])
+def test_no_plan_is_faster(draw: Callable[..., ClusterProblem], seed: int) -> None:
+    """For all uplink times that were asked for, with all orders and modes."""
+    ordered = 0
+    for number in range(60 if draw is tight else 25):
+        problem = draw(np.random.default_rng((seed, number)))
         asked = [each for each in problem.activation_s if math.isfinite(each)]
         asked += _BETWEEN if len(asked) < len(problem.activation_s) else ()
         expected = [fastest_s(problem, each) for each in asked]
         if math.isinf(expected[0]):
             with pytest.raises(InfeasibleRoundError):
-                shared_partition(problem)
+                solve_verified(problem, shared_partition, np.random.default_rng(0))
             continue
-        solution = shared_partition(problem)
-        verify_cluster(solution, problem)
+        solution = solve_verified(problem, shared_partition, np.random.default_rng(0))
         found = [min(batch_s(point, each) for point in solution.front) for each in asked]
         assert found == pytest.approx(expected, rel=1e-9), (seed, number)
         assert solution.certificate.gap == 0 and solution.complete
+        orders = [[each.devices for each in point.stages] for point in solution.front]
+        ordered += any(order != sorted(order) for order in orders)
+    assert draw is drawn or ordered
+
+
+@pytest.mark.parametrize("seed", chosen(range(20), range(3)))
+def test_no_pipeline_is_faster_wherever_devices_stand(seed: int) -> None:
+    """For each number of segments."""
+    placed = 0
+    for number in range(40):
+        problem = tight(np.random.default_rng((seed, number)))
+        problem = replace(problem, activation_s=problem.activation_s[:1])
+        alone = tuple(replace(each, sharing=None) for each in problem.devices)
+        expected = [
+            fastest_s(replace(problem, devices=alone), most=most + 1)
+            for most in range(len(problem.devices))
+        ]
+        if math.isinf(expected[-1]):
+            with pytest.raises(InfeasibleRoundError):
+                solve_verified(problem, exact_partition, np.random.default_rng(0))
+            continue
+        solution = solve_verified(problem, exact_partition, np.random.default_rng(0))
+        for most, least_s in enumerate(expected, start=1):
+            few = [each.latency_s for each in solution.front if each.num_segments <= most]
+            assert min(few, default=math.inf) == pytest.approx(least_s, rel=1e-9), (seed, number)
+        assert solution.certificate.gap == 0 and solution.complete
+        placed += any(each.stages for each in solution.front)
+    assert placed
 
 
 def test_row_caps_are_the_most_rows_that_fit() -> None:
@@ -201,9 +232,9 @@ def test_the_pace_may_be_of_another_device_than_the_slowest() -> None:
             for k in range(3)
         )
         problem = ClusterProblem(devices, 2, 24, 4, "overlap")
-        caps = [row_caps(problem, device) for device in devices]
+        caps = [np.stack([row_caps(problem, device)] * 2) for device in devices]
         stage = stage_of(problem, range(3), 2, 4, caps)
-        plan = sharing_partition(problem, [stage], 4)
+        plan = partition_of_stages(problem, [stage], 4)
         compute, hop, _ = stage_times(problem, stage, 4)
         others += plan.slowest_s > max(compute, hop)
         segments, ends = timeline(problem, plan), list[float]()

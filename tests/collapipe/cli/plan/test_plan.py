@@ -397,7 +397,7 @@ def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_pat
     status, out, _ = ask(2.5 * cost.block_bytes)
     assert status == 0
     (latency_s,) = re.findall(r"a batch ([\d.]+) s;", out)
-    (tokens_per_s,) = re.findall(r"fits on 2 devices or more; box-0 .*; ([\d.]+) tokens/s", out)
+    (tokens_per_s,) = re.findall(r"fits on 1 device or more; box-0 .*; ([\d.]+) tokens/s", out)
     assert float(tokens_per_s) == pytest.approx(8 * 12 / float(latency_s), rel=0.01)
     assert len(re.findall(r"box-\d [\d.]+ of [\d.]+ kB(?=[,;])", out)) == 2
     own = [500 * 16 * 4, 500 * 16 * 4 + 16 * 4]  # the head has a norm as well
@@ -408,12 +408,12 @@ def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_pat
     status, out, _ = ask(2.5 * cost.block_bytes, re.sub("    control_unit.*\n", "", CAUSAL))
     assert "not counted without control_unit" in out
     assert float(re.findall(r"a batch ([\d.]+) s;", out)[0]) < 8 * head / 1e6
-    status, _, err = ask(1.2 * cost.block_bytes)
+    status, _, err = ask(1.1 * cost.block_bytes)
     assert status == 2
     assert "at most 3 of 4 blocks" in err and "or add 1 more like box-0" in err
     assert "fewer tokens" in err
-    assert ask(1.2 * cost.block_bytes, CAUSAL.replace("adapter: {name: lora}\n", ""))[0] == 2
-    status, out, _ = ask(1.2 * cost.block_bytes, CAUSAL.replace("false", "auto"))
+    assert ask(1.1 * cost.block_bytes, CAUSAL.replace("adapter: {name: lora}\n", ""))[0] == 2
+    status, out, _ = ask(1.1 * cost.block_bytes, CAUSAL.replace("false", "auto"))
     assert status == 0
     assert re.search(r"recompute box-\d.*: forward is computed twice", out)
     told = command(tmp_path / "inventory.yaml", "--json")[1]
@@ -421,7 +421,7 @@ def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_pat
     fixed = CAUSAL.replace("false", "auto").replace(
         "tokens: 12", f"tokens: 12, block_bytes: {cost.block_bytes}"
     )
-    assert ask(1.2 * cost.block_bytes, fixed)[0] == 2  # a given figure is of one way
+    assert ask(1.1 * cost.block_bytes, fixed)[0] == 2  # a given figure is of one way
 
 
 def test_an_even_split_beyond_the_limits_is_told_so(command: Command, tmp_path: Path) -> None:

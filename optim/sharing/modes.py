@@ -1,0 +1,93 @@
+"""Which devices recompute: keep only the inputs of their blocks, and compute their forward pass
+again before backward.
+
+Recomputing takes time, so that a device recomputes only if what it holds does not fit otherwise at
+its place in the pipeline.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from collapipe.state import MOST, DeviceProfile, MemoryBudget, admitted
+from optim.latency import block_caps, memory_cap
+from optim.problem import ClusterProblem, Ints, Partition, Stage
+from optim.sharing.law import partition_of_stages, row_caps, stages_of
+
+
+def in_modes(problem: ClusterProblem, recomputing: Collection[int]) -> ClusterProblem:
+    """Return the problem in which these devices recompute, and no others."""
+    devices = enumerate(problem.devices)
+    return replace(problem, devices=tuple(each.in_mode(k in recomputing) for k, each in devices))
+
+
+def either_caps(problem: ClusterProblem) -> Ints:
+    """Return the most blocks of each device, [M, K], recomputing or not; see ``block_caps``."""
+    everybody = range(len(problem.devices))
+    return np.maximum(*(block_caps(in_modes(problem, on)) for on in ((), everybody)))
+
+
+def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:
+    """Return the devices that must recompute, because what they hold does not fit otherwise."""
+    if point.replicated:
+        return ()
+    stages, m = stages_of(problem, point), point.num_micro_batches
+    places = zip(range(len(stages), 0, -1), stages, strict=True)
+    return tuple(
+        sorted(
+            k
+            for place, stage in places
+            for k in stage.devices
+            if problem.devices[k].recomputing and not fits(problem, stage, k, m, place, False)
+        )
+    )
+
+
+def decided(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:
+    """Return the partition of these stages in which devices recompute that must, with its times."""
+    recomputing = needing(problem, partition_of_stages(problem, stages, m))
+    plan = partition_of_stages(in_modes(problem, recomputing), stages, m)
+    return replace(plan, recomputing=recomputing)
+
+
+def fits(
+    problem: ClusterProblem, stage: Stage, device: int, m: int, place: int, recomputes: bool
+) -> bool:
+    """Whether a stage's device can hold it at this place from the end, if it ``recomputes`` or
+    not."""
+    own, whole = problem.devices[device].in_mode(recomputes), problem.at(place)
+    if len(stage.devices) == 1:
+        return memory_cap(whole, own, m) >= stage.blocks
+    rows = stage.rows[stage.devices.index(device)]
+    return bool(row_caps(whole, own)[len(stage.devices) - 2, m - 1, stage.blocks - 1] >= rows)
+
+
+def relaxed(problem: ClusterProblem) -> ClusterProblem:
+    """Return a problem without choices of which no plan is slower: devices do not recompute, and
+    need at most as much memory as at any place in either way."""
+    devices = (_undecided(each, problem.batch_size) for each in problem.devices)
+    return replace(problem.at(1), devices=tuple(devices))
+
+
+def _undecided(device: DeviceProfile, batch_size: int) -> DeviceProfile:
+    """Return the profile with a memory that is enough in either way for no fewer blocks.
+
+    A device keeps at least the tensors of one micro-batch of its rows at the same time.
+    """
+    if device.recomputing is None or device.memory is None:
+        return device
+    both = device.memory, device.recomputing.memory
+
+    def least(amounts: Iterable[float]) -> float:
+        return admitted(min(amounts), MOST)
+
+    memory = MemoryBudget(
+        limit_bytes=device.memory.limit_bytes,
+        segment_bytes=least(each.segment_bytes - each.batch_segment_bytes for each in both),
+        block_bytes=least(each.block_bytes - each.batch_block_bytes for each in both),
+        sample_bytes=least(e.sample_bytes + e.batch_block_bytes / batch_size for e in both),
+        trained_bytes=least(each.trained_bytes for each in both),
+    )
+    sharing = device.sharing and replace(device.sharing, memory=memory)
+    return replace(device, memory=memory, sharing=sharing, recomputing=None)

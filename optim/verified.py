@@ -1,0 +1,204 @@
+"""Solve a cluster's problem and verify the answer, whatever devices may choose.
+
+What a device can hold may depend on its place in the pipeline, and on whether it recomputes. Then a
+relaxed problem is solved first, in which every device is the last one and never recomputes, but
+needs at most as much memory as in either way. If its plans are possible in some order, no plan is
+faster. Else ``placed_partition`` decides places and modes exactly.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+
+from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.plan import Certificate
+from optim.latency import batch_s
+from optim.partition.exact import exact_partition
+from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition, Stage
+from optim.sharing.costs import Caps
+from optim.sharing.exact import placed_partition, shared_partition
+from optim.sharing.law import stages_of
+from optim.sharing.modes import decided, fits, in_modes, relaxed
+from optim.sharing.states import kinds_of
+from optim.verify.cluster import check_plan, verify_cluster
+
+_EXACT = exact_partition, shared_partition
+
+
+def solve_verified(
+    problem: ClusterProblem, solver: ClusterSolver, rng: np.random.Generator
+) -> ClusterSolution:
+    """Return the verified solution of ``problem``, in which each device recomputes or not if its
+    profile has the choice.
+
+    If ``solver`` is exact, so is the front, unless a limit of nodes or devices ended the search: it
+    is then not ``complete``, but the certificate's bound holds. Rules without a bound count every
+    device as the first of all, and only plan for no device that recomputes, and for all.
+    Raises ``InfeasibleRoundError`` like the solver, and ``PlanViolationError``.
+    """
+    before, most = rng.bit_generator.state, min(len(problem.devices), problem.num_blocks)
+    problem = replace(problem, in_flight=problem.in_flight[:most])  # no more stages than ``most``
+
+    def solve(own: ClusterProblem) -> ClusterSolution:
+        rng.bit_generator.state = before
+        solution = solver(own, rng)
+        verify_cluster(solution, own)
+        return solution
+
+    rule = getattr(solver, "func", solver)  # without its options
+    exact, may = rule in _EXACT, any(device.recomputing for device in problem.devices)
+    if not may and not (exact and _by_place(problem)):
+        return solve(problem)
+    if exact:
+        nodes = getattr(solver, "keywords", {}).get("max_nodes", math.inf)
+        return _decided(problem, solve, rule is shared_partition, nodes)
+    found = _for_all_or_none(problem, solve)
+    if found[0].best.replicated:
+        return found[0]
+    return _answer(problem, [p for each in found for p in each.front], found[0].certificate)
+
+
+def _for_all_or_none(
+    problem: ClusterProblem, solve: Callable[[ClusterProblem], ClusterSolution]
+) -> list[ClusterSolution]:
+    """Return the possible solutions for no device that recomputes and for all devices. Raises
+    ``InfeasibleRoundError`` if there is none."""
+    found, reasons = list[ClusterSolution](), list[InfeasibleRoundError]()
+    for on in ((), range(len(problem.devices))):
+        try:
+            solution = solve(in_modes(problem, on))
+        except InfeasibleRoundError as error:
+            reasons.append(error)
+            continue
+        if solution.best.replicated and reasons:  # replicas do not recompute
+            break
+        found.append(replace(solution, front=tuple(_possible(solution.front, problem))))
+    if not found:
+        raise reasons[0]
+    return found
+
+
+def _decided(
+    problem: ClusterProblem,
+    solve: Callable[[ClusterProblem], ClusterSolution],
+    shares: bool,
+    nodes: float,
+) -> ClusterSolution:
+    """Return the exact solution, with shared stages or for each number of single devices."""
+    kinds = kinds_of(problem.devices)
+    last, first = (Caps.of(each, kinds) for each in (problem.at(1), problem))
+    if last.same(first) and not first.chosen:
+        return solve(in_modes(problem, ()))
+    started, loose = perf_counter(), solve(relaxed(problem))
+    known = _possible(loose.front, problem)
+    if [each.latency_s for each in known] == [each.latency_s for each in loose.front]:
+        return replace(loose, front=tuple(known), best=known[loose.front.index(loose.best)])
+    reason: InfeasibleRoundError | None = None
+    try:
+        known += (point for each in _for_all_or_none(problem, solve) for point in each.front)
+    except InfeasibleRoundError as error:
+        reason = error
+    own = problem if shares else _without_sharing(problem)
+    try:
+        placed = placed_partition(own, known, nodes, by_segments=not shares)
+    except InfeasibleRoundError as error:
+        raise reason or error from None
+    if placed is None and not known:
+        raise reason or InfeasibleRoundError("too many devices")
+    front = placed.front if placed else known
+    bound_s = max(loose.certificate.lower_bound, placed.certificate.lower_bound if placed else 0.0)
+    certificate = replace(
+        loose.certificate, lower_bound=bound_s, solve_time_s=perf_counter() - started
+    )
+    return _answer(problem, front, certificate, complete=placed is not None and placed.complete)
+
+
+def _answer(
+    problem: ClusterProblem,
+    plans: Sequence[Partition],
+    certificate: Certificate,
+    complete: bool = True,
+) -> ClusterSolution:
+    """Return the verified front of these plans; the certificate is adapted to the best one."""
+    front, low = _front(plans, problem), problem.activation_s[0]
+    for point in front:
+        check_plan(point, in_modes(problem, point.recomputing))
+    best = min(front, key=lambda each: batch_s(each, low))
+    best_s = batch_s(best, low)
+    bound_s = min(certificate.lower_bound, best_s)
+    certificate = replace(certificate, objective=best_s, lower_bound=bound_s)
+    return ClusterSolution(front, best, certificate, complete)
+
+
+def _by_place(problem: ClusterProblem) -> bool:
+    """Whether what a device can hold may depend on its place."""
+    limits = (d.sharing.memory if d.sharing else d.memory for d in problem.devices)
+    kept = (each.batch_block_bytes + each.batch_segment_bytes for each in limits if each)
+    return len(problem.in_flight) > 1 and any(kept)
+
+
+def _without_sharing(problem: ClusterProblem) -> ClusterProblem:
+    return replace(problem, devices=tuple(replace(d, sharing=None) for d in problem.devices))
+
+
+def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Partition]:
+    """Return the points that are plans in some order, if those devices recompute that must, with
+    their times."""
+    plans = []
+    for point in front:
+        m, stages = point.num_micro_batches, stages_of(problem, point)
+        for order in (stages, _by_reach(problem, stages, m)):
+            plan = decided(problem, order, m)
+            with suppress(PlanViolationError):
+                check_plan(plan, in_modes(problem, plan.recomputing))
+                plans.append(replace(plan, fastest_s=point.fastest_s))
+                break
+    return plans
+
+
+def _by_reach(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> list[Stage]:
+    """Return the stages in an order in which they fit if they fit in any: those that fit only near
+    the end of the pipeline come last."""
+
+    def reach(stage: Stage) -> tuple[int, int]:
+        """Return the most places from the end at which it fits, recomputing or not, and so."""
+        either, plain = (
+            sum(
+                all(
+                    any(fits(problem, stage, k, m, place, on) for on in ways) for k in stage.devices
+                )
+                for place in range(1, len(stages) + 1)
+            )
+            for ways in ((False, True), (False,))
+        )
+        return either, plain
+
+    return sorted(stages, key=reach, reverse=True)
+
+
+def _front(plans: Sequence[Partition], problem: ClusterProblem) -> tuple[Partition, ...]:
+    """Return the plans, by segments, without those that others make superfluous."""
+    front = list[Partition]()
+    for plan in sorted(dict.fromkeys(plans), key=lambda each: (each.num_segments, each.latency_s)):
+        if _faster_somewhere(plan, front, problem):
+            front.append(plan)
+    return tuple(front)
+
+
+def _faster_somewhere(
+    point: Partition, others: Sequence[Partition], problem: ClusterProblem
+) -> bool:
+    """Whether the point is faster, for some time of the uplink, than all others with no more
+    segments."""
+    *times, last = problem.activation_s
+    if math.isinf(last):  # it may be faster only between the times at which points bend
+        return True
+    rivals = [each for each in others if each.num_segments <= point.num_segments]
+    return any(
+        all(batch_s(point, time_s) < batch_s(each, time_s) for each in rivals)
+        for time_s in (*times, last)
+    )
