@@ -30,7 +30,7 @@ from optim.verify import verify_round
 
 EXACT, SHARED = "exact", "shared"
 _PLACE_NOTHING = "paper", "vanilla_fl"  # solvers that do not choose the head's place
-_SMALLER = "; adapter, pipeline.recompute, fewer tokens or a smaller batch make blocks smaller"
+_SMALLER = "; an adapter, fewer tokens or a smaller batch make blocks smaller"
 _SEED = 0  # for the only baseline that draws its devices
 
 

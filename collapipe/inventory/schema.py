@@ -112,7 +112,7 @@ class ModelSection(Section):
 class PipelineSection(Section):
     """``pipeline``: options of a run that change blocks' time and memory."""
 
-    recompute: Recompute = False
+    recompute: Recompute = "auto"
     wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 
 
