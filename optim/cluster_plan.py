@@ -414,7 +414,7 @@ def cluster_plan(
     partition: Partition,
     uplink: UplinkPlan | None = None,
 ) -> ClusterPlan:
-    """Turn a partition into the cluster's plan: segments in the devices' order.
+    """Turn a partition into the cluster's plan: segments in pipeline order.
 
     ``partition.latency_s`` covers all local steps of the round. Replicas (VanillaFL) have no
     segments if devices are simulated; real devices share one.

@@ -84,6 +84,12 @@ class PlannedCluster:
         return timeline(self.problem, self.partition)
 
     @property
+    def order(self) -> list[int]:
+        """All devices, those that compute first and in pipeline order."""
+        used = [each.device for each in self.segments]
+        return [*used, *(k for k in range(len(self.problem.devices)) if k not in used)]
+
+    @property
     def behind(self) -> tuple[StageTimes, ...]:
         """The busy times of the stages after the encoder, for a cluster in a round."""
         sent_s, partition = self.activation_s, self.partition

@@ -63,11 +63,11 @@ def draw(plan: InventoryPlan, file: Path) -> None:
 
 def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bool) -> None:
     held = {each.device: each for each in planned.segments}
-    for each in held.values():
-        _draw_segment(axes, each, until_s)
+    for row, each in enumerate(planned.segments):
+        _draw_segment(axes, each, row, until_s)
     names = [
-        device.name.replace("$", r"\$") + f"\n{_blocks(held.get(k))}"
-        for k, device in enumerate(planned.problem.devices)
+        planned.problem.devices[k].name.replace("$", r"\$") + f"\n{_blocks(held.get(k))}"
+        for k in planned.order
     ]
     for name, color, bars in _uploads(planned):
         top = len(names) - (_BAR + _HOP_BAR) / 2
@@ -99,8 +99,8 @@ def _bars(stage: StageTimes) -> list[tuple[float, float]]:
     return [(start, stage.each_s) for start in stage.starts]
 
 
-def _draw_segment(axes: Axes, segment: SegmentTimes, until_s: float) -> None:
-    top = segment.device - (_BAR + _HOP_BAR) / 2
+def _draw_segment(axes: Axes, segment: SegmentTimes, row: int, until_s: float) -> None:
+    top = row - (_BAR + _HOP_BAR) / 2
     computes = [(start, segment.compute_s) for start in segment.computes]
     hops = [(start, segment.hop_s) for start in segment.hops]
     shades, greys = ([pair[n % 2] for n in range(len(hops))] for pair in (_SHADES, _HOPS))

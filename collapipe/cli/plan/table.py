@@ -70,7 +70,8 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
     rows_in_all = math.ceil(problem.batch_size / planned.partition.num_micro_batches)
     kept = _kept(segments, problem, planned.partition.num_micro_batches)
     rows, held_by = [], list[str]()
-    for k, device in enumerate(planned.cluster.devices):
+    for k in planned.order:
+        device = planned.cluster.devices[k]
         span, needed, shares = "-", 0.0, ("not used", *"-----")
         if segment := held.get(k):
             span, own_rows, members = block_range(segment.span), rows_in_all, 1
