@@ -5,6 +5,7 @@ import statistics
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from benchmarks.devices.cluster import Ours, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import about, save
 from collapipe.errors import StageError
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
+from optim.partition.baselines import even_blocks
+from optim.step import DEFAULT
 from tests.boxes import Boxes
 from tests.device_cluster import device_name, even_plan, plan_of
 from tests.network import network
@@ -28,6 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--mbit", type=float, default=100)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--since", type=int, default=5, help="Steps since the checkpoint.")
+    parser.add_argument("--shared", action="store_true", help="One stage on all devices.")
     add_sizes(parser, blocks=12)
 
 
@@ -48,8 +52,7 @@ def _turn(arguments: Namespace) -> tuple[float, float]:
     """Both, after one loss."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     names = [device_name(k) for k in range(arguments.devices)]
-    like = plan_of(names[:1], (1,), arguments.micro_batches)
-    plan = even_plan(names, arguments.blocks, like)
+    plan = _plan(arguments, names)
     with (
         tempfile.TemporaryDirectory() as folder,
         network(arguments.devices, arguments.mbit * 1e6) as there,
@@ -67,8 +70,19 @@ def _turn(arguments: Namespace) -> tuple[float, float]:
             mine.segments.collect()  # the last step's replica is there, as in a longer step
             recovered_s, noticed_s = _recovery_s(mine, started)
         left = [name for number, name in enumerate(names) if number != _LOST]
-        again = even_plan(left, arguments.blocks, like)
+        again = _plan(arguments, left)
         return recovered_s, noticed_s + _new_start_s(arguments, checkpoint, again, started)
+
+
+def _plan(arguments: Namespace, names: Sequence[str]) -> ClusterPlan:
+    """A pipeline with as many blocks on each device, or one stage with as many rows on each."""
+    m = arguments.micro_batches
+    if not arguments.shared:
+        return even_plan(names, arguments.blocks, plan_of(names[:1], (1,), m))
+    rows = even_blocks(arguments.samples // m, len(names))
+    shares = tuple(map(Share, names, rows))
+    stage = SegmentPlan(names[0], Span(0, arguments.blocks), shares)
+    return ClusterPlan(0, (stage,), m, DEFAULT)
 
 
 def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float]:
