@@ -157,15 +157,20 @@ def require_within_caps(
             )
 
 
-def model_too_large(problem: ClusterProblem, limits: Sequence[str] = ()) -> InfeasibleRoundError:
+def model_too_large(
+    problem: ClusterProblem,
+    limits: Sequence[str] = (),
+    most: tuple[int, Sequence[int]] | None = None,
+) -> InfeasibleRoundError:
     """Return the error for a cluster that cannot hold L blocks, with each cap and a remedy.
 
-    ``limits`` name, for each device, the limit other than energy; default: memory.
+    ``limits`` name, for each device, the limit other than energy; default: memory. ``most`` are the
+    m with the most blocks, and each device's; default: if each counts as the first of all.
     """
     by_m = block_caps(problem)
     row = int(by_m.sum(axis=1).argmax())
-    caps, m = by_m[row].tolist(), row + 1
-    held, bound = sum(caps), []
+    m, caps = most or (row + 1, by_m[row].tolist())
+    held, bound = sum(caps), list[str]()
     for device, cap, limit in zip(
         problem.devices, caps, limits or ["memory"] * len(caps), strict=True
     ):
@@ -176,13 +181,13 @@ def model_too_large(problem: ClusterProblem, limits: Sequence[str] = ()) -> Infe
             binds = f"energy_j {device.energy.limit_j:g} where {blocks} {joules} J"
         bound.append(f"{device.name}: {cap} by {binds}")
     ways = [f"raise {_remedy(problem, caps, m, limits)}"]
-    if most := max(caps):
-        more = math.ceil((problem.num_blocks - held) / most)
-        ways.append(f"add {more} more like {problem.devices[caps.index(most)].name}")
+    if largest := max(caps):
+        more = math.ceil((problem.num_blocks - held) / largest)
+        ways.append(f"add {more} more like {problem.devices[caps.index(largest)].name}")
     ways += [f"lower model.num_blocks to {held}"] * (held > 0) + ["use LoRA"] * (not limits)
     return InfeasibleRoundError(
         f"the devices hold at most {held} of {problem.num_blocks} blocks in {m} "
-        f"micro-batch{'es' if row else ''} ({', '.join(bound)}); {', or '.join(ways)}"
+        f"micro-batch{'es' if m > 1 else ''} ({', '.join(bound)}); {', or '.join(ways)}"
     )
 
 

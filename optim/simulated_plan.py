@@ -8,9 +8,9 @@ from itertools import chain, islice, pairwise
 from collapipe.errors import PlanViolationError
 from collapipe.state import MOST_LAW, AffineLaw, ClusterState, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
-from optim.problem import EVERY_TIME, ClusterProblem, Ints, Partition, Stage
+from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
-from optim.sharing.modes import either_caps, in_modes, needing
+from optim.sharing.modes import held_in_order, in_modes, needing
 from optim.step import DEFAULT, StageWork, pace_s, step_s, works_of
 from optim.verify.cluster import check_point
 
@@ -37,7 +37,7 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     if m > problem.max_micro_batches:
         return known
     fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
-    if either_caps(fixed)[m - 1].sum() >= problem.num_blocks:
+    if held_in_order(fixed)[0].max() >= problem.num_blocks:
         return fixed
     return fixed if _point(Partition((), m, 0.0), fixed, law.stages, m) else known
 
@@ -116,8 +116,8 @@ def simulated_front(
         return list(front)
     best = sorted(front, key=lambda each: each.latency_s)
     most_m = max(each.num_micro_batches for each in front)
-    caps = either_caps(replace(problem, min_micro_batches=1, max_micro_batches=most_m))
-    near = chain(best, (each for point in best for each in _neighbours(point, caps)))
+    any_m = replace(problem, min_micro_batches=1, max_micro_batches=most_m)
+    near = chain(best, (each for point in best for each in _neighbours(point, any_m)))
     each_takes = max(_devices_of(each) * each.num_micro_batches for each in best)
     few = islice(near, _MOST_SIMULATED // each_takes)
     compared = {(each.num_micro_batches, each.blocks, each.stages): each for each in few}
@@ -191,22 +191,29 @@ def _point(
     )
     if order != stages_of(problem, point):
         point = replace(point, stages=order)
+    return point if _fits(point, problem) and simulates(point) else None
+
+
+def _fits(point: Partition, problem: ClusterProblem) -> bool:
+    """Whether the devices can hold the point's stages in their order."""
     try:
         check_point(point, in_modes(problem, needing(problem, point)))
     except PlanViolationError:
-        return None
-    return point if simulates(point) else None
+        return False
+    return True
 
 
-def _neighbours(point: Partition, caps: Ints) -> Iterator[Partition]:
+def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:
     """Yield the points in which one block is on the segment before or behind its own; none for
     plans with shared stages."""
-    held = [place for place, count in enumerate(point.blocks) if count and not point.stages]
-    for pair in pairwise(held):
+    stages = () if point.shares else stages_of(problem, point)
+    for pair in pairwise(range(len(stages))):
         for source, sink in (pair, reversed(pair)):
-            blocks = list(point.blocks)
-            blocks[source] -= 1
-            blocks[sink] += 1
-            near = replace(point, blocks=tuple(blocks))
-            if blocks[source] and (blocks <= caps[point.num_micro_batches - 1]).all():
+            moved, blocks = list(stages), list(point.blocks)
+            for place, more in ((source, -1), (sink, 1)):
+                moved[place] = replace(stages[place], blocks=stages[place].blocks + more)
+                blocks[moved[place].devices[0]] += more
+            order = tuple(moved) if point.stages else ()
+            near = replace(point, blocks=tuple(blocks), stages=order)
+            if moved[source].blocks and _fits(near, problem):
                 yield near

@@ -1,9 +1,9 @@
 """Solve a cluster's problem and verify the answer, whatever devices may choose.
 
 What a device can hold may depend on its place in the pipeline, and on whether it recomputes. Then a
-relaxed problem is solved first, in which every device is the last one and never recomputes, but
-needs at most as much memory as in either way. If its plans are possible in some order, no plan is
-faster. Else ``placed_partition`` decides places and modes exactly.
+relaxed problem is solved first, in which every device is the last one, with the time of a device
+that does not recompute and the smaller memory of both ways. If its plans are possible in some
+order, no plan is faster. Else ``placed_partition`` decides places and modes exactly.
 """
 
 import math
@@ -16,13 +16,20 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import Certificate
-from optim.latency import batch_s
+from optim.latency import batch_s, model_too_large
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition, Stage
 from optim.sharing.costs import Caps
 from optim.sharing.exact import placed_partition, shared_partition
 from optim.sharing.law import stages_of
-from optim.sharing.modes import decided, fits, in_modes, relaxed
+from optim.sharing.modes import (
+    decided,
+    either_caps,
+    fits,
+    held_in_order,
+    in_modes,
+    relaxed,
+)
 from optim.sharing.states import kinds_of
 from optim.verify.cluster import check_plan, verify_cluster
 
@@ -59,14 +66,15 @@ def solve_verified(
     found = _for_all_or_none(problem, solve)
     if found[0].best.replicated:
         return found[0]
-    return _answer(problem, [p for each in found for p in each.front], found[0].certificate)
+    plans = [plan for each in found for plan in _possible(each.front, problem)]
+    return _answer(problem, plans, found[0].certificate)
 
 
 def _for_all_or_none(
     problem: ClusterProblem, solve: Callable[[ClusterProblem], ClusterSolution]
 ) -> list[ClusterSolution]:
-    """Return the possible solutions for no device that recomputes and for all devices. Raises
-    ``InfeasibleRoundError`` if there is none."""
+    """Return the solutions for no device that recomputes and for all devices, as far as there are
+    any; replicas do not recompute. Raises ``InfeasibleRoundError`` if there is none."""
     found, reasons = list[ClusterSolution](), list[InfeasibleRoundError]()
     for on in ((), range(len(problem.devices))):
         try:
@@ -74,11 +82,10 @@ def _for_all_or_none(
         except InfeasibleRoundError as error:
             reasons.append(error)
             continue
-        if solution.best.replicated and reasons:  # replicas do not recompute
-            break
-        found.append(replace(solution, front=tuple(_possible(solution.front, problem))))
+        if not (solution.best.replicated and on):
+            found.append(solution)
     if not found:
-        raise reasons[0]
+        raise reasons[-1]
     return found
 
 
@@ -97,24 +104,47 @@ def _decided(
     known = _possible(loose.front, problem)
     if [each.latency_s for each in known] == [each.latency_s for each in loose.front]:
         return replace(loose, front=tuple(known), best=known[loose.front.index(loose.best)])
-    reason: InfeasibleRoundError | None = None
-    try:
-        known += (point for each in _for_all_or_none(problem, solve) for point in each.front)
-    except InfeasibleRoundError as error:
-        reason = error
+    with suppress(InfeasibleRoundError):
+        ends = _for_all_or_none(problem, solve)
+        known += (plan for each in ends for plan in _possible(each.front, problem))
     own = problem if shares else _without_sharing(problem)
     try:
         placed = placed_partition(own, known, nodes, by_segments=not shares)
     except InfeasibleRoundError as error:
-        raise reason or error from None
-    if placed is None and not known:
-        raise reason or InfeasibleRoundError("too many devices")
-    front = placed.front if placed else known
-    bound_s = max(loose.certificate.lower_bound, placed.certificate.lower_bound if placed else 0.0)
-    certificate = replace(
-        loose.certificate, lower_bound=bound_s, solve_time_s=perf_counter() - started
-    )
+        totals, most = held_in_order(problem)
+        if totals.max() < problem.num_blocks:
+            raise model_too_large(problem, most=most) from error
+        raise
+    certificate, front = loose.certificate, tuple(known)
+    if placed:
+        bound_s = max(certificate.lower_bound, placed.certificate.lower_bound)
+        certificate, front = replace(certificate, lower_bound=bound_s), placed.front
+    elif not known:
+        front = tuple(_of_some(own, nodes))
+    certificate = replace(certificate, solve_time_s=perf_counter() - started)
     return _answer(problem, front, certificate, complete=placed is not None and placed.complete)
+
+
+def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
+    """Return plans of those devices that hold most, as many as ``placed_partition`` takes. Raises
+    ``InfeasibleRoundError`` if it finds none."""
+    most = either_caps(problem.at(1)).max(axis=0)
+    for count in range(len(problem.devices) - 1, 0, -1):
+        used = sorted(np.argsort(-most, kind="stable")[:count].tolist())
+        few = replace(problem, devices=tuple(problem.devices[k] for k in used))
+        if (placed := placed_partition(few, max_nodes=nodes)) is not None:
+            return [_among(point, used, len(problem.devices)) for point in placed.front]
+    raise model_too_large(problem, most=held_in_order(problem)[1])
+
+
+def _among(point: Partition, used: Sequence[int], count: int) -> Partition:
+    """Return the point of the devices ``used`` as one of all ``count`` devices."""
+    blocks = [0] * count
+    for k, held in zip(used, point.blocks, strict=True):
+        blocks[k] = held
+    stages = (replace(s, devices=tuple(used[k] for k in s.devices)) for s in point.stages)
+    recomputing = tuple(used[k] for k in point.recomputing)
+    return replace(point, blocks=tuple(blocks), stages=tuple(stages), recomputing=recomputing)
 
 
 def _answer(
@@ -136,7 +166,7 @@ def _answer(
 
 def _by_place(problem: ClusterProblem) -> bool:
     """Whether what a device can hold may depend on its place."""
-    limits = (d.sharing.memory if d.sharing else d.memory for d in problem.devices)
+    limits = (each for d in problem.devices for each in (d.memory, d.sharing and d.sharing.memory))
     kept = (each.batch_block_bytes + each.batch_segment_bytes for each in limits if each)
     return len(problem.in_flight) > 1 and any(kept)
 
@@ -155,27 +185,28 @@ def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Parti
             plan = decided(problem, order, m)
             with suppress(PlanViolationError):
                 check_plan(plan, in_modes(problem, plan.recomputing))
-                plans.append(replace(plan, fastest_s=point.fastest_s))
+                kept = plan.latency_s == point.latency_s  # else other times have it the fastest
+                plans.append(replace(plan, fastest_s=point.fastest_s) if kept else plan)
                 break
     return plans
 
 
 def _by_reach(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> list[Stage]:
     """Return the stages in an order in which they fit if they fit in any: those that fit only near
-    the end of the pipeline come last."""
+    the end of the pipeline come last, and of others those that must recompute earlier."""
+
+    def places(stage: Stage, ways: tuple[bool, ...]) -> int:
+        """Return at how many places, from the end, each device holds the stage in one of these
+        ways: recomputing or not."""
+
+        def held(place: int, k: int) -> bool:
+            return any(fits(problem, stage, k, m, place, on) for on in ways)
+
+        every = range(1, len(stages) + 1)
+        return sum(all(held(place, k) for k in stage.devices) for place in every)
 
     def reach(stage: Stage) -> tuple[int, int]:
-        """Return the most places from the end at which it fits, recomputing or not, and so."""
-        either, plain = (
-            sum(
-                all(
-                    any(fits(problem, stage, k, m, place, on) for on in ways) for k in stage.devices
-                )
-                for place in range(1, len(stages) + 1)
-            )
-            for ways in ((False, True), (False,))
-        )
-        return either, plain
+        return places(stage, (False, True)), places(stage, (False,))
 
     return sorted(stages, key=reach, reverse=True)
 
@@ -194,11 +225,11 @@ def _faster_somewhere(
 ) -> bool:
     """Whether the point is faster, for some time of the uplink, than all others with no more
     segments."""
-    *times, last = problem.activation_s
-    if math.isinf(last):  # it may be faster only between the times at which points bend
-        return True
+    times = [each for each in problem.activation_s if math.isfinite(each)]
+    if len(times) < len(problem.activation_s):  # two points differ most at their bends
+        bends = (each.num_micro_batches * each.slowest_s for each in (point, *others))
+        times += (max(each, times[-1]) for each in bends)
     rivals = [each for each in others if each.num_segments <= point.num_segments]
     return any(
-        all(batch_s(point, time_s) < batch_s(each, time_s) for each in rivals)
-        for time_s in (*times, last)
+        all(batch_s(point, time_s) < batch_s(each, time_s) for each in rivals) for time_s in times
     )

@@ -21,7 +21,7 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
 )
-from optim.sharing.modes import either_caps, in_modes
+from optim.sharing.modes import held_in_order, in_modes
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
@@ -215,9 +215,10 @@ def _solution(
     try:
         return solve_verified(problem, cluster_solver(solver), np.random.default_rng(_SEED))
     except InfeasibleRoundError as error:
-        reason = error
-        if not (either_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-            reason = model_too_large(problem, _limits(cluster, _block_bytes(inventory, problem)))
+        reason, (totals, most) = error, held_in_order(problem)
+        if totals.max() < problem.num_blocks:
+            limits = _limits(cluster, _block_bytes(inventory, problem))
+            reason = model_too_large(problem, limits, most)
         ways = _SMALLER if inventory.model.tokens else ""
         raise inventory.document.error(cluster.loc, f"{reason}{ways}") from error
 

@@ -79,6 +79,8 @@ def placed_partition(
         return None
     most = min(len(problem.devices), problem.num_blocks)
     bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(problem, kinds)
+    slowest = max(each.recomputing.times if each.recomputing else 1.0 for each in problem.devices)
+    bounds = replace(bounds, longest=bounds.longest * slowest)
     search = _Search(problem, bounds, caps, most if by_segments else 1, max_nodes, most)
     search.offer(known)
     return search.solution(search.run(), start)
@@ -156,8 +158,7 @@ class _Search:
         front, low = self.front(), self._problem.activation_s[0]
         if not front and math.isfinite(open_s):
             raise InfeasibleRoundError(
-                "the search for shared stages ended after strategy.max_nodes without a plan; "
-                "raise it"
+                "the search ended after strategy.max_nodes without a plan; raise it"
             )
         if not front:
             raise model_too_large(self._problem)

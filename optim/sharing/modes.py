@@ -15,6 +15,8 @@ from optim.latency import block_caps, memory_cap
 from optim.problem import ClusterProblem, Ints, Partition, Stage
 from optim.sharing.law import partition_of_stages, row_caps, stages_of
 
+_MOST_ORDERED = 12  # devices of which all sets are compared
+
 
 def in_modes(problem: ClusterProblem, recomputing: Collection[int]) -> ClusterProblem:
     """Return the problem in which these devices recompute, and no others."""
@@ -26,6 +28,37 @@ def either_caps(problem: ClusterProblem) -> Ints:
     """Return the most blocks of each device, [M, K], recomputing or not; see ``block_caps``."""
     everybody = range(len(problem.devices))
     return np.maximum(*(block_caps(in_modes(problem, on)) for on in ((), everybody)))
+
+
+def held_in_order(problem: ClusterProblem) -> tuple[Ints, tuple[int, list[int]]]:
+    """Return the most blocks that S = 1 … K devices hold in any order, recomputing or not, [K, M];
+    and the m with the most, with each device's blocks.
+
+    For more than 12 devices each one counts as the last.
+    """
+    count = len(problem.devices)
+    caps = np.array([either_caps(problem.at(place + 1)) for place in range(count)])
+    if count > _MOST_ORDERED or (caps == caps[0]).all():
+        row = int(caps[0].sum(axis=1).argmax())
+        totals = (-np.sort(-caps[0], axis=1)).cumsum(axis=1).T
+        return totals, (row + 1, caps[0][row].tolist())
+    best, totals = {0: np.zeros(caps.shape[1], int)}, np.zeros((count, caps.shape[1]), int)
+    for devices in range(1, 2**count):
+        place = devices.bit_count() - 1
+        own = [k for k in range(count) if devices >> k & 1]
+        best[devices] = np.max([best[devices ^ 1 << k] + caps[place, :, k] for k in own], axis=0)
+        np.maximum(totals[place], best[devices], out=totals[place])
+    place, row = (int(each) for each in np.unravel_index(totals.argmax(), totals.shape))
+    devices = next(each for each in best if best[each][row] == totals[place, row])
+    held = [0] * count
+    while devices:
+        place = devices.bit_count() - 1
+        own = [k for k in range(count) if devices >> k & 1]
+        before = {k: best[devices ^ 1 << k][row] + caps[place, row, k] for k in own}
+        last = max(before, key=before.__getitem__)
+        held[last] = int(caps[place, row, last])
+        devices ^= 1 << last
+    return totals, (row + 1, held)
 
 
 def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:

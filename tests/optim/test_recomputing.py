@@ -38,7 +38,7 @@ from optim.verify import verify_plan
 from optim.verify.cluster import check_point
 
 TWICE = 4 / 3  # the factor of a block's time
-_BETWEEN = (0.3, 2.0, 9.0)  # of a range of uplink times
+_BETWEEN = (0.3, 2.0, 9.0, 30.0, 1e3)  # of a range of uplink times
 
 
 def memory_of(cost: BlockCost, limit_bytes: float) -> MemoryBudget:
@@ -246,6 +246,58 @@ def test_extreme_reports_do_not_end_planning() -> None:
         problem = ClusterProblem((device,), 2, 4, 4, "overlap")
         with suppress(InfeasibleRoundError):
             solve_verified(problem, exact_partition, np.random.default_rng(0))
+
+
+def test_a_long_uplink_favours_a_plan_that_recomputes_for_longer() -> None:
+    """Its stages are slower than any that does not recompute."""
+    plain = MemoryBudget(6.0, 0.0, 8.0, 0.0, 0.0, 6.0)
+    smaller = DeviceProfile(
+        "a", AffineLaw(0.0, 0.5, 1.5, 1.0), memory=MemoryBudget(6.0, 0.0, 1.6, 0.0, 0.0, 1.5)
+    )
+    device = replace(smaller, memory=plain).or_recomputing(2.0, smaller)
+    times, rng = (0.0, math.inf), np.random.default_rng(0)
+    problem = ClusterProblem((device,), 4, 6, 6, "overlap", times, in_flight=(2,))
+    front = solve_verified(problem, exact_partition, rng).front
+    assert min(batch_s(each, 24.0) for each in front) == pytest.approx(30.5)
+
+
+def test_only_ten_different_devices_are_searched_exactly() -> None:
+    """Of more, those that hold most are; the bound holds, and the plan is not called complete."""
+    found = 0
+    for number in range(40):
+        rng = np.random.default_rng(number)
+        own, of_batch = rng.uniform(0.5, 2, (2, 12))
+        rooms, speeds = rng.uniform(0.8, 1.7, (2, 12)) * (own + of_batch, np.ones(12))
+        devices = tuple(
+            DeviceProfile(
+                f"d{k}",
+                AffineLaw(speeds[k], 0.1, 0.0, 0.01),
+                memory=MemoryBudget(rooms[k], 0.0, own[k] + of_batch[k], 0.0, 0.0, of_batch[k]),
+            )
+            for k in range(12)
+        )
+        problem = ClusterProblem(devices, 12, 8, 8, "overlap", in_flight=tuple(range(1, 13)))
+        try:
+            solution = solve_verified(problem, exact_partition, np.random.default_rng(0))
+        except InfeasibleRoundError:
+            continue
+        found += not solution.complete
+        assert solution.best in solution.front
+        assert solution.certificate.lower_bound <= solution.best.latency_s
+    assert found
+
+
+def test_replicas_are_the_solution() -> None:
+    """They are no pipeline of K stages."""
+    plain = MemoryBudget(100.0, 0.0, 6.0, 0.0, 0.0, 5.0)
+    smaller = DeviceProfile(
+        "a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=replace(plain, block_bytes=5.0)
+    )
+    device = replace(smaller, memory=plain).or_recomputing(TWICE, smaller)
+    devices = device, replace(device, name="b")
+    problem = ClusterProblem(devices, 2, 4, 4, "overlap", in_flight=(2, 3))
+    solution = solve_verified(problem, vanilla_fl, np.random.default_rng(0))
+    assert solution.best.replicated and solution.front == (solution.best,)
 
 
 def test_replicas_do_not_recompute() -> None:

@@ -28,7 +28,8 @@ from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
-from optim.sharing.modes import either_caps
+from optim.sharing.law import stages_of
+from optim.sharing.modes import fits, held_in_order
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
 from optim.verified import solve_verified
@@ -106,9 +107,8 @@ def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> No
 def _fits(planned: PlannedCluster, held_by: str, model: Model) -> str:
     """Return the least number of devices, what each one in use holds, and the speed."""
     problem, unit = planned.problem, "tokens/s" if model.tokens else "samples/s"
-    caps = either_caps(planned.chosen.problem.at(1))
-    held = -np.sort(-caps, axis=1).cumsum(axis=1)  # by the largest
-    least = 1 + int((held < problem.num_blocks).sum(axis=1).min())
+    held, _ = held_in_order(planned.chosen.problem)
+    least = 1 + int((held < problem.num_blocks).sum(axis=0).min())
     per_s = problem.batch_size * (model.tokens or 1) / planned.partition.latency_s
     texts = f"on {counted(least, 'device')} or more", held_by, f"{three_digits(per_s)} {unit}"
     return "; ".join(filter(None, texts))
@@ -277,10 +277,13 @@ def _even(problem: ClusterProblem, partition: Partition) -> str:
             for each in problem.devices
         )
         even = solve(replace(problem, devices=free), rng).best
-        caps = either_caps(problem)[even.num_micro_batches - 1]
-        triples = zip(problem.devices, even.blocks, caps, strict=True)
-        names = ", ".join(device.name for device, held, cap in triples if held > cap)
-        beyond = f"; beyond the limits of {names}"
+        stages, m = stages_of(problem, even), even.num_micro_batches
+        over = [
+            problem.devices[stage.devices[0]].name
+            for place, stage in zip(range(len(stages), 0, -1), stages, strict=True)
+            if not any(fits(problem, stage, stage.devices[0], m, place, on) for on in (False, True))
+        ]
+        beyond = f"; beyond the limits of {', '.join(over)}" if over else ""
     factor = even.latency_s / partition.latency_s
     if partition.blocks == even.blocks and factor > 1 - _ROUNDING:
         return ""

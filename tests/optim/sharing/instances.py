@@ -51,8 +51,10 @@ def _tight(
 ) -> DeviceProfile:
     of_batch, inputs = float(rng.uniform(1, 4)), float(rng.uniform(0, 1))
     room = 0.4 + float(rng.uniform(0.4, 1) * num_blocks * (1 + of_batch / 3))
-    memory = MemoryBudget(room, 0.0, 1 + of_batch, 0.0, 0.0, of_batch, 0.2)
-    smaller = MemoryBudget(room, inputs, 1.0, of_batch / batch, inputs, 0.0, 0.2)
+    of_row, left = rng.uniform(0, 0.1), rng.uniform(0, 0.3)  # parts of ``of_batch``
+    memory = MemoryBudget(room, 0.0, 1 + of_batch, of_row * of_batch, 0.0, of_batch, 0.2)
+    kept, each = left * of_batch, float(rng.uniform(0.5, 1)) * of_batch / batch
+    smaller = MemoryBudget(room, inputs, 1.0 + kept, each, inputs, kept, 0.2)
     sharing = device.sharing and replace(device.sharing, max_blocks=None, memory=memory)
     device = replace(device, max_blocks=None, memory=memory, sharing=sharing)
     may = rng.random() < 0.6

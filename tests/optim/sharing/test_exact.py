@@ -25,7 +25,7 @@ from tests.optim.sharing.instances import drawn, tight
 from tests.optim.sharing.oracle import fastest_s, fits
 from tests.thorough import chosen
 
-_BETWEEN = (0.3, 2.0, 9.0)  # of a range of uplink times
+_BETWEEN = (0.3, 2.0, 9.0, 30.0, 1e3)  # of a range of uplink times
 
 
 @pytest.mark.parametrize("seed", chosen(range(60), range(6)))

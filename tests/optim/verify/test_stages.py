@@ -7,9 +7,11 @@ import pytest
 
 from collapipe.errors import PlanViolationError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget, SharingLaw
-from optim.problem import ClusterProblem, Partition
+from optim.problem import ClusterProblem, Partition, Stage
 from optim.sharing.exact import shared_partition
+from optim.sharing.law import partition_of_stages
 from optim.verify import verify_cluster
+from optim.verify.cluster import check_plan
 
 _LAW = AffineLaw(0.1, 0.0, 0.0, 0.01)
 _ROOM = SharingLaw(0.01, memory=MemoryBudget(100.0, 1.0, 10.0, 0.0, 0.5, 9.0))
@@ -70,3 +72,24 @@ def test_limits_of_a_share_are_checked(device: dict[str, object], constraint: st
     problem = replace(PROBLEM, devices=(PROBLEM.devices[0], limited, PROBLEM.devices[2]))
     with pytest.raises(PlanViolationError, match=f"^{constraint}: d1"):
         verify_cluster(solution, problem)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory_is_counted_at_a_devices_place(shared: bool) -> None:
+    """The device that holds more must be nearer to the end of the pipeline."""
+    limit = MemoryBudget(25.0, 0.0, 5.0, 0.0, 0.0, 4.0)
+    rooms = [replace(limit, limit_bytes=each) for each in (12.0, 20.0, 20.0)]
+    devices = tuple(
+        DeviceProfile(f"d{k}", _LAW, memory=own, sharing=SharingLaw(0.01, memory=own))
+        for k, own in enumerate(rooms)
+    )
+    problem = ClusterProblem(devices, 10, 8, 8, "flow_shop", in_flight=(2, 4, 8))
+    last = Stage((1, 2), (1, 1), 8) if shared else Stage((1,), (1,), 8)
+    m, first = (4, Stage((0,), (2,), 2)) if shared else (8, Stage((0,), (1,), 2))
+    for order, fits in ((first, last), True), ((last, first), False):
+        point = partition_of_stages(problem, order, m)
+        if fits:
+            check_plan(point, problem)
+            continue
+        with pytest.raises(PlanViolationError, match=r"^C7: d1 "):
+            check_plan(point, problem)
