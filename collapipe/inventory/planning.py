@@ -257,10 +257,12 @@ def _round_options(inventory: Inventory) -> RoundOptions:
 
 
 def _block_bytes(inventory: Inventory, problem: ClusterProblem) -> float | None:
-    """Return the bytes of a block with the most micro-batches."""
+    """Return the bytes of a block with the most micro-batches, on a device that recomputes if the
+    planner may decide that."""
     if inventory.model.block_bytes is None:
         return None
-    cost, kept = inventory.model.cost, problem.kept(problem.max_micro_batches)
+    cost = inventory.model.recomputing or inventory.model.cost
+    kept = problem.kept(problem.max_micro_batches)
     return cost.block_bytes - (1 - kept) * cost.batch_block_bytes
 
 

@@ -22,10 +22,12 @@ from optim.baselines import AllUnits, EvenSplit, RandomUnits
 from optim.cluster_plan import cluster_problem
 from optim.cost import round_cost
 from optim.dssra import Dssra
+from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
-from optim.problem import Partition
-from optim.simulated_plan import law_for, simulated_front
+from optim.problem import ClusterProblem, Partition
+from optim.simulated_plan import as_measured, law_for, simulated_front
 from optim.step import step_s
+from optim.verified import solve_verified
 from optim.verify import verify_plan
 
 NAMES = "abc"
@@ -320,3 +322,25 @@ def test_plans_that_are_too_long_to_simulate_are_not_compared(
     for most, expected in ((3, 2), (1, 1)):  # actions of a step
         monkeypatch.setattr("optim.simulated_plan._MOST_ACTIONS", most)
         assert planned(request_of(law), 3.0).num_micro_batches == expected
+
+
+def test_devices_that_fit_only_in_another_order_keep_it() -> None:
+    """The number of micro-batches stays as well, and so does a plan that was as fast."""
+    memory = MemoryBudget(12.0, 0.0, 9.0, 0.0, 0.0, 8.0)
+    devices = tuple(
+        DeviceProfile(name, AffineLaw(1.0, 0.0, 0.0, 0.0), memory=own)
+        for name, own in (("a", memory), ("b", replace(memory, limit_bytes=8.0)))
+    )
+    problem = ClusterProblem(devices, 6, 8, 8, "overlap", in_flight=(2, 3))
+    law = law_of("ab", m=8, apart=True, blocks={"b": 2, "a": 4}, spread=2.0)
+    fixed = as_measured(problem, law)
+    assert (fixed.min_micro_batches, fixed.max_micro_batches) == (8, 8)
+    elsewhere = replace(law, stages=stages_of({"sold": 6}))
+    assert as_measured(problem, elsewhere).min_micro_batches == 8
+    solution = solve_verified(fixed, exact_partition, np.random.default_rng(0))
+    assert [each.devices for each in solution.best.stages] == [(1,), (0,)]
+    (point,) = simulated_front([solution.best], fixed, law, "one_f_one_b")
+    assert (point.blocks, point.stages) == ((4, 2), solution.best.stages)
+    reordered = replace(solution.best, blocks=(5, 1), stages=())  # does not fit in this order
+    (point,) = simulated_front([reordered], fixed, law, "one_f_one_b")
+    assert point.blocks == (4, 2)
