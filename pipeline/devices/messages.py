@@ -148,11 +148,12 @@ class SegmentDescription(RoundDescription):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks;
-    ``host`` is the device's machine."""
+    """The ``blocks`` that a device lacks, and the ones whose ``frozen`` weights it also lacks. Of
+    ``states`` it lacks only the optimiser's state. ``host`` is the device's machine."""
 
     blocks: tuple[str, ...]
     frozen: tuple[str, ...]
+    states: tuple[str, ...]
     host: Host
 
 

@@ -139,13 +139,16 @@ class Placement:
             wanted = _wanted(connection, answer)
             self.hosts[connection.name] = wanted.host
             for name in map(block_name, self._segment(connection.name).span.indices()):
+                leads = held[name] == connection.name  # others need no optimiser state
                 if name in wanted.blocks:
-                    leads = held[name] == connection.name  # others need no optimiser state
-                    for state, make in self._parts(name, name in wanted.frozen, leads):
-                        if state:
-                            self._state_parts.append((connection, make))
-                        else:
-                            connection.control.send_later(make)
+                    parts = self._parts(name, name in wanted.frozen, leads)
+                else:
+                    parts = self._state_of(name) if name in wanted.states else iter(())
+                for state, make in parts:
+                    if state:
+                        self._state_parts.append((connection, make))
+                    else:
+                        connection.control.send_later(make)
         self._connect(sessions)
         self.all_answer(FrameKind.READY)
 
@@ -356,15 +359,24 @@ class Placement:
     ) -> Iterator[tuple[bool, Callable[[], Frame]]]:
         """Yield a block's parts, each read from the replica when it is sent, and whether it is
         optimiser state, which is left out without ``state``."""
+        found = self.replica.parts(name, frozen or name not in self.common.frozen)
+        groups = [keys for keys in found if state or not _of_state(keys)]
+        for keys, make in zip(groups, self._frames(name, groups), strict=True):
+            yield _of_state(keys), make
 
+    def _state_of(self, name: str) -> Iterator[tuple[bool, Callable[[], Frame]]]:
+        """Yield the parts of a block's optimiser state: an empty one if there is none yet."""
+        parts = self.replica.parts(name, whole=False)
+        groups: list[Sequence[str]] = [keys for keys in parts if _of_state(keys)]
+        for make in self._frames(name, groups or [()]):
+            yield True, make
+
+    def _frames(self, name: str, groups: Sequence[Sequence[str]]) -> list[Callable[[], Frame]]:
         def part(left: int, keys: Sequence[str]) -> Frame:
             header = packed(PartHeader(name, left))
             return self.frame(FrameKind.PART, 0, header, self.replica.packed(name, keys))
 
-        found = self.replica.parts(name, frozen or name not in self.common.frozen)
-        groups = [keys for keys in found if state or not any("/" in key for key in keys)]
-        for left, keys in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
-            yield any("/" in key for key in keys), partial(part, left, keys)
+        return [partial(part, left, keys) for left, keys in enumerate(reversed(groups))][::-1]
 
     def _connect(self, sessions: Mapping[str, str]) -> None:
         """Open the control unit's streams to the first segment's input and the last segment's
@@ -437,6 +449,11 @@ class Placement:
             return own.devices[member] if member < len(own.devices) else None
         stage = segments.index(own) + (1 if trouble.side == BEHIND else -1)
         return segments[stage].device if 0 <= stage < len(segments) else None
+
+
+def _of_state(keys: Sequence[str]) -> bool:
+    """Whether these tensors of a block are optimiser state."""
+    return any("/" in key for key in keys)
 
 
 def _wanted(connection: DeviceConnection, answer: Frame) -> Wanted:

@@ -72,7 +72,7 @@ class HeldSegment:
         self.dtype = _DTYPES[description.dtype]
         self._forms = block_forms(self.spec, span.indices(), description.optimizer, self.dtype)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
-        leads = (each == description.member for each in description.leaders)
+        leads = [each == description.member for each in description.leaders]
         least = float(sum(map(self._bytes, self._forms.values(), leads)))
         if (needed := max(description.memory_bytes, least)) > memory_bytes:
             raise ConfigError(
@@ -80,7 +80,7 @@ class HeldSegment:
                 f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
             )
         return_large_blocks(scarce=device.type == "cpu" and needed > _SCARCE * memory_bytes)
-        self._parts = earlier._kept_for(description) if earlier else {}
+        self._parts, stateless = earlier._kept_for(description) if earlier else ({}, set[str]())
         self.done: int | None = description.base  # the last finished step; None during a step
         blocks = tuple(name for name in self._forms if name not in self._parts)
         known = {name: description.frozen.get(name) for name in self._forms}
@@ -89,10 +89,12 @@ class HeldSegment:
         frozen = tuple(name for name in blocks if known[name] and not self._find(name))
         # blocks whose frozen weights are not sent
         self._there = {name for name in blocks if known[name]} - set(frozen)
-        self.wanted = Wanted(blocks, frozen, this_host())
+        led = (name for name, leads_it in zip(self._forms, leads, strict=True) if leads_it)
+        states = tuple(name for name in led if name in stateless)
+        self.wanted = Wanted(blocks, frozen, states, this_host())
         self._shared: SharedSegment | None = None  # of the current step
         self.exchange = Exchange(description, self._forms) if description.others else None
-        self._lacking = set(blocks)  # blocks of which not all parts have arrived
+        self._lacking = {*blocks, *states}  # blocks of which not all parts have arrived
         self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
 
     def _bytes(self, form: BlockForm, led: bool) -> int:
@@ -224,15 +226,16 @@ class HeldSegment:
         weights = {key: each for key, each in part.weights().items() if key in trained}
         return weights | part.optimizer_state()
 
-    def _kept_for(self, later: SegmentDescription) -> dict[str, Part]:
-        """Return the blocks that the description ``later`` can reuse."""
+    def _kept_for(self, later: SegmentDescription) -> tuple[dict[str, Part], set[str]]:
+        """Return the blocks that the description ``later`` can reuse, and the names of those
+        without the optimiser's state: others lead them, or it has not arrived."""
         wanted = (_identity(each) for each in (self.description, later))
         if self.done != later.base or len(set(wanted)) > 1:
-            return {}
+            return {}, set()
         self.forget()
-        held = set(map(block_name, later.span.indices())) - self._lacking
-        # blocks that others lead lack the optimiser's state
-        return {part.name: part for part in self.led if part.name in held}
+        names = set(map(block_name, later.span.indices()))
+        kept = {name: part for name, part in self._parts.items() if name in names}
+        return kept, kept.keys() - ({part.name for part in self.led} - self._lacking)
 
     def _require_complete(self) -> None:
         if not self.complete:

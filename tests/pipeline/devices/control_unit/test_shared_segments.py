@@ -11,7 +11,9 @@ from collapipe.errors import RoundFailedError
 from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
+from pipeline.devices.control_unit import placement
 from pipeline.devices.daemon.server import Daemon
+from pipeline.devices.messages import Wanted
 from pipeline.schedule import SCHEDULES
 from tests.device_cluster import SMALL, UNIT, Result, Work, daemons, device_name
 from tests.huggingface import VOCABULARY, batch_for, spec_of
@@ -145,3 +147,18 @@ def test_a_segment_without_devices_ends_the_round() -> None:
         pytest.raises(RoundFailedError, match="no device is left of blocks 0 … 0"),
     ):
         Work().remote(plan_of(*PLANS["mixed"]), there)
+
+
+def test_after_a_loss_no_weights_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that lead more blocks than before get the optimiser's state of these alone."""
+    asked, wanted = list[Wanted](), placement._wanted
+    monkeypatch.setattr(
+        placement, "_wanted", lambda *args: asked.append(wanted(*args)) or asked[-1]
+    )
+    plan, first = plan_of(*PLANS["one"], m=1), Work()
+    second = first.after(first.inline(plan))
+    with daemons(3) as there, planted([Fault(there[1], 1, False, True, kind="BEGIN")]):
+        found = second.remote(plan, there, lost=[device_name(1)])
+    assert found.equals(second.inline(plan))
+    assert [len(each.blocks) for each in asked] == [4, 4, 4, 0, 0]
+    assert sum(len(each.states) for each in asked[3:]) in range(1, 5)
