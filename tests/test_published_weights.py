@@ -1,5 +1,6 @@
 """A machine that has the pretrained model's files is sent adapters alone."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Collection
@@ -10,6 +11,7 @@ from device_cluster import daemons
 from pretrained import causal_folder, lora_run
 from resumed import differing
 from safetensors.torch import load_file
+from thorough import chosen
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -60,7 +62,12 @@ def stored(place: str = ".") -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "kept", ["model.dtype=auto", pytest.param("model.dtype=bfloat16", marks=_MORE), NF4]
+    ("folder", "kept"),
+    chosen(
+        itertools.product(["llama", "mixtral"], ["model.dtype=auto", "model.dtype=bfloat16", NF4]),
+        [("llama", "model.dtype=auto"), ("mixtral", NF4)],
+    ),
+    indirect=["folder"],
 )
 def test_adapters_alone_go_down(tmp_path: Path, folder: Path, kept: str) -> None:
     """To both units, in the first round, too; only what takes long to make is stored."""

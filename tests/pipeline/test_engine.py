@@ -278,8 +278,14 @@ def test_optimiser_state_follows_its_block(settings: OptimizerSettings) -> None:
     assert not torch.equal(forgetful.weights()[name], weights[name])
 
 
-@each_m
-@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize(
+    ("cut", "num_micro_batches"),
+    chosen(
+        itertools.product(CUTS, range(1, NUM_SAMPLES + 1)),
+        [*((cut, NUM_SAMPLES) for cut in CUTS), (CUTS[-1], 1), (CUTS[-1], 2), (CUTS[2], 2)],
+    ),
+    ids=str,
+)
 def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
     cut: tuple[int, ...], num_micro_batches: int
 ) -> None:

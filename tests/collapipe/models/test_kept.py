@@ -12,10 +12,11 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
-from huggingface import ONE_OF_EACH, VOCABULARY, batch_for, folder, merged, spec_of
+from huggingface import CASES, ONE_OF_EACH, VOCABULARY, batch_for, folder, merged, spec_of
 from narrow import kept, rounded
 from second_device import second_device
 from sections import adapter_settings, optimizer_settings
+from thorough import chosen
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -61,12 +62,20 @@ def nothing_widened() -> Iterator[None]:
         yield
 
 
-HOW = [{"kept": "bfloat16"}, {"kept": "float16"}, {"kept": "bfloat16", "quantization": "nf4"}]
-HOW += [{"quantization": "int8"}]
+NF4 = {"kept": "bfloat16", "quantization": "nf4"}  # some weights in each of both
+HOW = [{"kept": "bfloat16"}, {"kept": "float16"}, NF4, {"quantization": "int8"}]
+THREE = [("gpt2", "causal"), ("llama", "causal"), ("t5", "decoder")]  # with layers of their own
+THREE_IN_ALL_WAYS = [(*case, how) for case in THREE for how in HOW]
 
 
-@pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
-@pytest.mark.parametrize("how", HOW, ids=lambda how: how.get("quantization") or how["kept"])
+@pytest.mark.parametrize(
+    ("name", "head", "how"),
+    chosen(
+        [(*case, how) for case in CASES for how in HOW],
+        [*((*case.values, NF4) for case in ONE_OF_EACH if not case.marks), *THREE_IN_ALL_WAYS],
+    ),
+    ids=lambda each: each if isinstance(each, str) else each.get("quantization") or each["kept"],
+)
 def test_loss_and_gradients_have_the_bits_of_the_rounded_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str, how: dict[str, str]
 ) -> None:

@@ -4,11 +4,12 @@ import math
 import re
 from collections import Counter
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import pytest
 import torch
+from thorough import chosen
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -141,8 +142,10 @@ def test_an_embedding_is_scaled_and_knows_its_place() -> None:
     torch.testing.assert_close(embedding(ids)[:, 1:], later, rtol=0, atol=1e-12)
 
 
-@norms
-@ties
+@pytest.mark.parametrize(
+    ("norm", "tied"),
+    chosen(product(("pre", "post"), (True, False)), [("pre", True), ("post", False)]),
+)
 def test_greedy_decoding_takes_the_token_of_least_loss(norm: str, tied: bool) -> None:
     """Token by token, the whole prefix anew, without anything cached, padded or batched."""
     spec, batch, longest = replace(SPEC, norm=norm, tie_embeddings=tied), ragged(), 7
