@@ -41,14 +41,14 @@ UNITS, SERVER = "runtime.torch_device=auto", "server.torch_device=auto"
 TRAINED, LOSS, PREDICTION = {"_fused_adamw_", "bernoulli_"}, {"nll_loss_forward"}, {"argmax"}
 STEM = "adapter=lora", "adapter.last_blocks=2", "adapter.cache=true"
 SYNTHETIC = "model=huggingface", "data=synthetic", "data.max_eval_samples=20", "task.vocabulary=600"
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-BERT = "model.family=bert", *(f"+model.config.{name}={size}" for name, size in SMALL.items())
-GPT2 = "model.family=gpt2", "+model.config.n_embd=16", "+model.config.n_layer=2"
+SMALL = "{hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2}"
+BERT = "model.family=bert", f"model.config={SMALL}"
+GPT2 = "model.family=gpt2", "model.config={n_embd: 16, n_layer: 2, n_head: 2}"
 OF_TASKS = {
     "dates": TINY,
     "classification": (*SYNTHETIC, *BERT),
     "ner": (*SYNTHETIC, *BERT),
-    "causal_lm": (*SYNTHETIC, *GPT2, "+model.config.n_head=2"),
+    "causal_lm": (*SYNTHETIC, *GPT2),
 }
 
 

@@ -13,17 +13,13 @@ from collapipe.cli.predict import evaluate_file, predict_texts
 
 ENCODER = (
     "model.family=bert",
-    "+model.config.hidden_size=16",
-    "+model.config.num_hidden_layers=2",
-    "+model.config.num_attention_heads=2",
-    "+model.config.intermediate_size=32",
+    "model.config={hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, "
+    "intermediate_size: 32}",
 )
 CAUSAL = (
     "model.family=gpt2",
     "model.num_blocks=2",
-    "+model.config.n_embd=16",
-    "+model.config.n_layer=3",
-    "+model.config.n_head=2",
+    "model.config={n_embd: 16, n_layer: 3, n_head: 2}",
 )
 SHORT = (
     "model=huggingface",
