@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import torch
 from hypothesis import settings
 from thorough import EXAMPLES, THOROUGH_EXAMPLES
 
 gc.disable()  # until all is imported: it would look at ever more modules
+torch.set_num_threads(1)  # tiny tensors gain nothing from threads, and waiting for them costs much
 # Property tests do not depend on chance, nor on how busy the machine is.
 steady = settings(derandomize=True, database=None, deadline=None, max_examples=EXAMPLES)
 settings.register_profile("steady", steady)
@@ -38,9 +40,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Modules and tests stay: no search for garbage needs to look at them. Of what tests leave
     little is garbage that only a search finds, so that a rare one is enough."""
-    import torch  # not in the process that starts the others
-
-    torch.set_num_threads(1)  # tiny tensors gain nothing from them, and waiting for them costs much
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
@@ -71,8 +70,6 @@ def _judged(report: Report) -> Report:
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     """What a test draws does not depend on the tests before it."""
-    import torch
-
     torch.manual_seed(0)
 
 
