@@ -371,7 +371,7 @@ class Placement:
         for make in self._frames(name, groups or [()]):
             yield True, make
 
-    def _frames(self, name: str, groups: Sequence[Sequence[str]]) -> list[Callable[[], Frame]]:
+    def _frames(self, name: str, groups: Sequence[Sequence[str]]) -> Sequence[Callable[[], Frame]]:
         def part(left: int, keys: Sequence[str]) -> Frame:
             header = packed(PartHeader(name, left))
             return self.frame(FrameKind.PART, 0, header, self.replica.packed(name, keys))
