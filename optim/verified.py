@@ -76,7 +76,8 @@ def _for_all_or_none(
     """Return the solutions for no device that recomputes and for all devices, as far as there are
     any; replicas do not recompute. Raises ``InfeasibleRoundError`` if there is none."""
     found, reasons = list[ClusterSolution](), list[InfeasibleRoundError]()
-    for on in ((), range(len(problem.devices))):
+    may = [k for k, device in enumerate(problem.devices) if device.recomputing]
+    for on in ([], may) if may else ([],):
         try:
             solution = solve(in_modes(problem, on))
         except InfeasibleRoundError as error:
