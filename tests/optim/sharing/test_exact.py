@@ -14,8 +14,18 @@ from optim.latency import batch_s
 from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition
 from optim.sharing.baselines import adaptis, asteroid
-from optim.sharing.exact import MOST_PAIRS, shared_partition
-from optim.sharing.law import partition_of_stages, row_caps, stage_of, stage_times, stages_of
+from optim.sharing.costs import stage_costs
+from optim.sharing.exact import MOST_PAIRS, caps_by_place, shared_partition
+from optim.sharing.law import (
+    partition_of_stages,
+    row_caps,
+    stage_of,
+    stage_pace,
+    stage_times,
+    stages_of,
+)
+from optim.sharing.modes import fits as fits_at
+from optim.sharing.modes import in_modes
 from optim.sharing.states import kinds_of, num_pairs, states_of
 from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
@@ -74,6 +84,30 @@ def test_no_pipeline_is_faster_wherever_devices_stand(seed: int) -> None:
         assert solution.certificate.gap == 0 and solution.complete
         placed += any(each.stages for each in solution.front)
     assert placed
+
+
+def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
+    """At every place, for every set of devices."""
+    recomputing = 0
+    for number in range(60):
+        problem = replace(tight(np.random.default_rng(number)), latency="flow_shop")
+        kinds, m = kinds_of(problem.devices), problem.max_micro_batches
+        kind_of = {k: kind for kind, own in enumerate(kinds) for k in own}
+        states, caps = states_of(tuple(map(len, kinds))), caps_by_place(problem, kinds)
+        every = np.arange(1, problem.num_blocks + 1)
+        pace = stage_costs(problem, states, kinds, caps, m, every).pace
+        for place, group, held in np.argwhere(np.isfinite(pace) & (pace > 0)).tolist():
+            members = zip(kinds, states.counts[group].tolist(), strict=True)
+            devices = [k for own, n in members for k in own[:n]]
+            own = [caps[place].rows[kind_of[k]] for k in devices]
+            stage = stage_of(problem, devices, held + 1, m, own)
+            if len(stage.devices) < len(devices):
+                continue
+            must = [k for k in devices if not fits_at(problem, stage, k, m, place + 1, False)]
+            expected = stage_pace(in_modes(problem, must), stage, m)
+            assert pace[place, group, held] == pytest.approx(expected)
+            recomputing += len(devices) > 1 and bool(must)
+    assert recomputing
 
 
 def test_row_caps_are_the_most_rows_that_fit() -> None:
