@@ -46,11 +46,11 @@ def plan_cluster(
 ) -> CertifiedPlan:
     """Split ``num_blocks`` blocks and a batch over the devices of one cluster.
 
-    The plan is a pipeline of single devices, in the given order; devices may be left out. With
-    solver ``shared``, devices with a ``sharing`` law may also share stages.
-    ``max_micro_batches`` is at most, and by default, the batch's samples. Memory counts as many
-    micro-batches as a device keeps at its place in the ``schedule``. ``solver`` is a name that
-    ``collapipe plan --solver`` knows; ``seed`` matters only if the solver draws.
+    The plan is a pipeline of single devices, in the given order unless memory requires another
+    one; devices may be left out. With solver ``shared``, devices with a ``sharing`` law may also
+    share stages. ``max_micro_batches`` is at most, and by default, the batch's samples. Memory
+    counts as many micro-batches as a device keeps at its place in the ``schedule``. ``solver`` is a
+    name that ``collapipe plan --solver`` knows; ``seed`` matters only if the solver draws.
 
     Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
     devices cannot hold the blocks, and ``PlanViolationError`` if the solver's answer is wrong.

@@ -112,6 +112,7 @@ class _Search:
     ) -> None:
         self._problem, self._bounds, self._caps = problem, bounds, caps
         self._sizes, self._left, self._most = sizes, max_nodes, most
+        self._max_nodes = max_nodes
         self._kinds = kinds_of(problem.devices)
         self._kind_of = {k: kind for kind, own in enumerate(self._kinds) for k in own}
         counts = np.arange(1, problem.max_micro_batches + 1)
@@ -158,7 +159,8 @@ class _Search:
         front, low = self.front(), self._problem.activation_s[0]
         if not front and math.isfinite(open_s):
             raise InfeasibleRoundError(
-                "the search ended after strategy.max_nodes without a plan; raise it"
+                f"the search ended after max_nodes={self._max_nodes:g} without a plan; raise "
+                "strategy.max_nodes"
             )
         if not front:
             raise model_too_large(self._problem)

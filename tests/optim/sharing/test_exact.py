@@ -320,3 +320,13 @@ def _simulated(problem: ClusterProblem, point: Partition) -> float:
             workers.append(Worker(([("sync", place)],)))
         before = list(stage.devices)
     return max(end for _, end in simulate(jobs, workers, {}).values())
+
+
+def test_a_search_that_ends_too_early_names_its_limit() -> None:
+    """No device holds a block alone, so that only the search finds plans."""
+    law = AffineLaw(0.5, 0.1, 0.0, 0.1)
+    devices = tuple(DeviceProfile(f"d{k}", law, 0, sharing=SharingLaw(0.01, 2)) for k in range(2))
+    problem = ClusterProblem(devices, 2, 4, 2, "overlap")
+    assert shared_partition(problem).best.stages
+    with pytest.raises(InfeasibleRoundError, match=r"max_nodes=-1 .*; raise strategy\.max_nodes"):
+        shared_partition(problem, max_nodes=-1)
