@@ -165,17 +165,24 @@ def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tupl
     return tuple(segments)
 
 
+Witness = tuple[tuple[float, ...], ...]
+"""For each m, ascending, the thresholds that divide the time of the slowest stage into ranges, s;
+see ``optim.verify.witness``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """A solver's proof for its answer: no solution of its problem is below ``lower_bound``.
 
-    A heuristic without a bound gives 0. Comparisons of certificates ignore the solve time.
+    A heuristic without a bound gives 0. Comparisons of certificates ignore the solve time. From the
+    ``witness``, if there is one, the bound follows without a search (``optim.verify.witness``).
     """
 
     objective: float
     lower_bound: float
     solver: str
     solve_time_s: float = field(compare=False)
+    witness: Witness = field(default=(), compare=False)
 
     @property
     def gap(self) -> float:

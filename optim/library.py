@@ -13,7 +13,7 @@ from optim.planner import Planner, RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition, check_choice
 from optim.solvers import cluster_solver
 from optim.step import in_flight
-from optim.verified import solve_verified
+from optim.verified import solve_verified, witnessed
 from optim.verify import verify_plan
 
 
@@ -67,7 +67,8 @@ def plan_cluster(
     check_choice("latency", latency, LATENCIES)
     kept = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)
-    solution = solve_verified(problem, cluster_solver(solver), np.random.default_rng(seed))
+    found = solve_verified(problem, cluster_solver(solver), np.random.default_rng(seed))
+    solution = witnessed(problem, found)
     best = solution.best
     return CertifiedPlan(
         segments=best.segments(devices),

@@ -32,6 +32,8 @@ from optim.sharing.modes import (
 )
 from optim.sharing.states import kinds_of
 from optim.verify.cluster import check_plan, verify_cluster
+from optim.verify.tolerance import violation
+from optim.verify.witness import check_witness, witness_of
 
 _EXACT = exact_partition, shared_partition
 
@@ -68,6 +70,25 @@ def solve_verified(
         return found[0]
     plans = [plan for each in found for plan in _possible(each.front, problem)]
     return _answer(problem, plans, found[0].certificate)
+
+
+def witnessed(problem: ClusterProblem, solution: ClusterSolution) -> ClusterSolution:
+    """Return the solution with a witness of its bound if it is an exact pipeline of single devices.
+
+    If places or recomputing matter, a bound may have none. Raises ``PlanViolationError`` if the
+    bound of another problem has none.
+    """
+    certificate = solution.certificate
+    if certificate.solver != "exact":
+        return solution
+    witness = witness_of(problem, certificate.lower_bound)
+    if witness is None:
+        if not (_by_place(problem) or any(device.recomputing for device in problem.devices)):
+            raise violation("lower bound", f"{certificate.lower_bound:.12g} s is not proved")
+        return solution
+    certificate = replace(certificate, witness=witness)
+    check_witness(certificate, problem)
+    return replace(solution, certificate=certificate)
 
 
 def _for_all_or_none(

@@ -25,7 +25,7 @@ from optim.sharing.modes import held_in_order, in_modes
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
-from optim.verified import solve_verified
+from optim.verified import solve_verified, witnessed
 from optim.verify import verify_round
 
 EXACT, SHARED = "exact", "shared"
@@ -213,7 +213,8 @@ def _solution(
     inventory: Inventory, cluster: DescribedCluster, problem: ClusterProblem, solver: str
 ) -> ClusterSolution:
     try:
-        return solve_verified(problem, cluster_solver(solver), np.random.default_rng(_SEED))
+        found = solve_verified(problem, cluster_solver(solver), np.random.default_rng(_SEED))
+        return witnessed(problem, found)
     except InfeasibleRoundError as error:
         reason, (totals, most) = error, held_in_order(problem)
         if totals.max() < problem.num_blocks:

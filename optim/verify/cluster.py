@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from collapipe.state import AffineLaw
-from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints, Partition
+from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints, Partition
+from optim.verify.limits import possible
 from optim.verify.stages import check_stages, latency_of_stages, places_from_the_end
 from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, is_count, violation
+from optim.verify.witness import check_witness
 
 
 def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
@@ -27,6 +29,8 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
     _check_order(solution.front, problem)
     _check_best(solution, problem)
     _refute_bound(solution, problem)
+    if solution.certificate.witness:
+        check_witness(solution.certificate, problem)
 
 
 def check_plan(point: Partition, problem: ClusterProblem) -> None:
@@ -183,7 +187,10 @@ def _refute_bound(solution: ClusterSolution, problem: ClusterProblem) -> None:
     passed, slowest = _stages(blocks, m, problem)
     each = problem.activation_s[0] / m
     seconds = passed + each + (m - 1) * np.maximum(slowest, each)
-    seconds = np.where(_within_caps(blocks, m, problem), seconds, math.inf)
+    can = possible(problem, margin=MARGIN)
+    row, devices = m[:, None] - problem.min_micro_batches, np.arange(len(problem.devices))
+    within = can[row, devices, np.minimum(blocks, problem.num_blocks)].all(axis=1)
+    seconds = np.where(within, seconds, math.inf)
     best = int(np.argmin(seconds))
     if exceeds(solution.certificate.lower_bound, float(seconds[best])):
         raise violation(
@@ -231,24 +238,3 @@ def _stages(blocks: Ints, m: Ints, problem: ClusterProblem) -> tuple[Floats, Flo
         once = longest * np.count_nonzero(blocks, axis=1)
     head, gradient = problem.head_s / m, problem.gradient_s / m
     return once + head + gradient, np.maximum(longest, np.maximum(head, gradient))
-
-
-def _within_caps(blocks: Ints, m: Ints, problem: ClusterProblem) -> Bools:
-    """Return which of P partitions satisfy C7 and C9' with a margin for rounding, [P]."""
-    within: Bools = np.full(len(blocks), True)
-    size = problem.batch_size / m
-    for held, device in zip(blocks.T, problem.devices, strict=True):
-        if device.max_blocks is not None:
-            within &= held <= device.max_blocks
-        if (memory := device.memory) is not None:
-            others = 1 - np.array([problem.kept(int(each)) for each in m])
-            each = memory.block_bytes - others * memory.batch_block_bytes
-            needed = held * (memory.sample_bytes * np.ceil(size) + each)
-            needed += memory.segment_bytes - others * memory.batch_segment_bytes
-            within &= (held == 0) | (needed <= memory.limit_bytes * MARGIN)
-        if device.energy is not None:
-            law = device.energy.law
-            spent = held * law.u * size + held * law.v + law.w * size + law.ell
-            times = m if device.energy.scope == "batch" else 1
-            within &= (held == 0) | (times * spent <= device.energy.limit_j * MARGIN)
-    return within

@@ -64,6 +64,7 @@ def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
             "head": planned.fastest.solution.best.head,
             **_split(planned, planned.fastest.solution.best),
             **_certificate(planned.fastest.solution.certificate, "lower_bound_s"),
+            "witness_s": planned.fastest.solution.certificate.witness,
             "front": [_point(point) for point in planned.fastest.solution.front],
         }
         for planned in plan.clusters

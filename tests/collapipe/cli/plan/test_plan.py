@@ -203,7 +203,7 @@ def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> 
     (cluster,) = told["clusters"]
     assert cluster.keys() == {
         "name", "head", "num_segments", "num_micro_batches", "latency_s", "segments",
-        "lower_bound_s", "gap", "solver", "solve_time_s", "front",
+        "lower_bound_s", "gap", "solver", "solve_time_s", "front", "witness_s",
     }  # fmt: skip
     assert cluster["name"] == "workshop"
     assert [segment["device"] for segment in cluster["segments"]] == ["pi-1", "jetson"]
@@ -211,6 +211,7 @@ def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> 
     assert (first["first_block"], second["first_block"]) == (0, first["blocks"])
     assert first["blocks"] + second["blocks"] == 12
     assert cluster["gap"] == 0.0
+    assert len(cluster["witness_s"]) == 64  # thresholds for each number of micro-batches
     assert cluster["lower_bound_s"] == cluster["latency_s"] == cluster["front"][-1]["latency_s"]
     points = cluster["front"]
     assert all(p.keys() == {"num_segments", "num_micro_batches", "latency_s"} for p in points)

@@ -1,0 +1,137 @@
+"""A witness proves the bound of an exact plan, and no witness proves more than the best plan."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.plan import Certificate, Witness
+from collapipe.state import AffineLaw, DeviceProfile
+from optim.latency import batch_s
+from optim.library import plan_cluster
+from optim.partition.exact import exact_partition
+from optim.problem import ClusterProblem, Latency
+from optim.verified import solve_verified, witnessed
+from optim.verify.witness import check_witness, witness_of
+from tests.optim.partition.test_exact import LAWS, small
+from tests.optim.partition_references import by_enumeration
+from tests.optim.test_recomputing import drawn
+from tests.thorough import seeds
+
+MORE = 1 + 1e-6
+
+
+def certified(bound: float, witness: Witness) -> Certificate:
+    return Certificate(bound, bound, "by hand", 0.0, witness)
+
+
+def arbitrary(rng: np.random.Generator, problem: ClusterProblem, most: float) -> Witness:
+    """Thresholds for each m that nobody chose for this problem."""
+    counts = rng.integers(0, 6, problem.max_micro_batches + 1 - problem.min_micro_batches)
+    return tuple(
+        tuple(sorted(set(rng.uniform(0, most, count).tolist()) - {0.0})) for count in counts
+    )
+
+
+def instances(rng: np.random.Generator, latency: Latency) -> ClusterProblem:
+    """Small clusters, some with stages after the encoder and a range of m."""
+    problem = small(rng, latency)
+    if rng.random() < 0.5:
+        head_s, gradient_s, sent_s = (float(each) for each in rng.uniform(0, 9, 3))
+        times = {"head_s": head_s, "gradient_s": gradient_s, "activation_s": (sent_s,)}
+        problem = replace(problem, **times)
+    least = int(rng.integers(1, problem.max_micro_batches + 1))
+    return replace(problem, min_micro_batches=least)
+
+
+@pytest.mark.parametrize("latency", LAWS)
+@pytest.mark.parametrize("seed", seeds(2, 60))
+def test_it_proves_the_optimum_and_not_more(seed: int, latency: Latency) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        problem = instances(rng, latency)
+        best_s = float(by_enumeration(problem, problem.activation_s[0])[-1])
+        if math.isinf(best_s):
+            continue
+        witness = witness_of(problem, best_s)
+        assert witness is not None
+        check_witness(certified(best_s, witness), problem)
+        assert best_s == 0 or witness_of(problem, best_s * MORE) is None
+        for any_witness in (witness, *(arbitrary(rng, problem, best_s) for _ in range(5))):
+            if best_s:
+                with pytest.raises(PlanViolationError, match=r"^lower bound: "):
+                    check_witness(certified(best_s * MORE, any_witness), problem)
+
+
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_it_holds_for_all_places_and_modes(seed: int) -> None:
+    """Where places or recomputing matter it may prove less than the optimum, and is then left
+    out."""
+    rng, proved, left_out = np.random.default_rng(seed), 0, 0
+    while min(proved, left_out) < 2:
+        problem = replace(drawn(rng), activation_s=(0.0,))
+        try:
+            solution = solve_verified(problem, exact_partition, rng)
+        except InfeasibleRoundError:
+            continue
+        witness = witnessed(problem, solution).certificate.witness
+        proved, left_out = proved + bool(witness), left_out + (not witness)
+        assert solution.certificate.gap == 0
+        assert witness_of(problem, solution.best.latency_s * MORE) is None
+
+
+DEVICES = (
+    DeviceProfile("jetson", AffineLaw(0.02, 0.01, 0.0, 0.05), max_blocks=8),
+    DeviceProfile("pi", AffineLaw(0.08, 0.01, 0.0, 0.05), max_blocks=6),
+)
+PROBLEM = ClusterProblem(DEVICES, 12, 16, 16, "overlap")
+
+
+def test_a_bound_that_is_too_high_is_refused() -> None:
+    solution = exact_partition(PROBLEM)
+    wrong = replace(solution.certificate, lower_bound=solution.best.latency_s * MORE)
+    with pytest.raises(PlanViolationError, match=r"^lower bound: .* s is not proved; "):
+        witnessed(PROBLEM, replace(solution, certificate=wrong))
+
+
+def test_a_planned_cluster_has_one_for_each_number_of_micro_batches() -> None:
+    certificate = plan_cluster(DEVICES, num_blocks=12, batch_size=16).certificate
+    assert len(certificate.witness) == 16
+    check_witness(certificate, PROBLEM)
+    assert (
+        plan_cluster(DEVICES, num_blocks=12, batch_size=16, solver="gpipe").certificate.witness
+        == ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (((),) * 15, "15 lists of thresholds, expected one for each m"),
+        (((),) * 15 + ((2.0, 1.0),), "the thresholds for m=16 do not ascend"),
+        (((0.0,),) + ((),) * 15, "the thresholds for m=1 do not ascend"),
+        (((math.nan,),) + ((),) * 15, "the thresholds for m=1 do not ascend"),
+        (((math.inf,),) + ((),) * 15, "the thresholds for m=1 do not ascend"),
+    ],
+)
+def test_thresholds_that_leave_times_out_are_refused(changed: Witness, says: str) -> None:
+    with pytest.raises(PlanViolationError, match=f"^witness: {says}; "):
+        check_witness(certified(1e-9, changed), PROBLEM)
+
+
+def test_stages_that_take_no_time_are_counted() -> None:
+    """The head takes 6 s, which is all that a batch takes."""
+    free = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 0.0))
+    problem = ClusterProblem((free, *DEVICES), 12, 16, 2, "overlap", head_s=6.0)
+    assert exact_partition(problem).best.latency_s == 6.0
+    check_witness(certified(6.0, ((), ())), problem)
+    with pytest.raises(PlanViolationError, match=r"^lower bound: 6.1 s, .* of 0 to inf s; "):
+        check_witness(certified(6.1, ((), ())), problem)
+
+
+def test_a_search_that_ended_early_has_a_witness_of_its_lower_bound() -> None:
+    solution = exact_partition(PROBLEM, max_nodes=0)
+    assert witnessed(PROBLEM, solution).certificate.witness
+    assert batch_s(solution.best, 0.0) >= solution.certificate.lower_bound
