@@ -32,8 +32,9 @@ from optim.sharing.modes import (
 )
 from optim.sharing.states import kinds_of
 from optim.verify.cluster import check_plan, verify_cluster
+from optim.verify.groups import MOST_SHARING
 from optim.verify.tolerance import violation
-from optim.verify.witness import check_witness, witness_of
+from optim.verify.witness import witness_of
 
 _EXACT = exact_partition, shared_partition
 
@@ -73,22 +74,22 @@ def solve_verified(
 
 
 def witnessed(problem: ClusterProblem, solution: ClusterSolution) -> ClusterSolution:
-    """Return the solution with a witness of its bound if it is an exact pipeline of single devices.
+    """Return the exact solution with a witness of its bound, with shared stages for at most 7
+    devices.
 
     If places or recomputing matter, a bound may have none. Raises ``PlanViolationError`` if the
     bound of another problem has none.
     """
-    certificate = solution.certificate
-    if certificate.solver != "exact":
+    certificate, shared = solution.certificate, solution.certificate.solver == "shared"
+    few = len(problem.devices) <= MOST_SHARING
+    if certificate.solver not in ("exact", "shared") or (shared and not few):
         return solution
-    witness = witness_of(problem, certificate.lower_bound)
+    witness = witness_of(problem, certificate.lower_bound, shared)
     if witness is None:
         if not (_by_place(problem) or any(device.recomputing for device in problem.devices)):
             raise violation("lower bound", f"{certificate.lower_bound:.12g} s is not proved")
         return solution
-    certificate = replace(certificate, witness=witness)
-    check_witness(certificate, problem)
-    return replace(solution, certificate=certificate)
+    return replace(solution, certificate=replace(certificate, witness=witness))
 
 
 def _for_all_or_none(

@@ -1,54 +1,82 @@
 """What a device can hold by itself, independently of the solvers: C7 and C9'."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from collapipe.state import DeviceProfile, MemoryBudget
 from optim.problem import Bools, ClusterProblem, Floats, Ints
 from optim.verify.tolerance import MARGIN
 
+_UP_TO_ROUNDING = 2 - MARGIN
+
 
 def possible(
-    problem: ClusterProblem, place: int | None = None, margin: float = 2 - MARGIN
+    problem: ClusterProblem, place: int | None = None, margin: float = _UP_TO_ROUNDING
 ) -> Bools:
     """Return whether each device can hold 0 … L blocks, [R, K, L + 1], for each m from the least.
 
     ``place`` counts from the end of the pipeline; without one the device is the first of all. A
     device that may recompute does so if that helps. ``margin`` is a factor of the limits.
     """
-    m = np.arange(problem.min_micro_batches, problem.max_micro_batches + 1)
+    m = np.arange(problem.min_micro_batches, problem.max_micro_batches + 1)[:, None]
     blocks = np.arange(problem.num_blocks + 1)
-    kept = np.array([problem.kept(int(each), place) for each in m])
-    by_device = (_holds(device, blocks, m, kept, problem, margin) for device in problem.devices)
-    return np.stack(list(by_device), axis=1)
+    kept = np.array([[problem.kept(int(each), place)] for each in m[:, 0]])
+    size, held = problem.batch_size / m, list[Bools]()
+    for device in problem.devices:
+        within = _within_energy(device, blocks, size, m, margin)
+        if device.max_blocks is not None:
+            within &= blocks <= device.max_blocks
+        budgets = _budgets(device, device.memory)
+        needed = (_needed_bytes(each, blocks, np.ceil(size), kept) for each in budgets)
+        held.append((within & _any_within(budgets, needed, margin)) | (blocks == 0))
+    return np.stack(held, axis=1)
 
 
-def _holds(
-    device: DeviceProfile,
-    blocks: Ints,
-    m: Ints,
-    kept: Floats,
-    problem: ClusterProblem,
-    margin: float,
+def possible_rows(problem: ClusterProblem, device: DeviceProfile, m: int, members: int) -> Bools:
+    """Return whether a device can have 1 … ⌈b/m⌉ rows of a stage of 1 … L blocks that so many
+    ``members`` share, [L, ⌈b/m⌉], at the last place of the pipeline."""
+    most, law = -(-problem.batch_size // m), device.sharing
+    blocks, rows = np.arange(1, problem.num_blocks + 1)[:, None], np.arange(1, most + 1)
+    if law is None:
+        return np.full((len(blocks), most), False)
+    within = _within_energy(device, blocks, rows, m, _UP_TO_ROUNDING)
+    if law.max_blocks is not None:
+        within &= blocks <= law.max_blocks
+    budgets, kept = _budgets(device, law.memory), problem.kept(m, place=1) * rows / most
+    # of how many blocks it receives gradients: see ``received_gradients``
+    led = (members - 1) * np.minimum(blocks, (blocks + members - 1) * rows / most)
+    needed = (_needed_bytes(b, blocks, rows, kept) + led * b.trained_bytes for b in budgets)
+    return within & _any_within(budgets, needed, _UP_TO_ROUNDING)
+
+
+def _budgets(device: DeviceProfile, own: MemoryBudget | None) -> list[MemoryBudget]:
+    """Return the device's memory in each way: without recomputing, and with it."""
+    return [each for each in (own, device.recomputing and device.recomputing.memory) if each]
+
+
+def _any_within(budgets: Sequence[MemoryBudget], needed: Iterable[Floats], margin: float) -> Bools:
+    """Return whether one of the budgets, if there are any, allows these bytes."""
+    within = [each <= own.limit_bytes * margin for own, each in zip(budgets, needed, strict=True)]
+    return np.asarray(np.logical_or.reduce(within) if within else True)
+
+
+def _needed_bytes(
+    memory: MemoryBudget, blocks: Ints, samples: NDArray[Any], kept: Floats | float
+) -> Floats:
+    """Return the bytes of a stage that keeps tensors of ``kept`` of a batch's rows."""
+    each = memory.block_bytes - (1 - kept) * memory.batch_block_bytes
+    segment = memory.segment_bytes - (1 - kept) * memory.batch_segment_bytes
+    return np.asarray(segment + blocks * (each + memory.sample_bytes * samples))
+
+
+def _within_energy(
+    device: DeviceProfile, blocks: Ints, size: NDArray[Any], m: NDArray[Any] | int, margin: float
 ) -> Bools:
-    """Return whether the device can hold these blocks, [R, L + 1]."""
-    size = (problem.batch_size / m)[:, None]
-    ways = [way for way in (device.memory, device.recomputing and device.recomputing.memory) if way]
-    within = np.full((len(m), len(blocks)), not ways)
-    for memory in ways:
-        within |= _needed(memory, blocks, np.ceil(size), 1 - kept[:, None]) <= (
-            memory.limit_bytes * margin
-        )
-    if device.max_blocks is not None:
-        within &= blocks <= device.max_blocks
-    if device.energy is not None:
-        law = device.energy.law
-        spent = blocks * law.u * size + blocks * law.v + law.w * size + law.ell
-        times = m[:, None] if device.energy.scope == "batch" else 1
-        within &= times * spent <= device.energy.limit_j * margin
-    return np.asarray(within | (blocks == 0))
-
-
-def _needed(memory: MemoryBudget, blocks: Ints, samples: Floats, freed: Floats) -> Floats:
-    """Return the bytes of blocks if ``freed`` of a batch's rows are not kept, [R, L + 1]."""
-    each = memory.block_bytes - freed * memory.batch_block_bytes + memory.sample_bytes * samples
-    return memory.segment_bytes - freed * memory.batch_segment_bytes + blocks * each
+    if (budget := device.energy) is None:
+        return np.full(np.broadcast_shapes(blocks.shape, size.shape), True)
+    law, times = budget.law, m if budget.scope == "batch" else 1
+    spent = times * (blocks * law.u * size + blocks * law.v + law.w * size + law.ell)
+    return np.asarray(spent <= budget.limit_j * margin)

@@ -11,12 +11,13 @@ memory of both ways and without the time of recomputing.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from collapipe.plan import Certificate, Witness
 from optim.problem import Bools, ClusterProblem, Floats, Ints
+from optim.verify.groups import Groups
 from optim.verify.limits import possible
 from optim.verify.tolerance import exceeds, violation
 
@@ -39,7 +40,7 @@ def check_witness(certificate: Certificate, problem: ClusterProblem) -> None:
     row = np.repeat(np.arange(len(witness)), [len(each) + 1 for each in witness])
     low = np.array([edge for each in witness for edge in (0.0, *each)])
     high = np.array([edge for each in witness for edge in (*each, math.inf)])
-    bounds = _Stages.of(problem).bounds(row, low, high)
+    bounds = _Stages.of(problem, certificate.solver == "shared").bounds(row, low, high)
     worst = int(bounds.argmin())
     if exceeds(certificate.lower_bound, float(bounds[worst])):
         raise violation(
@@ -50,12 +51,12 @@ def check_witness(certificate: Certificate, problem: ClusterProblem) -> None:
         )
 
 
-def witness_of(problem: ClusterProblem, lower_bound: float) -> Witness | None:
-    """Return a witness of this bound; None if a plan may be faster.
+def witness_of(problem: ClusterProblem, lower_bound: float, shared: bool = False) -> Witness | None:
+    """Return a witness of this bound; None if a plan, with ``shared`` stages or not, may be faster.
 
     A range whose bound is too low is halved, until no other stage is between its ends.
     """
-    stages = _Stages.of(problem)
+    stages = _Stages.of(problem, shared)
     inner = (np.unique(own[can])[:-1] for own, can in zip(stages.seconds, stages.can, strict=True))
     edges = [np.array([0.0, *each[each > 0], math.inf]) for each in inner]
     found = [list[float]() for _ in edges]
@@ -78,23 +79,48 @@ def witness_of(problem: ClusterProblem, lower_bound: float) -> Witness | None:
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """The stages of a micro-batch that a device can have, for each m; R values of m."""
+    """The stages of a micro-batch that G sets of devices can have, for R values of m.
+
+    Without shared stages each set is a device.
+    """
 
     problem: ClusterProblem
     m: Ints  # [R]
-    seconds: Floats  # that a stage of 1 … L blocks occupies its device or its link, [R, K, L]
-    once: Floats  # its compute and hop, [R, K, L]
-    can: Bools  # whether memory and energy allow it, [R, K, L]
+    sets: Ints  # bit k stands for device k, [G]
+    seconds: Floats  # that a stage of 1 … L blocks occupies its devices or links, [R, G, L]
+    once: Floats  # its compute and hop, [R, G, L]
+    sync: Floats  # the time of adding its gradients after the batch, [G, L]
+    can: Bools  # whether memory and energy allow it, [R, G, L]
 
     @classmethod
-    def of(cls, problem: ClusterProblem) -> "_Stages":
+    def of(cls, problem: ClusterProblem, shared: bool) -> "_Stages":
         m = np.arange(problem.min_micro_batches, problem.max_micro_batches + 1)
         laws = [device.time for device in problem.devices]
         u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T[..., None]
         size, blocks = problem.batch_size / m[:, None, None], np.arange(problem.num_blocks + 1)[1:]
         compute, hop = blocks * u * size + blocks * v, w * size + ell
         seconds = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
-        return cls(problem, m, seconds, compute + hop, possible(problem, place=1)[..., 1:])
+        alone = cls(
+            problem=problem,
+            m=m,
+            sets=2 ** np.arange(len(laws)),
+            seconds=seconds,
+            once=compute + hop,
+            sync=np.zeros(seconds.shape[1:]),
+            can=possible(problem, place=1)[..., 1:],
+        )
+        return alone.with_groups(Groups.of(problem, m)) if shared else alone
+
+    def with_groups(self, groups: Groups) -> "_Stages":
+        """Add the stages of several devices."""
+        return replace(
+            self,
+            sets=np.append(self.sets, groups.sets),
+            seconds=np.append(self.seconds, groups.seconds, axis=1),
+            once=np.append(self.once, groups.once, axis=1),
+            sync=np.append(self.sync, groups.sync, axis=0),
+            can=np.append(self.can, np.isfinite(groups.seconds), axis=1),
+        )
 
     def bounds(self, row: Ints, low: Floats, high: Floats) -> Floats:
         """Return a lower bound of a batch, s, for each range of the slowest stage, [N]."""
@@ -108,14 +134,15 @@ class _Stages:
         above, within = (edge[:, None, None] * (1 + _SAME) for edge in (low, high))
         can = self.can[row] & (own <= within)
         slowest = np.where(can & (own > above), own, math.inf).min(axis=(1, 2))
-        once = self.once[row]
-        if problem.latency == "bound":  # every stage takes as long as the slowest
-            once = np.broadcast_to(slowest[:, None, None], once.shape)
-        least = _least_sums(np.where(can, once, math.inf))
-        behind = problem.head_s, problem.gradient_s
-        sent = problem.activation_s[0] / m
         empty = np.isinf(slowest)  # no plan is in the range
-        pace = np.maximum(np.where(empty, 0.0, slowest), np.maximum(max(behind) / m, sent))
+        slowest = np.where(empty, 0.0, slowest)
+        # Under ``bound`` every stage takes as long as the slowest.
+        once = slowest[:, None, None] if problem.latency == "bound" else self.once[row]
+        cost = np.where(can, once + self.sync, math.inf)
+        several = len(self.sets) > len(problem.devices)
+        least = _least_of_sets(cost, self.sets) if several else _least_sums(cost)
+        behind, sent = (problem.head_s, problem.gradient_s), problem.activation_s[0] / m
+        pace = np.maximum(slowest, np.maximum(max(behind) / m, sent))
         seconds = least + sum(behind) / m + sent + (m - 1) * pace
         return np.asarray(np.where(empty, math.inf, seconds))
 
@@ -123,12 +150,38 @@ class _Stages:
 def _least_sums(cost: Floats) -> Floats:
     """Return the least sum for L blocks, [N], of devices that each hold none or 1 … L blocks at
     these costs, [N, K, L]."""
-    ranges, devices, most = cost.shape
-    least = np.full((ranges, most + 1), math.inf)  # for 0 … L blocks on the devices so far
-    least[:, 0] = 0.0
-    for k in range(devices):
-        before = least.copy()
-        for blocks in range(1, most + 1):
-            more = before[:, :-blocks] + cost[:, k, blocks - 1, None]
-            np.minimum(least[:, blocks:], more, out=least[:, blocks:])
+    least = _nothing(cost)
+    for k in range(cost.shape[1]):
+        least = np.minimum(least, _with_stage(least, cost[:, k]))
     return np.asarray(least[:, -1])
+
+
+def _least_of_sets(cost: Floats, sets: Ints) -> Floats:
+    """Return the same for sets of devices, [N, G, L], of which no device is in two."""
+    costs = zip(sets.tolist(), np.ascontiguousarray(cost.swapaxes(0, 1)), strict=True)
+    least, usable = [_nothing(cost)], {own: each for own, each in costs if np.isfinite(each).any()}
+    for among in range(1, int(np.bitwise_or.reduce(sets)) + 1):  # the devices that may be used
+        first = among & -among
+        best = least[among ^ first]  # without the first of them
+        for group, each in usable.items():
+            if group & first and group & among == group:
+                best = np.minimum(best, _with_stage(least[among ^ group], each))
+        least.append(best)
+    return np.asarray(least[-1][:, -1])
+
+
+def _nothing(cost: Floats) -> Floats:
+    """Return the least sums for 0 … L blocks before any stage, [N, L + 1]."""
+    least = np.full((len(cost), cost.shape[2] + 1), math.inf)
+    least[:, 0] = 0.0
+    return least
+
+
+def _with_stage(least: Floats, cost: Floats) -> Floats:
+    """Return the least sums for 0 … L blocks, [N, L + 1], with one more stage of 1 … L blocks at
+    these costs, [N, L]."""
+    sums = np.full_like(least, math.inf)
+    for blocks in range(1, least.shape[1]):
+        more = least[:, :-blocks] + cost[:, blocks - 1, None]
+        np.minimum(sums[:, blocks:], more, out=sums[:, blocks:])
+    return sums

@@ -8,15 +8,18 @@ import pytest
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import Certificate, Witness
-from collapipe.state import AffineLaw, DeviceProfile
+from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
 from optim.latency import batch_s
 from optim.library import plan_cluster
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Latency
+from optim.sharing.exact import shared_partition
 from optim.verified import solve_verified, witnessed
 from optim.verify.witness import check_witness, witness_of
 from tests.optim.partition.test_exact import LAWS, small
 from tests.optim.partition_references import by_enumeration
+from tests.optim.sharing.instances import drawn as in_groups
+from tests.optim.sharing.oracle import fastest_s
 from tests.optim.test_recomputing import drawn
 from tests.thorough import seeds
 
@@ -65,6 +68,24 @@ def test_it_proves_the_optimum_and_not_more(seed: int, latency: Latency) -> None
                     check_witness(certified(best_s * MORE, any_witness), problem)
 
 
+@pytest.mark.parametrize("seed", seeds(3, 60))
+def test_with_shared_stages_it_proves_the_optimum_and_not_more(seed: int) -> None:
+    rng, proved = np.random.default_rng(seed), 0
+    while proved < 4:
+        problem = replace(in_groups(rng, most_devices=3, most_blocks=4), in_flight=())
+        best_s = fastest_s(problem, problem.activation_s[0])
+        if math.isinf(best_s):
+            continue
+        witness = witness_of(problem, best_s, shared=True)
+        assert witness is not None
+        certificate = replace(certified(best_s, witness), solver="shared")
+        check_witness(certificate, problem)
+        assert witness_of(problem, best_s * MORE, shared=True) is None
+        with pytest.raises(PlanViolationError, match=r"^lower bound: "):
+            check_witness(replace(certificate, lower_bound=best_s * MORE), problem)
+        proved += 1
+
+
 @pytest.mark.parametrize("seed", seeds(2, 20))
 def test_it_holds_for_all_places_and_modes(seed: int) -> None:
     """Where places or recomputing matter it may prove less than the optimum, and is then left
@@ -104,6 +125,17 @@ def test_a_planned_cluster_has_one_for_each_number_of_micro_batches() -> None:
         plan_cluster(DEVICES, num_blocks=12, batch_size=16, solver="gpipe").certificate.witness
         == ()
     )
+
+
+def test_shared_stages_of_many_devices_have_none() -> None:
+    """All sets of more than seven devices would take too long."""
+    own = tuple(
+        replace(DEVICES[0], name=f"box-{k}", max_blocks=2, sharing=SharingLaw(0.01))
+        for k in range(8)
+    )
+    for count, expected in ((7, 2), (8, 0)):
+        problem = ClusterProblem(own[:count], 12, 2, 2, "overlap")
+        assert len(witnessed(problem, shared_partition(problem)).certificate.witness) == expected
 
 
 @pytest.mark.parametrize(
