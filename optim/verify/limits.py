@@ -1,4 +1,4 @@
-"""What a device can hold by itself, independently of the solvers: C7 and C9'."""
+"""What a device can hold on its own, computed independently of the solvers: C7 and C9'."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,8 +36,10 @@ def possible(
 
 
 def possible_rows(problem: ClusterProblem, device: DeviceProfile, m: int, members: int) -> Bools:
-    """Return whether a device can have 1 … ⌈b/m⌉ rows of a stage of 1 … L blocks that so many
-    ``members`` share, [L, ⌈b/m⌉], at the last place of the pipeline."""
+    """Return whether a device can have 1 … ⌈b/m⌉ rows of a stage of 1 … L blocks, [L, ⌈b/m⌉].
+
+    ``members`` devices share the stage, which is the last of the pipeline.
+    """
     most, law = -(-problem.batch_size // m), device.sharing
     blocks, rows = np.arange(1, problem.num_blocks + 1)[:, None], np.arange(1, most + 1)
     if law is None:
