@@ -5,9 +5,9 @@ A control unit keeps one control stream to each device, and neighbours in a pipe
     control unit                     device
     LOAD segment's description  ->
                                 <-   WANTED blocks that the device lacks
-    OPEN, PART …                ->   dials the next device
-                                <-   READY
-    BEGIN step                  ->   ACTIVATION and GRADIENT over the hops
+    OPEN                        ->   dials the next device
+    PART …: lacking blocks      <->  READY
+    BEGIN step                  ->   ACTIVATION and GRADIENT over the hops, as blocks arrive
                                 <-   NORMS
     STEP rate, factor           ->
                                 <-   PART …: copies of the blocks

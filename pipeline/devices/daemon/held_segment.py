@@ -1,7 +1,9 @@
 """A segment on a device, built from a description and the parts that follow it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,8 +108,12 @@ class HeldSegment:
 
     @property
     def built(self) -> bool:
-        """Whether all blocks have their weights: a step can begin."""
+        """Whether all blocks have their weights."""
         return len(self._parts) == len(self._forms)
+
+    def has(self, block: str) -> bool:
+        """Whether a block has its weights."""
+        return block in self._parts
 
     @property
     def complete(self) -> bool:
@@ -152,10 +158,16 @@ class HeldSegment:
         """The blocks built so far, in their order."""
         return [self._parts[name] for name in self._forms if name in self._parts]
 
-    def stage(self, step: int, sizes: Sequence[int]) -> SegmentStage:
-        """Make a stage of the blocks for a step with micro-batches of these ``sizes``."""
+    def stage(
+        self, step: int, sizes: Sequence[int], wait_for: Callable[[str], None]
+    ) -> SegmentStage:
+        """Make a stage of the blocks for a step with micro-batches of these ``sizes``.
+
+        ``wait_for`` is called with the name of a block that is used before it has its weights.
+        """
         d, timer = self.description, PhaseTimer()
-        how = self.parts, d.recompute, d.first_trained < d.span.first
+        parts = _ArrivingParts(tuple(self._forms), self._parts, wait_for)
+        how = parts, d.recompute, d.first_trained < d.span.first
         if len(d.shares) == 1:
             return SegmentStage(Segment(*how), self.key(step), timer)
         self._shared = SharedSegment(d.shares, *how, d.shares_of(d.member), sizes)
@@ -266,6 +278,24 @@ class HeldSegment:
         self._store.add(frozen)
         # mapped from the store they take no memory of their own
         return tensors | prefixed(name, self._store.load(known))
+
+
+@dataclass(frozen=True)
+class _ArrivingParts(Sequence[Part]):
+    """The blocks of a segment in their order; indexing waits for a block that has no weights."""
+
+    names: tuple[str, ...]
+    built: Mapping[str, Part]
+    wait_for: Callable[[str], None]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: Any) -> Any:
+        name = self.names[index]
+        if name not in self.built:
+            self.wait_for(name)
+        return self.built[name]
 
 
 def _identity(description: SegmentDescription) -> bytes:

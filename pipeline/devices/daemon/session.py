@@ -156,12 +156,8 @@ class Session:
         if self.held is not None and frame.epoch < self.held.description.epoch:
             return  # of an earlier plan
         header, data = frame.only(2)
-        held = self._held(frame)
-        began = held.built
         with self._busy():
-            held.add(unpacked(PartHeader, header), as_bytes(data))
-        if held.built > began:
-            self._answer(frame, FrameKind.READY)
+            self._held(frame).add(unpacked(PartHeader, header), as_bytes(data))
 
     def _open(self, frame: Frame) -> None:
         held = self._held(frame)
@@ -169,10 +165,9 @@ class Session:
         if d.next is not None and d.next_session is not None:
             self._open_to(BEHIND, BEFORE, Peer(d.next, d.next_session))
         for member, peer in enumerate(d.peers, start=d.member + 1):
-            self._check_commands()  # takes no parts: READY means that all are dialled
+            self._check_commands()
             self._open_to(share_side(member), share_side(d.member), peer)
-        if held.built:  # else ``_part`` answers after the last weights
-            self._answer(frame, FrameKind.READY)
+        self._answer(frame, FrameKind.READY)
 
     def _open_to(self, side: str, own_side: str, peer: Peer) -> None:
         """Dial a device on that ``side`` of this one, for which this one is on ``own_side``."""
@@ -189,13 +184,15 @@ class Session:
             raise
 
     def _begin(self, frame: Frame) -> None:
-        """Run forward and backward of a batch; then send the norms and the times of each action."""
+        """Run forward and backward of a batch; then send the norms and the times of each action.
+
+        The first forward pass waits for each block's weights, which may still arrive.
+        """
         held = self._held(frame)
         d, sizes = held.description, _sizes(frame)
-        if not held.built or len(sizes) > d.num_micro_batches:
+        if len(sizes) > d.num_micro_batches:
             raise WireError(
-                f"a step of {len(sizes)} micro-batches begins with {d.span.blocks} blocks; "
-                f"expected 1 … {d.num_micro_batches}, after all weights have arrived"
+                f"a step of {len(sizes)} micro-batches, expected 1 … {d.num_micro_batches}"
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
@@ -211,12 +208,19 @@ class Session:
         returns = d.first_trained < d.span.stop
         hops = StreamPorts(before, behind, fence, self._wait, rows, returns)
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
-        stage = held.stage(frame.step, sizes)
+        stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
         for _ in run_stage(held.actions(len(sizes)), stage, ports):
             self._check()
-        self._wait(ports.all_sent)
+        self._wait(lambda: ports.all_sent() and held.built)  # without rows nothing waited for it
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
+
+    def _wait_for(self, held: HeldSegment, ports: TimedPorts, block: str) -> None:
+        """Wait for a block's weights during an action, which begins after them."""
+        began = time.monotonic()
+        self._set_busy(None)
+        self._wait(lambda: held.has(block))
+        ports.postpone(time.monotonic() - began)
 
     def _norms(self, held: HeldSegment, frame: Frame) -> list[float]:
         """Return the squared norms of the blocks that this device leads, after the exchange of

@@ -47,6 +47,12 @@ class TimedPorts:
         self._rows.append((action, asked, began, began))
         return received
 
+    def postpone(self, seconds: float) -> None:
+        """Count as many seconds of the current action as waiting for its input."""
+        action, asked, began, ended = self._rows[-1]
+        self._rows[-1] = action, asked, began + seconds, ended
+        self.on_busy(time.monotonic())
+
     def send(self, action: Action, made: Passed) -> None:
         made = tuple(each.cpu() for each in made)  # waits until a GPU has computed it
         _, asked, began, _ = self._rows[-1]
