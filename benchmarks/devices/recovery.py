@@ -1,5 +1,6 @@
 """From the end of a device (SIGKILL) to the next micro-batch in the head: what a round does,
-against a new start from a checkpoint: read it, connect, send all blocks, repeat the steps."""
+against a new start from a checkpoint: read it, connect, send all blocks, repeat the steps, up to
+the same micro-batch."""
 
 import statistics
 import tempfile
@@ -68,10 +69,11 @@ def _turn(arguments: Namespace) -> tuple[float, float]:
             mine.run()
             mine.step()
             mine.segments.collect()  # the last step's replica is there, as in a longer step
-            recovered_s, noticed_s = _recovery_s(mine, started)
+            recovered_s, noticed_s, following = _recovery_s(mine, started)
         left = [name for number, name in enumerate(names) if number != _LOST]
         again = _plan(arguments, left)
-        return recovered_s, noticed_s + _new_start_s(arguments, checkpoint, again, started)
+        started_s = _new_start_s(arguments, checkpoint, again, started, following)
+        return recovered_s, noticed_s + started_s
 
 
 def _plan(arguments: Namespace, names: Sequence[str]) -> ClusterPlan:
@@ -85,9 +87,10 @@ def _plan(arguments: Namespace, names: Sequence[str]) -> ClusterPlan:
     return ClusterPlan(0, (stage,), m, DEFAULT)
 
 
-def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float]:
-    """Until the head gets an activation of the new plan; and until the loss is noticed."""
-    marks = dict[str, float]()
+def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float, int]:
+    """Until the head gets an activation of the new plan; until the loss is noticed; and the
+    micro-batch of that activation."""
+    marks, following = dict[str, float](), list[int]()
     submit, lose = mine.head.submit, mine.segments._replanned
 
     def submitting(micro_batch: int, hidden: torch.Tensor) -> None:
@@ -96,6 +99,7 @@ def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float]:
             marks["lost"] = time.perf_counter()
         elif "noticed" in marks:
             marks.setdefault("next", time.perf_counter())
+            following.append(micro_batch)
         submit(micro_batch, hidden)
 
     def losing(lost: StageError) -> ClusterPlan:
@@ -110,13 +114,14 @@ def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float]:
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, value)
         mine.run()
-    return marks["next"] - marks["lost"], marks["noticed"] - marks["lost"]
+    lost = marks["lost"]
+    return marks["next"] - lost, marks["noticed"] - lost, following[0]
 
 
 def _new_start_s(
-    arguments: Namespace, checkpoint: Path, plan: ClusterPlan, started: Boxes
+    arguments: Namespace, checkpoint: Path, plan: ClusterPlan, started: Boxes, following: int
 ) -> float:
-    """Until the head gets the first activation of the step that was under way."""
+    """Until the head gets the micro-batch ``following`` of the step that was under way."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     begin = time.perf_counter()
     for name, tensor in load_file(checkpoint).items():
@@ -129,7 +134,8 @@ def _new_start_s(
         submit = mine.head.submit
 
         def submitting(micro_batch: int, hidden: torch.Tensor) -> None:
-            reached.append(time.perf_counter())
+            if micro_batch == following:
+                reached.append(time.perf_counter())
             submit(micro_batch, hidden)
 
         mine.head.submit = submitting  # type: ignore[method-assign]

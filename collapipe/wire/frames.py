@@ -53,7 +53,8 @@ class FrameKind(IntEnum):
     STATE = 11  # send the parts' state
     # From a device to a control unit
     WANTED = 17  # the answer to LOAD: blocks of the segment that the device lacks, as JSON
-    READY = 8  # the segment's streams are open; weights may still arrive
+    READY = 8  # the segment's streams are open
+    BUILT = 18  # the segment has all its weights
     FAILED = 13  # why the sender cannot continue, as JSON
     ALIVE = 14  # seconds that the current work has taken
     # In both directions

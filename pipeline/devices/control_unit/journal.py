@@ -3,11 +3,11 @@
 The embedding and the head have already finished the step and cannot repeat it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collapipe.wire.streams import WINDOW, FrameStream
-from pipeline.schedule import Action
+from pipeline.schedule import FORWARD, Action
 from pipeline.stage import LastStage, Passed, Ports
 
 
@@ -67,11 +67,25 @@ class RecordedHead:
 
 class RecordingPorts:
     """The embedding's ports; they record its activations, whose size also limits the frames that
-    ``hops`` may receive."""
+    ``hops`` may receive.
 
-    def __init__(self, ports: Ports, record: StepRecord, hops: Sequence[FrameStream]) -> None:
-        self._ports, self._record, self._hops = ports, record, hops
-        self.holds, self.receive = ports.holds, ports.receive
+    Activations after the first wait until the first segment is ``built``: before that they would
+    delay its weights on the way.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        record: StepRecord,
+        hops: Sequence[FrameStream],
+        built: Callable[[], bool],
+    ) -> None:
+        self._ports, self._record, self._hops, self._built = ports, record, hops, built
+        self.receive = ports.receive
+
+    def holds(self, action: Action) -> bool:
+        early = action.kind == FORWARD and action.micro_batch > 0 and not self._built()
+        return not early and self._ports.holds(action)
 
     def send(self, action: Action, made: Passed) -> None:
         if made:

@@ -159,6 +159,11 @@ class Placement:
         self.steps[number] = step
         self.tell(FrameKind.BEGIN, number, torch.tensor(step.rows))
 
+    def is_built(self, segment: SegmentPlan) -> bool:
+        """Whether all devices of a segment have its weights."""
+        own = (self.connections[name] for name in segment.devices)
+        return all(each.built == self.common.epoch for each in own)
+
     def set_clocks(self) -> None:
         """Measure the clocks of devices that lack one at once, by a few round trips; the quickest
         has the least error. Raises ``StageError`` if a device is lost."""

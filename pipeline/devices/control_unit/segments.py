@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -279,7 +280,9 @@ class RemoteSegments:
         like = record.activations
         back = StreamPorts(placed.back, None, fence, placed.wait, record.rows, like=like)
         first_actions = schedule.embedding(self.plan.schedule, len(segments), m)
-        before = StageRun(first_actions, front_stage, RecordingPorts(front, record, placed.hops))
+        built = partial(placed.is_built, segments[0])
+        recording = RecordingPorts(front, record, placed.hops, built)
+        before = StageRun(first_actions, front_stage, recording)
         interleave([before, *head_runs(lists[-1], back_stage, back)], placed.idle)
         answers = placed.all_answer(FrameKind.NORMS, record.step)
         self._norms.clear()

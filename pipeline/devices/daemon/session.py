@@ -156,8 +156,12 @@ class Session:
         if self.held is not None and frame.epoch < self.held.description.epoch:
             return  # of an earlier plan
         header, data = frame.only(2)
+        held = self._held(frame)
+        began = held.built
         with self._busy():
-            self._held(frame).add(unpacked(PartHeader, header), as_bytes(data))
+            held.add(unpacked(PartHeader, header), as_bytes(data))
+        if held.built > began:
+            self._answer(frame, FrameKind.BUILT)
 
     def _open(self, frame: Frame) -> None:
         held = self._held(frame)
@@ -168,6 +172,8 @@ class Session:
             self._check_commands()
             self._open_to(share_side(member), share_side(d.member), peer)
         self._answer(frame, FrameKind.READY)
+        if held.built:
+            self._answer(frame, FrameKind.BUILT)
 
     def _open_to(self, side: str, own_side: str, peer: Peer) -> None:
         """Dial a device on that ``side`` of this one, for which this one is on ``own_side``."""
