@@ -1,0 +1,89 @@
+"""A step begins before all weights have arrived, with the same result."""
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from device_cluster import daemons
+from hostile_peer import HostileUnit, description_of, loading, recorded
+
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit.journal import RecordingPorts, StepRecord
+from pipeline.devices.daemon.session import Session
+from pipeline.devices.daemon.timed_ports import TimedPorts
+from pipeline.devices.messages import BEFORE, BEHIND
+from pipeline.schedule import BACKWARD, FORWARD, Action
+
+
+def norms(address: str, frames: list[Frame], early: int) -> torch.Tensor:
+    """The squared norms after the round's first step, which begins after so many parts."""
+    with HostileUnit(address) as unit:
+        return norms_of(unit, frames, early)
+
+
+def norms_of(unit: HostileUnit, frames: list[Frame], early: int) -> torch.Tensor:
+    load, *parts = loading(frames)
+    assert unit.load([load, *parts[:early]])
+    session = description_of(load)["session"]
+    before, behind = (unit.hop(session, side) for side in (BEFORE, BEHIND))
+    to = {
+        FrameKind.BEGIN: unit.control,
+        FrameKind.ACTIVATION: before,
+        FrameKind.GRADIENT: behind,
+    }
+    own = {(each.kind, each.micro_batch): each for each in reversed(frames) if each.step == 0}
+    for (kind, _), frame in reversed(own.items()):  # the device's own answers come later
+        if kind in to:
+            to[kind].tell(frame)
+    for part in parts[early:]:
+        unit.control.tell(part)
+    while (answer := unit.control.receive()).kind != FrameKind.NORMS:
+        assert answer.kind in (FrameKind.ALIVE, FrameKind.BUILT, FrameKind.CLOCK)
+    return answer.tensors[0]
+
+
+def test_the_result_is_that_of_a_step_after_all_weights() -> None:
+    frames = recorded()
+    every = len(loading(frames)) - 1
+    with daemons(1) as (daemon,):
+        expected = norms(daemon.address, frames, every)
+        for early in range(every):
+            assert torch.equal(norms(daemon.address, frames, early), expected)
+
+
+def test_a_device_that_waits_for_weights_is_not_busy_and_does_not_compute() -> None:
+    """Else the control unit would drop it, or plan with a time that is too long."""
+    streams, arrived = FrameStream("the control unit", 100), threading.Event()
+    none: Any = None
+    session = Session(streams, none, none, arrived, threading.Event())
+    hops: Any = SimpleNamespace(receive=lambda action: (), send=lambda action, made: None)
+    ports, action = TimedPorts(hops, (), session._set_busy, arrived), Action(FORWARD, 0)
+    ports.receive(action)
+    seen = list[float | None]()
+
+    def has(block: str) -> bool:
+        seen.append(session._busy_since)
+        time.sleep(0.05)
+        arrived.set()
+        return len(seen) > 2
+
+    held: Any = SimpleNamespace(has=has)
+    session._wait_for(held, ports, "blocks.0")
+    ports.send(action, ())
+    assert seen == [None] * len(seen)
+    asked, began, ended, _ = ports.table()[0].tolist()
+    assert began - asked >= 0.1
+    assert ended - began < 0.05
+
+
+def test_activations_after_the_first_wait_for_the_first_segments_weights() -> None:
+    built = False
+    inner: Any = SimpleNamespace(holds=lambda action: True, receive=None)
+    ports = RecordingPorts(inner, StepRecord(0, (1, 1)), (), lambda: built)
+    actions = Action(FORWARD, 0), Action(FORWARD, 1), Action(BACKWARD, 0), Action(BACKWARD, 1)
+    assert [ports.holds(each) for each in actions] == [True, False, True, True]
+    built = True
+    assert all(ports.holds(each) for each in actions)
