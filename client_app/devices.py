@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -42,6 +42,7 @@ from collapipe.wire.compression import sent_share
 from collapipe.wire.messages import TrainRequest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
+from optim.sharing.law import partition_of_plan
 from optim.step import in_flight, step_s, works_of
 from optim.verified import solve_verified
 from pipeline.devices.block_form import BlockForm, block_forms
@@ -231,7 +232,7 @@ class DevicePipeline:
             cost = block_cost(settings, recompute)
             return cost.segment_needs(blocks, samples, kept, part, gradients)
 
-        cluster = Cluster(
+        self._cluster = Cluster(
             devices=devices.roster,
             channels=devices.channels,
             replan=self._replan,
@@ -256,7 +257,7 @@ class DevicePipeline:
             frozen=start.frozen,
         )
         self.segments = RemoteSegments(
-            request.plan, cluster, common, spec.dim, replica, self._timer
+            request.plan, self._cluster, common, spec.dim, replica, self._timer
         )
 
     def pipeline(self, head: PipelineHead) -> Pipeline:
@@ -336,25 +337,60 @@ class DevicePipeline:
             why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
             raise RoundFailedError(f"lost all its devices: {why}")
         if self._plan.shares:
-            return self._plan.without(gone)
-        settings, m = self._settings, self._plan.num_micro_batches
-        problem = ClusterProblem(
-            devices=left,
+            return self._taken_over(gone, left)
+        try:
+            found = solve_verified(self._problem(left), exact_partition, np.random.default_rng(0))
+        except InfeasibleRoundError as error:
+            raise RoundFailedError(f"without {named}: {error}") from error
+        most = self._settings.pipeline.num_segments or len(left)
+        allowed = [each for each in found.front if each.num_segments <= most]
+        best = min(allowed or [found.best], key=lambda each: each.latency_s)
+        unit, m, schedule = self._plan.unit, self._plan.num_micro_batches, self._plan.schedule
+        return ClusterPlan(unit, best.segments(left), m, schedule)
+
+    def _problem(self, devices: Sequence[DeviceProfile]) -> ClusterProblem:
+        """Return the problem of these devices with the plan's micro-batches."""
+        m = self._plan.num_micro_batches
+        return ClusterProblem(
+            devices=tuple(devices),
             num_blocks=self._spec.num_blocks,
-            batch_size=settings.batch_size,
+            batch_size=self._settings.batch_size,
             max_micro_batches=m,
             latency="overlap",  # real devices send while they compute
             min_micro_batches=m,
-            in_flight=in_flight(self._plan.schedule, len(left)),
+            in_flight=in_flight(self._plan.schedule, len(devices)),
         )
-        try:
-            solution = solve_verified(problem, exact_partition, np.random.default_rng(0))
-        except InfeasibleRoundError as error:
-            raise RoundFailedError(f"without {named}: {error}") from error
-        most = settings.pipeline.num_segments or len(left)
-        allowed = [each for each in solution.front if each.num_segments <= most]
-        best = min(allowed or [solution.best], key=lambda each: each.latency_s)
-        return ClusterPlan(self._plan.unit, best.segments(left), m, self._plan.schedule)
+
+    def _taken_over(self, gone: Mapping[str, str], left: Sequence[DeviceProfile]) -> ClusterPlan:
+        """Return the fastest plan with the same shares over the devices that are ``left``, if
+        possible one that fits their memory; a device refuses what does not fit."""
+        plans = self._plan.without(gone, self._plan.unused([each.name for each in left]))
+        if not plans:
+            held = next(each for each in self._plan.segments if each.without(gone) is None)
+            first, last = held.span.first, held.span.stop - 1
+            raise RoundFailedError(
+                f"without {', '.join(sorted(gone))}: no device is free for blocks {first} … "
+                f"{last}, which {held.holders} held"
+            )
+
+        def order(plan: ClusterPlan) -> tuple[bool, float]:
+            modes = plan.in_modes({each.name: each for each in left})
+            problem = self._problem(list(modes.values()))
+            return not self._fits(plan), partition_of_plan(problem, plan).latency_s
+
+        return min(plans, key=order)
+
+    def _fits(self, plan: ClusterPlan) -> bool:
+        """Whether the memory of the plan's devices is enough."""
+        own = ((self._devices[n], each) for each in plan.segments for n in each.devices)
+        return all(
+            (device.max_blocks is None or segment.span.blocks <= device.max_blocks)
+            and (
+                device.memory is None
+                or self._cluster.needed_by(device.name, plan) <= device.memory.limit_bytes
+            )
+            for device, segment in own
+        )
 
     def _hung_s(self, plan: ClusterPlan) -> float:
         """Return an upper bound of the seconds that an action takes on a healthy device."""

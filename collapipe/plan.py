@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.errors import ConfigError
 from collapipe.state import DeviceProfile, HeadPlace, Precision
 
 Amount = Annotated[float, Field(ge=0)]  # checked when it is read from a file or a message
@@ -128,6 +128,19 @@ class SegmentPlan:
             shares.append(replace(share, device=heir))
         recomputing = tuple(left) if self.recomputing else ()
         return replace(self, device=left[0], shares=tuple(shares), recomputing=recomputing)
+
+    def on(self, device: str) -> "SegmentPlan":
+        """Return the segment with all its shares on one device."""
+        shares = tuple(replace(share, device=device) for share in self.shares)
+        recomputing = (device,) if self.recomputing else ()
+        return replace(self, device=device, shares=shares, recomputing=recomputing)
+
+    def with_blocks_of(self, other: "SegmentPlan") -> "SegmentPlan":
+        """Return the segment of one device with the blocks of a neighbouring one."""
+        first = min(self.span.first, other.span.first)
+        recomputing = (self.device,) if self.recomputing or other.recomputing else ()
+        span = Span(first, self.span.blocks + other.span.blocks)
+        return replace(self, span=span, recomputing=recomputing)
 
     @property
     def holders(self) -> str:
@@ -253,20 +266,37 @@ class ClusterPlan:
         """Whether several devices hold a segment, or did before a loss."""
         return any(segment.shares for segment in self.segments)
 
-    def without(self, gone: Collection[str]) -> "ClusterPlan":
-        """Return the plan with the shares of devices that are ``gone`` on the others of their
-        segments, which changes no bit. Raises ``RoundFailedError`` if a segment has no device left.
+    def without(self, gone: Collection[str], spare: Sequence[str] = ()) -> list["ClusterPlan"]:
+        """Return the plans in which others compute the shares of devices that are ``gone``, which
+        changes no bit; none if nobody can.
+
+        Shares go to the other devices of their segment. A segment without others goes to a
+        ``spare`` device, to one of several devices of another segment, or, if neither has shares,
+        to the device of a neighbouring segment.
         """
-        segments = list[SegmentPlan]()
-        for segment in self.segments:
-            if (left := segment.without(gone)) is None:
-                first, last = segment.span.first, segment.span.stop - 1
-                raise RoundFailedError(
-                    f"lost {', '.join(sorted(gone))}: no device is left of blocks {first} … "
-                    f"{last}, which others take over only in plans without shared segments"
-                )
-            segments.append(left)
-        return replace(self, segments=tuple(segments))
+        left = [segment.without(gone) for segment in self.segments]
+        if None not in left:
+            return [replace(self, segments=tuple(filter(None, left)))]
+        lost = left.index(None)
+        before, own, behind = self.segments[:lost], self.segments[lost], self.segments[lost + 1 :]
+        plans = [replace(self, segments=(*before, own.on(name), *behind)) for name in spare]
+        for place, each in enumerate(left):
+            if each is None or len(each.devices) == 1:
+                continue
+            for name in each.devices:
+                changed = {lost: own.on(name), place: each.without({name})}
+                segments = (changed.get(k) or old for k, old in enumerate(self.segments))
+                plans.append(replace(self, segments=tuple(segments)))
+        if lost and (heir := left[lost - 1]) and not (heir.shares or own.shares):
+            plans.append(replace(self, segments=(*before[:-1], heir.with_blocks_of(own), *behind)))
+        if behind and (heir := left[lost + 1]) and not (heir.shares or own.shares):
+            plans.append(replace(self, segments=(*before, heir.with_blocks_of(own), *behind[1:])))
+        return [final for each in plans for final in each.without(gone, each.unused(spare))]
+
+    def unused(self, names: Sequence[str]) -> list[str]:
+        """Return those of the devices that hold no segment."""
+        used = {name for segment in self.segments for name in segment.devices}
+        return [name for name in names if name not in used]
 
 
 @dataclass(frozen=True, slots=True)

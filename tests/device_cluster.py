@@ -193,12 +193,14 @@ class Work:
         kept: Channels | None = None,
         head_of: Callable[[HeadPart], LocalHead] = LocalHead,
         lost: Collection[str] = (),
+        takes_over: int = 0,
     ) -> Result:
         """The round on daemons, replanned evenly over those that are left. Fails unless exactly the
-        devices ``lost`` were lost: equal bits do not show a loss."""
+        devices ``lost`` were lost: equal bits do not show a loss. If several plans keep the shares
+        of a lost segment, the one with the number ``takes_over`` is followed."""
         embedding, _, part = self.parts()
         head = head_of(part)
-        with self.segments(plan, daemons, every, dialer, kept) as segments:
+        with self.segments(plan, daemons, every, dialer, kept, takes_over) as segments:
             m = plan.num_micro_batches
             with Pipeline(m, embedding, segments, head, PhaseTimer()) as pipeline:
                 result = self._trained(pipeline, head)
@@ -213,6 +215,7 @@ class Work:
         every: int = 1,
         dialer: Dialer = INSECURE,
         kept: Channels | None = None,
+        takes_over: int = 0,
     ) -> Iterator[RemoteSegments]:
         """The encoder on daemons, over channels that are ``kept`` from earlier rounds."""
         names = [device_name(k) for k in range(len(daemons))]
@@ -226,7 +229,9 @@ class Work:
             if not left:
                 raise RoundFailedError("no device is left")
             if plan.shares:
-                return plan.without(lost)
+                if not (plans := plan.without(lost, plan.unused(left))):
+                    raise RoundFailedError("nobody can take over")
+                return plans[takes_over % len(plans)]
             return even_plan(left, self.spec.num_blocks, plan)
 
         embedding, parts, _ = self.parts()

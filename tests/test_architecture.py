@@ -87,6 +87,7 @@ OWN = {
         "optim.problem",
         "optim.verified",
         "optim.step",
+        "optim.sharing.law",
     ),
     "server_app/": ("server_app", "optim", "collapipe"),
 }

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import astuple, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,13 @@ from step_laws import law_of, taking
 from client_app.devices import DevicePipeline, Devices
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import RoundFailedError, WireError
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host, this_host
-from collapipe.state import AffineLaw, DeviceProfile
+from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget
 from collapipe.step_law import MeasuredPlan, StepLaw
 from collapipe.wire.channels import DeviceAddress
 from pipeline.devices.control_unit.action_times import StepTimes
+from pipeline.devices.control_unit.cluster import Cluster
 
 
 def devices(profile: bool | None = None) -> Devices:
@@ -207,6 +210,50 @@ def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
         DevicePipeline._replan(own, {"jetson": "UNAVAILABLE: ipv4:10.0.0.5:7700: Socket closed"})
     assert "timed out" in str(failed.value)
     assert not any(each in str(failed.value) for each in ("pi.home", "10.0.0.5", "7700"))
+
+
+def taking_over(plan: ClusterPlan, gone: str, **memory: float) -> ClusterPlan:
+    """Boxes a to d, each slower than the one before; a block needs 1 B of ``memory``."""
+    boxes = {
+        name: DeviceProfile(
+            name,
+            AffineLaw(float(k), 0.0, 0.0, 0.0),
+            memory=MemoryBudget(memory.get(name, 9.0), 0.0, 1.0, 0.0),
+        )
+        for k, name in enumerate("abcd", 1)
+    }
+    cluster = Cluster({}, None, None, None, needed_bytes=lambda blocks, *_: float(blocks))  # type: ignore[arg-type]
+    own: Any = SimpleNamespace(
+        _plan=plan,
+        _devices=boxes,
+        _cluster=cluster,
+        _spec=SimpleNamespace(num_blocks=4),
+        _settings=SimpleNamespace(batch_size=4),
+    )
+    own._problem = partial(DevicePipeline._problem, own)
+    own._fits = partial(DevicePipeline._fits, own)
+    left = [each for name, each in boxes.items() if name != gone]
+    return DevicePipeline._taken_over(own, {gone: "ended"}, left)
+
+
+def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> None:
+    """As far as memory allows."""
+    pair = SegmentPlan("b", Span(3, 1), (Share("b", 1), Share("c", 1)))
+    plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 3)), pair), 1, "gpipe")
+    assert taking_over(plan, "a").segments[0].device == "b"
+    assert taking_over(plan, "a", b=2.0).segments[0].device == "c"
+    assert taking_over(plan, "a", b=2.0, c=2.0).segments[0].device == "d"
+
+
+def test_a_lost_segment_that_nobody_is_free_for_is_named() -> None:
+    """The others have shares of another segment, which no device can have besides its own."""
+    halves = SegmentPlan("a", Span(0, 2), (Share("a", 1), Share("a", 1)))
+    plan = ClusterPlan(0, (halves, SegmentPlan("b", Span(2, 2))), 1, "gpipe")
+    own: Any = SimpleNamespace(_plan=plan)
+    with pytest.raises(
+        RoundFailedError, match=r"^without a: no device .* 0 … 1, which \(1 a, 1 a\)"
+    ):
+        DevicePipeline._taken_over(own, {"a": "ended"}, [])
 
 
 def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,44 @@ def test_gradients_are_counted_for_each_share_that_a_device_keeps(
         assert segment.extra_gradients(device) == kept - blocks
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=1, max_size=3)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sets(st.integers(0, 7)),
+    st.integers(0, 2),
+)
+def test_what_lost_devices_held_is_held_by_others(
+    stages: list[tuple[int, list[int]]], lost: set[int], spare: int
+) -> None:
+    """With the same shares of the same blocks, each device in one segment."""
+    held, first, number = list[SegmentPlan](), 0, 0
+    for blocks, rows in stages:
+        shares = tuple(Share(str(number + k), own) for k, own in enumerate(rows))
+        own = shares if len(rows) > 1 else ()
+        held.append(SegmentPlan(str(number), Span(first, blocks), own))
+        first, number = first + blocks, number + len(rows)
+    plan = ClusterPlan(0, tuple(held), 1, "gpipe")
+    gone, free = {str(each) for each in lost}, [f"free-{k}" for k in range(spare)]
+    found = plan.without(gone, free)
+    for each in found:
+        used = [name for segment in each.segments for name in segment.devices]
+        assert len(used) == len({*used})
+        assert not {*used} & gone
+        assert rows_of_blocks(each) == rows_of_blocks(plan)
+    whole = len([each for each in held if not {*each.devices} <= gone])
+    if len(held) - whole <= spare or (whole and not plan.shares):
+        assert found
+    if whole + spare == 0:
+        assert not found
+
+
+def rows_of_blocks(plan: ClusterPlan) -> list[tuple[int, ...]]:
+    return [each.rows for each in plan.segments for _ in each.span.indices()]
+
+
 @pytest.mark.parametrize(("first", "blocks"), [(-1, 2), (0, 0), (3, -1)])
 def test_impossible_spans_are_refused(first: int, blocks: int) -> None:
     """Before anyone is told of them."""

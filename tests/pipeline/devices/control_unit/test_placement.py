@@ -46,7 +46,7 @@ def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> N
         replica = Replica(forms, starting_with(work.start, {}), {})
         second = replace(shared.segments[1], recomputing=("c",))
         other = replace(shared, segments=(shared.segments[0], second))
-        for each in (plan, shared, shared.without("c"), other, other.without("b")):
+        for each in (plan, shared, *shared.without("c"), other, *other.without("b")):
             placed = Placement(each, cluster, common, replica)
             for name in (device for segment in each.segments for device in segment.devices):
                 described.append(placed._description(name, dict.fromkeys(names, "s")).recompute)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from collapipe.errors import RoundFailedError
 from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
@@ -143,13 +142,27 @@ def test_a_loss_beside_other_segments() -> None:
     assert found.equals(work.inline(plan))
 
 
-def test_a_segment_without_devices_ends_the_round() -> None:
-    with (
-        daemons(4) as there,
-        planted([Fault(there[0], 1, True, True, kind="ACTIVATION")]),
-        pytest.raises(RoundFailedError, match="no device is left of blocks 0 … 0"),
-    ):
-        Work().remote(plan_of(*PLANS["mixed"]), there)
+@pytest.mark.parametrize("takes_over", range(3))
+def test_a_segment_without_devices_goes_to_another(takes_over: int) -> None:
+    """To a device that had none, or to one of a pair, whose shares the other computes."""
+    work, plan = Work(steps=3), plan_of(*PLANS["mixed"])
+    free, pair = device_name(4), {device_name(1), device_name(2)}
+    names = [
+        {each.device for each in p.segments[:1]} for p in plan.without({device_name(0)}, [free])
+    ]
+    assert names == [{free}, *({each} for each in sorted(pair))]
+    with daemons(5) as there, planted([Fault(there[0], 2, True, True, kind="ACTIVATION")]):
+        lost = [device_name(0)]
+        found = work.remote(plan, there, lost=lost, takes_over=takes_over)
+    assert found.equals(work.inline(plan))
+
+
+def test_neighbours_without_shares_become_one_segment() -> None:
+    work, plan = Work(steps=3), plan_of((1, [(0, 1)]), (1, [(1, 1)]), (2, [(2, 1), (3, 1)]))
+    last = len(plan.without({device_name(0)})) - 1
+    with daemons(4) as there, planted([Fault(there[0], 2, True, True, kind="ACTIVATION")]):
+        found = work.remote(plan, there, lost=[device_name(0)], takes_over=last)
+    assert found.equals(work.inline(plan))
 
 
 def test_after_a_loss_no_weights_move(monkeypatch: pytest.MonkeyPatch) -> None:
