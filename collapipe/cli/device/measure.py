@@ -50,9 +50,11 @@ _BITS = 8  # per byte
 _FEWEST, _MOST, _MOST_S = 3, 10, 10.0
 Times = defaultdict[tuple[int, int], list[float]]  # seconds by blocks and samples
 _COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
+_TRIAL_ROUNDS, _FEWEST_STEPS, _MOST_STEPS = 4, 2, 8
+_TRIAL_S = 45.0  # of all steps, by the measured laws; a step's other parts take time, too
 _TRIAL_RUN = (  # short rounds, to measure the steps of later runs
     *("cluster=devices", "runtime=local", "environment=static", "pipeline.profile=null"),
-    *("federation.rounds=4", "federation.local_steps=8", "federation.eval_every=4"),
+    *(f"federation.rounds={_TRIAL_ROUNDS}", f"federation.eval_every={_TRIAL_ROUNDS}"),
     *("federation.checkpoint_every=0", "federation.on_infeasible=stop", "tracking.mlflow=null"),
 )
 
@@ -199,7 +201,11 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
         return 0
     _report("rounds of a trial run")
     step_file(file).unlink(missing_ok=True)  # else the trial run would begin with it
-    options, steps = measured_steps(file, len(section.clusters), overrides)
+    step_s = max(
+        least_step_s(spec.num_blocks * batch_size, [known[each.name, d.name] for d in each.devices])
+        for each in section.clusters
+    )
+    options, steps = measured_steps(file, len(section.clusters), overrides, steps_of(step_s))
     print(f"written     steps to {write_steps(file, options, steps)}, to plan the first round")
     lacking = [each.name for each, step in zip(section.clusters, steps, strict=False) if not step]
     for name in lacking:
@@ -218,14 +224,29 @@ def _model(
     return read_spec(document, section), section.model.tokens or TOKENS, section.batch_size
 
 
+def least_step_s(rows: float, laws: Sequence[AffineLaw]) -> float:
+    """Return the seconds in which devices with these laws compute so many rows times blocks."""
+    return rows / sum(1 / law.u for law in laws)
+
+
+def steps_of(step_s: float) -> int:
+    """Return the local steps of a trial round, fewer if a step takes long."""
+    steps = round(_TRIAL_S / _TRIAL_ROUNDS / step_s)
+    return min(max(steps, _FEWEST_STEPS), _MOST_STEPS)
+
+
 def measured_steps(
-    file: Path, num_clusters: int, overrides: Sequence[str]
+    file: Path, num_clusters: int, overrides: Sequence[str], local_steps: int
 ) -> tuple[Mapping[str, object], list[StepLaw | None]]:
     """Train a few rounds with the options ``overrides``. Return the options of that run, and the
     measured law of each cluster's step. Raises ``CollaPipeError`` if the run fails."""
     units = [f"federation.num_units={num_clusters}"]
     with TemporaryFolder("measure") as folder, redirect_stdout(sys.stderr):
-        own = setting("cluster.file", file.resolve()), setting("hydra.run.dir", folder / "run")
+        own = (
+            setting("cluster.file", file.resolve()),
+            setting("hydra.run.dir", folder / "run"),
+            f"federation.local_steps={local_steps}",
+        )
         run = read_run(run_job(merged(merged(units, overrides), [*_TRIAL_RUN, *own])))
         *_, request = read_requests(run)
     return run.tree, [each.step for each in request.clusters]

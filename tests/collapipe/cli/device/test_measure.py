@@ -102,8 +102,16 @@ def test_steps_are_measured_with_options_and_write_and_never_begin_with_old_ones
     options = ["model.dim=32"]
     for overrides, write in (([], True), (options, False), (options, True), (options, True)):
         assert measure.measure_devices(file, overrides, repeats=1, write=write) == 0
-    assert asked == [(file, 1, options, False)] * 2
+    assert asked == [(file, 1, options, 8, False)] * 2
     assert step_file(file).exists()
     measured.append(None)
     assert measure.measure_devices(file, options, repeats=1, write=True) == 1
     assert "error: a: its steps were not measured" in capsys.readouterr().err
+
+
+def test_rounds_of_a_trial_run_are_shorter_if_a_step_takes_long() -> None:
+    """All steps together take at most 45 s, or twice a step in each round."""
+    law = AffineLaw(0.5, 0.0, 0.0, 0.0)
+    assert measure.least_step_s(48, [law]) == 24.0
+    assert measure.least_step_s(48, [law, law]) == 12.0
+    assert [measure.steps_of(each) for each in (0.001, 1.5, 3.75, 12.0, 24.0)] == [8, 8, 3, 2, 2]
