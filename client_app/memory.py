@@ -21,23 +21,12 @@ class StemRows:
 
     The content of the real disk depends on other runs, interruptions and other users of the
     machine. The modelled clock therefore assumes that each unit began with an empty disk.
-
-    Attributes
-    ----------
-    sizes
-        Bytes of each row's activation, int64 [rows].
-    kept
-        Whether an earlier step kept a row's activation, bool [rows]; ``take`` updates it.
-    limit_bytes
-        Largest total size of kept activations; 0 keeps none.
-    computed
-        Rows that this round's steps had to compute.
     """
 
-    sizes: NDArray[np.int64]
-    kept: NDArray[np.bool_]
-    limit_bytes: int
-    computed: int = 0
+    sizes: NDArray[np.int64]  # bytes of each row's activation, [rows]
+    kept: NDArray[np.bool_]  # activations that earlier steps kept, [rows]; ``take`` updates it
+    limit_bytes: int  # largest total size of kept activations; 0 keeps none
+    computed: int = 0  # rows that this round's steps had to compute
 
     def take(self, rows: NDArray[np.int64]) -> None:
         """Count the rows of a step that are not kept, and keep them up to the limit."""

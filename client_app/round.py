@@ -33,30 +33,15 @@ from collapipe.wire.records import MASKED
 
 @dataclass(frozen=True, slots=True)
 class RoundInputs:
-    """The inputs of a unit's round, from the server and from the unit's state.
-
-    Attributes
-    ----------
-    weights
-        Trainable weights, which are returned.
-    fixed
-        Frozen weights of each part, by their names in the part.
-    frozen
-        Digests of the frozen weights of each part.
-    head_state
-        The optimiser's state of a head that trained elsewhere in the last round.
-    kept
-        The unit's state after its last round, by group.
-    masks
-        The secrets and shares that mask the update; None if it is not masked.
-    """
+    """The inputs of a unit's round, from the server and from the unit's state."""
 
     request: messages.TrainRequest
-    weights: Tensors
-    fixed: Mapping[str, Tensors]
-    frozen: Mapping[str, str]
-    head_state: Tensors
-    kept: Mapping[str, Tensors]
+    weights: Tensors  # trainable weights, which are returned
+    fixed: Mapping[str, Tensors]  # frozen weights of each part, by their names in the part
+    frozen: Mapping[str, str]  # digests of the frozen weights of each part
+    head_state: Tensors  # of the optimiser of a head that trained elsewhere in the last round
+    kept: Mapping[str, Tensors]  # the unit's state after its last round, by group
+    # secrets and shares that mask the update; None if it is not masked
     masks: tuple[UnitWithShares, MaskRequest] | None = None
 
 

@@ -14,21 +14,12 @@ class Statistics:
 
     Sums are exact: the sum of the statistics of subsets equals the statistics of all rows, to the
     last bit and in any order.
-
-    Attributes
-    ----------
-    rows, tokens
-        Number of rows and of target tokens.
-    losses
-        Floats whose exact sum is the sum of the tokens' losses, see ``exact_sum``.
-    counts
-        int64; the task defines the shape, see ``Task.count``.
     """
 
     rows: int
-    tokens: int
-    losses: tuple[float, ...]
-    counts: NDArray[np.int64]
+    tokens: int  # target tokens
+    losses: tuple[float, ...]  # their exact sum is the sum of the tokens' losses, see ``exact_sum``
+    counts: NDArray[np.int64]  # the task defines the shape, see ``Task.count``
 
     @property
     def loss(self) -> float:

@@ -78,38 +78,14 @@ class StepLaw:
     ``overhead_s`` is the rest of a step: its start, and the norms at its end. Adding the
     gradients of shared stages takes ``sync_slowness`` times the described seconds; None before it
     was measured.
-
-    Attributes
-    ----------
-    num_micro_batches
-        m of the measured steps.
-    stages
-        The plan at the end of the last round, in pipeline order.
-    present
-        Names of the devices that could hold blocks then.
-    devices
-        Parts of all devices that were measured, in this run or before it.
-    host
-        Label of the control unit's machine.
-    cores
-        Number of cores of each machine by its label.
-    factor
-        Ratio of a step's measured time to the simulated time, a mean over the last rounds.
-    spread
-        Standard deviation of the logarithm of measured to planned time.
-    spread_of_new
-        The same for plans that had not been measured before.
-    measured
-        The last plans, the latest first. A processor with a quota follows no simple law: a plan's
-        own time predicts it better than the times of other plans.
     """
 
-    num_micro_batches: int
-    stages: tuple[HeldStage, ...]
-    present: tuple[str, ...]
-    devices: Mapping[str, DeviceTimes]
-    host: str
-    cores: Mapping[str, int]
+    num_micro_batches: int  # m of the measured steps
+    stages: tuple[HeldStage, ...]  # the plan at the end of the last round, in pipeline order
+    present: tuple[str, ...]  # names of the devices that could hold blocks then
+    devices: Mapping[str, DeviceTimes]  # all that were measured, in this run or before it
+    host: str  # label of the control unit's machine
+    cores: Mapping[str, int]  # number of cores of each machine by its label
     embedding_forward_s: float
     embedding_backward_s: float
     submit_s: float
@@ -117,10 +93,12 @@ class StepLaw:
     head_s: float
     head_pace_s: float
     overhead_s: float
-    factor: float = 1.0
-    spread: float = 0.1
-    spread_of_new: float = 0.1
+    factor: float = 1.0  # measured to simulated time of a step, a mean over the last rounds
+    spread: float = 0.1  # standard deviation of the logarithm of measured to planned time
+    spread_of_new: float = 0.1  # the same for plans that had not been measured before
     sync_slowness: float | None = None
+    # The last plans, the latest first. A processor with a quota follows no simple law: a plan's
+    # own time predicts it better than the times of other plans.
     measured: tuple[MeasuredPlan, ...] = ()
 
     @property

@@ -14,25 +14,14 @@ ALIGNMENT = 64  # bytes, as torch allocates
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """b samples, padded to a common length.
+    """b samples, padded to a common length."""
 
-    Attributes
-    ----------
-    inputs
-        int64 [b, s], token ids; padding may hold any valid id.
-    mask
-        bool [b, s], True where ``inputs`` holds a token. If rows hold several sequences that do not
-        see each other: uint8 [b, s], the number of a token's sequence from 1, and 0 at padding.
-    targets
-        int64 [b, t], the values to predict; ``IGNORED`` at padding.
-    rows
-        int64 [b], the samples' indices among the unit's rows; None: unknown.
-    """
-
-    inputs: Tensor
+    inputs: Tensor  # int64 [b, s], token ids; padding may hold any valid id
+    # bool [b, s], True where ``inputs`` holds a token. If rows hold several sequences that do not
+    # see each other: uint8 [b, s], the number of a token's sequence from 1, and 0 at padding.
     mask: Tensor
-    targets: Tensor
-    rows: Tensor | None = None
+    targets: Tensor  # int64 [b, t], the values to predict; ``IGNORED`` at padding
+    rows: Tensor | None = None  # int64 [b], samples' indices among the unit's rows; None: unknown
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""

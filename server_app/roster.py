@@ -66,29 +66,16 @@ class Roster:
     owner allows no further round. It is asked again after pauses that grow. A unit that answers
     and fails is suspended instead, for pauses that grow, so that it neither ends the run nor
     occupies a place in each round.
-
-    Attributes
-    ----------
-    reported
-        The cluster that each unit reported last; a ``Failure`` excludes the unit.
-    last
-        The last round whose absences were recorded.
-    missed
-        Rounds in a row that a unit has missed. A round counts once, though a unit may miss its
-        training and its checkpoint.
-    calls
-        When each excluded unit is asked again.
-    failed
-        When each suspended unit may take part again.
-    causes
-        All failures since any unit finished a round.
     """
 
-    reported: tuple[Reported, ...]
-    last: int = 0
+    reported: tuple[Reported, ...]  # each unit's last cluster; a ``Failure`` excludes the unit
+    last: int = 0  # the last round whose absences were recorded
+    # Rounds in a row that a unit has missed. A round counts once, though a unit may miss its
+    # training and its checkpoint.
     missed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    calls: Mapping[int, Pause] = field(default_factory=dict)
-    failed: Mapping[int, Pause] = field(default_factory=dict)
+    calls: Mapping[int, Pause] = field(default_factory=dict)  # when excluded units are asked again
+    failed: Mapping[int, Pause] = field(default_factory=dict)  # when suspended units may return
+    # all failures since any unit finished a round
     causes: Mapping[int, Failure] = field(default_factory=dict)
 
     @property

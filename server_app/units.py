@@ -39,44 +39,23 @@ _MISSED = Failure(NOT_ASKED, "missed the last round")
 
 @dataclass
 class Units:
-    """Asks nodes ``questions`` and checks the replies; a bad reply affects only its sender.
-
-    Attributes
-    ----------
-    settings
-        The run's options, which each unit receives in its first message.
-    tokenizer
-        The tokeniser as ``Tokenizer.pack`` makes it; only ``rows`` works without it.
-    frozen
-        Frozen weights of each part of the model; read when a unit lacks the part.
-    digests
-        Part → digest of its frozen weights, of the parts that units hold.
-    places
-        Which unit each node is; remembers the places of units with names.
-    nodes
-        The node of each known unit.
-    bytes_down
-        Bytes of frozen weights and restored states that were sent.
-    arrived
-        The last round of which each unit's reply arrived.
-    at_checkpoints
-        When silent units are asked for the states that they keep.
-    saved, owed
-        The states of a resumed run by unit, and the units that must still be restored.
-    """
+    """Asks nodes ``questions`` and checks the replies; a bad reply affects only its sender."""
 
     grid: Grid
-    settings: Settings
-    tokenizer: str = ""
+    settings: Settings  # the run's options, which each unit receives in its first message
+    tokenizer: str = ""  # as ``Tokenizer.pack`` makes it; only ``rows`` works without it
+    # frozen weights of each part of the model; read when a unit lacks the part
     frozen: Mapping[str, Tensors] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the frozen parts that units hold
+    # which unit each node is; remembers the places of units with names
     places: Places = field(default_factory=Places)
-    nodes: dict[int, int] = field(default_factory=dict)
-    bytes_down: int = 0
-    arrived: dict[int, int] = field(default_factory=dict)
+    nodes: dict[int, int] = field(default_factory=dict)  # the node of each known unit
+    bytes_down: int = 0  # of frozen weights and restored states that were sent
+    arrived: dict[int, int] = field(default_factory=dict)  # each unit's last round with a reply
+    # when silent units are asked for the states that they keep
     at_checkpoints: Silences = field(default_factory=Silences)
-    saved: Mapping[int, Kept] = field(default_factory=dict)
-    owed: set[int] = field(default_factory=set)
+    saved: Mapping[int, Kept] = field(default_factory=dict)  # states of a resumed run, by unit
+    owed: set[int] = field(default_factory=set)  # units that must still be restored
     _strangers: list[int] = field(default_factory=list)  # nodes without a known unit
     _calls: dict[int, Pause] = field(default_factory=dict)  # when strangers are asked, by node
     _at_evaluations: Silences = field(default_factory=Silences)
@@ -95,13 +74,9 @@ class Units:
         tokeniser yet. A unit is excluded and logged if its reply is unusable or has labels that the
         ``task`` does not allow.
 
-        Raises
-        ------
-        ConfigError
-            If there are too few or too many nodes, or if fewer than ``federation.min_units`` units
-            remain and some cannot use the run's options or data.
-        RoundFailedError
-            If too few units remain for other reasons.
+        Raises ``ConfigError`` if there are too few or too many nodes. If too few units remain, see
+        ``federation.min_units``, raises ``ConfigError`` if some cannot use the run's options or
+        data, else ``RoundFailedError``.
         """
         nodes = connected(self.grid, self.federation)
         request = records.pack(RowsRequest(self._setup.settings, words))
@@ -129,13 +104,8 @@ class Units:
         reply, or its number or name is taken or out of range. Nodes without a usable reply on
         their rows are not asked here: ``ask_again`` asks them.
 
-        Raises
-        ------
-        ConfigError
-            If there are too few or too many nodes, or if no unit remains and some cannot use the
-            run's options or data.
-        RoundFailedError
-            If no unit remains for other reasons.
+        Raises ``ConfigError`` if there are too few or too many nodes. If no unit remains, raises
+        ``ConfigError`` if some cannot use the run's options or data, else ``RoundFailedError``.
         """
         num_units, failed = self.federation.num_units, self.places.failed
         nodes = connected(self.grid, self.federation)

@@ -186,23 +186,13 @@ def _shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 @dataclass(frozen=True, eq=False)
 class FrozenParts(Mapping[str, Tensors]):
-    """Frozen weights by part; a part is looked for when it is read.
+    """Frozen weights by part; a part is looked for when it is read."""
 
-    Attributes
-    ----------
-    digests
-        Part → digest of its frozen weights.
-    dtype
-        In which the weights compute; narrow ones stay as they are kept.
-    stores
-        Where parts are that the model's files do not have.
-    """
-
-    digests: Mapping[str, str]
+    digests: Mapping[str, str]  # part → digest of its frozen weights
     spec: ModelSpec
     vocabulary: Vocabulary
-    dtype: torch.dtype
-    stores: Sequence[FrozenStore]
+    dtype: torch.dtype  # in which the weights compute; narrow ones stay as they are kept
+    stores: Sequence[FrozenStore]  # of parts that the model's files do not have
 
     def find(self, part: str) -> Tensors | None:
         """Return a part's weights by their names in the part; None if this machine lacks them.

@@ -41,21 +41,11 @@ def in_one_piece() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class OutputLayer:
-    """Maps hidden states [n, d] to logits [n, V].
+    """Maps hidden states [n, d] to logits [n, V]."""
 
-    Attributes
-    ----------
-    weight
-        [V, d], in the dtype in which it is kept.
-    bias
-        [V], or None.
-    finish
-        What the model does to each row of the layer's result [n, V], such as a soft cap; None:
-        nothing.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
+    weight: Tensor  # [V, d], in the dtype in which it is kept
+    bias: Tensor | None  # [V]
+    # what the model does to each row of the result [n, V], such as a soft cap; None: nothing
     finish: Callable[[Tensor], Tensor] | None = None
 
     def at_once(self, tokens: int, dtype: torch.dtype) -> bool:

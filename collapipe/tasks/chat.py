@@ -29,20 +29,12 @@ _TRIAL = "Hello."
 
 @dataclass(frozen=True, slots=True)
 class Chat(ContinuedText):
-    """Conversations; rows have the column ``messages``, each with ``role`` and ``content``.
-
-    Attributes
-    ----------
-    chat_template
-        File of a template in Jinja; None: the tokeniser's own.
-    packing
-        Whether training puts several short conversations into one row.
-    """
+    """Conversations; rows have the column ``messages``, each with ``role`` and ``content``."""
 
     vocabulary: VocabularySize
     max_length: TextLength
-    chat_template: str | None = None
-    packing: bool = True
+    chat_template: str | None = None  # file of a template in Jinja; None: the tokeniser's own
+    packing: bool = True  # whether training puts several short conversations into one row
 
     name = "chat"
     columns = ("prompt", "completion", MESSAGES)

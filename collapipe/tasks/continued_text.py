@@ -24,23 +24,13 @@ _NONE = -1  # no token's id, and not IGNORED
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """Sequences of tokens in rows of one or more, which do not see each other.
+    """Sequences of tokens in rows of one or more, which do not see each other."""
 
-    Attributes
-    ----------
-    stream, targets
-        Token ids, and the same with ``IGNORED`` at tokens that are no targets; int32 [tokens].
-    starts, sizes
-        The place of each sequence's first input in the stream, and its number of inputs.
-    rows
-        The numbers of each row's sequences.
-    """
-
-    stream: Ids
-    targets: Ids
-    starts: Sequence[int]
-    sizes: Sequence[int]
-    rows: Sequence[Sequence[int]]
+    stream: Ids  # token ids, int32 [tokens]
+    targets: Ids  # the same with ``IGNORED`` at tokens that are no targets
+    starts: Sequence[int]  # the place of each sequence's first input in the stream
+    sizes: Sequence[int]  # each sequence's number of inputs
+    rows: Sequence[Sequence[int]]  # the numbers of each row's sequences
     tokenizer: Tokenizer
 
     @classmethod

@@ -24,22 +24,12 @@ TRUNCATED = "%d of %d %s are longer than task.max_length=%d and were truncated"
 
 
 class TextTask:
-    """The base of a task; its subclass is a dataclass with these fields and more.
-
-    Attributes
-    ----------
-    vocabulary
-        Largest number of tokens of a tokeniser that the run trains.
-    max_length
-        Largest number of tokens of a text, with special tokens; longer texts are truncated.
-    columns
-        Columns of the rows; the first holds texts.
-    """
+    """The base of a task; its subclass is a dataclass with these fields and more."""
 
     __slots__ = ()
-    vocabulary: VocabularySize
-    max_length: TextLength
-    columns: ClassVar[tuple[str, ...]]
+    vocabulary: VocabularySize  # largest number of tokens of a tokeniser that the run trains
+    max_length: TextLength  # tokens of a text, with special tokens; longer texts are truncated
+    columns: ClassVar[tuple[str, ...]]  # of the rows; the first holds texts
     heads: ClassVar[tuple[str, ...]]
 
     @property
@@ -79,18 +69,11 @@ class TextTask:
 
 @dataclass(frozen=True, slots=True)
 class FolderTask(TextTask):
-    """A task whose rows are read from a folder, or synthetic.
+    """A task whose rows are read from a folder, or synthetic."""
 
-    Attributes
-    ----------
-    root
-        Folder with ``{train,valid,test}.SUFFIX``, plain or .gz, of lines that ``parse`` reads.
-    synthetic
-        Whether rows come from ``made_up``, a function of the seed.
-    """
-
+    # folder with ``{train,valid,test}.SUFFIX``, plain or .gz, of lines that ``parse`` reads
     root: str | None
-    synthetic: bool
+    synthetic: bool  # whether rows come from ``made_up``, a function of the seed
     vocabulary: VocabularySize
     max_length: TextLength
 
@@ -122,18 +105,10 @@ class FolderTask(TextTask):
 
 @dataclass(frozen=True, slots=True)
 class LabelledTask(FolderTask):
-    """A task that predicts labels.
+    """A task that predicts labels."""
 
-    Attributes
-    ----------
-    labels
-        All possible labels; None: the labels of the training rows.
-    max_labels
-        Largest number of labels of all units together, without a list.
-    """
-
-    labels: tuple[str, ...] | None = None
-    max_labels: LabelCount = 256
+    labels: tuple[str, ...] | None = None  # all possible ones; None: those of the training rows
+    max_labels: LabelCount = 256  # of all units together, without a list
 
     def __post_init__(self) -> None:
         names = self.labels or ()

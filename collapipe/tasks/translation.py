@@ -103,26 +103,14 @@ class Translation(TextTask):
 
 @dataclass(frozen=True, slots=True)
 class ParallelCorpus(Translation):
-    """Parallel text: line n of one file translates line n of the other.
+    """Parallel text: line n of one file translates line n of the other."""
 
-    Attributes
-    ----------
-    name
-        Name of the task, as in ``task=NAME``.
-    root
-        Folder with ``{train,valid,test}.{source,target}``, plain or .gz (plain first); None: the
-        hub.
-    hub_name
-        Data set on the hub with splits train, validation and test and one column per language.
-    source, target
-        Languages, as in the names of files or columns.
-    """
-
-    name: str
+    name: str  # of the task, as in ``task=NAME``
+    # folder with ``{train,valid,test}.{source,target}``, plain or .gz (plain first); None: the hub
     root: str | None
-    hub_name: str
-    source: str
-    target: str
+    hub_name: str  # has splits train, validation and test and one column per language
+    source: str  # language, as in the names of files or columns
+    target: str  # likewise
 
     def __post_init__(self) -> None:
         if self.source == self.target:

@@ -35,24 +35,11 @@ Answers = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat template.
+    """A chat template. Raises ``ConfigError`` for another content."""
 
-    Raises ``ConfigError`` for another content.
-
-    Attributes
-    ----------
-    source
-        The program in Jinja.
-    special_tokens
-        Tokens that the program may use, such as ``bos_token``.
-    day
-        The date that the program gets for "now" (ISO 8601), so that a resumed run has the same
-        texts.
-    """
-
-    source: str
-    special_tokens: Mapping[str, str]
-    day: str
+    source: str  # the program in Jinja
+    special_tokens: Mapping[str, str]  # that the program may use, such as ``bos_token``
+    day: str  # the program's "now" (ISO 8601), so that a resumed run has the same texts
 
     def __post_init__(self) -> None:
         tokens = self.special_tokens

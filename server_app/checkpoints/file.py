@@ -66,27 +66,15 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A run's progress after ``round``.
-
-    Attributes
-    ----------
-    wall_s
-        Seconds since the start, added up over all parts of a resumed run.
-    tokenizer
-        The tokeniser's digest.
-    sizes
-        Bytes of the run's files that grow.
-    names
-        The unit of each name, if units have names.
-    """
+    """A run's progress after ``round``."""
 
     round: int
-    wall_s: float
-    tokenizer: str
-    sizes: dict[str, int]
+    wall_s: float  # since the start, added up over all parts of a resumed run
+    tokenizer: str  # the tokeniser's digest
+    sizes: dict[str, int]  # bytes of the run's files that grow
     scheduler: SchedulerState
     history: History
-    names: dict[str, int]
+    names: dict[str, int]  # the unit of each name, if units have names
 
 
 @dataclass(frozen=True, slots=True)

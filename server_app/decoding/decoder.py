@@ -40,19 +40,6 @@ class DecoderSession:
     Frames are checked against ``settings`` and ``num_classes``, the number of target ids, because
     a small frame of targets can request logits that need far more memory. The session's results
     are used only if it is ``complete`` at the round's end.
-
-    Attributes
-    ----------
-    turn
-        A lock that is held during each step: gradients of units with a shared head must not mix.
-    activation, gradient
-        Precisions of the received activations and of the gradients that are sent back.
-    coder
-        Decodes activations that are sent as changes; None if they are sent whole.
-    target_tokens
-        The number of target tokens in the finished steps.
-    activation_tensors
-        The number of tensors that encode one activation.
     """
 
     settings: Settings
@@ -60,12 +47,13 @@ class DecoderSession:
     round: int
     num_classes: int
     part: HeadPart
+    # a lock held during each step: gradients of units with a shared head must not mix
     turn: AbstractContextManager[object]
     on_step: OnStep
-    activation: str = FLOAT32
-    gradient: str = FLOAT32
-    coder: ChangeCoder | None = None
-    target_tokens: int = 0
+    activation: str = FLOAT32  # precision of the received activations
+    gradient: str = FLOAT32  # precision of the gradients that are sent back
+    coder: ChangeCoder | None = None  # decodes activations sent as changes; None: sent whole
+    target_tokens: int = 0  # in the finished steps
     diverged: str | None = None  # which loss or norm was not finite, with round and step
     _step: _OpenStep | None = None
     _steps_done: int = 0
@@ -77,7 +65,7 @@ class DecoderSession:
         self._rows = RowsRead.by(spec)
         self._dtype = getattr(torch, self.settings.pipeline.dtype)
         parts = layout((0, spec.dim), self._dtype, self.activation)
-        self.activation_tensors = len(parts) + (self.coder is not None)
+        self.activation_tensors = len(parts) + (self.coder is not None)  # that encode an activation
 
     @property
     def last_step(self) -> tuple[int, float]:

@@ -22,27 +22,17 @@ _SHARED = -1  # key of the optimiser state if all units share a head
 
 @dataclass
 class Heads:
-    """Opens the sessions of a round, and returns their results after it.
-
-    Attributes
-    ----------
-    link
-        The decoder link; None if units have the heads, so that there are no sessions.
-    fixed
-        The head's frozen weights by their names in it; sessions share them.
-    states
-        Optimiser states by unit, kept from round to round and updated by units that finished. They
-        include the state of a head that trains on its unit if the scheduler chooses its place.
-    memories
-        The received activations by unit, with ``compression.feedback``; kept like ``states``.
-    """
+    """Opens the sessions of a round, and returns their results after it."""
 
     settings: Settings
     vocabulary: Vocabulary
-    link: DecoderLinkServer | None
+    link: DecoderLinkServer | None  # None if units have the heads, so that there are no sessions
     on_step: OnStep
-    fixed: Tensors
+    fixed: Tensors  # the head's frozen weights by their names in it; sessions share them
+    # Optimiser states by unit, kept from round to round and updated by units that finished. They
+    # include the state of a head that trains on its unit if the scheduler chooses its place.
     states: dict[int, Tensors] = field(default_factory=dict)
+    # received activations by unit, with ``compression.feedback``; kept like ``states``
     memories: dict[int, ActivationMemory] = field(default_factory=dict)
     _sessions: dict[int, DecoderSession] = field(default_factory=dict)
     _initial_head: Tensors = field(default_factory=dict)

@@ -75,13 +75,9 @@ class _TokenCheck(grpc.GenericRpcHandler):  # type: ignore[misc]
 class DecoderLinkServer:
     """A gRPC server for as long as the context is open.
 
-    Parameters
-    ----------
-    max_sessions
-        Number of sessions at the same time; one per scheduled unit.
-    certified
-        Key and certificate of a deployed server, signed by an authority that units know. If None,
-        they are made for this run and sent to the units.
+    It serves at most ``max_sessions`` sessions at a time, one per scheduled unit. ``certified`` is
+    the key and certificate of a deployed server, signed by an authority that units know. If None,
+    they are made for this run and sent to the units.
     """
 
     def __init__(

@@ -64,42 +64,23 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """The results of the units that finished a round.
+    """The results of the units that finished a round."""
 
-    Attributes
-    ----------
-    models
-        The weights, or the masked update, of each unit that trained.
-    shares
-        Each unit's weight in an average, not normalised.
-    common
-        Tensors that all units trained together; they are not averaged.
-    """
-
-    models: Mapping[int, Tensors]
-    shares: Mapping[int, float]
-    common: Tensors
+    models: Mapping[int, Tensors]  # the weights, or the masked update, of each unit that trained
+    shares: Mapping[int, float]  # each unit's weight in an average, not normalised
+    common: Tensors  # tensors that all units trained together; they are not averaged
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
     """The result of a round's aggregation.
 
-    Attributes
-    ----------
-    moved
-        ‖θ(t+1) − θ(t)‖; None if nothing was averaged.
-    skipped
-        Why the updates were not used, if they were not.
-    late
-        Failures of units after their updates had arrived.
-    bytes_up, bytes_down
-        Bytes of the round's messages except ``train`` and its replies.
+    ``bytes_up`` and ``bytes_down`` count the round's messages except ``train`` and its replies.
     """
 
-    moved: float | None = None
-    skipped: str | None = None
-    late: Mapping[int, Failure] = field(default_factory=dict)
+    moved: float | None = None  # ‖θ(t+1) − θ(t)‖; None if nothing was averaged
+    skipped: str | None = None  # why the updates were not used, if they were not
+    late: Mapping[int, Failure] = field(default_factory=dict)  # failures after updates had arrived
     bytes_up: int = 0
     bytes_down: int = 0
 

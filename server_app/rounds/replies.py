@@ -36,26 +36,14 @@ _ACTIONS = 2  # per micro-batch and segment: forward and backward
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A unit's part of a round.
-
-    Attributes
-    ----------
-    weights, head_state
-        Tensors that the unit receives: weights, and the optimiser's state of a head that it trains.
-    expected
-        Tensors without values, shaped like the unit's reply; None if it returns the weights.
-    question
-        The question with the largest allowed size of the reply.
-    message
-        The message to its node.
-    """
+    """A unit's part of a round."""
 
     plan: ClusterPlan
-    weights: Tensors
-    head_state: Tensors
-    expected: Tensors | None
-    question: Question[TrainReply]
-    message: Message
+    weights: Tensors  # that the unit receives
+    head_state: Tensors  # of the optimiser of a head that the unit trains
+    expected: Tensors | None  # no values, shaped like the reply; None: the unit returns the weights
+    question: Question[TrainReply]  # with the largest allowed size of the reply
+    message: Message  # to the unit's node
 
 
 def received(

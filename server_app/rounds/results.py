@@ -18,33 +18,18 @@ from server_app.units import Kept
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """The state of the training after a round; all fields are empty in a run that does not train.
+    """The state of the training after a round; all fields are empty if the run does not train."""
 
-    Attributes
-    ----------
-    weights, own_models
-        As in ``GlobalModel``.
-    server_optimizer, heads
-        States of the server's optimiser and of each head's optimiser, by unit.
-    units
-        The state that each unit keeps: its optimiser's state and the residual of its compressed
-        uploads. A checkpoint reads them from disk one at a time.
-    activations
-        The server's memory of each unit's activations.
-    update_norms
-        The last norms of the units' updates.
-    privacy
-        The account of ``PrivateMean``.
-    """
-
-    weights: Tensors = field(default_factory=dict)
-    own_models: dict[int, Tensors] = field(default_factory=dict)
-    server_optimizer: Tensors = field(default_factory=dict)
-    heads: dict[int, Tensors] = field(default_factory=dict)
+    weights: Tensors = field(default_factory=dict)  # as in ``GlobalModel``
+    own_models: dict[int, Tensors] = field(default_factory=dict)  # as in ``GlobalModel``
+    server_optimizer: Tensors = field(default_factory=dict)  # the state of the server's optimiser
+    heads: dict[int, Tensors] = field(default_factory=dict)  # states of their optimisers, by unit
+    # The state that each unit keeps: its optimiser's state and the residual of its compressed
+    # uploads. A checkpoint reads them from disk one at a time.
     units: Mapping[int, Kept] = field(default_factory=dict)
-    activations: dict[int, Tensors] = field(default_factory=dict)
-    update_norms: Tensors = field(default_factory=dict)
-    privacy: Tensors = field(default_factory=dict)
+    activations: dict[int, Tensors] = field(default_factory=dict)  # the server's memory, by unit
+    update_norms: Tensors = field(default_factory=dict)  # the last norms of the units' updates
+    privacy: Tensors = field(default_factory=dict)  # the account of ``PrivateMean``
 
 
 Store = Callable[[int, Kept], bool]
@@ -69,27 +54,13 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A finished round.
-
-    Attributes
-    ----------
-    report
-        The round's figures.
-    request
-        The planner's input.
-    seconds
-        Wall time of the round's phases on the server.
-    arrivals
-        Units that joined or returned before the round.
-    bytes_down
-        Bytes of frozen weights and restored states that were sent since the last round.
-    """
+    """A finished round."""
 
     report: RoundReport
-    request: RoundRequest
-    seconds: dict[str, float]
-    arrivals: tuple[Arrival, ...] = ()
-    bytes_down: int = 0
+    request: RoundRequest  # the planner's input
+    seconds: dict[str, float]  # wall time of the round's phases on the server
+    arrivals: tuple[Arrival, ...] = ()  # units that joined or returned before the round
+    bytes_down: int = 0  # of frozen weights and restored states that were sent since the last round
 
 
 def dry_run(

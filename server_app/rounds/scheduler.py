@@ -48,36 +48,17 @@ class RoundDecision:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """The scheduler's state after a round: with it and the seed, decisions repeat.
+    """The scheduler's state after a round: with it and the seed, decisions repeat."""
 
-    Attributes
-    ----------
-    roster
-        Each unit's reported cluster, and the units that are suspended or excluded.
-    queues
-        Y_n of each unit.
-    error_queues
-        Q_n of each unit.
-    losses
-        The last training loss of each unit.
-    estimates
-        Constants of the loss, estimated from all rounds so far.
-    observation
-        Measurements of the last round.
-    clock_s
-        Seconds of all rounds, modelled or measured.
-    rounding
-        The last measured rounding errors ρ of each unit's payloads; empty before the first round.
-    """
-
-    roster: Roster
-    queues: tuple[float, ...]
-    losses: tuple[float | None, ...]
+    roster: Roster  # each unit's reported cluster, and the units that are suspended or excluded
+    queues: tuple[float, ...]  # Y_n of each unit
+    losses: tuple[float | None, ...]  # the last training loss of each unit
     environment: EnvironmentState
-    estimates: Estimates = field(default_factory=Estimates)
-    observation: RoundObservation | None = None
-    clock_s: float = 0.0
-    error_queues: tuple[float, ...] = ()
+    estimates: Estimates = field(default_factory=Estimates)  # of the loss, from all rounds so far
+    observation: RoundObservation | None = None  # measurements of the last round
+    clock_s: float = 0.0  # of all rounds, modelled or measured
+    error_queues: tuple[float, ...] = ()  # Q_n of each unit
+    # the last measured rounding errors ρ of each unit's payloads; empty before the first round
     rounding: tuple[RoundingErrors, ...] = ()
 
 

@@ -184,18 +184,11 @@ class CollaPipeStrategy:
     def run_round(self, round_: int, store: Store | None = None) -> RoundResult:
         """Plan a round, train on the units, aggregate, and save the units' states to a ``store``.
 
-        Raises
-        ------
-        InfeasibleRoundError
-            If the round has no plan and ``federation.on_infeasible`` is ``stop``.
-        NonFiniteLossError
-            If the training of all units diverged, or the new model is not finite.
-        StorageError
-            If no unit has disk space for its state.
-        RoundFailedError
-            If all units have failed.
-        BudgetSpentError
-            If the round would exceed ``privacy.max_epsilon``.
+        Raises ``InfeasibleRoundError`` if the round has no plan and ``federation.on_infeasible`` is
+        ``stop``, and ``NonFiniteLossError`` if the training of all units diverged or the new model
+        is not finite. Raises ``RoundFailedError`` if all units have failed, ``StorageError`` if no
+        unit has disk space for its state, and ``BudgetSpentError`` if the round would exceed
+        ``privacy.max_epsilon``.
         """
         arrivals, phases = self._refresh_roster(round_), Phases()
         decision = self._scheduler.decide(self._state, round_)

@@ -38,10 +38,7 @@ def refute_bound(solution: RoundSolution, problem: RoundProblem) -> None:
     A neighbour gives one unit another power and partition; or its place to an idle unit; or another
     channel that is free; or lets two units swap channels.
 
-    Raises
-    ------
-    PlanViolationError
-        With the neighbour and its objective.
+    Raises ``PlanViolationError`` with the neighbour and its objective.
     """
     bound, choices = solution.certificate.lower_bound, _choices(problem)
     answer = _answer(solution.allocations, problem)

@@ -7,24 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """What Theorem 1 assumes of the loss and of the training.
+    """What Theorem 1 assumes of the loss and of the training."""
 
-    Attributes
-    ----------
-    smoothness, gradient_bound, curvature
-        β (assumption 1), φ² (assumption 2), ξ (assumption 3, Polyak-Łojasiewicz).
-    learning_rate
-        η.
-    num_units, num_blocks
-        N and L.
-    """
-
-    smoothness: float
-    gradient_bound: float
-    curvature: float
-    learning_rate: float
-    num_units: int
-    num_blocks: int
+    smoothness: float  # β (assumption 1)
+    gradient_bound: float  # φ² (assumption 2)
+    curvature: float  # ξ (assumption 3, Polyak-Łojasiewicz)
+    learning_rate: float  # η
+    num_units: int  # N
+    num_blocks: int  # L
 
 
 def optimality_gap(
@@ -38,11 +28,8 @@ def optimality_gap(
     The paper prints ∏(1 - 2σ)·F(θ(0)) - F*; a bracket is missing, since that is negative for large
     T. Here the product is of ``initial_gap`` = F(θ(0)) - F*. See ``check_step_size``.
 
-    Parameters
-    ----------
-    num_segments, errors
-        S and ε(p) (eq. 25) of each round t = 0 … T-1. Where units differ, their means over
-        S² and ε, or their largest for a bound of the worst.
+    ``num_segments`` and ``errors`` are S and ε(p) (eq. 25) of each round t = 0 … T-1. If units
+    differ, they are the means over S² and ε, or the largest for a bound of the worst.
     """
     gap, added, rate = initial_gap, 0.0, descent.learning_rate
     for segments, error in zip(num_segments, errors, strict=True):

@@ -41,38 +41,23 @@ _WITHOUT_POSITIONS = "afmoe", "gpt_oss"  # families whose masks ignore where seq
 
 @dataclass(frozen=True)
 class HuggingFaceSpec:
-    """A model by name; the options under ``model``.
+    """A model by name; the options under ``model``."""
 
-    Attributes
-    ----------
-    name
-        Hub id, or a folder with ``config.json`` and, if pretrained, ``*.safetensors``.
-    family
-        ``model_type``, if ``config.json`` is too old to have it.
-    num_blocks
-        L. None: all layers. A smaller number shortens an encoder; a causal model's other layers
-        are on the server.
-    head
-        ``tokens`` or ``pooled`` (encoder-only), ``decoder``, ``causal``; None: the family's first.
-    config
-        Fields of ``config.json`` that this run changes, such as ``hidden_size``. Without ``name``
-        they change the family's defaults in transformers.
-    pretrained
-        Whether to start with the weights of ``name``; else with fresh ones for the task's
-        vocabulary.
-    dtype
-        How frozen weights are kept; ``float32``: as they compute.
-    quantization
-        How frozen weights of linear layers are kept instead; None: like all others.
-    """
-
+    # hub id, or a folder with ``config.json`` and, if pretrained, ``*.safetensors``
     name: str | None = None
-    family: str | None = None
+    family: str | None = None  # ``model_type``, if ``config.json`` is too old to have it
+    # L. None: all layers. A smaller number shortens an encoder; a causal model's other layers are
+    # on the server.
     num_blocks: int | None = None
+    # ``tokens`` or ``pooled`` (encoder-only), ``decoder``, ``causal``; None: the family's first
     head: str | None = None
+    # Fields of ``config.json`` that this run changes, such as ``hidden_size``. Without ``name``
+    # they change the family's defaults in transformers.
     config: dict[str, Any] | None = field(default=None, hash=False)
-    pretrained: bool = False
+    pretrained: bool = False  # use the weights of ``name``; False: fresh for the task's vocabulary
+    # how frozen weights are kept; ``float32``: as they compute
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    # how frozen weights of linear layers are kept instead; None: like all others
     quantization: Literal["int8", "nf4"] | None = None
 
     def __post_init__(self) -> None:

@@ -10,33 +10,21 @@ from pipeline import schedule
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The devices of a cluster, and how to reach them.
-
-    Attributes
-    ----------
-    replan
-        Makes a plan without the given lost devices (name → cause). Raises an error if there is no
-        such plan.
-    hung_s
-        Seconds after which a device of a plan counts as hung in one action.
-    relay
-        Whether tensors between devices go through the control unit, so that devices do not dial
-        each other.
-    needed_bytes
-        Planned bytes for a number of blocks, the part of the micro-batches that are kept at the
-        same time, a part of each micro-batch's rows, the number of blocks' gradients beyond one
-        set, and whether the device recomputes; it refuses more than it offers.
-    busy_s
-        Seconds after which a device that serves another caller is an error. None: after ``hung_s``
-        it counts as lost.
-    """
+    """The devices of a cluster, and how to reach them."""
 
     devices: Mapping[str, DeviceAddress]
     channels: Channels
+    # Makes a plan without the given lost devices (name → cause). Raises an error if there is no
+    # such plan.
     replan: Callable[[Mapping[str, str]], ClusterPlan]
-    hung_s: Callable[[ClusterPlan], float]
+    hung_s: Callable[[ClusterPlan], float]  # after this time in one action a device counts as hung
+    # tensors between devices go through the control unit, so that devices do not dial each other
     relay: bool = False
+    # Planned bytes for a number of blocks, the part of the micro-batches that are kept at the same
+    # time, a part of each micro-batch's rows, the number of blocks' gradients beyond one set, and
+    # whether the device recomputes; it refuses more than it offers.
     needed_bytes: Callable[[int, float, float, int, bool], float] = lambda *_: 0.0
+    # seconds until a device that serves another caller is an error; None: lost after ``hung_s``
     busy_s: float | None = None
 
     def needed_by(self, device: str, plan: ClusterPlan, recompute: bool = False) -> float:
