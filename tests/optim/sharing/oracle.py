@@ -9,16 +9,26 @@ from collapipe.state import DeviceProfile
 from optim.problem import ClusterProblem
 
 
-def fastest_s(problem: ClusterProblem, activation_s: float = 0.0, most: int = 99) -> float:
+def fastest_s(problem: ClusterProblem, most: int = 99) -> float:
     """The fewest seconds of a batch of any plan with at most ``most`` stages; infinite if no plan
     fits."""
-    counts = range(problem.min_micro_batches, problem.max_micro_batches + 1)
-    return min((_fastest(problem, m, activation_s, most) for m in counts), default=math.inf)
+    return fastest_at(problem, (0.0,), most)[0]
 
 
-def _fastest(problem: ClusterProblem, m: int, activation_s: float, most: int) -> float:
+def fastest_at(problem: ClusterProblem, times: Sequence[float], most: int = 99) -> list[float]:
+    """The same for each of the uplink times."""
+    best = [math.inf] * len(times)
+    for m in range(problem.min_micro_batches, problem.max_micro_batches + 1):
+        plans = set(_plans(problem, m, most))
+        for k, each_s in enumerate(time / m for time in times):
+            all_s = (total + each_s + (m - 1) * max(pace, each_s) for total, pace in plans)
+            best[k] = min(best[k], *all_s, math.inf)
+    return best
+
+
+def _plans(problem: ClusterProblem, m: int, most: int) -> Iterator[tuple[float, float]]:
+    """Each plan's seconds of one micro-batch and all syncs, and its pace, without the uplink."""
     behind = [problem.head_s / m, problem.gradient_s / m]
-    each_s, best = activation_s / m, math.inf
     stage = cache(lambda *asked: list(_stage(problem, m, *asked)))
     for groups in _orders(problem):
         if len(groups) > most:
@@ -29,9 +39,8 @@ def _fastest(problem: ClusterProblem, m: int, activation_s: float, most: int) ->
                 sums = [once for _, once, _ in times]
                 if problem.latency == "bound":
                     sums = [max(paces)] * len(paces)
-                total = sum(sums) + sum(sync for *_, sync in times) + sum(behind) + each_s
-                best = min(best, total + (m - 1) * max(*paces, *behind, each_s))
-    return best
+                total = sum(sums) + sum(sync for *_, sync in times) + sum(behind)
+                yield total, max(*paces, *behind)
 
 
 def _orders(problem: ClusterProblem) -> Iterator[tuple[tuple[int, ...], ...]]:

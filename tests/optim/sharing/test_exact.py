@@ -10,7 +10,6 @@ import pytest
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
-from optim.latency import batch_s
 from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition
 from optim.sharing.baselines import adaptis, asteroid
@@ -32,31 +31,21 @@ from optim.timeline import timeline
 from optim.verified import solve_verified
 from optim.verify import verify_cluster
 from tests.optim.sharing.instances import drawn, tight
-from tests.optim.sharing.oracle import fastest_s, fits
+from tests.optim.sharing.oracle import fastest_at, fastest_s, fits
+from tests.optim.uplink_times import asked, solved
 from tests.thorough import chosen
 
-_BETWEEN = (0.3, 2.0, 9.0, 30.0, 1e3)  # of a range of uplink times
 
-
-@pytest.mark.parametrize("seed", chosen(range(60), range(6)))
+@pytest.mark.parametrize("seed", chosen(range(60), range(4)))
 @pytest.mark.parametrize("draw", [drawn, tight])
 def test_no_plan_is_faster(draw: Callable[..., ClusterProblem], seed: int) -> None:
     """For all uplink times that were asked for, with all orders and modes."""
     ordered = 0
     for number in range(60 if draw is tight else 25):
         problem = draw(np.random.default_rng((seed, number)))
-        asked = [each for each in problem.activation_s if math.isfinite(each)]
-        asked += _BETWEEN if len(asked) < len(problem.activation_s) else ()
-        expected = [fastest_s(problem, each) for each in asked]
-        if math.isinf(expected[0]):
-            with pytest.raises(InfeasibleRoundError):
-                solve_verified(problem, shared_partition, np.random.default_rng(0))
-            continue
-        solution = solve_verified(problem, shared_partition, np.random.default_rng(0))
-        found = [min(batch_s(point, each) for point in solution.front) for each in asked]
-        assert found == pytest.approx(expected, rel=1e-9), (seed, number)
-        assert solution.certificate.gap == 0 and solution.complete
-        orders = [[each.devices for each in point.stages] for point in solution.front]
+        solution = solved(problem, shared_partition, fastest_at(problem, asked(problem)))
+        front = solution.front if solution else ()
+        orders = [[each.devices for each in point.stages] for point in front]
         ordered += any(order != sorted(order) for order in orders)
     assert draw is drawn or ordered
 
