@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,7 +74,14 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of folders; most tests make none."""
+    folder = tmp_path_factory.mktemp("caches")
+    return map(folder.joinpath, map(str, count()))
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(_caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen weights that tests keep are not among the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(next(_caches)))

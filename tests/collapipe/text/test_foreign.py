@@ -56,7 +56,7 @@ def test_a_broken_tokeniser_is_one_line(
 ) -> None:
     """Whether it fails, takes all memory or never comes to an end."""
     if kind == "doubles":
-        monkeypatch.setattr("collapipe.text.tokenizer._SECONDS", 3)
+        monkeypatch.setattr("collapipe.text.tokenizer._SECONDS", 1)
     with pytest.raises(ConfigError) as caught:
         check_tokenizer(changed(BROKEN[kind]))
     assert "\n" not in str(caught.value)

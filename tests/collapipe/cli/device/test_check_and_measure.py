@@ -21,7 +21,7 @@ from collapipe.cli.device import check as check_command
 from collapipe.cli.device import measure, survey, trial_round
 from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import SurveyedDevice, ask_all
-from collapipe.cli.device.trial_round import Trip
+from collapipe.cli.device.trial_round import Trial, Trip
 from collapipe.devices.fitting import Fit
 from collapipe.errors import ConfigError, LinkError, NonFiniteLossError
 from collapipe.inventory.file import read_inventory
@@ -29,7 +29,7 @@ from collapipe.inventory.measured_step import step_file
 from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
 from collapipe.step_law import StepLaw
-from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.channels import DeviceAddress, Dialer
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit import placement
 from pipeline.devices.daemon.held_segment import HeldSegment
@@ -37,8 +37,8 @@ from pipeline.devices.daemon.server import Daemon
 
 Command = Callable[..., tuple[int, str, str]]
 SIZES = """\
-batch_size: 32 # of a box
-model: {name: transformer, num_blocks: 4, tokens: 12}
+batch_size: 256 # of a box
+model: {name: dates_transformer, num_blocks: 4, tokens: 12}
 """
 DEVICE = """\
       - name: {name} # a box
@@ -53,6 +53,16 @@ DEVICE = """\
 def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_FEWEST", 2)
     monkeypatch.setattr(measure, "_MOST", 2)
+
+
+@pytest.fixture
+def known_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks take known seconds, so that only hops are tried."""
+
+    def taken(_: DeviceAddress, __: Dialer, trial: Trial, blocks: int) -> list[list[float]]:
+        return [[1e-3 * blocks * size] * trial.repeats for size in trial.samples]
+
+    monkeypatch.setattr(measure, "chunk_seconds", taken)
 
 
 def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> Path:
@@ -123,6 +133,7 @@ def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None
     assert all(hop["round_trip_s"] > 0 and hop["error"] is None for hop in told["hops"])
 
 
+@pytest.mark.usefixtures("known_chunks")
 def test_each_box_that_fails_has_a_line(command: Command, tmp_path: Path) -> None:
     with daemons(2, folder=tmp_path / "own") as there:
         file = inventory(tmp_path, there, "own/control-unit")
@@ -192,7 +203,7 @@ def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) ->
     """Its hop is measured as well, and the command's options may name the model."""
     with daemons(1) as there:
         file = inventory(tmp_path, there)
-        text = file.read_text().replace("name: transformer", "block_bytes: 4.0e7")
+        text = file.read_text().replace("name: dates_transformer", "block_bytes: 4.0e7")
         file.write_text(
             text.replace(", tokens: 12", "").replace("1.0e9", "1.0e9\n        max_blocks: 1")
         )
@@ -207,6 +218,7 @@ def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) ->
         assert not step_file(file).exists()
 
 
+@pytest.mark.usefixtures("known_chunks")
 def test_a_hop_that_cannot_be_dialled_leaves_the_others(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
