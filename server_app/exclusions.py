@@ -37,8 +37,16 @@ def concern_all(failures: Mapping[int, Failure]) -> bool:
 def too_few(
     places: Places, able: int, there: int, least: int, failures: Mapping[int, Failure]
 ) -> CollaPipeError:
-    """Return the error of a run in which only ``able`` units can begin, of ``least`` required."""
-    return (ConfigError if concern_all(failures) else RoundFailedError)(
+    """Return the error of a run in which only ``able`` units can begin, of ``least`` required.
+
+    It begins with the cause if no unit can begin and the cause is the same for all.
+    """
+    error = ConfigError if concern_all(failures) else RoundFailedError
+    if not able and len(same := {*failures.values()}) == 1:
+        (each,) = same
+        kind = "" if each.kind in _OF_ALL else f"{each.kind}: "
+        return error(f"{kind}{each.message} (0 of {there} units can begin)")
+    return error(
         f"{able} of {there} units can begin, at least {least} must (federation.min_units): "
         f"{causes(places, failures)}"
     )

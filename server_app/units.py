@@ -9,6 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from collapipe.config import Settings
+from collapipe.config.resolved import Resolved
 from collapipe.flower.reply_limit import expect
 from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
@@ -62,7 +63,7 @@ class Units:
     _met: set[int] = field(default_factory=set)  # nodes that are no longer new
 
     def __post_init__(self) -> None:
-        self._setup = Setup(self.settings.text, self.tokenizer, self.digests)
+        self._setup = Setup(_for_units(self.settings), self.tokenizer, self.digests)
 
     @property
     def federation(self) -> FederationSettings:
@@ -308,3 +309,12 @@ class Units:
         silence = f"no answer to {question.kind} in {timeout_s:g} s"
         silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
         return {node: answers.get(node, silent) for node in contents}
+
+
+def _for_units(settings: Settings) -> str:
+    """Return the options that units receive. Units on other machines receive nothing of the
+    server's folders, command line and tracking."""
+    if settings.runtime.name != "deployment":
+        return settings.text  # the server and its units then read rows once
+    runtime = {**settings.tree["runtime"], "federation": ""}
+    return Resolved(tree={**settings.tree, "runtime": runtime, "tracking": {"mlflow": None}}).text

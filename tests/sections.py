@@ -54,7 +54,8 @@ def adapter_settings(**changes: Any) -> LoraSettings:
 
 def run_settings(**changes: Any) -> Settings:
     """A run's options, as far as ``Units`` reads them, with changes of the federation's."""
-    return cast(Settings, SimpleNamespace(federation=federation_settings(**changes), text=""))
+    federation, runtime = federation_settings(**changes), SimpleNamespace(name="local")
+    return cast(Settings, SimpleNamespace(federation=federation, runtime=runtime, text=""))
 
 
 def link_settings(**changes: Any) -> LinkSettings:

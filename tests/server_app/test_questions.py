@@ -223,7 +223,13 @@ def test_too_few_units_end_the_run_in_the_units_own_words() -> None:
     with pytest.raises(ConfigError, match=r"1 of 3 .* at least 2 must \(.*\): node 2") as few:
         Units(grid, run_settings(min_units=2)).rows()
     assert str(few.value).count("ConfigError:") == 1
-    with pytest.raises(RoundFailedError, match="0 of 1 units can begin"):
+
+
+def test_a_cause_of_all_units_is_told_first_and_once() -> None:
+    answers = {n: lambda *_: records.pack(Failure("ConfigError", "no column")) for n in range(3)}
+    with pytest.raises(ConfigError, match=r'^"no column" \(0 of 3 units can begin\)$'):
+        Units(federated(answers), run_settings()).rows()
+    with pytest.raises(RoundFailedError, match=r"^\w+: .* \(0 of 1 units can begin\)$"):
         Units(federated({0: raising}), run_settings(num_units=1)).rows()
 
 

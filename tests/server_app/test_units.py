@@ -13,11 +13,12 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from sections import run_settings
 
 from client_app.app import app
+from collapipe.config import Settings, load_overrides, load_text
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
-from collapipe.wire.messages import Failure
+from collapipe.wire.messages import Failure, RowsReply, RowsRequest
 from server_app import units
 from server_app.kept_states import restore
 from server_app.roster import Roster
@@ -27,6 +28,24 @@ def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run() -> No
     grid = InlineGrid(app, 2)
     with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
         units.Units(grid, run_settings(num_units=5, wait_s=0), "{}", {}).discover()
+
+
+@pytest.mark.parametrize("where", ["deployment", "local"])
+def test_units_elsewhere_receive_nothing_of_the_servers_own(where: str) -> None:
+    """They can use the options, which have the same choices."""
+    told = list[Settings]()
+
+    def answering(message: Message, context: Context) -> Message:
+        asked = records.unpack(RowsRequest, message.content)
+        assert ("secret" in asked.settings) == (where == "local")
+        told.append(load_text(asked.settings))
+        return Message(records.pack(RowsReply(0, 9, {}, {}, "")), reply_to=message)
+
+    own = [f"{name}=secret" for name in ("runtime.federation", "tracking.mlflow", "hydra.run.dir")]
+    own += [f"runtime.name={where}", "federation.num_units=1"]
+    settings = load_overrides(["runtime=deployment", *own])
+    units.Units(InlineGrid(answering, 1), settings).rows()  # type: ignore[arg-type]
+    assert [each.optimizer for each in told] == [settings.optimizer]
 
 
 def test_flower_has_not_moved_what_the_grid_needs() -> None:
