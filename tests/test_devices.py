@@ -104,7 +104,7 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     "chosen",
     [
-        ["decoder.mode=per_cluster"],
+        pytest.param(["decoder.mode=per_cluster"], marks=pytest.mark.thorough),
         ["decoder.mode=control_unit", "pipeline=one_f_one_b", "pipeline.recompute=true"],
     ],
     ids=" ".join,

@@ -65,7 +65,10 @@ def wide(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     "options",
     [
         pytest.param(["decoder.mode=per_cluster"], marks=pytest.mark.thorough),
-        ["decoder.mode=control_unit", "adapter.last_blocks=1", "evaluation.where=both"],
+        pytest.param(
+            ["decoder.mode=control_unit", "adapter.last_blocks=1", "evaluation.where=both"],
+            marks=pytest.mark.thorough,
+        ),
         ["model.quantization=int8", "pipeline.dtype=float64"],
         pytest.param(["framework=vanilla_fl"], marks=pytest.mark.thorough),
         pytest.param(["framework.cut=1"], marks=pytest.mark.thorough),

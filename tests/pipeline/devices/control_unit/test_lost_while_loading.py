@@ -10,6 +10,7 @@ from device_cluster import Result, Work, daemons, device_name, plan_of
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.server import Daemon
+from tests.thorough import chosen
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
@@ -50,8 +51,13 @@ def test_a_step_begins_without_optimiser_state(
         assert begun == [True] * 4
 
 
-@pytest.mark.parametrize("state", [False, True], ids=["weights", "state"])
-@pytest.mark.parametrize(("block", "lost"), [(0, 0), (1, 2), (2, 1), (3, 0)])
+@pytest.mark.parametrize(
+    ("block", "lost", "state"),
+    chosen(
+        [(*each, state) for each in ((0, 0), (1, 2), (2, 1), (3, 0)) for state in (False, True)],
+        [(0, 0, False), (1, 2, True), (2, 1, False), (3, 0, True)],
+    ),
+)
 def test_a_device_may_be_lost_while_parts_are_sent(
     work: Work,
     expected: Result,
