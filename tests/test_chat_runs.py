@@ -102,7 +102,7 @@ def test_packed_conversations_train_as_unpacked_ones(tmp_path: Path) -> None:
         ("apart", ("task.packing=false", "batch_size=24")),
         ("devices", ("decoder.mode=control_unit",)),
     ):
-        one = "federation.num_units=1", "batch_size=24", "federation.eval_every=9"
+        one = "federation.num_units=1", "batch_size=24", "federation.rounds=1"
         summary = trained(tmp_path / name, *options, *one, *more)
         model = load_model(tmp_path / name)[1]
         found.append((summary["train_loss"]["last"], model.state_dict()))
