@@ -89,9 +89,9 @@ def placed_partition(
 def caps_by_place(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> list[Caps]:
     """Return the caps at each place from the end, one if they are equal at all places."""
     most, last = len(problem.in_flight), Caps.of(problem.at(1), kinds)
-    if most < 2 or last.same(Caps.of(problem.at(most), kinds)):
+    if most < 2 or last.same(first := Caps.of(problem.at(most), kinds)):
         return [last]
-    return [last, *(Caps.of(problem.at(place), kinds) for place in range(2, most + 1))]
+    return [last, *(Caps.of(problem.at(place), kinds) for place in range(2, most)), first]
 
 
 class _Search:
