@@ -53,14 +53,17 @@ def skeleton(config: Any, class_name: str) -> Any:
 def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> None:
     """Replace every submodule by ``Absent`` if ``keep`` keeps no weight of it.
 
-    ``keep`` gets a weight's full name. Submodules without weights stay.
+    ``keep`` gets a weight's full name. Submodules without weights stay, and so does a model whose
+    last norm has none.
     """
     for name in [name for name in module._buffers if not keep(f"{prefix}{name}")]:
         if name not in module._non_persistent_buffers_set:
             del module._buffers[name]
     for name, child in list(module.named_children()):
         weights = [f"{prefix}{name}.{weight}" for weight in child.state_dict()]
-        if not weights or any(map(keep, weights)):
+        norm = getattr(child, "norm", None)
+        plain_norm = isinstance(norm, nn.Module) and not norm.state_dict()  # of OLMo
+        if not weights or plain_norm or any(map(keep, weights)):
             strip(child, keep, f"{prefix}{name}.")
         else:
             empty = isinstance(child, nn.ModuleList)

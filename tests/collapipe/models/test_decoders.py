@@ -1,5 +1,6 @@
 """Decoder-only families: a tiny model in parts has the loss and gradients of the whole one."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 import transformers
 from huggingface import VOCABULARY, batch_for
 from narrow import kept, rounded
+from thorough import chosen
 from torch.nn import functional
 
 from collapipe.errors import ConfigError
@@ -75,7 +77,7 @@ SIZES: dict[str, Any] = {  # those of them that a family has
 KINDS = {("lfm2_moe", "layer_types"): ("conv", "full_attention")}  # not in its configuration
 # Each with its own way of experts or attention; the others are counted by `make test-thorough`.
 # Those that our code names, and one of each way of attention, experts, norms and scales; none of
-# the others needs a line of its own.
+# the others needs a line of its own. OLMo's last norm has no weights.
 FEW = "afmoe aria_text beam cohere deepseek_v3 deepseek_v32 diffllama doge ernie4_5_moe flint"
 FEW += " gemma2 gemma3_text glm4 gpt_neox gpt_oss granite jamba lfm2_moe llama minicpm3 minimax"
 FEW += " mistral mixtral nemotron olmo2 phi phi3 qwen3 qwen3_5_text stablelm starcoder2 youtu"
@@ -284,8 +286,13 @@ def test_the_input_is_dropped_once(
     assert [each for each in dropped if each] == [0.5]
 
 
-@pytest.mark.parametrize("num_blocks", [2, pytest.param(4, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("family", by_default(FEW.split()))
+@pytest.mark.parametrize(
+    ("family", "num_blocks"),
+    chosen(
+        itertools.product(DECODERS, (2, LAYERS)),
+        [*((each, 2) for each in FEW.split()), ("olmo", 4)],
+    ),
+)
 def test_a_family(family: str, num_blocks: int, tmp_path: Path) -> None:
     """Each check uses the tiny models that the first one builds."""
     torch.manual_seed(0)
