@@ -19,7 +19,7 @@ from collapipe.step_law import (
     StepLaw,
     interval,
 )
-from optim.step import DeviceWork, StageWork, alone, step_s, works_of
+from optim.step import DeviceWork, StageWork, alone, hop_ratio, step_s, ways, works_of
 from pipeline.devices.control_unit.action_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
@@ -74,11 +74,16 @@ def measured_law(
     )
     law, works = alone(law, works, plan.schedule)
     size, known, found = batch_size / plan.num_micro_batches, before and before.devices, {}
+    to = ways(stages, described)
     for stage, work in zip(stages, works, strict=True):
         members = zip(stage.devices, stage.rows or (size,), work.devices, strict=True)
         for name, rows, each in members:
-            old = known.get(name) if known else None
-            found[name] = _device(each, stage.blocks, rows, described[name].time, old)
+            old, time = known.get(name) if known else None, described[name].time
+            ahead_s, back_s = (way.hop(rows) for way in to[name])
+            sent_s = ahead_s + times.gradients.get(name, 0.0) * (back_s - ahead_s)
+            usual = hop_ratio(time.hop(rows), sent_s) if name in times.send_s else 1.0
+            part = replace(each, send_s=usual * each.send_s)  # as if its hops were usual ones
+            found[name] = _device(part, stage.blocks, rows, time, old)
     if plan.shares:
         law, works = _with_sync(law, works, described, times.late_s, before)
     law = replace(law, devices=found)

@@ -155,6 +155,19 @@ class Recomputing:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A device's hop to another one whose stage is next, if it differs from its usual hop: it takes
+    w·b̂ + ell seconds for b̂ samples."""
+
+    to: str  # the other device's name
+    w: float
+    ell: float
+
+    def __post_init__(self) -> None:
+        _check_within(self, ("w", "ell"), MOST_LAW)
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """A device k that can hold a segment."""
 
@@ -165,6 +178,7 @@ class DeviceProfile:
     memory: MemoryBudget | None = None  # applies in addition to ``max_blocks``; None: no limit
     sharing: SharingLaw | None = None  # None: it shares no stage
     recomputing: Recomputing | None = None  # None: the planner does not choose it
+    links: tuple[Link, ...] = ()  # between stages of one device each; else its usual hop counts
 
     def __post_init__(self) -> None:
         if len(self.name) > _MOST_NAME or not is_printable(self.name):
@@ -173,6 +187,9 @@ class DeviceProfile:
                 "all printable"
             )
         _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
+        ends = {self.name, *(each.to for each in self.links)}
+        if not len(self.links) < len(ends) <= _MOST_DEVICES:
+            raise ConfigError(f"device {self.name}: needs at most one link to each other device")
         if self.recomputing and not self._may_recompute(self.recomputing.memory):
             raise ConfigError(f"device {self.name}: recomputing needs memory of the same device")
 
@@ -180,7 +197,14 @@ class DeviceProfile:
         """Return the profile with block times multiplied by ``times`` and hop bits by ``sent``;
         energy scales likewise."""
         energy = self.energy and replace(self.energy, law=self.energy.law.taking(times, sent))
-        return replace(self, time=self.time.taking(times, sent), energy=energy)
+        links = tuple(replace(each, w=admitted(each.w * sent, MOST_LAW)) for each in self.links)
+        return replace(self, time=self.time.taking(times, sent), energy=energy, links=links)
+
+    def time_to(self, name: str | None) -> AffineLaw:
+        """Return its time if the next stage is on the device ``name`` alone; None: it is not on one
+        device."""
+        link = next((each for each in self.links if each.to == name), None)
+        return replace(self.time, w=link.w, ell=link.ell) if link else self.time
 
     def _may_recompute(self, other: MemoryBudget) -> bool:
         """Whether ``other`` may be its memory if it recomputes."""

@@ -54,6 +54,11 @@ class ClusterProblem:
     # ascending; (): all m. Without a place a device counts as the first of all.
     in_flight: tuple[int, ...] = ()
 
+    @property
+    def linked(self) -> bool:
+        """Whether a hop may depend on the next device."""
+        return any(device.links for device in self.devices)
+
     def kept(self, num_micro_batches: int, place: int | None = None) -> float:
         """Return the part of a batch's rows whose tensors a device keeps at the same time.
 

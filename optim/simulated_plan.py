@@ -4,15 +4,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
+from typing import TypeVar
 
 from collapipe.errors import PlanViolationError
-from collapipe.state import MOST_LAW, AffineLaw, ClusterState, admitted
+from collapipe.state import MOST_LAW, AffineLaw, ClusterState, DeviceProfile, Link, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
 from optim.sharing.modes import held_in_order, in_modes, needing
 from optim.step import DEFAULT, StageWork, pace_s, step_s, works_of
 from optim.verify.cluster import check_point
+
+Hop = TypeVar("Hop", AffineLaw, Link)
 
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
 _MOST_DOUBT = 0.1  # spread of predictions; a larger one would keep a wrong plan the longer
@@ -28,7 +31,7 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     """
     m = law.num_micro_batches
     devices = (
-        replace(each, time=_with_hop(each.time, times, problem.batch_size / m))
+        _with_hops(each, times, problem.batch_size / m)
         if (times := law.devices.get(each.name))
         else each
         for each in problem.devices
@@ -42,15 +45,20 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     return fixed if _point(Partition((), m, 0.0), fixed, law.stages, m) else known
 
 
-def _with_hop(time: AffineLaw, times: DeviceTimes, size: float) -> AffineLaw:
-    """Return the law with the measured seconds of a hop, there and back; ``size`` is b/m."""
-    hop_s, described_s = 2 * times.send_s, time.hop(times.rows or size)
+def _with_hops(device: DeviceProfile, times: DeviceTimes, size: float) -> DeviceProfile:
+    """Return the device with the measured seconds of its usual hop, there and back, and with links
+    that take as many times as long as this hop as described; ``size`` is b/m."""
+    hop_s, described_s = 2 * times.send_s, device.time.hop(times.rows or size)
     if not described_s:
-        return replace(time, w=0.0, ell=hop_s)
-    ratio = hop_s / described_s
-    return replace(
-        time, w=admitted(time.w * ratio, MOST_LAW), ell=admitted(time.ell * ratio, MOST_LAW)
-    )
+        return replace(device, time=replace(device.time, w=0.0, ell=hop_s), links=())
+    factor = hop_s / described_s
+    links = tuple(_times(each, factor) for each in device.links)
+    return replace(device, time=_times(device.time, factor), links=links)
+
+
+def _times(hop: Hop, factor: float) -> Hop:
+    w, ell = (admitted(each * factor, MOST_LAW) for each in (hop.w, hop.ell))
+    return replace(hop, w=w, ell=ell)
 
 
 def law_for(cluster: ClusterState) -> StepLaw | None:

@@ -67,6 +67,7 @@ class DeviceWork:
     backward_s: float
     send_s: float
     host: str | None
+    back_s: float | None = None  # of sending a gradient; None: as ``send_s``
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,8 @@ def _jobs(
         yield ("send", last, BACKWARD, i), Job(law.send_s, ((last, BACKWARD, i),))
         for number, device in enumerate(devices):
             yield ("send", number, FORWARD, i), Job(device.send_s, ((number, FORWARD, i),))
-            send_s = device.send_s if returns or number not in stages[1] else 0.0
+            back_s = device.send_s if device.back_s is None else device.back_s
+            send_s = back_s if returns or number not in stages[1] else 0.0
             yield ("send", number, BACKWARD, i), Job(send_s, ((number, BACKWARD, i),))
         for place, pair in enumerate(pairwise(stages)):
             for kind, (sources, sinks) in ((FORWARD, pair), (BACKWARD, pair[::-1])):
@@ -215,16 +217,17 @@ def works_of(
         fmean(each.send_s for each in known) if known else law.send_s,
         host="",
     )
-    works = []
+    works, to = [], ways(stages, devices)
     for stage in stages:
         found, size = [], batch_size / law.num_micro_batches
         for name, rows in zip(stage.devices, stage.rows or (size,), strict=True):
             own, times = devices[name].time, law.devices.get(name, like)
             seconds = own.compute(stage.blocks, rows)
             forward_s = times.forward_share * seconds
-            send_s = times.send_s * hop_ratio(own, rows, times.rows or size)
+            sent = own.hop(times.rows or size)
+            send_s, back_s = (times.send_s * hop_ratio(way.hop(rows), sent) for way in to[name])
             host = times.host if name in law.devices else None
-            found.append(DeviceWork(forward_s, seconds - forward_s, send_s, host))
+            found.append(DeviceWork(forward_s, seconds - forward_s, send_s, host, back_s))
         sync_s = ring_s([devices[name].sharing for name in stage.devices], stage.blocks)
         works.append(StageWork(tuple(found), sync_s))
     return works
@@ -249,9 +252,24 @@ def in_flight(name: str, num_devices: int) -> tuple[int, ...]:
     return () if counts[-1] == m else counts
 
 
-def hop_ratio(time: AffineLaw, rows: float, measured: float) -> float:
-    """Return a hop's seconds for ``rows`` rows over those for the ``measured`` rows."""
-    return time.hop(rows) / known_s if (known_s := time.hop(measured)) else 1.0
+def ways(
+    stages: Sequence[HeldStage], devices: Mapping[str, DeviceProfile]
+) -> dict[str, tuple[AffineLaw, AffineLaw]]:
+    """Return each device's time if it sends to the stage after its own, and to the one before."""
+    found = {}
+    for before, stage, behind in zip([None, *stages], stages, [*stages[1:], None], strict=False):
+        ahead, back = (
+            each.devices[0] if each and len(each.devices) == len(stage.devices) == 1 else None
+            for each in (behind, before)
+        )
+        for name in stage.devices:
+            found[name] = devices[name].time_to(ahead), devices[name].time_to(back)
+    return found
+
+
+def hop_ratio(hop_s: float, known_s: float) -> float:
+    """Return the ratio of a hop's described seconds to a known hop's; 1 if that takes no time."""
+    return hop_s / known_s if known_s else 1.0
 
 
 def step_s(law: StepLaw, works: Sequence[StageWork], name: str) -> float:

@@ -3,11 +3,12 @@
 What a device can hold may depend on its place in the pipeline, and on whether it recomputes. Then a
 relaxed problem is solved first, in which every device is the last one, with the time of a device
 that does not recompute and the smaller memory of both ways. If its plans are possible in some
-order, no plan is faster. Else ``placed_partition`` decides places and modes exactly.
+order, no plan is faster. Else ``placed_partition`` decides places and modes exactly. The same holds
+for links: in the relaxed problem each device has its fastest hop.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
@@ -37,6 +38,7 @@ from optim.verify.tolerance import violation
 from optim.verify.witness import witness_of
 
 _EXACT = exact_partition, shared_partition
+_ROUNDING = 1e-12
 
 
 def solve_verified(
@@ -61,7 +63,7 @@ def solve_verified(
 
     rule = getattr(solver, "func", solver)  # without its options
     exact, may = rule in _EXACT, any(device.recomputing for device in problem.devices)
-    if not may and not (exact and _by_place(problem)):
+    if not may and not problem.linked and not (exact and _by_place(problem)):
         return solve(problem)
     if exact:
         nodes = getattr(solver, "keywords", {}).get("max_nodes", math.inf)
@@ -77,8 +79,8 @@ def witnessed(problem: ClusterProblem, solution: ClusterSolution) -> ClusterSolu
     """Return the exact solution with a witness of its bound, with shared stages for at most 7
     devices.
 
-    If places or recomputing matter, a bound may have none. Raises ``PlanViolationError`` if the
-    bound of another problem has none.
+    If places, links or recomputing matter, a bound may have none. Raises ``PlanViolationError`` if
+    the bound of another problem has none.
     """
     certificate, shared = solution.certificate, solution.certificate.solver == "shared"
     few = len(problem.devices) <= MOST_SHARING
@@ -86,7 +88,8 @@ def witnessed(problem: ClusterProblem, solution: ClusterSolution) -> ClusterSolu
         return solution
     witness = witness_of(problem, certificate.lower_bound, shared)
     if witness is None:
-        if not (_by_place(problem) or any(device.recomputing for device in problem.devices)):
+        chosen = problem.linked or any(device.recomputing for device in problem.devices)
+        if not (chosen or _by_place(problem)):
             raise violation("lower bound", f"{certificate.lower_bound:.12g} s is not proved")
         return solution
     return replace(solution, certificate=replace(certificate, witness=witness))
@@ -97,6 +100,8 @@ def _for_all_or_none(
 ) -> list[ClusterSolution]:
     """Return the solutions for no device that recomputes and for all devices, as far as there are
     any; replicas do not recompute. Raises ``InfeasibleRoundError`` if there is none."""
+    usual = tuple(replace(each, links=()) for each in problem.devices)
+    problem = replace(problem, devices=usual)
     found, reasons = list[ClusterSolution](), list[InfeasibleRoundError]()
     may = [k for k, device in enumerate(problem.devices) if device.recomputing]
     for on in ([], may) if may else ([],):
@@ -121,11 +126,13 @@ def _decided(
     """Return the exact solution, with shared stages or for each number of single devices."""
     kinds = kinds_of(problem.devices)
     last, first = (Caps.of(each, kinds) for each in (problem.at(1), problem))
-    if last.same(first) and not first.chosen:
+    if last.same(first) and not first.chosen and not problem.linked:
         return solve(in_modes(problem, ()))
     started, loose = perf_counter(), solve(relaxed(problem))
     known = _possible(loose.front, problem)
-    if [each.latency_s for each in known] == [each.latency_s for each in loose.front]:
+    rounding = _ROUNDING if problem.linked else 0.0  # which the order of stages changes
+    found_s, least_s = ([each.latency_s for each in plans] for plans in (known, loose.front))
+    if len(known) == len(least_s) and np.allclose(found_s, least_s, rtol=rounding, atol=0.0):
         return replace(loose, front=tuple(known), best=known[loose.front.index(loose.best)])
     with suppress(InfeasibleRoundError):
         ends = _for_all_or_none(problem, solve)
@@ -144,6 +151,14 @@ def _decided(
         certificate, front = replace(certificate, lower_bound=bound_s), placed.front
     elif not known:
         front = tuple(_of_some(own, nodes))
+    elif problem.linked:
+        best = min(known, key=lambda each: each.latency_s)
+        everybody, used_now = range(len(problem.devices)), np.flatnonzero(best.blocks).tolist()
+        for used in sorted({tuple(used_now), *_rooms(problem)} - {tuple(everybody)}):
+            few = replace(problem, devices=tuple(problem.devices[k] for k in used))
+            with suppress(InfeasibleRoundError):
+                points = _decided(few, solve, shares, nodes).front
+                front += tuple(_among(point, used, len(everybody)) for point in points)
     certificate = replace(certificate, solve_time_s=perf_counter() - started)
     return _answer(problem, front, certificate, complete=placed is not None and placed.complete)
 
@@ -158,6 +173,15 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
         if (placed := placed_partition(few, max_nodes=nodes)) is not None:
             return [_among(point, used, len(problem.devices)) for point in placed.front]
     raise model_too_large(problem, most=held_in_order(problem)[1])
+
+
+def _rooms(problem: ClusterProblem) -> Iterator[tuple[int, ...]]:
+    """Yield, for each device, those that it reaches by hops that are not slower than its usual
+    one."""
+    for own in problem.devices:
+        hops = [own.time_to(each.name).hop(problem.batch_size) for each in problem.devices]
+        usual_s = own.time.hop(problem.batch_size)
+        yield tuple(k for k, hop_s in enumerate(hops) if hop_s <= usual_s)
 
 
 def _among(point: Partition, used: Sequence[int], count: int) -> Partition:
@@ -200,18 +224,51 @@ def _without_sharing(problem: ClusterProblem) -> ClusterProblem:
 
 def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Partition]:
     """Return the points that are plans in some order, if those devices recompute that must, with
-    their times."""
+    their times. With links each has the fastest of some orders."""
     plans = []
     for point in front:
         m, stages = point.num_micro_batches, stages_of(problem, point)
-        for order in (stages, _by_reach(problem, stages, m)):
-            plan = decided(problem, order, m)
-            with suppress(PlanViolationError):
-                check_plan(plan, in_modes(problem, plan.recomputing))
-                kept = plan.latency_s == point.latency_s  # else other times have it the fastest
-                plans.append(replace(plan, fastest_s=point.fastest_s) if kept else plan)
-                break
+        found = _of_orders(problem, [stages, _by_reach(problem, stages, m)], m)
+        plan = next(found, None)
+        if problem.linked:
+            others = _of_orders(problem, _by_hops(problem, stages, m), m)
+            plan = min(
+                filter(None, (plan, *found, *others)), key=lambda each: each.latency_s, default=None
+            )
+        if plan is not None:
+            kept = plan.latency_s == point.latency_s  # else other times have it the fastest
+            plans.append(replace(plan, fastest_s=point.fastest_s) if kept else plan)
     return plans
+
+
+def _of_orders(
+    problem: ClusterProblem, orders: Iterable[Sequence[Stage]], m: int
+) -> Iterator[Partition]:
+    """Yield the plans with stages in these orders that are possible."""
+    for order in orders:
+        plan = decided(problem, order, m)
+        with suppress(PlanViolationError):
+            check_plan(plan, in_modes(problem, plan.recomputing))
+            yield plan
+
+
+def _by_hops(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Iterator[list[Stage]]:
+    """Yield an order from each stage on, in which the next stage is always the one with the fastest
+    hop."""
+    size, devices = problem.batch_size / m, problem.devices
+
+    def hop_s(stage: Stage, behind: Stage) -> float:
+        alone = len(stage.devices) == len(behind.devices) == 1
+        name = devices[behind.devices[0]].name if alone else None
+        return devices[stage.devices[0]].time_to(name).hop(size)
+
+    hops = {(a, b): hop_s(a, b) for a in stages for b in stages}
+    for first in stages:
+        order, left = [first], [each for each in stages if each != first]
+        while left:
+            order.append(min(left, key=lambda each: hops[order[-1], each]))
+            left.remove(order[-1])
+        yield order
 
 
 def _by_reach(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> list[Stage]:

@@ -61,7 +61,7 @@ def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Part
     """Return the cut into runs with the fastest slowest stage for one m; None if none fits."""
     kinds, states = [[k] for k in order], states_of((1,) * len(order))
     every = np.arange(1, problem.num_blocks + 1)
-    pace = stage_costs(problem, states, kinds, [caps], m, every).pace[0]
+    pace = stage_costs(problem, states, kinds, [caps], m, every).pace[0, 0]
     numbers = {tuple(counts): number for number, counts in enumerate(states.counts.tolist())}
 
     def run(first: int, stop: int) -> Floats:

@@ -19,9 +19,9 @@ from optim.sharing.states import States
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The times of a stage of each set of devices at each place from the end of the pipeline,
-    [P, N, D] for D numbers of blocks; infinite if the set cannot hold the stage. The last place
-    stands for all before it, too."""
+    """The times of a stage of each set of devices at each place from the end of the pipeline before
+    a stage of each class, [P, C, N, D] for D numbers of blocks; infinite if the set cannot hold the
+    stage. The last place stands for all before it, too."""
 
     once: Floats  # compute, hop and sync, s; under ``bound`` the sync alone
     pace: Floats  # between two micro-batches, s
@@ -73,7 +73,9 @@ def stage_costs(
     """Return the costs of stages of ``blocks`` [D] blocks; ``caps`` are those of each place."""
     rows = np.arange(1, largest_rows(problem, m) + 1)
     fast, slow = (_of_rows(problem, kinds, blocks, rows, on) for on in (False, True))
-    result = Costs(*np.full((2, len(caps), len(states.counts), len(blocks)), np.inf))
+    behind = _by_class(problem, kinds, states)
+    shape = len(caps), len(behind), len(states.counts), len(blocks)
+    result = Costs(*np.full((2, *shape), np.inf))
     sync = _syncs(problem, states, kinds)[:, None] * blocks
     single = np.flatnonzero(states.alone)
     kind = states.first[single]
@@ -85,11 +87,27 @@ def stage_costs(
             longest = np.where(plain, fast.pace, slow.pace)
             shared = _shared(done, longest, states.counts[number], len(rows))
             once = (0.0 if problem.latency == "bound" else shared.once) + sync[number]
-            result.once[place, number] = np.where(np.isfinite(shared.pace), once, np.inf)
-            result.pace[place, number] = shared.pace
-        alone = _alone(problem, kinds, own.blocks[:, m - 1], m, blocks)
-        result.once[place, single], result.pace[place, single] = alone.once[kind], alone.pace[kind]
+            result.once[place][:, number] = np.where(np.isfinite(shared.pace), once, np.inf)
+            result.pace[place][:, number] = shared.pace
+        for each, hops in enumerate(behind):
+            alone = _alone(hops, kinds, own.blocks[:, m - 1], m, blocks)
+            result.once[place, each, single] = alone.once[kind]
+            result.pace[place, each, single] = alone.pace[kind]
     return result
+
+
+def _by_class(
+    problem: ClusterProblem, kinds: Sequence[Sequence[int]], states: States
+) -> list[ClusterProblem]:
+    """Return the problem with the hops of stages of one device before a stage of each class."""
+    if not states.classes.any():
+        return [problem]
+    devices, found = problem.devices, list[ClusterProblem]()
+    for own in [*kinds, ()]:
+        name = devices[own[0]].name if own else None
+        hops = tuple(replace(each, time=each.time_to(name)) for each in devices)
+        found.append(replace(problem, devices=hops))
+    return found
 
 
 def _of_rows(

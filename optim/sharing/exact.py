@@ -30,7 +30,7 @@ from optim.problem import (
 )
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, stage_costs
-from optim.sharing.law import largest_rows, stage_of
+from optim.sharing.law import largest_rows, stage_of, stages_of
 from optim.sharing.modes import decided, relaxed
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, states_of
@@ -80,7 +80,13 @@ def placed_partition(
     most = min(len(problem.devices), problem.num_blocks)
     bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(problem, kinds)
     slowest = max(each.recomputing.times if each.recomputing else 1.0 for each in problem.devices)
-    bounds = replace(bounds, longest=bounds.longest * slowest)
+    hops_s = [  # the slowest of them instead of the fastest, as in ``relaxed``
+        device.time_to(name).hop(problem.batch_size)
+        for device in problem.devices
+        if device.links
+        for name in (None, *(link.to for link in device.links))
+    ]
+    bounds = replace(bounds, longest=bounds.longest * slowest + max(hops_s, default=0.0))
     search = _Search(problem, bounds, caps, most if by_segments else 1, max_nodes, most)
     search.offer(known)
     return search.solution(search.run(), start)
@@ -152,7 +158,8 @@ class _Search:
 
     @property
     def _states(self) -> States:
-        return states_of(tuple(map(len, self._kinds)), ordered=self._most is not None)
+        sizes = tuple(map(len, self._kinds))
+        return states_of(sizes, self._most is not None, self._problem.linked)
 
     def solution(self, open_s: float, start: float) -> ClusterSolution:
         """Return the found front; ``open_s`` is a lower bound of what the search left open."""
@@ -242,11 +249,17 @@ class _Search:
             if found is None:
                 return
             once, groups = found
-            self.offer([self._plan(groups, blocks, row + 1)])
-            last = len(costs.pace) - 1
+            plan = self._plan(groups, blocks, row + 1)
+            self.offer([plan])
+            if self._problem.linked and (smaller := self._not_whole(groups, plan)):
+                for own, count in smaller:
+                    costs.pace[..., own, count - 1] = np.inf
+                continue
+            last, classes = len(costs.pace) - 1, self._states.classes
+            behind = [*(int(classes[own]) for own, _ in groups[1:]), -1]
             slowest = max(
-                float(costs.pace[min(len(groups) - 1 - place, last), own, count - 1])
-                for place, (own, count) in enumerate(groups)
+                float(costs.pace[min(len(groups) - 1 - place, last), to, own, count - 1])
+                for place, ((own, count), to) in enumerate(zip(groups, behind, strict=True))
             )
             # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
             paces = paces[paces < (threshold if bound else slowest)]
@@ -261,6 +274,12 @@ class _Search:
         if self._most is None:
             stages.sort(key=lambda each: each.devices)
         return decided(self._problem, stages, m)
+
+    def _not_whole(self, groups: Sequence[Group], plan: Partition) -> list[Group]:
+        """Return the groups of which some device has no row, so that the hop may be another one."""
+        sizes = self._states.counts.sum(axis=1)
+        pairs = zip(groups, stages_of(self._problem, plan), strict=True)
+        return [each for each, stage in pairs if len(stage.devices) < sizes[each[0]]]
 
     def _stage(self, devices: Sequence[int], blocks: int, m: int, place: int) -> Stage:
         own = self._caps[min(place, len(self._caps)) - 1]
@@ -299,7 +318,7 @@ def _most_blocks(
 ) -> Ints:
     """Return the blocks of the largest stage that any devices of each set can hold, [N]."""
     shared = states.counts @ caps.rows[:, 1, 0, row, blocks - 1] >= rows
-    alone = np.isfinite(costs.pace[0]) & states.alone[:, None]
+    alone = np.isfinite(costs.pace[0, 0]) & states.alone[:, None]
     kinds = np.array([alone[states.first == kind].any(axis=0) for kind in range(len(caps.rows))])
     held = shared | ((states.counts > 0).astype(int) @ kinds > 0)
     return np.asarray(np.where(held, blocks, 0).max(axis=1))

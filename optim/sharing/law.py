@@ -7,6 +7,8 @@ pipeline without sharing. After the batch the devices of a stage add their gradi
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -158,13 +160,29 @@ def sync_s(problem: ClusterProblem, stage: Stage) -> float:
     return ring_s([problem.devices[k].sharing for k in stage.devices], stage.blocks)
 
 
+def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem:
+    """Return the problem without links, in which devices have the hops that these stages give them.
+
+    Hops from or to a shared stage pass the control unit, so that they take their usual time.
+    """
+    if not problem.linked:
+        return problem
+    devices = [replace(each, links=()) for each in problem.devices]
+    for stage, behind in pairwise(stages):
+        if len(stage.devices) == len(behind.devices) == 1:
+            (k,), (to,) = stage.devices, behind.devices
+            time = problem.devices[k].time_to(problem.devices[to].name)
+            devices[k] = replace(devices[k], time=time)
+    return replace(problem, devices=tuple(devices))
+
+
 def partition_of_stages(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:
     """Return the partition of these stages with its times under the problem's law.
 
     Syncs are counted one after another, though stages may overlap them with the drain: an upper
     bound, exact for one shared stage.
     """
-    held = [0] * len(problem.devices)
+    problem, held = in_order(problem, stages), [0] * len(problem.devices)
     for stage in stages:
         for device in stage.devices:
             held[device] = stage.blocks

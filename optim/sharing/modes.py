@@ -97,10 +97,21 @@ def fits(
 
 
 def relaxed(problem: ClusterProblem) -> ClusterProblem:
-    """Return a problem without choices of which no plan is slower: devices do not recompute, and
-    need at most as much memory as at any place in either way."""
-    devices = (_undecided(each, problem.batch_size) for each in problem.devices)
+    """Return a problem without choices of which no plan is slower: devices do not recompute, need
+    at most as much memory as at any place in either way, and have their fastest hops."""
+    names = {each.name for each in problem.devices}
+    devices = (_undecided(_fastest(each, names), problem.batch_size) for each in problem.devices)
     return replace(problem.at(1), devices=tuple(devices))
+
+
+def _fastest(device: DeviceProfile, names: Collection[str]) -> DeviceProfile:
+    """Return the profile without links, with the fastest hop to any of these devices."""
+    if not device.links:
+        return device
+    own, links = device.time, [each for each in device.links if each.to in names]
+    hops = [(own.w, own.ell), *((each.w, each.ell) for each in links)]
+    w, ell = map(min, zip(*hops, strict=True))
+    return replace(device, time=replace(own, w=w, ell=ell), links=())
 
 
 def _undecided(device: DeviceProfile, batch_size: int) -> DeviceProfile:

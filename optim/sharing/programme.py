@@ -23,7 +23,8 @@ class Programme:
 
     Else stages are added from the end of the pipeline. The last p of them, on exactly the devices
     D, cost h_p(D, l) = min over all groups G in D and δ of cost_p(G, δ) + h_{p-1}(D - G, l - δ).
-    The answer is the least h_p(D, L) of any p and D.
+    The answer is the least h_p(D, L) of any p and D. If devices have links, h also depends on the
+    class of the first of these stages, and cost_p on the class of the next stage.
     """
 
     states: States
@@ -35,46 +36,54 @@ class Programme:
         stages, in pipeline order if they have one; None if no cut holds all blocks. Each stage
         costs ``each_s`` more."""
         once = np.where(self.costs.pace <= threshold, self.costs.once + each_s, np.inf)
-        sets, blocks = once.shape[1:]
-        reached = np.full((sets, blocks + 1), np.inf)
-        reached[: None if self.most is None else 1, 0] = 0.0  # the first set is empty
+        classes, sets, blocks = once.shape[1:]
+        reached = np.full((classes, sets, blocks + 1), np.inf)
+        reached[-1, : None if self.most is None else 1, 0] = 0.0  # the first set is empty
         levels = [reached]
         for place in range(self.most or 1):
             own = once[min(place, len(once) - 1)]
             levels.append(self._with_stage(own, levels[-1], repeats=self.most is None))
-        last = np.array([level[:, -1] for level in levels])
-        stages, used = np.unravel_index(int(last.argmin()), last.shape)
-        total = float(last[stages, used])
-        if not np.isfinite(total):
+        last = np.array([level[..., -1] for level in levels])
+        begin = np.unravel_index(int(last.argmin()), last.shape)
+        if not np.isfinite(last[begin]):
             return None
-        return total, self._traced(once, levels, int(stages), int(used))
+        return float(last[begin]), self._traced(once, levels, *map(int, begin))
 
     def _with_stage(self, once: Floats, rest: Floats, repeats: bool) -> Floats:
-        """Return the costs [N, L + 1] with one more stage than in ``rest``, or, if stages may
+        """Return the costs [C, N, L + 1] with one more stage than in ``rest``, or, if stages may
         repeat, with any number more."""
-        states, blocks = self.states, once.shape[1]
-        padded = np.full((len(once), 2 * blocks + 1), np.inf)  # begins with l = -L … -1
-        padded[:, blocks:] = rest
+        states, (classes, sets, blocks) = self.states, once.shape
+        padded = np.full((classes, sets, 2 * blocks + 1), np.inf)  # begins with l = -L … -1
+        padded[..., blocks:] = rest
         reached = padded if repeats else np.full_like(padded, np.inf)
-        pair, more = np.nonzero(np.isfinite(once)[states.groups])
-        sets, groups = states.sets[pair], states.groups[pair]
-        costs, starts = once[groups, more], np.flatnonzero(np.diff(sets, prepend=-1))
-        left = (sets - groups) * padded.shape[1] + blocks - more - 1
-        own = sets[starts]
-        for count in range(1, blocks + 1 if len(own) else 1):
+        behind_s: Floats = rest.min(axis=2)  # the least of any number of blocks
+        remaining = states.sets - states.groups
+        least = once.min(axis=(0, 2))[states.groups] + behind_s.min(axis=0)[remaining]
+        pairs = np.flatnonzero(np.isfinite(least))
+        sums = once[:, states.groups[pairs]] + behind_s[:, remaining[pairs], None]
+        pair, behind, more = np.nonzero(np.isfinite(sums).swapaxes(0, 1))
+        whole, groups = states.sets[pairs[pair]], states.groups[pairs[pair]]
+        costs, first = once[behind, groups, more], states.classes[groups]
+        starts = np.flatnonzero(np.diff(whole * classes + first, prepend=-1))
+        left = (behind * sets + whole - groups) * padded.shape[-1] + blocks - more - 1
+        own = first[starts], whole[starts]
+        for count in range(1, blocks + 1 if len(starts) else 1):
             sums = costs + padded.ravel()[left + count]
-            reached[own, blocks + count] = np.minimum.reduceat(sums, starts)
-        return reached[:, blocks:]
+            reached[*own, blocks + count] = np.minimum.reduceat(sums, starts)
+        return reached[..., blocks:]
 
-    def _traced(self, once: Floats, levels: list[Floats], place: int, used: int) -> list[Group]:
-        states, devices, left, stages = self.states, used, once.shape[2], list[Group]()
+    def _traced(
+        self, once: Floats, levels: list[Floats], place: int, first: int, used: int
+    ) -> list[Group]:
+        states, devices, left, stages = self.states, used, once.shape[-1], list[Group]()
         while left:
-            groups = states.groups[states.sets == devices]
+            own_class = states.classes[states.groups] == first
+            groups = states.groups[(states.sets == devices) & own_class]
             own = once[min(place, len(once)) - 1]
             rest = levels[place if self.most is None else place - 1]
-            costs = own[groups, :left] + rest[devices - groups, left - 1 :: -1]
-            number, more = np.unravel_index(int(costs.argmin()), costs.shape)
+            costs = own[:, groups, :left] + rest[:, devices - groups, left - 1 :: -1]
+            behind, number, more = np.unravel_index(int(costs.argmin()), costs.shape)
             stages.append((int(groups[number]), int(more) + 1))
             devices, left = devices - int(groups[number]), left - int(more) - 1
-            place -= self.most is not None
+            first, place = int(behind), place - (self.most is not None)
         return stages

@@ -23,12 +23,16 @@ class States:
     The number of a set minus that of a group in it is the number of the remaining set. A pair is a
     set and a group in it. If groups have no order, the group has a device of the set's first kind,
     so that every way to cut a set into groups is counted once.
+
+    If devices have links, a stage's hop depends on the class of the next one: its device's kind, or
+    T if several devices share it or it is the control unit. Else there is one class.
     """
 
     counts: Ints  # devices of each kind, [N, T]
-    sets: Ints  # of each pair, ascending, [P]
+    sets: Ints  # of each pair, ascending, then by the group's class, [P]
     groups: Ints  # of each pair, [P]
     first: Ints  # first kind of each set, [N]; T for the empty one
+    classes: Ints  # of each set, [N]; the last one is that of the empty one
 
     @property
     def alone(self) -> Bools:
@@ -38,9 +42,12 @@ class States:
 
 def kinds_of(devices: tuple[DeviceProfile, ...]) -> list[list[int]]:
     """Return the indices of the devices of each kind, which are alike apart from their names."""
-    found = defaultdict[object, list[int]](list)
+    found, hops = defaultdict[object, list[int]](list), defaultdict[str, list[object]](list)
+    for device in devices:
+        for link in device.links:
+            hops[link.to].append((device.name, link.w, link.ell))
     for place, device in enumerate(devices):
-        found[replace(device, name="")].append(place)
+        found[replace(device, name=""), tuple(hops[device.name])].append(place)
     return list(found.values())
 
 
@@ -50,15 +57,18 @@ def num_pairs(sizes: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=32)  # clusters of a round often have kinds of the same sizes
-def states_of(sizes: tuple[int, ...], ordered: bool = False) -> States:
+def states_of(sizes: tuple[int, ...], ordered: bool = False, linked: bool = False) -> States:
     """Return the states for so many devices of each kind; the first set is empty."""
     counts = np.array(list(product(*(range(size + 1) for size in sizes))))
     held = counts > 0
     first = np.where(held.any(axis=1), held.argmax(axis=1), len(sizes))
+    alone = counts.sum(axis=1) == 1
+    classes = np.where(alone, first, len(sizes)) if linked else np.zeros(len(counts), dtype=int)
     sets, groups = list[Ints](), list[Ints]()
     for number in range(1, len(counts)):
         within = (counts <= counts[number]).all(axis=1)
         within &= held.any(axis=1) if ordered else held[:, first[number]]
-        groups.append(np.flatnonzero(within))
+        own = np.flatnonzero(within)
+        groups.append(own[np.argsort(classes[own], kind="stable")])
         sets.append(np.full(len(groups[-1]), number))
-    return States(counts, np.concatenate(sets), np.concatenate(groups), first)
+    return States(counts, np.concatenate(sets), np.concatenate(groups), first, classes)

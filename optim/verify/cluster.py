@@ -109,7 +109,7 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_latency(point: Partition, problem: ClusterProblem) -> None:
-    if point.stages:
+    if point.stages or (problem.linked and not point.replicated):
         expected, slowest = latency_of_stages(point, problem)
     elif point.replicated:
         held = zip(problem.devices, point.blocks, strict=True)

@@ -1,6 +1,7 @@
 """Verify partitions with shared stages: rows, limits and times, independently of the solver."""
 
 import math
+from itertools import zip_longest
 
 from collapipe.state import DeviceProfile, received_gradients
 from optim.problem import ClusterProblem, Partition, Stage
@@ -78,8 +79,10 @@ def latency_of_stages(point: Partition, problem: ClusterProblem) -> tuple[float,
     """Return the seconds of a batch and its slowest stage's of a micro-batch."""
     m = point.num_micro_batches
     passed, paces, syncs = [], [], 0.0
-    for stage in point.stages:
-        times = _times(stage, problem, m)
+    alone = (Stage((k,), (0,), held) for k, held in enumerate(point.blocks) if held)
+    stages = point.stages or tuple(alone)
+    for stage, behind in zip_longest(stages, stages[1:]):
+        times = _times(stage, behind, problem, m)
         passed.append(max(compute + hop for compute, hop in times))
         overlap = problem.latency == "overlap"
         paces.append(max(max(pair) if overlap else sum(pair) for pair in times))
@@ -93,10 +96,17 @@ def latency_of_stages(point: Partition, problem: ClusterProblem) -> tuple[float,
     return once + sum(behind) + syncs + (m - 1) * pace, pace
 
 
-def _times(stage: Stage, problem: ClusterProblem, m: int) -> list[tuple[float, float]]:
+def _times(
+    stage: Stage, behind: Stage | None, problem: ClusterProblem, m: int
+) -> list[tuple[float, float]]:
+    """Return each device's compute and hop; ``behind`` is the next stage."""
     rows = stage.rows if len(stage.rows) > 1 else (problem.batch_size / m,)
-    laws = [problem.devices[k].time for k in stage.devices]
-    return [
-        (stage.blocks * (law.u * y + law.v), law.w * y + law.ell)
-        for law, y in zip(laws, rows, strict=True)
-    ]
+    devices, found = [problem.devices[k] for k in stage.devices], list[tuple[float, float]]()
+    both = (*devices, *(problem.devices[k] for k in behind.devices)) if behind else ()
+    for device, y in zip(devices, rows, strict=True):
+        w, ell = device.time.w, device.time.ell
+        for link in device.links if len(both) == 2 else ():
+            if link.to == both[1].name:
+                w, ell = link.w, link.ell
+        found.append((stage.blocks * (device.time.u * y + device.time.v), w * y + ell))
+    return found

@@ -7,7 +7,7 @@ devices and blocks gives Σ, the least sum of such stages that hold L blocks. No
 takes less than Σ + (m - 1)·τ, so the least of these values is a lower bound.
 
 The plans are pipelines of single devices. Each device counts as the last one, with the smaller
-memory of both ways and without the time of recomputing.
+memory of both ways, without the time of recomputing, and with its fastest hop.
 """
 
 import math
@@ -96,7 +96,10 @@ class _Stages:
     def of(cls, problem: ClusterProblem, shared: bool) -> "_Stages":
         m = np.arange(problem.min_micro_batches, problem.max_micro_batches + 1)
         laws = [device.time for device in problem.devices]
-        u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T[..., None]
+        links = [[(link.w, link.ell) for link in each.links] for each in problem.devices]
+        hops = [[(law.w, law.ell), *own] for law, own in zip(laws, links, strict=True)]
+        u, v = np.array([(law.u, law.v) for law in laws]).T[..., None]
+        w, ell = np.array([np.min(each, axis=0) for each in hops]).T[..., None]
         size, blocks = problem.batch_size / m[:, None, None], np.arange(problem.num_blocks + 1)[1:]
         compute, hop = blocks * u * size + blocks * v, w * size + ell
         seconds = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop

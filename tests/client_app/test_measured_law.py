@@ -18,7 +18,7 @@ from client_app.measured_law import (
 )
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host
-from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
+from collapipe.state import AffineLaw, DeviceProfile, Link, SharingLaw
 from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, MeasuredPlan, StepLaw
 from optim.step import Key, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
@@ -149,6 +149,33 @@ def test_a_fitted_law_predicts_the_steps_that_it_was_fitted_to_and_other_cuts(
         expected_s = planned_s(law, truth, segments)
         assert planned_s(unlike, devices, segments) == pytest.approx(
             expected_s, rel=0.01 if cores == 64 else 0.15
+        )
+
+
+def test_a_law_of_a_slow_link_predicts_orders_without_it() -> None:
+    """And orders with other links; the inventory knows their ratio, but no hop's seconds."""
+    law, links = real_law(64, True), {"ab": 20.0, "bc": 3.0}
+    truth = {
+        name: replace(
+            each,
+            time=replace(each.time, ell=1.0),
+            links=tuple(
+                Link(other, 0.0, ratio)
+                for pair, ratio in links.items()
+                for other in pair.replace(name, "")
+                if name in pair
+            ),
+        )
+        for name, each in taking(BLOCK_S).items()
+    }
+    measured = plan_of({"a": 2, "b": 2, "c": 2}, 4)
+    found = replace(fitted(law, measured, truth, truth), factor=1.0)
+    assert found.devices["c"].send_s == pytest.approx(0.004, rel=0.01)
+    for order in ("abc", "bac", "cba", "bca", "acb"):
+        segments = plan_of(dict.fromkeys(order, 2), 4).segments
+        expected_s = planned_s(law, truth, segments)
+        assert planned_s(found, known(truth, found), segments) == pytest.approx(
+            expected_s, rel=0.02
         )
 
 

@@ -112,11 +112,12 @@ class StepTimes:
 
     ``forward_s`` and ``backward_s`` are by device, in the plan's order. ``send_s`` maps a device,
     or None for the control unit, to the time from the end of an action until its output was at a
-    waiting stage; a device that shares one and is never its last has none. The head's answer takes
-    ``head_s``, and follows the one before after ``head_pace_s``, 0 if none had to wait.
-    ``overhead_s`` is the part of a step before the first action and after the last one. Devices
-    that share the first stage begin ``late_s`` later than tensors take, because they wait for
-    weights of the last step. ``step_s`` is the mean of all steps.
+    waiting stage; a device that shares one and is never its last has none. ``gradients`` is which
+    part of a device's outputs in this mean were gradients. The head's answer takes ``head_s``, and
+    follows the one before after ``head_pace_s``, 0 if none had to wait. ``overhead_s`` is the part
+    of a step before the first action and after the last one. Devices that share the first stage
+    begin ``late_s`` later than tensors take, because they wait for weights of the last step.
+    ``step_s`` is the mean of all steps.
     """
 
     forward_s: tuple[float, ...]
@@ -130,6 +131,7 @@ class StepTimes:
     overhead_s: float
     step_s: float
     late_s: float = 0.0
+    gradients: Mapping[str, float] = field(default_factory=dict)
 
 
 class Measurements:
@@ -235,12 +237,13 @@ class Measurements:
             tuple(_mean(t for each in later for t in each.chunks(kind, *one)) for one in held)
             for kind in (FORWARD, BACKWARD)
         )
-        own_s = _mean(t for each in later for t in each.sent(-1))
+        own_s, gradients = _mean(t for each in later for _, t in each.sent(-1)), dict[str, float]()
         send_s: dict[str | None, float] = {None: own_s}
         for stage, name in held:
-            seconds = [t for each in later for t in each.sent(stage, name, own_s)]
-            if seconds or not plan.shares:
-                send_s[name] = _mean(seconds)
+            sent = [pair for each in later for pair in each.sent(stage, name, own_s)]
+            gradients[name] = _mean(float(kind == BACKWARD) for kind, _ in sent)
+            if sent or not plan.shares:
+                send_s[name] = _mean(t for _, t in sent)
         late_s = _mean(each.first_came_s for each in later) - own_s
         embedding = [
             _mean(t for each in later for t in _lengths(each.own.embedding, kind))
@@ -260,6 +263,7 @@ class Measurements:
             overhead_s=_mean(each.overhead_s for each in later),
             step_s=fmean(each.own.ended_s - each.own.began_s for each in steps),
             late_s=max(0.0, late_s) if len(plan.segments[0].devices) > 1 else 0.0,
+            gradients=gradients,
         )
 
     def _report(
@@ -345,9 +349,9 @@ class _Step:
                 yield answered_s - max(submitted_s, free_s)
             free_s = answered_s
 
-    def sent(self, stage: int, device: str = "", own_s: float = 0.0) -> Iterator[float]:
-        """Yield the seconds in which outputs of a ``device`` of a stage, or of the control unit
-        (-1), came to a stage that was waiting for them.
+    def sent(self, stage: int, device: str = "", own_s: float = 0.0) -> Iterator[tuple[str, float]]:
+        """Yield the kind of action and the seconds in which its output came from a ``device`` of a
+        stage, or from the control unit (-1), to a stage that was waiting for it.
 
         A stage waits for the last device of the one before, so the others have no times. Between
         devices, hops from or to a shared stage pass the control unit, whose ``own_s`` are left out.
@@ -379,7 +383,7 @@ class _Step:
                 to = stage + (1 if action.kind == FORWARD else -1)
                 sides = {stage, to} & {*range(last + 1)}
                 passes = len(sides) > 1 and any(len(self.rows[each]) > 1 for each in sides)
-                yield max(0.0, row[1] - end_s - (own_s if passes else 0.0))
+                yield action.kind, max(0.0, row[1] - end_s - (own_s if passes else 0.0))
 
     def _first(self, stage: int) -> _Rows:
         """Return the times of a stage's first device."""

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget, SharingLaw
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link, MemoryBudget, SharingLaw
 from optim.problem import LATENCIES, ClusterProblem
 
 
@@ -79,3 +80,15 @@ def _device(name: str, rng: np.random.Generator, num_blocks: int, batch: int) ->
         energy = EnergyBudget(joules, time, "batch" if rng.random() < 0.5 else "micro_batch")
     sharing = None if rng.random() < 0.1 else SharingLaw(some(0.3), limit, memory)
     return DeviceProfile(name, time, limit, energy, memory, sharing)
+
+
+def linked(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
+    """The problem with links between some pairs of devices, slow, fast or without any time."""
+    devices = list(problem.devices)
+    for pair in combinations(range(len(devices)), 2):
+        if rng.random() < 0.6:
+            w, ell = (float(rng.choice([0.0, 0.05, most])) for most in (1.0, 1.5))
+            for k, other in (pair, pair[::-1]):
+                link = Link(devices[other].name, w, ell)
+                devices[k] = replace(devices[k], links=(*devices[k].links, link))
+    return replace(problem, devices=tuple(devices))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import permutations, product
 
@@ -34,7 +35,9 @@ def _plans(problem: ClusterProblem, m: int, most: int) -> Iterator[tuple[float, 
         if len(groups) > most:
             continue
         for blocks in _shares(problem.num_blocks, len(groups)):
-            for times in product(*map(stage, groups, blocks, range(len(groups), 0, -1))):
+            behind_each = [*groups[1:], ()]
+            options = map(stage, groups, blocks, range(len(groups), 0, -1), behind_each)
+            for times in product(*options):
                 paces = [pace for pace, _, _ in times]
                 sums = [once for _, once, _ in times]
                 if problem.latency == "bound":
@@ -44,20 +47,31 @@ def _plans(problem: ClusterProblem, m: int, most: int) -> Iterator[tuple[float, 
 
 
 def _orders(problem: ClusterProblem) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All groups, in all orders if memory depends on them."""
+    """All groups, in all orders if memory or hops depend on them."""
+    ordered = len(problem.in_flight) > 1 or any(each.links for each in problem.devices)
     for groups in _groups(tuple(range(len(problem.devices)))):
-        yield from permutations(groups) if len(problem.in_flight) > 1 else [tuple(groups)]
+        yield from permutations(groups) if ordered else [tuple(groups)]
 
 
 def _stage(
-    problem: ClusterProblem, m: int, group: tuple[int, ...], blocks: int, place: int
+    problem: ClusterProblem,
+    m: int,
+    group: tuple[int, ...],
+    blocks: int,
+    place: int,
+    behind: tuple[int, ...],
 ) -> Iterator[tuple[float, float, float]]:
     """Pace, compute and hop, and sync of the stage, s: for the rows that balance it best, with all
     devices in either mode."""
     ways = [{d.in_mode(on) for on in (False, True)} for d in (problem.devices[k] for k in group)]
     if len(group) == 1:
+        names = [problem.devices[k].name for k in behind]
         for device in ways[0]:
             if _fits_alone(problem, device, blocks, m, place):
+                for link in device.links:
+                    if names == [link.to]:
+                        own = replace(device.time, w=link.w, ell=link.ell)
+                        device = replace(device, time=own)
                 yield *_times(problem, [device], [problem.batch_size / m], blocks), 0.0
         return
     if any(problem.devices[k].sharing is None for k in group):
@@ -78,10 +92,29 @@ def _stage(
         # Of splits with the least time for computing and sending, the law takes the one that the
         # greedy rule finds; another one may have a smaller pace only under ``overlap``.
         least = min(_times(problem, *pair, blocks)[1] for pair in possible)
+        if any(device.links for device in problem.devices) and least > (1 + 1e-12) * min(
+            _times(problem, *pair, blocks)[1] for pair in _balances(problem, m, ways, blocks, place)
+        ):
+            return  # with all rows balanced it is another group, whose hop may be another one
         for pair in possible:
             pace, once = _times(problem, *pair, blocks)
             if once <= least * (1 + 1e-12):
                 yield pace, once, sync
+
+
+def _balances(
+    problem: ClusterProblem, m: int, ways: Sequence[set[DeviceProfile]], blocks: int, place: int
+) -> Iterator[tuple[list[DeviceProfile], list[float]]]:
+    """The possible splits of rows of which some devices may have none."""
+    rows, count = math.ceil(problem.batch_size / m), len(ways)
+    for devices, split in product(product(*ways), _shares(rows + count, count)):
+        own = [(d, y - 1) for d, y in zip(devices, split, strict=True) if y > 1]
+        if all(
+            fits(problem, d, blocks, y, m, count, place)
+            and (y < rows or _fits_alone(problem, d, blocks, m, place))
+            for d, y in own
+        ):
+            yield [d for d, _ in own], [y for _, y in own]
 
 
 def _times(

@@ -84,7 +84,7 @@ def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
         kind_of = {k: kind for kind, own in enumerate(kinds) for k in own}
         states, caps = states_of(tuple(map(len, kinds))), caps_by_place(problem, kinds)
         every = np.arange(1, problem.num_blocks + 1)
-        pace = stage_costs(problem, states, kinds, caps, m, every).pace
+        pace = stage_costs(problem, states, kinds, caps, m, every).pace[:, 0]
         for place, group, held in np.argwhere(np.isfinite(pace) & (pace > 0)).tolist():
             members = zip(kinds, states.counts[group].tolist(), strict=True)
             devices = [k for own, n in members for k in own[:n]]

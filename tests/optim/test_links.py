@@ -1,0 +1,255 @@
+"""Hops that depend on the next device: plans are as fast as any, or say how far they may be."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import optim.sharing.exact
+from collapipe.errors import ConfigError, PlanViolationError
+from collapipe.state import AffineLaw, DeviceProfile, Link
+from collapipe.step_law import DeviceTimes
+from optim.latency import batch_s
+from optim.partition.exact import exact_partition
+from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition, Stage
+from optim.sharing.exact import shared_partition
+from optim.sharing.law import partition_of_stages, stages_of
+from optim.sharing.states import kinds_of
+from optim.simulated_plan import as_measured
+from optim.solvers import CLUSTER_SOLVERS, cluster_solver
+from optim.step import step_s, works_of
+from optim.verified import solve_verified, witnessed
+from optim.verify.cluster import check_plan
+from optim.verify.witness import witness_of
+from tests.optim.sharing.instances import drawn, linked, tight
+from tests.optim.sharing.oracle import fastest_at, fastest_s
+from tests.optim.uplink_times import asked, solved
+from tests.step_laws import law_of
+from tests.step_laws import stages_of as held
+from tests.thorough import chosen
+
+ROOMS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
+
+
+def two_rooms(slow: Link, names: str = "abcdef", usual: float = 0.01) -> ClusterProblem:
+    """Equal devices, of which each second one in the file's order is in the other room. Each holds
+    two of the blocks, so that all are used."""
+    devices = tuple(
+        DeviceProfile(
+            name,
+            AffineLaw(0.1, 0.0, usual, 0.0),
+            max_blocks=2,
+            links=tuple(replace(slow, to=to) for to in names if ROOMS[to] != ROOMS[name]),
+        )
+        for name in names
+    )
+    return ClusterProblem(devices, 2 * len(names), 8, 8, "overlap", in_flight=(2,))
+
+
+def solve(problem: ClusterProblem, solver: ClusterSolver = exact_partition):  # type: ignore[no-untyped-def]
+    return solve_verified(problem, solver, np.random.default_rng(0))
+
+
+def solve_as_fast(problem: ClusterProblem, solver: ClusterSolver) -> bool:
+    """Compare the front with all plans; False if there is none."""
+    return solved(problem, solver, fastest_at(problem, asked(problem))) is not None
+
+
+def instance(
+    draw: Callable[..., ClusterProblem], solver: ClusterSolver, *seed: int
+) -> ClusterProblem:
+    """A drawn problem with links; no device shares a stage if the solver plans none."""
+    rng = np.random.default_rng(seed)
+    problem = linked(draw(rng), rng)
+    shares = solver is shared_partition
+    devices = (replace(each, sharing=each.sharing if shares else None) for each in problem.devices)
+    return replace(problem, devices=tuple(devices))
+
+
+@pytest.mark.parametrize("seed", chosen(range(40), range(2)))
+@pytest.mark.parametrize("solver", [exact_partition, shared_partition])
+@pytest.mark.parametrize("draw", [drawn, tight])
+def test_no_plan_is_faster(
+    draw: Callable[..., ClusterProblem], solver: ClusterSolver, seed: int
+) -> None:
+    """In any order, with all blocks, rows, modes and m, under all laws, for all uplink times."""
+    laws = set()
+    for number in range(30):
+        problem = instance(draw, solver, seed, number)
+        if solve_as_fast(problem, solver):
+            laws.add(problem.latency)
+    assert laws == set(LATENCIES)
+
+
+@pytest.mark.parametrize(
+    ("draw", "solver", "seed"),
+    [
+        # a hop to a device, not to the control unit, is the slowest stage
+        (tight, exact_partition, (5, 215)),
+        (tight, exact_partition, (5, 477)),
+        # a usual hop is slower than all links, and the uplink may take any time
+        (tight, shared_partition, (4, 17)),
+        # a device that would have no row cannot spare the others a link
+        (drawn, shared_partition, (5, 266)),
+        (drawn, shared_partition, (5, 615)),
+        (tight, shared_partition, (5, 50)),
+    ],
+)
+def test_no_plan_is_faster_in_rare_cases(
+    draw: Callable[..., ClusterProblem], solver: ClusterSolver, seed: tuple[int, int]
+) -> None:
+    assert solve_as_fast(instance(draw, solver, *seed), solver)
+
+
+@pytest.mark.parametrize("seed", chosen(range(20), range(1)))
+def test_each_number_of_segments_has_its_fastest_plan(seed: int) -> None:
+    for number in range(30):
+        problem = instance(drawn, exact_partition, seed, number)
+        problem = replace(problem, activation_s=(0.0,))
+        expected = [fastest_s(problem, most=most + 1) for most in range(len(problem.devices))]
+        if math.isinf(expected[-1]):
+            continue
+        front = solve(problem).front
+        for most, least_s in enumerate(expected, start=1):
+            few = [each.latency_s for each in front if each.num_segments <= most]
+            assert min(few, default=math.inf) == pytest.approx(least_s, rel=1e-9), (seed, number)
+
+
+@pytest.mark.parametrize("most_pairs", [0, 9])  # none, or those of two devices
+@pytest.mark.parametrize("solver", [exact_partition, shared_partition])
+def test_beyond_the_limit_of_devices_the_bound_holds(
+    solver: ClusterSolver, most_pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan without a gap is then the fastest, too; most plans are near it."""
+    monkeypatch.setattr(optim.sharing.exact, "_MOST_ORDERED", most_pairs)
+    proved, ratios = 0, list[float]()
+    for number in range(60):
+        problem = instance(drawn, solver, 3, number)
+        if len(problem.devices) < 3 or math.isinf(least_s := fastest_s(problem)):
+            continue
+        certificate = (solution := solve(problem, solver)).certificate
+        assert certificate.lower_bound <= least_s * (1 + 1e-9)
+        best_s = batch_s(solution.best, 0.0)
+        assert certificate.objective == pytest.approx(best_s) and best_s >= least_s * (1 - 1e-9)
+        if certificate.gap < 1e-9:
+            proved += 1
+            assert best_s == pytest.approx(least_s)
+        ratios.append(best_s / least_s)
+    assert 0 < proved < len(ratios) and np.mean(ratios) < 1.1
+
+
+@pytest.mark.parametrize("solver", [exact_partition, shared_partition])
+def test_no_bound_above_the_fastest_plan_has_a_witness(solver: ClusterSolver) -> None:
+    proved = 0
+    for number in range(40):
+        problem = replace(instance(drawn, solver, 4, number), activation_s=(0.0,), in_flight=())
+        if math.isfinite(least_s := fastest_s(problem)):
+            shared = solver is shared_partition
+            assert witness_of(problem, least_s * (1 + 1e-6), shared) is None
+            proved += bool(witnessed(problem, solve(problem, solver)).certificate.witness)
+    assert proved
+
+
+def test_links_to_devices_that_are_away_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim.sharing.exact, "_MOST_ORDERED", 0)
+    problem = two_rooms(Link("", 0.0, 0.0))
+    room = tuple(each for each in problem.devices if ROOMS[each.name] == 0)
+    solution = solve(replace(problem, devices=room, num_blocks=6))
+    assert solution.complete and solution.certificate.gap == 0
+
+
+@pytest.mark.parametrize("latency", ["overlap", "flow_shop"])  # ``bound`` counts the slowest hop
+def test_two_rooms_are_joined_once(latency: Latency) -> None:
+    """Though the file's order alternates between them; with fast links it stays."""
+    slow = replace(two_rooms(Link("", 1.0, 0.5)), latency=latency)
+    solution = solve(slow)
+    rooms = [ROOMS[slow.devices[each.devices[0]].name] for each in solution.best.stages]
+    assert sum(a != b for a, b in pairwise(rooms)) == 1 and len(rooms) == 6
+    assert solution.certificate.gap == 0
+    fast = replace(two_rooms(Link("", 0.01, 0.0)), latency=latency)
+    assert not solve(fast).best.stages and solve(fast).certificate.gap == 0
+
+
+def test_devices_with_the_same_links_are_interchangeable() -> None:
+    problem = two_rooms(Link("", 1.0, 0.5))
+    assert kinds_of(problem.devices) == [[0, 2, 4], [1, 3, 5]]
+    first, *others = problem.devices
+    one_way = replace(others[0], links=others[0].links[1:])  # it has no link to ``first`` back
+    assert kinds_of((first, one_way, *others[1:])) == [[0], [1], [2, 4], [3, 5]]
+
+
+def test_a_shared_stage_has_its_devices_usual_hops() -> None:
+    problem, rows = two_rooms(Link("", 1.0, 0.5), "abc"), 2
+    alone = [Stage((0,), (rows,), 2), Stage((1,), (rows,), 2), Stage((2,), (rows,), 2)]
+    both = [Stage((0,), (rows,), 3), Stage((1, 2), (1, 1), 3)]
+    usual = replace(problem, devices=tuple(replace(d, links=()) for d in problem.devices))
+    for stages, more_s in ((alone, 2 * (2 * 1.0 + 0.5 - 2 * 0.01)), (both, 0.0)):
+        own, other = (partition_of_stages(each, stages, 4) for each in (problem, usual))
+        sums = [each.latency_s - 3 * each.slowest_s for each in (own, other)]
+        assert sums[0] - sums[1] == pytest.approx(more_s)
+
+
+@pytest.mark.parametrize("stages", [True, False])
+def test_a_plan_with_the_times_of_usual_hops_is_refused(stages: bool) -> None:
+    problem = two_rooms(Link("", 1.0, 0.5), "ab")
+    order = [Stage((k,), (8,), 2) for k in ((1, 0) if stages else (0, 1))]
+    right = partition_of_stages(problem, order, 1)
+    check_plan(right, problem)
+    usual = replace(problem, devices=tuple(replace(d, links=()) for d in problem.devices))
+    with pytest.raises(PlanViolationError, match="latency"):
+        check_plan(partition_of_stages(usual, order, 1), problem)
+
+
+@pytest.mark.parametrize("name", CLUSTER_SOLVERS)
+def test_every_solver_counts_the_hops_of_its_plan(name: str) -> None:
+    problem = replace(two_rooms(Link("", 1.0, 0.5), "abcd"), latency="flow_shop")
+    free = tuple(replace(each, max_blocks=None) for each in problem.devices)
+    problem = replace(problem, devices=free)
+    best: Partition = solve(problem, cluster_solver(name)).best
+    if not best.replicated:
+        again = partition_of_stages(problem, stages_of(problem, best), best.num_micro_batches)
+        assert best.latency_s == pytest.approx(again.latency_s)
+
+
+def test_a_simulated_step_sends_over_the_links_of_its_order() -> None:
+    """Activations go to the next device, gradients to the one before."""
+    devices = {each.name: each for each in two_rooms(Link("", 1.0, 0.5), "abc").devices}
+    law = law_of("abc", m=4, send_s=0.004, apart=True)
+    works = works_of(law, held({"b": 2, "a": 2, "c": 2}), devices, 8)
+    sent = [(each.send_s, each.back_s) for work in works for each in work.devices]
+    slow_s, usual_s = 0.004 * (2 * 1.0 + 0.5) / (2 * 0.01), 0.004
+    assert sent == [
+        pytest.approx(each) for each in ((slow_s, usual_s), (usual_s, slow_s), (usual_s, usual_s))
+    ]
+    twice, once = (
+        step_s(law, works_of(law, held(dict.fromkeys(order, 2)), devices, 8), "one_f_one_b")
+        for order in ("abc", "bac")
+    )
+    assert twice > once
+
+
+def test_measured_hops_scale_links() -> None:
+    problem = two_rooms(Link("", 1.0, 0.5), "ab")
+    law = law_of("ab", m=4, send_s=0.02, apart=True, stages=held({"a": 2, "b": 2}))
+    a = as_measured(problem, law).devices[0]  # 0.04 s there and back instead of 0.02 s
+    assert (a.time.w, a.links) == (pytest.approx(0.02), (Link("b", 2.0, 1.0),))
+    nothing = DeviceTimes(1 / 3, 0.02, "a")
+    free = replace(
+        problem,
+        devices=tuple(
+            replace(each, time=AffineLaw(0.1, 0.0, 0.0, 0.0)) for each in problem.devices
+        ),
+    )
+    a = as_measured(free, replace(law, devices={"a": nothing})).devices[0]
+    assert a.time.ell == 0.04 and not a.links
+
+
+@pytest.mark.parametrize("links", [(Link("a", 1.0, 0.0),), (Link("b", 1.0, 0.0),) * 2])
+def test_impossible_links_are_refused(links: tuple[Link, ...]) -> None:
+    with pytest.raises(ConfigError, match="at most one link"):
+        DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), links=links)
+    with pytest.raises(ConfigError, match="ell"):
+        Link("b", 0.0, -1.0)
