@@ -1,13 +1,14 @@
 """Device laws from data sheets or measurements, and a block's cost from its sizes."""
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from collapipe.state import (
     AffineLaw,
     BlockCost,
     DeviceProfile,
     EnergyBudget,
+    Link,
     MemoryBudget,
     SharingLaw,
 )
@@ -30,13 +31,24 @@ class PhysicalDevice:
     power_w: float | None = None  # while it computes or sends
     launch_s: float = 0.0  # of a block, for each micro-batch
     hop_latency_s: float = 0.0  # of a hop, for each micro-batch
+    # rates to other devices by their names, and latencies if these differ from the usual one
+    links: tuple[tuple[str, float, float | None], ...] = ()
 
     def profile(self, cost: BlockCost) -> DeviceProfile:
-        """Return the chunk law, the block limit and the energy law for blocks of ``cost``."""
+        """Return the chunk law, the block limit and the energy law for blocks of ``cost``.
+
+        Energy counts the slowest hop.
+        """
         time = self.chunk or self._law(cost)
+        links = tuple(
+            Link(name, cost.hop_bits / rate_bps, time.ell if latency_s is None else latency_s)
+            for name, rate_bps, latency_s in self.links
+        )
         energy = None
         if self.energy_j is not None and self.power_w is not None:
-            parts = (self.power_w * part for part in astuple(time))
+            w = max([time.w, *(each.w for each in links)])
+            ell = max([time.ell, *(each.ell for each in links)])
+            parts = (self.power_w * part for part in (time.u, time.v, w, ell))
             energy = EnergyBudget(self.energy_j, AffineLaw(*parts))
         memory = None
         if self.memory_bytes is not None:
@@ -44,7 +56,8 @@ class PhysicalDevice:
             of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
             memory = MemoryBudget(self.memory_bytes, *own, *of_batch, cost.trained_bytes)
         sharing = self._sharing(cost, memory)
-        return DeviceProfile(self.name, time, self.max_blocks, energy, memory, sharing)
+        held = self.max_blocks, energy, memory, sharing
+        return DeviceProfile(self.name, time, *held, links=links)
 
     def _sharing(self, cost: BlockCost, memory: MemoryBudget | None) -> SharingLaw | None:
         """Return the law of shared stages; None if the rate or what trains is not known."""

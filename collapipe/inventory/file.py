@@ -84,6 +84,8 @@ def _cluster(
 ) -> DescribedCluster:
     devices, profiles, uplink = [], [], None
     misfit: ConfigError | None = None
+    for n, link in enumerate(section.links):
+        _check_figures(document, ("clusters", place, "links", n), link, model)
     for k, each in enumerate(section.devices):
         loc = ("clusters", place, "devices", k)
         _check_figures(document, loc, each, model)
@@ -93,7 +95,8 @@ def _cluster(
         try:
             law = AffineLaw(u=chunk.u, v=chunk.v, w=chunk.w, ell=chunk.l) if chunk else None
             described = each.model_dump(exclude={"chunk", "address", "process_id"})
-            devices.append(PhysicalDevice(chunk=law, **described))
+            links = tuple(_links_of(each.name, section))
+            devices.append(PhysicalDevice(chunk=law, links=links, **described))
             profile = devices[-1].profile(model.cost)
             if model.recomputing is not None:
                 smaller = devices[-1].profile(model.recomputing)
@@ -109,6 +112,16 @@ def _cluster(
         uplink = _uplink(section.uplink, model, head_s)
     held = tuple(devices), tuple(profiles), uplink
     return DescribedCluster(("clusters", place), section.name, *held, control_unit, head_s, misfit)
+
+
+def _links_of(
+    name: str, section: schema.ClusterSection
+) -> Iterator[tuple[str, float, float | None]]:
+    """Yield a device's links, in the order of the other devices."""
+    for other in section.devices:
+        for link in section.links:
+            if other.name != name and {*link.between} == {name, other.name}:
+                yield other.name, link.d2d_rate_bps, link.hop_latency_s
 
 
 def _misfit(
@@ -158,7 +171,7 @@ def _uplink(given: schema.UplinkSection, model: Model, head_s: float | None) -> 
 def _check_figures(
     document: Document,
     loc: Loc,
-    section: schema.DeviceSection | schema.ControlUnitSection,
+    section: schema.DeviceSection | schema.ControlUnitSection | schema.LinkSection,
     model: Model,
 ) -> None:
     """Raise ``ConfigError`` for a key for which the model lacks figures; it names the figures."""
@@ -167,10 +180,12 @@ def _check_figures(
     missing = [name for name in needed if name not in model.figures]
     if missing:
         key = next(key for key in given if missing[0] in _FIGURES_FOR[key])
+        is_link = isinstance(section, schema.LinkSection)
+        other = "" if is_link else ", or measure this device's chunk and max_blocks"
         raise document.error(
             (*loc, key),
             f"needs figures that model (line {document.line(('model',))}) lacks: "
-            f"{', '.join(missing)}; add them there, or measure this device's chunk and max_blocks",
+            f"{', '.join(missing)}; add them there{other}",
         )
 
 

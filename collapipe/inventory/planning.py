@@ -21,6 +21,7 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
 )
+from optim.sharing.law import in_order, stages_of
 from optim.sharing.modes import held_in_order, in_modes
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
@@ -57,8 +58,10 @@ class PlannedCluster:
     @property
     def problem(self) -> ClusterProblem:
         """The problem for the head's place in the round, else for the fastest place, with each
-        device as it computes in the plan."""
-        return in_modes(self.chosen.problem, self.partition.recomputing)
+        device as it computes and sends in the plan."""
+        problem, partition = self.chosen.problem, self.partition
+        ordered = in_order(problem, stages_of(problem, partition))
+        return in_modes(ordered, partition.recomputing)
 
     @property
     def fastest(self) -> SolvedCluster:

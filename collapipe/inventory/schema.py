@@ -200,11 +200,20 @@ class UplinkSection(Section):
     gradient_s: NotNegative = 0.0
 
 
+class LinkSection(Section):
+    """``links``: a rate for two devices whose stages follow each other, in either order."""
+
+    between: tuple[Text, Text]
+    d2d_rate_bps: Positive
+    hop_latency_s: NotNegative | None = None  # None: the sender's
+
+
 class ClusterSection(Section):
     """A cluster: its devices, and its uplink in a joint round."""
 
     name: Text
     devices: list[DeviceSection] = Field(min_length=1)
+    links: list[LinkSection] = []
     control_unit: ControlUnitSection | None = None
     uplink: UplinkSection | None = None
 
@@ -214,6 +223,7 @@ class ClusterSection(Section):
         for place, device in enumerate(self.devices):
             for loc, message in device.faults(alone=len(self.devices) == 1):
                 yield ("devices", place, *loc), message
+        yield from self._faults_of_links()
         if self.uplink is None:
             if num_channels:
                 yield ("uplink",), "is missing; with channels every cluster has one"
@@ -222,6 +232,18 @@ class ClusterSection(Section):
         elif (given := len(self.uplink.gain_db)) != num_channels:
             says = f"has {given} numbers, expected one for each of {num_channels} channels"
             yield ("uplink", "gain_db"), says
+
+    def _faults_of_links(self) -> Iterator[tuple[Loc, str]]:
+        names, first = [each.name for each in self.devices], dict[frozenset[str], int]()
+        for place, link in enumerate(self.links):
+            pair, loc = frozenset(link.between), ("links", place, "between")
+            for name in link.between:
+                if name not in names:
+                    yield (*loc,), f"{name} is no device of the cluster{nearest(name, names)}"
+            if len(pair) < len(link.between):
+                yield loc, f"names {link.between[0]} twice; name two devices"
+            if first.setdefault(pair, place) < place:
+                yield loc, f"links[{first[pair]}] has the same devices; remove one"
 
 
 class ChannelSection(Section):

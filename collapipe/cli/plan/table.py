@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from rich.console import Console
@@ -171,6 +172,7 @@ def _summary(
         ("head", _head(planned)),
         ("certainty", _certainty(planned)),
         ("slowest", _slowest(planned)),
+        ("links", _links(planned)),
         ("sync", _sync(planned, segments)),
         ("recompute", _recompute(planned)),
         ("even split", _even(planned.chosen.problem, partition)),
@@ -241,6 +243,18 @@ def _slowest(planned: PlannedCluster) -> str:
     if planned.uplink == "streamed":
         found = max([found, *((each.each_s, each.name) for each in planned.behind)])
     return f"{found[1]} {seconds(found[0])} per micro-batch"
+
+
+def _links(planned: PlannedCluster) -> str:
+    """Return which of the file's links the plan uses; empty if it has none."""
+    devices, partition = planned.chosen.problem.devices, planned.partition
+    total, used = sum(len(each.links) for each in devices) // 2, list[str]()
+    for pair in pairwise(stages_of(planned.chosen.problem, partition)):
+        if all(len(stage.devices) == 1 for stage in pair):
+            sender, target = (devices[stage.devices[0]] for stage in pair)
+            if target.name in {link.to for link in sender.links}:
+                used.append(f"{sender.name} to {target.name}")
+    return f"{len(used)} of {total} in use{': ' if used else ''}{', '.join(used)}" if total else ""
 
 
 def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:

@@ -15,7 +15,7 @@ from collapipe.inventory.file import Inventory, read_inventory
 from collapipe.inventory.model import TOKENS
 from collapipe.inventory.schema import RoundSection
 from collapipe.inventory.yaml_file import MAX_BYTES
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link
 from optim.problem import RoundOptions
 
 MODEL = """\
@@ -42,6 +42,60 @@ def test_a_physical_device_has_the_law_of_its_speed_and_rate(tmp_path: Path) -> 
         "{name: j, flops_per_s: 4e11, d2d_rate_bps: 1e8, launch_s: 0.01, hop_latency_s: 0.02}",
     )
     assert (box.time.v, box.time.ell) == (0.01, 0.02)
+
+
+PAIR = (
+    "{name: a, flops_per_s: 4e11, d2d_rate_bps: 1e9, hop_latency_s: 0.02}",
+    "{name: b, chunk: {u: 1, v: 0, w: 0.5, l: 0.1}, energy_j: 9, power_w: 2}",
+)
+
+
+def with_links(*links: str) -> str:
+    lines = "".join(f"      - {each}\n" for each in links)
+    return file(*PAIR) + f"    links:\n{lines}"
+
+
+def test_a_link_is_both_devices_hop_to_each_other(tmp_path: Path) -> None:
+    """Energy counts the slowest hop; without a latency the sender's counts."""
+    link = "{between: [b, a], d2d_rate_bps: 1e6}"
+    a, b = read(tmp_path, with_links(link)).clusters[0].profiles
+    assert a.links == (Link("b", 2.0, 0.02),) and a.time.w == 2e6 / 1e9
+    assert b.links == (Link("a", 2.0, 0.1),) and b.time.w == 0.5
+    assert b.energy and b.energy.law == AffineLaw(2.0, 0.0, 4.0, 0.2)
+    given = with_links(link.replace("}", ", hop_latency_s: 0}"))
+    assert read(tmp_path, given).clusters[0].profiles[0].links == (Link("b", 2.0, 0.0),)
+
+
+@pytest.mark.parametrize(
+    ("links", "says"),
+    [
+        (("{between: [a, c], d2d_rate_bps: 1}",), "links[0].between: c is no device"),
+        (("{between: [a, a], d2d_rate_bps: 1}",), "links[0].between: names a twice"),
+        (
+            ("{between: [a, b], d2d_rate_bps: 1e8}", "{between: [b, a], d2d_rate_bps: 2e8}"),
+            "links[1].between: links[0] has the same devices",
+        ),
+        (("{between: [a, b], d2d_rate_bps: 0}",), "links[0].d2d_rate_bps=0: must be above 0"),
+        (("{between: [a, b], d2d_rate_bps: -1e8}",), "must be above 0"),
+        (("{between: [a, b], d2d_rate_bps: 1, hop_latency_s: -1}",), "hop_latency_s=-1: "),
+        (("{between: [a, b]}",), "links[0].d2d_rate_bps: is missing"),
+        (("{between: [a], d2d_rate_bps: 1}",), "links[0].between[1]: is missing"),
+        (("{between: [a, b, a], d2d_rate_bps: 1}",), "links[0].between: "),
+        (("{between: [a, b], rate: 1}",), "links[0].rate=1: unknown key"),
+        (("{between: [a, b], d2d_rate_bps: 1e-9}",), "devices[0]: Link: w="),
+    ],
+)
+def test_bad_links_are_named(tmp_path: Path, links: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, with_links(*links))
+    assert says in str(refused.value) and is_printable(str(refused.value))
+
+
+def test_links_need_the_bits_of_a_hop(tmp_path: Path) -> None:
+    text = with_links("{between: [a, b], d2d_rate_bps: 1e8}").replace(PAIR[0], PAIR[1])
+    text = text.replace("name: b", "name: a", 1).replace("  activation_bits: 1.5e6\n", "")
+    with pytest.raises(ConfigError, match=r"links\[0\]\.d2d_rate_bps.*: activation_bits"):
+        read(tmp_path, text)
 
 
 def test_a_lone_device_needs_no_rate(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface import folder
 
-from collapipe.formatting import amount, three_digits
+from collapipe.formatting import amount, seconds, three_digits
 from collapipe.inventory import planning
 from collapipe.models.cost import head_flops, measure_cost
 from collapipe.models.huggingface.spec import HuggingFaceSpec
@@ -584,6 +584,45 @@ clusters:
       - {name: fast, flops_per_s: 4.0e9, d2d_rate_bps: 1.0e8}
       - {name: slow, flops_per_s: 2.0e9, d2d_rate_bps: 1.0e8}
 """
+
+
+ROOMS = """
+batch_size: 16
+latency: overlap
+model: {num_blocks: 8, forward_flops: 1.0e9, backward_flops: 2.0e9, activation_bits: 1.0e6,
+        gradient_bits: 1.0e6, block_bytes: 1.0e6}
+clusters:
+  - name: home
+    devices:
+      - {name: desk-1, flops_per_s: 1.0e11, d2d_rate_bps: 9.4e8, memory_bytes: 2.0e6}
+      - {name: attic-1, flops_per_s: 1.0e11, d2d_rate_bps: 9.4e8, memory_bytes: 2.0e6}
+      - {name: desk-2, flops_per_s: 1.0e11, d2d_rate_bps: 9.4e8, memory_bytes: 2.0e6}
+      - {name: attic-2, flops_per_s: 1.0e11, d2d_rate_bps: 9.4e8, memory_bytes: 2.0e6}
+    links:
+      - {between: [desk-1, attic-1], d2d_rate_bps: 2.0e7, hop_latency_s: 0.01}
+      - {between: [desk-1, attic-2], d2d_rate_bps: 2.0e7, hop_latency_s: 0.01}
+      - {between: [desk-2, attic-1], d2d_rate_bps: 2.0e7, hop_latency_s: 0.01}
+      - {between: [desk-2, attic-2], d2d_rate_bps: 2.0e7, hop_latency_s: 0.01}
+"""
+
+
+def test_a_plan_crosses_the_slow_link_of_two_rooms_once(command: Command, tmp_path: Path) -> None:
+    """The table, JSON and chart have this hop's time."""
+    file, chart = written(tmp_path, ROOMS), tmp_path / "plan.svg"
+    told = json.loads(command(file, "--json")[1])["clusters"][0]
+    order = [each["device"] for each in told["segments"]]
+    assert [name.partition("-")[0] for name in order] in (
+        ["desk"] * 2 + ["attic"] * 2,
+        ["attic"] * 2 + ["desk"] * 2,
+    )
+    assert told["gap"] == 0.0
+    out = " ".join(command(file, "--plot", str(chart))[1].split())
+    hop_s = 2.0e6 * 16 / told["num_micro_batches"] / 2.0e7 + 0.01
+    assert f"links 1 of 4 in use: {order[1]} to {order[2]}" in out
+    assert f"{order[1]}, sending {seconds(hop_s)} per micro-batch" in out
+    without = json.loads(command(written(tmp_path, ROOMS.partition("    links")[0]), "--json")[1])
+    names = [each["device"] for each in without["clusters"][0]["segments"]]
+    assert names == ["desk-1", "attic-1", "desk-2", "attic-2"]
 
 
 def test_a_shared_stage_has_rows_and_a_sync(command: Command, tmp_path: Path) -> None:
