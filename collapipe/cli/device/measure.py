@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from contextvars import copy_context
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from shlex import quote
 from statistics import quantiles
@@ -32,7 +33,7 @@ from collapipe.formatting import amount, counted, print_lines, print_table, seco
 from collapipe.inventory.measured_step import step_file, write_steps
 from collapipe.inventory.model import TOKENS, read_spec
 from collapipe.inventory.rewriting import write_laws
-from collapipe.inventory.schema import InventorySection
+from collapipe.inventory.schema import InventorySection, LinkSection
 from collapipe.inventory.yaml_file import Document, load
 from collapipe.models.cost import measure_cost
 from collapipe.models.split import ModelSpec
@@ -87,11 +88,12 @@ class Measuring:
         chunks = iter(self._chunks([device for devices in clusters for device in devices]))
         sample = int(self.trial.cost.activation_bits / _BITS)
         sizes = [1, *(sample * each for each in self.trial.samples)]
-        found = list[MeasuredDevice]()
-        for devices in clusters:
+        found, repeats = list[MeasuredDevice](), _FEWEST * self.trial.repeats
+        for devices, cluster in zip(clusters, section.clusters, strict=True):
             _report(f"{devices[0].cluster}: hops")
-            ways = time_hops(devices, self.dialer, sizes, _FEWEST * self.trial.repeats)[1:]
-            found += map(self._measured, devices, ways, chunks)
+            runs = _without_links(devices, cluster.links)
+            ways = (time_hops(each, self.dialer, sizes, repeats)[1:] for each in runs)
+            found += map(self._measured, devices, chain.from_iterable(ways), chunks)
         return found
 
     def _chunks(self, devices: Sequence[SurveyedDevice]) -> list[Fit | CollaPipeError]:
@@ -168,6 +170,18 @@ class Measuring:
         sent_s = hop.each * cost.hop_bits / 2 / _BITS
         law = AffineLaw(u=chunk.each, v=chunk.fixed, w=sent_s, ell=hop.fixed)
         return MeasuredDevice(device, law, chunk.error, hop.error)
+
+
+def _without_links(
+    devices: Sequence[SurveyedDevice], links: Sequence[LinkSection]
+) -> list[list[SurveyedDevice]]:
+    """Cut a cluster's pipeline at links, so that devices' usual hops are timed: before a cut, those
+    to the control unit."""
+    pairs, runs = [{*each.between} for each in links], [[devices[0]]]
+    for before, device in pairwise(devices):
+        runs += [[]] if {before.name, device.name} in pairs else []
+        runs[-1].append(device)
+    return runs
 
 
 def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: bool) -> int:

@@ -29,7 +29,7 @@ class Boxes:
 
     def __init__(self, slowed: Sequence[float], lost_in: int | None = None) -> None:
         self.slowed, self.lost_in = slowed, lost_in
-        self.asked = list[str]()
+        self.asked, self.runs = list[str](), list[list[str]]()
 
     def chunk_seconds(
         self, device: DeviceAddress, dialer: object, trial: Trial, blocks: int
@@ -42,15 +42,22 @@ class Boxes:
         return [[factor * blocks * (U * size + V)] * trial.repeats for size in trial.samples]
 
 
-def measured(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> list[MeasuredDevice]:
-    lines = "".join(f"      - {DEVICE % (k, 7000 + k)}\n" for k in range(2))
+def measured(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch, count: int = 2, links: str = ""
+) -> list[MeasuredDevice]:
+    lines = "".join(f"      - {DEVICE % (k, 7000 + k)}\n" for k in range(count)) + links
     head = "batch_size: 64\nmodel: {name: transformer}\nclusters:\n  - name: a\n    devices:\n"
     section = from_text(Path("boxes.yaml"), head + lines).parse(InventorySection)
     status = cast(Any, SimpleNamespace(busy=False, memory_bytes=1e9))
     found = [SurveyedDevice("a", each, status, None) for each in section.clusters[0].devices]
     trips = Trip(1, 1e-3), Trip(1000, 2e-3)
     monkeypatch.setattr(measure, "ask_all", lambda *what: [found])
-    monkeypatch.setattr(measure, "time_hops", lambda *what: [Hop("", "", trips)] * 3)
+
+    def time_hops(run: list[SurveyedDevice], *_: object) -> list[Hop]:
+        boxes.runs.append([each.name for each in run])
+        return [Hop("", "", trips)] * (len(run) + 1)
+
+    monkeypatch.setattr(measure, "time_hops", time_hops)
     monkeypatch.setattr(measure, "chunk_seconds", boxes.chunk_seconds)
     return Measuring(cast(Any, None), TRIAL).laws(section)
 
@@ -64,6 +71,13 @@ def test_equal_devices_get_equal_laws_though_half_of_the_passes_are_slowed(
         assert (each.law.u, each.law.v) == pytest.approx((U, V))
         assert each.compute_error == pytest.approx(0.0, abs=1e-6)
     assert boxes.asked[:8] == ["device-0", "device-0", "device-1", "device-1"] * 2
+
+
+def test_usual_hops_are_measured_not_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = "    links:\n      - {between: [device-2, device-1], d2d_rate_bps: 1}\n"
+    boxes = Boxes([1.0])
+    assert len(measured(boxes, monkeypatch, 4, links)) == 4
+    assert boxes.runs == [["device-0", "device-1"], ["device-2", "device-3"]]
 
 
 def test_slow_devices_get_the_fewest_passes(monkeypatch: pytest.MonkeyPatch) -> None:
