@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import permutations
 from time import perf_counter
 
 import numpy as np
@@ -300,16 +301,26 @@ def _front(plans: Sequence[Partition], problem: ClusterProblem) -> tuple[Partiti
     return tuple(front)
 
 
+def _crossings(a: Partition, b: Partition) -> Iterator[float]:
+    """Yield uplink times at which ``a``, before its bend, may take as long as ``b``."""
+    m, n = a.num_micro_batches, b.num_micro_batches
+    if m > n:
+        yield m * n * (b.latency_s - a.latency_s) / (n - m)
+    if m > 1:
+        yield m * (a.latency_s - b.latency_s + (n - 1) * b.slowest_s) / (m - 1)
+
+
 def _faster_somewhere(
     point: Partition, others: Sequence[Partition], problem: ClusterProblem
 ) -> bool:
     """Whether the point is faster, for some time of the uplink, than all others with no more
     segments."""
     times = [each for each in problem.activation_s if math.isfinite(each)]
-    if len(times) < len(problem.activation_s):  # two points differ most at their bends
-        bends = (each.num_micro_batches * each.slowest_s for each in (point, *others))
-        times += (max(each, times[-1]) for each in bends)
     rivals = [each for each in others if each.num_segments <= point.num_segments]
+    if len(times) < len(problem.activation_s):  # points differ most at their bends
+        bends = [each.num_micro_batches * each.slowest_s for each in (point, *others)]
+        bends += (time_s for pair in permutations(rivals, 2) for time_s in _crossings(*pair))
+        times += [max(each, times[-1]) for each in bends]
     return any(
         all(batch_s(point, time_s) < batch_s(each, time_s) for each in rivals) for time_s in times
     )

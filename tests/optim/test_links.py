@@ -90,6 +90,8 @@ def test_no_plan_is_faster(
         # a hop to a device, not to the control unit, is the slowest stage
         (tight, exact_partition, (5, 215)),
         (tight, exact_partition, (5, 477)),
+        # a plan is the fastest only near the uplink time at which two others are equally fast
+        (drawn, exact_partition, (20, 28)),
         # a usual hop is slower than all links, and the uplink may take any time
         (tight, shared_partition, (4, 17)),
         # a device that would have no row cannot spare the others a link
