@@ -10,6 +10,7 @@ from collapipe.step_law import StepLaw
 
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 MOST, MOST_LAW = 1e18, 1e6
+ROUNDING = 1e-12  # of a limit for exactly n blocks or rows, which must not lose one by rounding
 _MOST_NAME = 64  # characters of a device's name, which is printed
 _MOST_ERROR = 1.0  # relative, of a gradient: the error of sending nothing
 
@@ -98,7 +99,8 @@ class MemoryBudget:
     def blocks(self, micro_batch_size: float, most: int, kept: float = 1.0) -> int:
         """Return how many blocks fit, at most ``most``, if the tensors of ``kept`` of a batch's
         rows are kept at the same time."""
-        left = self.limit_bytes - (self.segment_bytes - (1 - kept) * self.batch_segment_bytes)
+        limit = self.limit_bytes * (1 + ROUNDING)
+        left = limit - (self.segment_bytes - (1 - kept) * self.batch_segment_bytes)
         if left < 0:
             return 0
         each = self.block_bytes - (1 - kept) * self.batch_block_bytes

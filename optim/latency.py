@@ -6,10 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.state import DeviceProfile, EnergyBudget
+from collapipe.state import ROUNDING, DeviceProfile, EnergyBudget
 from optim.problem import ClusterProblem, Floats, Ints, Latency, Partition
-
-_ROUNDING = 1e-12
 
 
 def sum_and_slowest(
@@ -121,13 +119,12 @@ def micro_batch_sizes(problem: ClusterProblem) -> Floats:
 def _energy_caps(budget: EnergyBudget, sizes: Floats, problem: ClusterProblem) -> Floats:
     law = budget.law
     times = problem.batch_size / sizes if budget.scope == "batch" else 1.0
-    # A budget for exactly n blocks must not lose one by rounding.
-    limit = budget.limit_j * (1 + _ROUNDING)
+    limit = budget.limit_j * (1 + ROUNDING)
     left = limit / times - (law.w * sizes + law.ell)
     per_block = law.u * sizes + law.v
     with np.errstate(divide="ignore", invalid="ignore"):
         held = np.where(per_block > 0, left / per_block, np.where(left >= 0, math.inf, 0.0))
-    return np.clip(np.floor(held * (1 + _ROUNDING)), 0, problem.num_blocks)
+    return np.clip(np.floor(held * (1 + ROUNDING)), 0, problem.num_blocks)
 
 
 def fitting_micro_batches(problem: ClusterProblem) -> list[int]:
@@ -222,4 +219,4 @@ def round_up(value: float) -> str:
     if not 0 < value < math.inf:
         return f"{value:g}"
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / step * (1 - _ROUNDING)) * step:.3g}"
+    return f"{math.ceil(value / step * (1 - ROUNDING)) * step:.3g}"

@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.plan import ClusterPlan
-from collapipe.state import DeviceProfile, ring_s
+from collapipe.state import ROUNDING, DeviceProfile, ring_s
 from optim.latency import device_caps, partition_of
 from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage, stages_of_plan
-
-_ROUNDING = 1e-12
 
 
 def largest_rows(problem: ClusterProblem, num_micro_batches: int) -> int:
@@ -46,7 +44,8 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     if law.max_blocks is not None:
         caps[:, :, law.max_blocks :] = 0
     if (memory := law.memory) is not None:
-        left = memory.limit_bytes - (memory.segment_bytes - memory.batch_segment_bytes)
+        limit = memory.limit_bytes * (1 + ROUNDING)
+        left = limit - (memory.segment_bytes - memory.batch_segment_bytes)
         left_in_all = left - blocks * (memory.block_bytes - memory.batch_block_bytes)
         of_batch = memory.batch_segment_bytes + blocks * memory.batch_block_bytes
         kept = np.array([problem.kept(int(each)) for each in m[:, 0]])[:, None]
@@ -57,7 +56,7 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
         np.minimum(caps, np.maximum(led_all, led_part), out=caps)
     if (budget := device.energy) is not None:
         once, times = budget.law, m if budget.scope == "batch" else 1
-        left_j = budget.limit_j / times - (blocks * once.v + once.ell)
+        left_j = budget.limit_j * (1 + ROUNDING) / times - (blocks * once.v + once.ell)
         np.minimum(caps, _fitting(left_j, blocks * once.u + once.w), out=caps)
     return np.asarray(np.maximum(caps, 0), dtype=np.int64)
 
@@ -66,7 +65,7 @@ def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
     """Return how often ``each`` fits into ``left``, up to rounding, broadcast."""
     with np.errstate(divide="ignore", invalid="ignore"):
         count = np.where(each > 0, left / each, np.where(left >= 0, math.inf, 0.0))
-    return np.floor(count * (1 + _ROUNDING))
+    return np.floor(count * (1 + ROUNDING))
 
 
 def balanced_rows(

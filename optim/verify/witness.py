@@ -22,7 +22,7 @@ from optim.verify.limits import possible
 from optim.verify.tolerance import exceeds, violation
 
 _SAME = 1e-12  # stages with a smaller relative difference are equal
-_PIECES = 3  # into which a range is divided if its bound is too low
+_LEAST_S = math.ulp(0.0)  # divides stages that take no time from all others
 _MOST_CELLS = 2**22  # of an array
 
 
@@ -57,8 +57,10 @@ def witness_of(problem: ClusterProblem, lower_bound: float, shared: bool = False
     A range whose bound is too low is halved, until no other stage is between its ends.
     """
     stages = _Stages.of(problem, shared)
-    inner = (np.unique(own[can])[:-1] for own, can in zip(stages.seconds, stages.can, strict=True))
-    edges = [np.array([0.0, *each[each > 0], math.inf]) for each in inner]
+    times = (
+        np.maximum(own[can], _LEAST_S) for own, can in zip(stages.seconds, stages.can, strict=True)
+    )
+    edges = [np.array([0.0, *np.unique(each)[:-1], math.inf]) for each in times]
     found = [list[float]() for _ in edges]
     ranges = [(row, 0, len(own) - 1) for row, own in enumerate(edges)]
     while ranges:

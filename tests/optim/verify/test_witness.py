@@ -8,7 +8,7 @@ import pytest
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import Certificate, Witness
-from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget, SharingLaw
 from optim.latency import batch_s
 from optim.library import plan_cluster
 from optim.partition.exact import exact_partition
@@ -161,6 +161,36 @@ def test_stages_that_take_no_time_are_counted() -> None:
     check_witness(certified(6.0, ((), ())), problem)
     with pytest.raises(PlanViolationError, match=r"^lower bound: 6.1 s, .* of 0 to inf s; "):
         check_witness(certified(6.1, ((), ())), problem)
+
+
+@pytest.mark.parametrize("latency", LAWS)
+def test_a_stage_that_takes_no_time_does_not_hide_the_slowest(latency: Latency) -> None:
+    free = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 0.0), max_blocks=2)
+    problem = ClusterProblem((free, *DEVICES), 3, 16, 16, latency)
+    assert witnessed(problem, exact_partition(problem)).certificate.witness
+
+
+THIRD = 1 / 3 * 1e9
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("blocks", range(1, 16))
+def test_limits_of_exactly_some_blocks_are_the_solvers_and_the_witness(
+    blocks: int, shared: bool
+) -> None:
+    """Rounding of such limits decides alike, else a right plan is refused."""
+    memory = MemoryBudget(THIRD / 7 + blocks * (THIRD + 0.2), THIRD / 7, THIRD, 0.1)
+    energy = EnergyBudget(1e6 + blocks * 0.1, AffineLaw(0.1 / 2, 0.0, 0.0, 1e6), "micro_batch")
+    sharing = SharingLaw(0.01, memory=memory)
+    own = tuple(
+        replace(each, max_blocks=None, memory=memory, energy=energy, sharing=sharing)
+        for each in DEVICES
+    )
+    slow = DeviceProfile("slow", AffineLaw(2.0, 1.0, 0.0, 0.05))
+    problem = ClusterProblem((*own, slow), 16, 4, 2, "overlap", min_micro_batches=2)
+    solution = (shared_partition if shared else exact_partition)(problem)
+    assert witnessed(problem, solution).certificate.witness
+    assert exact_partition(problem).best.blocks[0] == blocks
 
 
 def test_a_search_that_ended_early_has_a_witness_of_its_lower_bound() -> None:
