@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -58,6 +59,7 @@ from pipeline.segment import first_trained
 
 _log = logging.getLogger(__name__)
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # seconds, and planned chunk times, after which a device hangs
+_MOST_PLANS = 1000  # that are compared after a loss
 
 
 class Devices:
@@ -363,8 +365,10 @@ class DevicePipeline:
 
     def _taken_over(self, gone: Mapping[str, str], left: Sequence[DeviceProfile]) -> ClusterPlan:
         """Return the fastest plan with the same shares over the devices that are ``left``, if
-        possible one that fits their memory; a device refuses what does not fit."""
-        plans = self._plan.without(gone, self._plan.unused([each.name for each in left]))
+        possible one that fits their memory; a device refuses what does not fit. After several
+        losses not all plans are compared."""
+        every = self._plan.without(gone, self._plan.unused([each.name for each in left]))
+        plans = list(islice(every, _MOST_PLANS))
         if not plans:
             held = next(each for each in self._plan.segments if each.without(gone) is None)
             first, last = held.span.first, held.span.stop - 1

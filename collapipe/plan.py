@@ -1,6 +1,6 @@
 """Frozen plans: the scheduler's decisions, which training executes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Annotated
@@ -266,9 +266,9 @@ class ClusterPlan:
         """Whether several devices hold a segment, or did before a loss."""
         return any(segment.shares for segment in self.segments)
 
-    def without(self, gone: Collection[str], spare: Sequence[str] = ()) -> list["ClusterPlan"]:
-        """Return the plans in which others compute the shares of devices that are ``gone``, which
-        changes no bit; none if nobody can.
+    def without(self, gone: Collection[str], spare: Sequence[str] = ()) -> Iterator["ClusterPlan"]:
+        """Yield the plans in which others compute the shares of devices that are ``gone``, which
+        changes no bit; none if no other device can. After several losses there may be many.
 
         Shares go to the other devices of their segment. A segment without others goes to a
         ``spare`` device, to one of several devices of another segment, or, if neither has shares,
@@ -276,22 +276,25 @@ class ClusterPlan:
         """
         left = [segment.without(gone) for segment in self.segments]
         if None not in left:
-            return [replace(self, segments=tuple(filter(None, left)))]
+            yield replace(self, segments=tuple(filter(None, left)))
+            return
         lost = left.index(None)
         before, own, behind = self.segments[:lost], self.segments[lost], self.segments[lost + 1 :]
-        plans = [replace(self, segments=(*before, own.on(name), *behind)) for name in spare]
+        found = [(*before, own.on(name), *behind) for name in spare]
         for place, each in enumerate(left):
             if each is None or len(each.devices) == 1:
                 continue
             for name in each.devices:
                 changed = {lost: own.on(name), place: each.without({name})}
-                segments = (changed.get(k) or old for k, old in enumerate(self.segments))
-                plans.append(replace(self, segments=tuple(segments)))
+                found.append(tuple(changed.get(k) or old for k, old in enumerate(self.segments)))
         if lost and (heir := left[lost - 1]) and not (heir.shares or own.shares):
-            plans.append(replace(self, segments=(*before[:-1], heir.with_blocks_of(own), *behind)))
-        if behind and (heir := left[lost + 1]) and not (heir.shares or own.shares):
-            plans.append(replace(self, segments=(*before, heir.with_blocks_of(own), *behind[1:])))
-        return [final for each in plans for final in each.without(gone, each.unused(spare))]
+            found.append((*before[:-1], heir.with_blocks_of(own), *behind))
+        # if the next one is lost, too, a later neighbour may take both
+        if behind and not ((heir := left[lost + 1] or behind[0]).shares or own.shares):
+            found.append((*before, heir.with_blocks_of(own), *behind[1:]))
+        for segments in found:
+            plan = replace(self, segments=segments)
+            yield from plan.without(gone, plan.unused(spare))
 
     def unused(self, names: Sequence[str]) -> list[str]:
         """Return those of the devices that hold no segment."""

@@ -229,7 +229,7 @@ class Work:
             if not left:
                 raise RoundFailedError("no device is left")
             if plan.shares:
-                if not (plans := plan.without(lost, plan.unused(left))):
+                if not (plans := list(plan.without(lost, plan.unused(left)))):
                     raise RoundFailedError("nobody can take over")
                 return plans[takes_over % len(plans)]
             return even_plan(left, self.spec.num_blocks, plan)

@@ -1,5 +1,7 @@
 """A plan that exists can be run: its segments follow each other from block 0."""
 
+from itertools import islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,7 +76,7 @@ def test_what_lost_devices_held_is_held_by_others(
         first, number = first + blocks, number + len(rows)
     plan = ClusterPlan(0, tuple(held), 1, "gpipe")
     gone, free = {str(each) for each in lost}, [f"free-{k}" for k in range(spare)]
-    found = plan.without(gone, free)
+    found = list(islice(plan.without(gone, free), 1000))
     for each in found:
         used = [name for segment in each.segments for name in segment.devices]
         assert len(used) == len({*used})
@@ -85,6 +87,23 @@ def test_what_lost_devices_held_is_held_by_others(
         assert found
     if whole + spare == 0:
         assert not found
+
+
+def test_a_neighbour_takes_lost_segments_in_a_row() -> None:
+    """No other device can: the last one is all that is left of a shared stage."""
+    ends = SegmentPlan("d", Span(3, 1), (Share("d", 1), Share("e", 1)))
+    alone = [SegmentPlan(name, Span(k, 1)) for k, name in enumerate("abc")]
+    (found,) = ClusterPlan(0, (*alone, ends), 1, "gpipe").without({"a", "b", "e"})
+    assert [(each.device, each.span.blocks) for each in found.segments] == [("c", 3), ("d", 1)]
+
+
+def test_plans_after_many_losses_are_made_one_by_one() -> None:
+    """There are 30 devices for each of 12 lost stages."""
+    alone = [SegmentPlan(f"box-{k}", Span(k, 1)) for k in range(12)]
+    pair = SegmentPlan("a", Span(12, 1), (Share("a", 1), Share("b", 1)))
+    plan, free = ClusterPlan(0, (*alone, pair), 1, "gpipe"), [f"free-{k}" for k in range(30)]
+    first = next(plan.without({each.device for each in alone}, free))
+    assert [each.device for each in first.segments] == [*free[:12], "a"]
 
 
 def rows_of_blocks(plan: ClusterPlan) -> list[tuple[int, ...]]:
