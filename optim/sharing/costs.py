@@ -130,11 +130,14 @@ def _pace(problem: ClusterProblem, compute: Floats, hop: Floats) -> Floats:
 
 
 def _shared(done: Floats, longest: Floats, counts: Ints, rows: int) -> Costs:
-    """Give rows to whom they delay least: the time of a set is the n-th smallest of its devices'
-    times ``done`` [D, T, n], and its pace the largest of ``longest`` at the devices' rows."""
+    """Give each row to the device that is then done first, of several to that with the least pace.
+
+    The time of a set is the n-th smallest of its devices' times ``done`` [D, T, n], and its pace
+    the largest of ``longest`` at the devices' rows.
+    """
     sizes, kinds, most = done.shape
     flat = done.reshape(sizes, -1)
-    order = flat.argsort(axis=1, kind="stable")
+    order = np.lexsort((longest.reshape(sizes, -1), flat))
     ascending = np.take_along_axis(flat, order, axis=1)
     # how many rows each kind has taken within each time, [D, T, T·n]
     taken = np.cumsum(order[:, None] // most == np.arange(kinds)[:, None], axis=2, dtype=np.float32)

@@ -79,19 +79,21 @@ def balanced_rows(
     None if they exceed the ``caps`` of these devices: without recomputing, and in either way.
 
     Each row in turn goes to the device that is then done first, which is optimal because every
-    device's time grows with its rows. Under ``overlap`` other rows may have a smaller pace.
+    device's time grows with its rows, and of several to that with the least pace under ``overlap``.
+    Rows with a larger time may have a smaller pace.
     """
     given = [0] * len(devices)
     laws = [[problem.devices[k].in_mode(on).time for on in (False, True)] for k in devices]
     for _ in range(rows):
         free = [
-            (both[own >= plain].chunk(blocks, own + 1), place)
+            (law.chunk(blocks, own + 1), max(law.compute(blocks, own + 1), law.hop(own + 1)), place)
             for place, (both, own, (plain, most)) in enumerate(zip(laws, given, caps, strict=True))
+            for law in (both[own >= plain],)
             if own < most
         ]
         if not free:
             return None
-        given[min(free)[1]] += 1
+        given[min(free)[-1]] += 1
     return tuple(given)
 
 

@@ -15,8 +15,9 @@ MOST_SHARING = 7  # devices of which all sets are compared
 class Groups:
     """The stages of each set of G devices that may share one, for R values of m and 1 … L blocks.
 
-    Each row goes to the device that is then done first. Devices count as the last of the pipeline,
-    with the smaller memory of both ways and without the time of recomputing.
+    Each row goes to the device that is then done first, of several to that with the least pace.
+    Devices count as the last of the pipeline, with the smaller memory of both ways and without the
+    time of recomputing.
     """
 
     sets: Ints  # bit k stands for device k, [G]
@@ -69,10 +70,8 @@ def _balanced(
 def _of_group(done: Floats, pace: Floats, rows: int) -> tuple[Floats, Floats]:
     """Return the seconds between two micro-batches of ``rows`` rows, and of one, [L] each, if
     devices are ``done`` with 1, 2, … rows at these times, with this ``pace``, [g, L, most]."""
-    flat = done.swapaxes(0, 1).reshape(done.shape[1], -1)
-    last = np.partition(flat, rows - 1, axis=1)[:, rows - 1]
-    before, tied = done < last[:, None], done == last[:, None]
-    # The last row may go to any of the devices that are done at the same time.
-    seconds = np.where(before, pace, 0.0).max(axis=(0, 2))
-    seconds = np.maximum(seconds, np.where(tied, pace, np.inf).min(axis=(0, 2)))
+    flat, paces = (each.swapaxes(0, 1).reshape(done.shape[1], -1) for each in (done, pace))
+    taken = np.lexsort((paces, flat))[:, :rows]
+    last = np.take_along_axis(flat, taken[:, -1:], axis=1)[:, 0]
+    seconds = np.take_along_axis(paces, taken, axis=1).max(axis=1)
     return np.where(np.isfinite(last), seconds, np.inf), last

@@ -170,6 +170,23 @@ def test_a_stage_that_takes_no_time_does_not_hide_the_slowest(latency: Latency) 
     assert witnessed(problem, exact_partition(problem)).certificate.witness
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_devices_that_are_done_at_once_the_one_with_the_least_pace_has_the_row(
+    order: tuple[int, int],
+) -> None:
+    """One row takes 1 s of computing and 1 s of sending on a device, 2 s of computing on another:
+    with two rows and one their stage takes 4 s, and 2 s between micro-batches."""
+    both = (
+        DeviceProfile("sends", AffineLaw(1.0, 0.0, 1.0, 0.0), sharing=SharingLaw(0.0)),
+        DeviceProfile("computes", AffineLaw(2.0, 0.0, 0.0, 0.0), sharing=SharingLaw(0.0)),
+    )
+    own = tuple(both[k] for k in order)
+    problem = ClusterProblem(own, 1, 12, 4, "overlap", min_micro_batches=4)
+    solution = witnessed(problem, shared_partition(problem))
+    assert solution.best.latency_s == 4 + 3 * 2
+    assert solution.certificate.witness
+
+
 THIRD = 1 / 3 * 1e9
 
 
