@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from collapipe.plan import ClusterPlan
 from collapipe.state import ROUNDING, DeviceProfile, ring_s
-from optim.latency import device_caps, partition_of
+from optim.latency import partition_of
 from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage, stages_of_plan
 
 
@@ -29,17 +29,17 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     """Return the most rows that a device can have of a stage that g = 2 … K devices share,
     [K - 1, M, L], for m = 1 … M and δ = 1 … L; 0 below the problem's least m.
 
-    Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows. All rows
-    are possible only where the device may hold the stage alone. Caps fall with g, because a device
-    receives the gradients of more devices. A cluster of one device has the caps of g = 2.
+    Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows. Caps fall
+    with g, because each other device has a row, and because a device receives the gradients of more
+    devices. A cluster of one device has the caps of g = 2.
     """
     members = np.arange(2, max(len(problem.devices), 2) + 1)[:, None, None]
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
     rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
     if (law := device.sharing) is None:
         return np.zeros((len(members), len(m), len(blocks)), dtype=np.int64)
-    alone = device_caps(problem, device)[:, None] >= blocks
-    caps = np.repeat(np.where(alone, rows, rows - 1)[None].astype(float), len(members), axis=0)
+    shape = len(members), len(m), len(blocks)
+    caps = np.broadcast_to(rows + 1 - members, shape).astype(float)  # each other device has a row
     caps[:, : problem.min_micro_batches - 1] = 0
     if law.max_blocks is not None:
         caps[:, :, law.max_blocks :] = 0

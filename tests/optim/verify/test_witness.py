@@ -187,6 +187,18 @@ def test_of_devices_that_are_done_at_once_the_one_with_the_least_pace_has_the_ro
     assert solution.certificate.witness
 
 
+def test_each_device_of_a_shared_stage_has_a_row() -> None:
+    """With a row each, the last row does not go to the fastest device, whose pace would grow."""
+    three = DeviceProfile("box", AffineLaw(0.5, 0.6, 0.9, 0.0), sharing=SharingLaw(0.1))
+    fast = DeviceProfile("fast", AffineLaw(0.9, 0.0, 0.0, 0.0), sharing=SharingLaw(0.0))
+    own = (*(replace(three, name=f"box-{k}") for k in range(3)), fast)
+    problem = ClusterProblem(own, 1, 16, 4, "overlap", min_micro_batches=4)
+    solution = witnessed(problem, shared_partition(problem))
+    assert solution.best.stages[0].rows == (1, 1, 1, 1)
+    assert solution.best.latency_s == pytest.approx(fastest_s(problem))
+    assert solution.certificate.witness
+
+
 THIRD = 1 / 3 * 1e9
 
 
