@@ -63,7 +63,8 @@ class TimedHead(TimedStage):
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """A step on the control unit: its embedding, its head, and when the step began and ended.
+    """A step on the control unit: its embedding, its head, and when the step began and ended. It
+    began when all devices had their weights.
 
     A step that is not ``whole`` was repeated after a loss, with recorded tensors.
     """

@@ -81,7 +81,7 @@ class DeviceConnection:
         self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None
         self.busy_s = self.heard_s = 0.0
-        self.built = -1  # the last epoch in which the device has all weights
+        self.built, self.built_s = -1, 0.0  # the last epoch with all weights, and since when
         self._answers: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
         self.control = self._opened(CONTROL, part_bytes, threading.Event())
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
@@ -154,7 +154,7 @@ class DeviceConnection:
         if frame.kind == FrameKind.ALIVE:
             self.busy_s = float(frame.only(1)[0])
         elif frame.kind == FrameKind.BUILT:
-            self.built = frame.epoch
+            self.built, self.built_s = frame.epoch, time.monotonic()
         elif frame.kind == FrameKind.PART:
             self._on_part(self.name, frame)
         elif frame.kind == FrameKind.FAILED:

@@ -294,6 +294,7 @@ class RemoteSegments:
                 known[device] = iter(self._taken_norms(device, *counts, next(frames)))
             self._norms += [next(known[leader]) for leader in leaders]
         times = front_stage.times, back_stage.times
+        began_s = max(began_s, *(each.built_s for each in placed.members))
         self._measured.add_own(OwnTimes(*times, began_s, time.monotonic(), whole))
 
     def _fence(self, step: int) -> Fence:

@@ -48,9 +48,9 @@ class TimedPorts:
         return received
 
     def postpone(self, seconds: float) -> None:
-        """Count as many seconds of the current action as waiting for its input."""
+        """Leave out as many seconds of the current action, in which it waited for weights."""
         action, asked, began, ended = self._rows[-1]
-        self._rows[-1] = action, asked, began + seconds, ended
+        self._rows[-1] = action, asked + seconds, began + seconds, ended
         self.on_busy(time.monotonic())
 
     def send(self, action: Action, made: Passed) -> None:

@@ -5,16 +5,21 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from device_cluster import daemons
+from device_cluster import Work, daemons, device_name, plan_of
 from hostile_peer import HostileUnit, description_of, loading, recorded
 
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.journal import RecordingPorts, StepRecord
+from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.daemon.timed_ports import TimedPorts
 from pipeline.devices.messages import BEFORE, BEHIND
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import BACKWARD, FORWARD, Action
 
 
@@ -55,12 +60,13 @@ def test_the_result_is_that_of_a_step_after_all_weights() -> None:
 
 
 def test_a_device_that_waits_for_weights_is_not_busy_and_does_not_compute() -> None:
-    """Else the control unit would drop it, or plan with a time that is too long."""
+    """Else the control unit would drop it, or plan with times that are too long."""
     streams, arrived = FrameStream("the control unit", 100), threading.Event()
     none: Any = None
     session = Session(streams, none, none, arrived, threading.Event())
     hops: Any = SimpleNamespace(receive=lambda action: (), send=lambda action, made: None)
     ports, action = TimedPorts(hops, (), session._set_busy, arrived), Action(FORWARD, 0)
+    began_s = time.monotonic()
     ports.receive(action)
     seen = list[float | None]()
 
@@ -74,9 +80,34 @@ def test_a_device_that_waits_for_weights_is_not_busy_and_does_not_compute() -> N
     session._wait_for(held, ports, "blocks.0")
     ports.send(action, ())
     assert seen == [None] * len(seen)
-    asked, began, ended, _ = ports.table()[0].tolist()
-    assert began - asked >= 0.1
-    assert ended - began < 0.05
+    asked, _, ended, _ = ports.table()[0].tolist()
+    assert asked - began_s >= 0.1
+    assert ended - asked < 0.05
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_times_of_steps_leave_out_the_arrival_of_weights(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a plan of one round is slow, and the next round has another."""
+    parts = Placement._parts
+
+    def late(*arguments: Any) -> Any:
+        for state, make in parts(*arguments):
+            yield state, lambda make=make: time.sleep(0.4) or make()
+
+    monkeypatch.setattr(Placement, "_parts", late)
+    work, names = Work(steps=steps), [device_name(k) for k in range(2)]
+    plan = plan_of(names, [2, 2])
+    embedding, _, part = work.parts()
+    head = LocalHead(part)
+    with daemons(2) as own, work.segments(plan, own) as segments:
+        with Pipeline(plan.num_micro_batches, embedding, segments, head, PhaseTimer()) as pipeline:
+            work._trained(pipeline, head)
+        times = segments.step_times()
+    assert times is not None
+    assert times.step_s < 0.3
+    assert max(times.send_s.values()) < 0.2
 
 
 def test_activations_after_the_first_wait_for_the_first_segments_weights() -> None:
