@@ -97,6 +97,13 @@ def test_a_neighbour_takes_lost_segments_in_a_row() -> None:
     assert [(each.device, each.span.blocks) for each in found.segments] == [("c", 3), ("d", 1)]
 
 
+def test_blocks_that_are_recomputed_still_are_on_another_device() -> None:
+    """Else they may not fit, and take other memory than was planned."""
+    lost = SegmentPlan("a", Span(0, 1), recomputing=("a",))
+    assert lost.on("b").recomputing == ("b",)
+    assert SegmentPlan("b", Span(1, 1)).with_blocks_of(lost).recomputing == ("b",)
+
+
 def test_plans_after_many_losses_are_made_one_by_one() -> None:
     """There are 30 devices for each of 12 lost stages."""
     alone = [SegmentPlan(f"box-{k}", Span(k, 1)) for k in range(12)]

@@ -199,6 +199,20 @@ def test_each_device_of_a_shared_stage_has_a_row() -> None:
     assert solution.certificate.witness
 
 
+def test_a_device_counts_as_the_last_one_where_it_can_hold_most() -> None:
+    """As the last of the pipeline it holds all blocks, as the first of two only one."""
+    memory = MemoryBudget(8.0, 0.0, 5.0, 0.0, batch_block_bytes=4.0)
+    fast = DeviceProfile("fast", AffineLaw(0.1, 0.0, 0.0, 0.1), memory=memory)
+    slow = DeviceProfile("slow", AffineLaw(9.0, 0.0, 0.0, 0.1))
+    problem = ClusterProblem(
+        (fast, slow), 4, 4, 4, "overlap", min_micro_batches=4, in_flight=(1, 4)
+    )
+    solution = witnessed(problem, solve_verified(problem, exact_partition, np.random.default_rng()))
+    assert solution.best.blocks == (4, 0)
+    assert solution.certificate.witness
+    assert witness_of(problem, solution.best.latency_s * MORE) is None
+
+
 THIRD = 1 / 3 * 1e9
 
 

@@ -1,9 +1,11 @@
 """Devices that share segments: the same bits as in one thread, also after losses."""
 
 import itertools
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
 from pipeline.devices.control_unit import placement
+from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.messages import Wanted
 from pipeline.schedule import SCHEDULES
@@ -50,6 +53,21 @@ PLANS = {
 def test_remote_equals_inline(name: str, m: int) -> None:
     """With m = 5 a micro-batch has one row, and some devices none."""
     work, plan = Work(), plan_of(*PLANS[name], m=m)
+    with daemons(4) as there:
+        assert work.remote(plan, there).equals(work.inline(plan))
+
+
+def test_a_device_without_rows_waits_for_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They arrive 1 s after those of the devices that have the rows."""
+    work, plan, parts = Work(steps=1), plan_of(*PLANS["pairs"], m=5), Placement._parts
+    blocks = itertools.count()  # two for each device
+
+    def late(*arguments: Any) -> Any:
+        late_s = 0.5 * (next(blocks) in (4, 5))
+        for state, make in parts(*arguments):
+            yield state, lambda make=make: time.sleep(late_s) or make()
+
+    monkeypatch.setattr(Placement, "_parts", late)
     with daemons(4) as there:
         assert work.remote(plan, there).equals(work.inline(plan))
 
