@@ -212,12 +212,14 @@ def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
     assert not any(each in str(failed.value) for each in ("pi.home", "10.0.0.5", "7700"))
 
 
-def taking_over(plan: ClusterPlan, gone: str, **memory: float) -> ClusterPlan:
-    """Boxes a to d, each slower than the one before; a block needs 1 B of ``memory``."""
+def taking_over(plan: ClusterPlan, gone: str, closed: str = "", **memory: float) -> ClusterPlan:
+    """Boxes a to d, each slower than the one before; a block needs 1 B of ``memory``. Owners of
+    ``closed`` boxes allow one."""
     boxes = {
         name: DeviceProfile(
             name,
             AffineLaw(float(k), 0.0, 0.0, 0.0),
+            max_blocks=1 if name in closed else None,
             memory=MemoryBudget(memory.get(name, 9.0), 0.0, 1.0, 0.0),
         )
         for k, name in enumerate("abcd", 1)
@@ -243,6 +245,7 @@ def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> N
     assert taking_over(plan, "a").segments[0].device == "b"
     assert taking_over(plan, "a", b=2.0).segments[0].device == "c"
     assert taking_over(plan, "a", b=2.0, c=2.0).segments[0].device == "d"
+    assert taking_over(plan, "a", closed="b", c=2.0).segments[0].device == "d"
 
 
 def test_a_lost_segment_that_nobody_is_free_for_is_named() -> None:

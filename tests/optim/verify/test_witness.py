@@ -15,11 +15,12 @@ from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Latency
 from optim.sharing.exact import shared_partition
 from optim.verified import solve_verified, witnessed
+from optim.verify.limits import possible_rows
 from optim.verify.witness import check_witness, witness_of
 from tests.optim.partition.test_exact import LAWS, small
 from tests.optim.partition_references import by_enumeration
 from tests.optim.sharing.instances import drawn as in_groups
-from tests.optim.sharing.oracle import fastest_s
+from tests.optim.sharing.oracle import fastest_s, fits
 from tests.optim.test_recomputing import drawn
 from tests.thorough import seeds
 
@@ -197,6 +198,20 @@ def test_each_device_of_a_shared_stage_has_a_row() -> None:
     assert solution.best.stages[0].rows == (1, 1, 1, 1)
     assert solution.best.latency_s == pytest.approx(fastest_s(problem))
     assert solution.certificate.witness
+    assert witness_of(problem, solution.best.latency_s * MORE, shared=True) is None
+
+
+def test_rows_of_a_shared_stage_are_possible_where_they_fit() -> None:
+    refused = 0
+    for seed in range(60):
+        problem = in_groups(np.random.default_rng(seed))
+        for device in (each for each in problem.devices if each.sharing):
+            for m in range(problem.min_micro_batches, problem.max_micro_batches + 1):
+                can = possible_rows(problem, device, m, members=3)
+                for (held, row), found in np.ndenumerate(can):
+                    assert found == fits(problem, device, held + 1, row + 1, m, 3, place=1)
+                refused += int((~can).sum())
+    assert refused > 100
 
 
 def test_a_device_counts_as_the_last_one_where_it_can_hold_most() -> None:
