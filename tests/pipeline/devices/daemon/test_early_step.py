@@ -10,6 +10,7 @@ import torch
 from device_cluster import Work, daemons, device_name, plan_of
 from hostile_peer import HostileUnit, description_of, loading, recorded
 
+from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.journal import RecordingPorts, StepRecord
@@ -118,3 +119,11 @@ def test_activations_after_the_first_wait_for_the_first_segments_weights() -> No
     assert [ports.holds(each) for each in actions] == [True, False, True, True]
     built = True
     assert all(ports.holds(each) for each in actions)
+
+
+def test_a_segment_is_built_if_all_its_devices_have_the_weights_of_this_plan() -> None:
+    pair = SegmentPlan("a", Span(0, 1), (Share("a", 1), Share("b", 1)))
+    for a, b in ((2, 2), (1, 2), (2, 1), (-1, -1)):
+        connections = {"a": SimpleNamespace(built=a), "b": SimpleNamespace(built=b)}
+        own: Any = SimpleNamespace(connections=connections, common=SimpleNamespace(epoch=2))
+        assert Placement.is_built(own, pair) == (a == b == 2)
