@@ -92,29 +92,10 @@ def _stage(
         # Of splits with the least time for computing and sending, the law takes the one that the
         # greedy rule finds; another one may have a smaller pace only under ``overlap``.
         least = min(_times(problem, *pair, blocks)[1] for pair in possible)
-        if any(device.links for device in problem.devices) and least > (1 + 1e-12) * min(
-            _times(problem, *pair, blocks)[1] for pair in _balances(problem, m, ways, blocks, place)
-        ):
-            return  # with all rows balanced it is another group, whose hop may be another one
         for pair in possible:
             pace, once = _times(problem, *pair, blocks)
             if once <= least * (1 + 1e-12):
                 yield pace, once, sync
-
-
-def _balances(
-    problem: ClusterProblem, m: int, ways: Sequence[set[DeviceProfile]], blocks: int, place: int
-) -> Iterator[tuple[list[DeviceProfile], list[float]]]:
-    """The possible splits of rows of which some devices may have none."""
-    rows, count = math.ceil(problem.batch_size / m), len(ways)
-    for devices, split in product(product(*ways), _shares(rows + count, count)):
-        own = [(d, y - 1) for d, y in zip(devices, split, strict=True) if y > 1]
-        if all(
-            fits(problem, d, blocks, y, m, count, place)
-            and (y < rows or _fits_alone(problem, d, blocks, m, place))
-            for d, y in own
-        ):
-            yield [d for d, _ in own], [y for _, y in own]
 
 
 def _times(
