@@ -45,7 +45,7 @@ from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
 from optim.sharing.law import partition_of_plan
 from optim.step import in_flight, step_s, works_of
-from optim.verified import solve_verified
+from optim.verified import is_possible, solve_verified
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
 from pipeline.devices.control_unit.cluster import Cluster
@@ -234,7 +234,7 @@ class DevicePipeline:
             cost = block_cost(settings, recompute)
             return cost.segment_needs(blocks, samples, kept, part, gradients)
 
-        self._cluster = Cluster(
+        cluster = Cluster(
             devices=devices.roster,
             channels=devices.channels,
             replan=self._replan,
@@ -259,7 +259,7 @@ class DevicePipeline:
             frozen=start.frozen,
         )
         self.segments = RemoteSegments(
-            request.plan, self._cluster, common, spec.dim, replica, self._timer
+            request.plan, cluster, common, spec.dim, replica, self._timer
         )
 
     def pipeline(self, head: PipelineHead) -> Pipeline:
@@ -364,37 +364,29 @@ class DevicePipeline:
         )
 
     def _taken_over(self, gone: Mapping[str, str], left: Sequence[DeviceProfile]) -> ClusterPlan:
-        """Return the fastest plan with the same shares over the devices that are ``left``, if
-        possible one that fits their memory; a device refuses what does not fit. After several
-        losses not all plans are compared."""
+        """Return the fastest plan with the same shares over the devices that are ``left``.
+
+        After several losses not all plans are compared. Raises ``RoundFailedError`` if no device is
+        free for a segment, or none that can hold it.
+        """
         every = self._plan.without(gone, self._plan.unused([each.name for each in left]))
         plans = list(islice(every, _MOST_PLANS))
-        if not plans:
-            held = next(each for each in self._plan.segments if each.without(gone) is None)
-            first, last = held.span.first, held.span.stop - 1
-            raise RoundFailedError(
-                f"without {', '.join(sorted(gone))}: no device is free for blocks {first} … "
-                f"{last}, which {held.holders} held"
-            )
-
-        def order(plan: ClusterPlan) -> tuple[bool, float]:
+        lost = next((each for each in self._plan.segments if each.without(gone) is None), None)
+        if lost is None:
+            return plans[0]
+        found = list[tuple[float, int]]()
+        for number, plan in enumerate(plans):
             modes = plan.in_modes({each.name: each for each in left})
             problem = self._problem(list(modes.values()))
-            return not self._fits(plan), partition_of_plan(problem, plan).latency_s
-
-        return min(plans, key=order)
-
-    def _fits(self, plan: ClusterPlan) -> bool:
-        """Whether the memory of the plan's devices is enough."""
-        own = ((self._devices[n], each) for each in plan.segments for n in each.devices)
-        return all(
-            (device.max_blocks is None or segment.span.blocks <= device.max_blocks)
-            and (
-                device.memory is None
-                or self._cluster.needed_by(device.name, plan) <= device.memory.limit_bytes
+            point = partition_of_plan(problem, plan)
+            if is_possible(problem, point):
+                found.append((point.latency_s, number))
+        if not found:
+            raise RoundFailedError(
+                f"without {', '.join(sorted(gone))}: no other device is free for blocks "
+                f"{lost.span.first} … {lost.span.stop - 1} of {lost.holders}, or can hold them"
             )
-            for device, segment in own
-        )
+        return plans[min(found)[1]]
 
     def _hung_s(self, plan: ClusterPlan) -> float:
         """Return an upper bound of the seconds that an action takes on a healthy device."""

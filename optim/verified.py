@@ -33,10 +33,9 @@ from optim.sharing.modes import (
     relaxed,
 )
 from optim.sharing.states import kinds_of
-from optim.verify.cluster import check_plan, verify_cluster
-from optim.verify.groups import MOST_SHARING
+from optim.verify.cluster import check_plan, check_point, verify_cluster
 from optim.verify.tolerance import violation
-from optim.verify.witness import witness_of
+from optim.verify.witness import is_small, witness_of
 
 _EXACT = exact_partition, shared_partition
 _ROUNDING = 1e-12
@@ -77,15 +76,13 @@ def solve_verified(
 
 
 def witnessed(problem: ClusterProblem, solution: ClusterSolution) -> ClusterSolution:
-    """Return the exact solution with a witness of its bound, with shared stages for at most 7
-    devices.
+    """Return an exact solution of a small problem with a witness of its bound.
 
-    If places, links or recomputing matter, a bound may have none. Raises ``PlanViolationError`` if
-    the bound of another problem has none.
+    If places, links or recomputing matter, there may be none. Raises ``PlanViolationError`` if the
+    bound cannot be proved though they do not.
     """
     certificate, shared = solution.certificate, solution.certificate.solver == "shared"
-    few = len(problem.devices) <= MOST_SHARING
-    if certificate.solver not in ("exact", "shared") or (shared and not few):
+    if certificate.solver not in ("exact", "shared") or not is_small(problem, shared):
         return solution
     witness = witness_of(problem, certificate.lower_bound, shared)
     if witness is None:
@@ -94,6 +91,14 @@ def witnessed(problem: ClusterProblem, solution: ClusterSolution) -> ClusterSolu
             raise violation("lower bound", f"{certificate.lower_bound:.12g} s is not proved")
         return solution
     return replace(solution, certificate=replace(certificate, witness=witness))
+
+
+def is_possible(problem: ClusterProblem, point: Partition) -> bool:
+    """Whether a partition is within the limits of its devices."""
+    with suppress(PlanViolationError):
+        check_point(point, problem)
+        return True
+    return False
 
 
 def _for_all_or_none(

@@ -87,7 +87,7 @@ class _Choices:
         # two devices' caps: those of more are not larger
         caps = np.array([row_caps(problem, each)[0] for each in problem.devices]).swapaxes(0, 1)
         laws = [(d.time.u, d.time.v, d.time.w, d.time.ell) for d in problem.devices]
-        u, v, w, ell = each = np.array(laws).T[:, :, None]
+        u, v, w, ell = each = np.array(laws, dtype=float).T[:, :, None]
         np.maximum(u, _TINY, out=u)  # times are divided by it
         blocks = np.arange(1, problem.num_blocks + 1)
         sizes = micro_batch_sizes(problem)[:, None, None]

@@ -8,8 +8,6 @@ import numpy as np
 from optim.problem import ClusterProblem, Floats, Ints
 from optim.verify.limits import possible_rows
 
-MOST_SHARING = 7  # devices of which all sets are compared
-
 
 @dataclass(frozen=True, slots=True)
 class Groups:

@@ -6,8 +6,8 @@ shortest stage above T_i that a device can have, and no device has a stage above
 devices and blocks gives Σ, the least sum of such stages that hold L blocks. No plan in this range
 takes less than Σ + (m - 1)·τ, so the least of these values is a lower bound.
 
-The plans are pipelines of single devices. Each device counts as the last one, with the smaller
-memory of both ways, without the time of recomputing, and with its fastest hop.
+Each device has the memory of the last stage, recomputing or not, whichever is less. It does not
+take the time of recomputing, and its hop is its fastest.
 """
 
 import math
@@ -24,6 +24,7 @@ from optim.verify.tolerance import exceeds, violation
 _SAME = 1e-12  # stages with a smaller relative difference are equal
 _LEAST_S = math.ulp(0.0)  # divides stages that take no time from all others
 _MOST_CELLS = 2**22  # of an array
+_MOST_STAGES = 2**17  # of all m, groups and numbers of blocks: half a second on one core
 
 
 def check_witness(certificate: Certificate, problem: ClusterProblem) -> None:
@@ -51,8 +52,16 @@ def check_witness(certificate: Certificate, problem: ClusterProblem) -> None:
         )
 
 
+def is_small(problem: ClusterProblem, shared: bool) -> bool:
+    """Whether a witness takes little time."""
+    groups = 2 ** len(problem.devices) if shared else len(problem.devices)
+    counts = problem.max_micro_batches + 1 - problem.min_micro_batches
+    return counts * groups * problem.num_blocks <= _MOST_STAGES
+
+
 def witness_of(problem: ClusterProblem, lower_bound: float, shared: bool = False) -> Witness | None:
-    """Return a witness of this bound; None if a plan, with ``shared`` stages or not, may be faster.
+    """Return a witness of this bound, of plans with ``shared`` stages or without; None if it cannot
+    be proved.
 
     A range whose bound is too low is halved, until no other stage is between its ends.
     """

@@ -17,11 +17,10 @@ from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import RoundFailedError, WireError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host, this_host
-from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget
+from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
 from collapipe.step_law import MeasuredPlan, StepLaw
 from collapipe.wire.channels import DeviceAddress
 from pipeline.devices.control_unit.action_times import StepTimes
-from pipeline.devices.control_unit.cluster import Cluster
 
 
 def devices(profile: bool | None = None) -> Devices:
@@ -221,31 +220,31 @@ def taking_over(plan: ClusterPlan, gone: str, closed: str = "", **memory: float)
             AffineLaw(float(k), 0.0, 0.0, 0.0),
             max_blocks=1 if name in closed else None,
             memory=MemoryBudget(memory.get(name, 9.0), 0.0, 1.0, 0.0),
+            sharing=SharingLaw(0.0),
         )
         for k, name in enumerate("abcd", 1)
     }
-    cluster = Cluster({}, None, None, None, needed_bytes=lambda blocks, *_: float(blocks))  # type: ignore[arg-type]
     own: Any = SimpleNamespace(
         _plan=plan,
         _devices=boxes,
-        _cluster=cluster,
         _spec=SimpleNamespace(num_blocks=4),
         _settings=SimpleNamespace(batch_size=4),
     )
     own._problem = partial(DevicePipeline._problem, own)
-    own._fits = partial(DevicePipeline._fits, own)
     left = [each for name, each in boxes.items() if name != gone]
     return DevicePipeline._taken_over(own, {gone: "ended"}, left)
 
 
 def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> None:
     """As far as memory allows."""
-    pair = SegmentPlan("b", Span(3, 1), (Share("b", 1), Share("c", 1)))
+    pair = SegmentPlan("b", Span(3, 1), (Share("b", 2), Share("c", 2)))
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 3)), pair), 1, "gpipe")
     assert taking_over(plan, "a").segments[0].device == "b"
     assert taking_over(plan, "a", b=2.0).segments[0].device == "c"
     assert taking_over(plan, "a", b=2.0, c=2.0).segments[0].device == "d"
     assert taking_over(plan, "a", closed="b", c=2.0).segments[0].device == "d"
+    with pytest.raises(RoundFailedError, match=r"or can hold them$"):
+        taking_over(plan, "a", closed="bcd")
 
 
 def test_a_lost_segment_that_nobody_is_free_for_is_named() -> None:
@@ -254,7 +253,7 @@ def test_a_lost_segment_that_nobody_is_free_for_is_named() -> None:
     plan = ClusterPlan(0, (halves, SegmentPlan("b", Span(2, 2))), 1, "gpipe")
     own: Any = SimpleNamespace(_plan=plan)
     with pytest.raises(
-        RoundFailedError, match=r"^without a: no device .* 0 … 1, which \(1 a, 1 a\)"
+        RoundFailedError, match=r"^without a: no other device is free for blocks 0 … 1 of \(1 a, 1"
     ):
         DevicePipeline._taken_over(own, {"a": "ended"}, [])
 

@@ -27,7 +27,7 @@ class Cluster:
     # seconds until a device that serves another caller is an error; None: lost after ``hung_s``
     busy_s: float | None = None
 
-    def needed_by(self, device: str, plan: ClusterPlan, recompute: bool = False) -> float:
+    def needed_by(self, device: str, plan: ClusterPlan, recompute: bool) -> float:
         """Return ``needed_bytes`` of a device of the plan; with ``recompute`` all devices do."""
         segment = next(each for each in plan.segments if device in each.devices)
         stage, m = plan.segments.index(segment), plan.num_micro_batches

@@ -69,8 +69,8 @@ class RecordingPorts:
     """The embedding's ports; they record its activations, whose size also limits the frames that
     ``hops`` may receive.
 
-    Activations after the first wait until the first segment is ``built``: before that they would
-    delay its weights on the way.
+    Activations after the first wait until the first segment is ``built``, because they share the
+    link with its weights.
     """
 
     def __init__(

@@ -217,7 +217,7 @@ class Session:
         stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
         for _ in run_stage(held.actions(len(sizes)), stage, ports):
             self._check()
-        self._wait(lambda: ports.all_sent() and held.built)  # without rows nothing waited for it
+        self._wait(lambda: ports.all_sent() and held.built)  # a device without rows has not waited
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
 

@@ -16,7 +16,7 @@ from optim.problem import ClusterProblem, Latency
 from optim.sharing.exact import shared_partition
 from optim.verified import solve_verified, witnessed
 from optim.verify.limits import possible_rows
-from optim.verify.witness import check_witness, witness_of
+from optim.verify.witness import check_witness, is_small, witness_of
 from tests.optim.partition.test_exact import LAWS, small
 from tests.optim.partition_references import by_enumeration
 from tests.optim.sharing.instances import drawn as in_groups
@@ -128,15 +128,23 @@ def test_a_planned_cluster_has_one_for_each_number_of_micro_batches() -> None:
     )
 
 
-def test_shared_stages_of_many_devices_have_none() -> None:
-    """All sets of more than seven devices would take too long."""
+def test_large_problems_have_none() -> None:
+    """It would take longer than the plan."""
     own = tuple(
         replace(DEVICES[0], name=f"box-{k}", max_blocks=2, sharing=SharingLaw(0.01))
-        for k in range(8)
+        for k in range(7)
     )
-    for count, expected in ((7, 2), (8, 0)):
-        problem = ClusterProblem(own[:count], 12, 2, 2, "overlap")
-        assert len(witnessed(problem, shared_partition(problem)).certificate.witness) == expected
+    problem = ClusterProblem(own, 12, 2, 2, "overlap")
+    assert len(witnessed(problem, shared_partition(problem)).certificate.witness) == 2
+    assert is_small(problem, shared=True)
+    assert not is_small(replace(problem, max_micro_batches=128), shared=True)
+    assert is_small(replace(problem, max_micro_batches=1024), shared=False)
+
+
+def test_whole_numbers_are_laws_as_well() -> None:
+    law = AffineLaw(1, 0, 1, 0)
+    own = tuple(DeviceProfile(f"box-{k}", law, sharing=SharingLaw(0)) for k in range(2))
+    assert shared_partition(ClusterProblem(own, 2, 4, 4, "overlap")).best.latency_s > 0
 
 
 @pytest.mark.parametrize(
