@@ -110,11 +110,12 @@ def _run(
     with open_trainer(unit, request, start) as opened:
         steps = tuple(_steps(unit, request, opened, stem))
         trainer, link = opened.trainer, opened.link
+        trainer.timer.seconds[START] += trainer.timer.began_s - taken_s()
         return _Trained(
             weights=trainer.weights(),
             optimizer_state=trainer.optimizer_state(),
             steps=steps,
-            seconds={START: trainer.timer.began_s - taken_s(), **trainer.timer.seconds},
+            seconds=dict(trainer.timer.seconds),
             link_bytes_up=link.bytes_up if link else 0,
             link_bytes_down=link.bytes_down if link else 0,
             devices=opened.devices.figures() if opened.devices else None,

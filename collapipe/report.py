@@ -11,7 +11,9 @@ from collapipe.plan import Amount, RoundPlan
 from collapipe.state import Estimates, Precision
 
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
-START = "start"  # the phase from a unit's receipt of the message to its first micro-batch
+# the phase from a unit's receipt of the message to its first micro-batch, and the time in which
+# devices wait for weights
+START = "start"
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
 TRACED_STEPS = 100  # the first steps of a round
 _Sentence = Annotated[str, Field(max_length=600)]

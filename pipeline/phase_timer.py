@@ -24,3 +24,8 @@ class PhaseTimer:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - start
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count these seconds of the phase ``source`` as ``target``."""
+        self.seconds[source] -= seconds
+        self.seconds[target] += seconds

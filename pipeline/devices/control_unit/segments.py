@@ -14,7 +14,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
-from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
+from collapipe.report import PIPELINE, START, DeviceReport, DeviceTrace
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline import schedule
@@ -294,8 +294,9 @@ class RemoteSegments:
                 known[device] = iter(self._taken_norms(device, *counts, next(frames)))
             self._norms += [next(known[leader]) for leader in leaders]
         times = front_stage.times, back_stage.times
-        began_s = max(began_s, *(each.built_s for each in placed.members))
-        self._measured.add_own(OwnTimes(*times, began_s, time.monotonic(), whole))
+        built_s = max(began_s, *(each.built_s for each in placed.members))
+        self._measured.add_own(OwnTimes(*times, built_s, time.monotonic(), whole))
+        self._timer.move(built_s - began_s, PIPELINE, START)
 
     def _fence(self, step: int) -> Fence:
         common = self._placed.common

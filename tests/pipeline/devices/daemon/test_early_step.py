@@ -11,6 +11,7 @@ from device_cluster import Work, daemons, device_name, plan_of
 from hostile_peer import HostileUnit, description_of, loading, recorded
 
 from collapipe.plan import SegmentPlan, Share, Span
+from collapipe.report import PIPELINE, START
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.journal import RecordingPorts, StepRecord
@@ -90,7 +91,7 @@ def test_a_device_that_waits_for_weights_is_not_busy_and_does_not_compute() -> N
 def test_times_of_steps_leave_out_the_arrival_of_weights(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a plan of one round is slow, and the next round has another."""
+    """They count as the round's start; else the next round would be planned with them."""
     parts = Placement._parts
 
     def late(*arguments: Any) -> Any:
@@ -105,9 +106,11 @@ def test_times_of_steps_leave_out_the_arrival_of_weights(
     with daemons(2) as own, work.segments(plan, own) as segments:
         with Pipeline(plan.num_micro_batches, embedding, segments, head, PhaseTimer()) as pipeline:
             work._trained(pipeline, head)
-        times = segments.step_times()
+        times, phases = segments.step_times(), segments._timer.seconds
     assert times is not None
     assert times.step_s < 0.3
+    assert phases[PIPELINE] == pytest.approx(steps * times.step_s, rel=0.2)
+    assert phases[START] > 0.6
     assert max(times.send_s.values()) < 0.2
 
 
