@@ -5,6 +5,7 @@ bitsandbytes makes the same codes and weights. Importing it, or torchao, loads t
 seconds, and more than 100 MB that a small device lacks.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,18 +14,19 @@ QUANTISED = "int8", "nf4"
 FORMAT = 1  # of what ``quantise`` returns; another one makes stored weights again
 BLOCK, _MOST = 64, 127  # weights with a scale, and the highest code of int8
 _PIECE = 2**18  # weights that are restored at a time: they stay in a processor's cache
-_NF4 = torch.tensor(
+# made by NumPy, because torch's first operations take 7 MB, which an idle device does not need
+_NF4 = np.array(
     [
         *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
         *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
         *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
         *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
     ],
-    device="cpu",
+    dtype=np.float32,
 )
-_MIDDLES = (_NF4[1:] + _NF4[:-1]) / 2
-_PAIRS = torch.stack((_NF4.repeat_interleave(16), _NF4.repeat(16)), 1)  # of each byte
-_PAIRS = _PAIRS.view(torch.int64).flatten()  # read twice as fast
+_MIDDLES = torch.from_numpy((_NF4[1:] + _NF4[:-1]) / 2)
+_OF_BYTES = np.stack((np.repeat(_NF4, 16), np.tile(_NF4, 16)), axis=1)
+_PAIRS = torch.from_numpy(_OF_BYTES.view(np.int64).ravel())  # read twice as fast
 
 
 def quantise(weight: Tensor, how: str) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ def test_values_are_quantiles_of_the_normal_distribution() -> None:
     positive = normal.icdf(torch.linspace(offset, 0.5, 9))[:-1]
     negative = -normal.icdf(torch.linspace(offset, 0.5, 8))[:-1]
     values = torch.cat((negative, torch.zeros(1), positive.flip(0))) / positive[0]
-    torch.testing.assert_close(_NF4, values, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(_NF4), values, rtol=0, atol=1e-5)
 
 
 def test_only_linear_layers_but_the_output_are_quantised() -> None:
