@@ -18,6 +18,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import Certificate
+from collapipe.state import ROUNDING
 from optim.latency import batch_s, model_too_large
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition, Stage
@@ -38,7 +39,6 @@ from optim.verify.tolerance import violation
 from optim.verify.witness import is_small, witness_of
 
 _EXACT = exact_partition, shared_partition
-_ROUNDING = 1e-12
 
 
 def solve_verified(
@@ -136,7 +136,7 @@ def _decided(
         return solve(in_modes(problem, ()))
     started, loose = perf_counter(), solve(relaxed(problem))
     known = _possible(loose.front, problem)
-    rounding = _ROUNDING if problem.linked else 0.0  # which the order of stages changes
+    rounding = ROUNDING if problem.linked else 0.0  # which the order of stages changes
     found_s, least_s = ([each.latency_s for each in plans] for plans in (known, loose.front))
     if len(known) == len(least_s) and np.allclose(found_s, least_s, rtol=rounding, atol=0.0):
         return replace(loose, front=tuple(known), best=known[loose.front.index(loose.best)])

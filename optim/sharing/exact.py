@@ -30,7 +30,7 @@ from optim.problem import (
 )
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, stage_costs
-from optim.sharing.law import largest_rows, stage_of, stages_of
+from optim.sharing.law import largest_rows, stage_of
 from optim.sharing.modes import decided, relaxed
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, states_of
@@ -249,12 +249,7 @@ class _Search:
             if found is None:
                 return
             once, groups = found
-            plan = self._plan(groups, blocks, row + 1)
-            self.offer([plan])
-            if self._problem.linked and (smaller := self._not_whole(groups, plan)):
-                for own, count in smaller:
-                    costs.pace[..., own, count - 1] = np.inf
-                continue
+            self.offer([self._plan(groups, blocks, row + 1)])
             last, classes = len(costs.pace) - 1, self._states.classes
             behind = [*(int(classes[own]) for own, _ in groups[1:]), -1]
             slowest = max(
@@ -274,12 +269,6 @@ class _Search:
         if self._most is None:
             stages.sort(key=lambda each: each.devices)
         return decided(self._problem, stages, m)
-
-    def _not_whole(self, groups: Sequence[Group], plan: Partition) -> list[Group]:
-        """Return the groups of which some device has no row, so that the hop may be another one."""
-        sizes = self._states.counts.sum(axis=1)
-        pairs = zip(groups, stages_of(self._problem, plan), strict=True)
-        return [each for each, stage in pairs if len(stage.devices) < sizes[each[0]]]
 
     def _stage(self, devices: Sequence[int], blocks: int, m: int, place: int) -> Stage:
         own = self._caps[min(place, len(self._caps)) - 1]
