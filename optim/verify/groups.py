@@ -14,8 +14,7 @@ class Groups:
     """The stages of each set of G devices that may share one, for R values of m and 1 … L blocks.
 
     Each row goes to the device that is then done first, of several to that with the least pace.
-    Devices count as the last of the pipeline, with the smaller memory of both ways and without the
-    time of recomputing.
+    Devices have the memory and times that ``optim.verify.witness`` counts.
     """
 
     sets: Ints  # bit k stands for device k, [G]
@@ -51,11 +50,9 @@ def _balanced(
     compute = np.array([blocks * (law.u * rows + law.v) for law in laws])  # [K, L, rows]
     hop = np.array([np.broadcast_to(law.w * rows + law.ell, compute[0].shape) for law in laws])
     pace = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
-    done = {
-        size: np.array([possible_rows(problem, each, m, size) for each in problem.devices])
-        for size in {len(own) for own in groups}
-    }
-    for size, fits in done.items():
+    done = dict[int, Floats]()  # by the number of devices that share the stage
+    for size in {len(own) for own in groups}:
+        fits = np.array([possible_rows(problem, each, m, size) for each in problem.devices])
         done[size] = np.where(fits, compute + hop, np.inf)
     for place, own in enumerate(groups):
         most = all_rows + 1 - len(own)  # every other device has a row

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collapipe.state import DeviceProfile, MemoryBudget
+from collapipe.state import ROUNDING, DeviceProfile, MemoryBudget
 from optim.problem import Bools, ClusterProblem, Floats, Ints
-from optim.verify.tolerance import MARGIN
 
-_UP_TO_ROUNDING = 2 - MARGIN
+_UP_TO_ROUNDING = 1 + ROUNDING  # as the solvers count limits of exactly n blocks
 
 
 def possible(

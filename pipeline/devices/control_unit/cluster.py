@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from collapipe.plan import ClusterPlan
 from collapipe.wire.channels import Channels, DeviceAddress
-from pipeline import schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +25,3 @@ class Cluster:
     needed_bytes: Callable[[int, float, float, int, bool], float] = lambda *_: 0.0
     # seconds until a device that serves another caller is an error; None: lost after ``hung_s``
     busy_s: float | None = None
-
-    def needed_by(self, device: str, plan: ClusterPlan, recompute: bool) -> float:
-        """Return ``needed_bytes`` of a device of the plan; with ``recompute`` all devices do."""
-        segment = next(each for each in plan.segments if device in each.devices)
-        stage, m = plan.segments.index(segment), plan.num_micro_batches
-        kept = schedule.kept(plan.schedule, len(plan.segments), m)[stage] / m
-        own = segment.shares_of(device)
-        part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
-        recomputes = recompute or device in segment.recomputing
-        gradients = segment.extra_gradients(device)
-        return self.needed_bytes(segment.span.blocks, kept, part, gradients, recomputes)

@@ -20,6 +20,7 @@ from collapipe.process.host import Host
 from collapipe.wire.channels import without_addresses
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
+from pipeline import schedule
 from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
@@ -324,18 +325,27 @@ class Placement:
         segment = self._segment(name)
         stage = self.plan.segments.index(segment)
         held = set(map(block_name, segment.span.indices()))
-        member = segment.devices.index(name)
+        own, member = segment.shares_of(name), segment.devices.index(name)
         dialled = self._dialled(stage)
         after = () if self.cluster.relay else segment.devices[member + 1 :]
+        part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
+        m = self.plan.num_micro_batches
+        kept = schedule.kept(self.plan.schedule, len(self.plan.segments), m)
         recompute = self.common.recompute or name in segment.recomputing
         return SegmentDescription(
             **replace(self.common, recompute=recompute).for_blocks(held),
             session=sessions[name],
-            memory_bytes=self.cluster.needed_by(name, self.plan, recompute),
+            memory_bytes=self.cluster.needed_bytes(
+                segment.span.blocks,
+                kept[stage] / m,
+                part,
+                segment.extra_gradients(name),
+                recompute,
+            ),
             span=segment.span,
             stage=stage,
             num_segments=len(self.plan.segments),
-            num_micro_batches=self.plan.num_micro_batches,
+            num_micro_batches=m,
             schedule=self.plan.schedule,
             base=-1 if self.replica.step is None else self.replica.step,
             next=self.cluster.devices[dialled] if dialled else None,
