@@ -19,16 +19,17 @@ from collapipe.state import AffineLaw, BlockCost
 
 _DESCRIBED = ("flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s")
 _BY_HAND = "write the laws there by hand"
-Key = tuple[str, str]  # the names of a cluster and a device
-Laws = Mapping[Key, AffineLaw]
+Key = tuple[str, ...]  # the names of a cluster and a device, or of a cluster and a link's devices
+Laws = Mapping[Key, AffineLaw]  # a link's law has no u: it computes nothing
 Edit = tuple[int, int, str]  # start and end of the replaced text, and the new text
 
 
 def write_laws(file: Path, laws: Laws, cost: BlockCost) -> None:
-    """Write devices' laws, measured on blocks of ``cost``, as ``chunk`` to ``file``, atomically.
+    """Write laws, measured on blocks of ``cost``, to ``file``, atomically: devices' as ``chunk``,
+    links' as rate and latency.
 
-    Raises ``ConfigError`` if the file lacks a device, has a form that cannot be edited, or cannot
-    be written.
+    Raises ``ConfigError`` if the file lacks a device or link, has a form that cannot be edited, or
+    cannot be written.
     """
     target = file.resolve()  # of a link
     content = with_laws(file, read(file), laws, cost).encode()
@@ -39,15 +40,11 @@ def with_laws(file: Path, text: str, laws: Laws, cost: BlockCost) -> str:
     """Return ``text``, the content of ``file``, with ``laws`` inserted. Raises ``ConfigError``."""
     document = from_text(file, text)
     section = document.parse(InventorySection)
-    places: dict[Key, Loc] = {
-        (cluster.name, device.name): ("clusters", n, "devices", k)
-        for n, cluster in enumerate(section.clusters)
-        for k, device in enumerate(cluster.devices)
-    }
-    figures, edits = {key: _figures(law, cost) for key, law in laws.items()}, list[Edit]()
+    places, figures = _places(section), {key: _figures(law, cost) for key, law in laws.items()}
+    edits = list[Edit]()
     for key, each in figures.items():
         if key not in places:
-            raise ConfigError(f"{file}: has no device {key[1]} in {key[0]} now; {_BY_HAND}")
+            raise ConfigError(f"{file}: has no {' - '.join(key[1:])} in {key[0]} now; {_BY_HAND}")
         edits += _edits(text, document.node(places[key]), each)
     edited = text
     for start, stop, new in sorted(edits, reverse=True):
@@ -57,20 +54,33 @@ def with_laws(file: Path, text: str, laws: Laws, cost: BlockCost) -> str:
     return edited
 
 
+def _places(section: InventorySection) -> dict[Key, Loc]:
+    places = dict[Key, Loc]()
+    for n, cluster in enumerate(section.clusters):
+        for k, device in enumerate(cluster.devices):
+            places[cluster.name, device.name] = "clusters", n, "devices", k
+        for k, link in enumerate(cluster.links):
+            places[cluster.name, *link.between] = "clusters", n, "links", k
+    return places
+
+
 def _figures(law: AffineLaw, cost: BlockCost) -> dict[str, str]:
     sizes = {"block_flops": cost.flops, "hop_bits": cost.hop_bits}
     numbers = {"u": law.u, "v": law.v, "w": law.w, "l": law.ell} | sizes
+    if not law.u:
+        numbers = {"d2d_rate_bps": cost.hop_bits / law.w, "hop_latency_s": law.ell}
     return {name: f"{number:.4g}" for name, number in numbers.items()}
 
 
 def _edits(text: str, device: Any, figures: Mapping[str, str]) -> Iterator[Edit]:
-    """Yield edits that put the figures into a device's YAML node.
+    """Yield edits that put the figures into the YAML node of a link or a device.
 
-    They replace its ``chunk`` or, without one, the first key that describes its hardware; the other
-    keys of that kind are removed.
+    They replace a device's ``chunk`` or, without one, the first key that describes its hardware;
+    the other keys of that kind are removed.
     """
     pairs = device.value
-    chunk = next((value for key, value in pairs if key.value == "chunk"), None)
+    own = {key.value: value for key, value in pairs}
+    chunk = device if "between" in own else own.get("chunk")
     if chunk is not None:
         yield from _refigured(text, chunk, figures)
         return
@@ -87,8 +97,9 @@ def _edits(text: str, device: Any, figures: Mapping[str, str]) -> Iterator[Edit]
 
 
 def _refigured(text: str, chunk: Any, figures: Mapping[str, str]) -> Iterator[Edit]:
-    """Yield edits that replace a ``chunk``'s numbers and insert missing keys at its start."""
-    present = {key.value: value for key, value in chunk.value}
+    """Yield edits that replace the numbers of a ``chunk`` or link and insert missing keys at its
+    start."""
+    present = {key.value: value for key, value in chunk.value if key.value in figures}
     for name in present:
         yield present[name].start_mark.index, present[name].end_mark.index, figures[name]
     begin = chunk.value[0][0].start_mark
@@ -122,13 +133,13 @@ def _is_so(file: Path, text: str, values: object) -> bool:
 
 def _values(section: InventorySection, figures: Mapping[Key, Mapping[str, str]]) -> dict[str, Any]:
     """Return all values of the file, with these laws inserted."""
-    values = section.model_dump()
-    for cluster in values["clusters"]:
-        for device in cluster["devices"]:
-            if law := figures.get((cluster["name"], device["name"])):
-                device["chunk"] = {name: float(each) for name, each in law.items()}
-                fields = DeviceSection.model_fields
-                device |= {name: fields[name].default for name in _DESCRIBED}
+    values, places, fields = section.model_dump(), _places(section), DeviceSection.model_fields
+    for key, each in figures.items():
+        _, n, kind, k = places[key]
+        law: dict[str, Any] = {name: float(figure) for name, figure in each.items()}
+        if kind == "devices":
+            law = {"chunk": law, **{name: fields[name].default for name in _DESCRIBED}}
+        values["clusters"][n][kind][k] |= law
     return values
 
 

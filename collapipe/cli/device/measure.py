@@ -1,4 +1,4 @@
-"""``collapipe device measure``: measure the laws of an inventory's devices, and write them."""
+"""``collapipe device measure``: measure laws of an inventory's devices and links; write them."""
 
 import sys
 import time
@@ -32,7 +32,7 @@ from collapipe.errors import CollaPipeError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted, print_lines, print_table, seconds
 from collapipe.inventory.measured_step import step_file, write_steps
 from collapipe.inventory.model import TOKENS, read_spec
-from collapipe.inventory.rewriting import write_laws
+from collapipe.inventory.rewriting import Key, write_laws
 from collapipe.inventory.schema import InventorySection, LinkSection
 from collapipe.inventory.yaml_file import Document, load
 from collapipe.models.cost import measure_cost
@@ -41,7 +41,7 @@ from collapipe.process.cancellation import cancellable
 from collapipe.process.folders import TemporaryFolder
 from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
-from collapipe.state import AffineLaw
+from collapipe.state import MOST, AffineLaw
 from collapipe.step_law import StepLaw
 from collapipe.wire.channels import Dialer
 
@@ -50,6 +50,8 @@ _BITS = 8  # per byte
 # most, and the seconds for each device after which no further one begins.
 _FEWEST, _MOST, _MOST_S = 3, 10, 10.0
 Times = defaultdict[tuple[int, int], list[float]]  # seconds by blocks and samples
+_NO_CHUNK = Fit(0.0, 0.0, 0.0)  # of a link
+_LEAST_BYTE_S = 2 * _BITS / MOST  # of a link, whose rate in the file is finite
 _COLUMNS = ("device", "u", "v", "off", "w", "l", "off")
 _TRIAL_ROUNDS, _FEWEST_STEPS, _MOST_STEPS = 4, 2, 8
 _TRIAL_S = 45.0  # of all steps, by the measured laws; a step's other parts take time, too
@@ -61,10 +63,11 @@ _TRIAL_RUN = (  # short rounds, to measure the steps of later runs
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredDevice:
-    """A device's law with the relative errors of both fits, or the ``fault`` that prevented it."""
+class Measured:
+    """The law of a device or a link with the relative errors of both fits, or the ``fault`` that
+    prevented it. A link's law has no u and v."""
 
-    device: SurveyedDevice
+    key: Key
     law: AffineLaw | None = None
     compute_error: float = 0.0
     hop_error: float = 0.0
@@ -78,8 +81,8 @@ class Measuring:
     dialer: Dialer
     trial: Trial
 
-    def laws(self, section: InventorySection) -> list[MeasuredDevice]:
-        """Measure the law of each device. Returns them in the file's order.
+    def laws(self, section: InventorySection) -> list[Measured]:
+        """Measure the law of each device and link. Returns them in the file's order.
 
         Devices at the same host compute one after another. Hops are timed afterwards, cluster by
         cluster.
@@ -88,12 +91,18 @@ class Measuring:
         chunks = iter(self._chunks([device for devices in clusters for device in devices]))
         sample = int(self.trial.cost.activation_bits / _BITS)
         sizes = [1, *(sample * each for each in self.trial.samples)]
-        found, repeats = list[MeasuredDevice](), _FEWEST * self.trial.repeats
+        found, repeats = list[Measured](), _FEWEST * self.trial.repeats
         for devices, cluster in zip(clusters, section.clusters, strict=True):
-            _report(f"{devices[0].cluster}: hops")
+            _report(f"{cluster.name}: hops")
             runs = _without_links(devices, cluster.links)
             ways = (time_hops(each, self.dialer, sizes, repeats)[1:] for each in runs)
-            found += map(self._measured, devices, chain.from_iterable(ways), chunks)
+            keys = ((cluster.name, each.name) for each in devices)
+            found += map(self._measured, keys, chain.from_iterable(ways), chunks)
+            own = {each.name: each for each in devices}
+            for link in cluster.links:
+                pair = [own[name] for name in link.between]
+                way = time_hops(pair, self.dialer, sizes, repeats)[1]
+                found.append(self._measured((cluster.name, *link.between), way, _NO_CHUNK))
         return found
 
     def _chunks(self, devices: Sequence[SurveyedDevice]) -> list[Fit | CollaPipeError]:
@@ -153,23 +162,30 @@ class Measuring:
             return StageError(device.name, cause)
         return found
 
-    def _measured(
-        self, device: SurveyedDevice, way: Hop, chunk: Fit | CollaPipeError
-    ) -> MeasuredDevice:
-        """Return the law of a device, whose hop to the next one is ``way``."""
+    def _measured(self, key: Key, way: Hop, chunk: Fit | CollaPipeError) -> Measured:
+        """Return the law of a device or link, whose hop to the next device is ``way``."""
         if isinstance(chunk, CollaPipeError):
-            return MeasuredDevice(device, fault=str(chunk))
-        if not way.trips:
-            unused = "is busy; measure later" if way.busy else f"{way.target} cannot be used"
-            cause = way.error or unused
-            return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
-        if len(way.trips) < 2:
-            cause = f"too slow for more than messages of {amount(way.trips[0].num_bytes, 'B')}"
-            return MeasuredDevice(device, fault=f"{device.name}: hop to {way.target}: {cause}")
-        hop, cost = fit_hop(way.trips), self.trial.cost
+            return Measured(key, fault=str(chunk))
+        hop, cost = _fitted(way, 0.0 if chunk.each else _LEAST_BYTE_S), self.trial.cost
+        if isinstance(hop, str):
+            return Measured(key, fault=f"{' - '.join(key[1:])}: hop to {way.target}: {hop}")
         sent_s = hop.each * cost.hop_bits / 2 / _BITS
         law = AffineLaw(u=chunk.each, v=chunk.fixed, w=sent_s, ell=hop.fixed)
-        return MeasuredDevice(device, law, chunk.error, hop.error)
+        return Measured(key, law, chunk.error, hop.error)
+
+
+def _fitted(way: Hop, least_byte_s: float) -> Fit | str:
+    """Return a hop's fit with at least so many seconds per byte, or why there is none."""
+    if not way.trips:
+        unused = "is busy; measure later" if way.busy else f"{way.target} cannot be used"
+        return way.error or unused
+    sizes = [amount(each.num_bytes, "B") for each in way.trips]
+    if len(sizes) < 2:
+        return f"too slow for more than messages of {sizes[0]}"
+    hop = fit_hop(way.trips)
+    if hop.each < least_byte_s:
+        return f"{sizes[-1]} took no longer than {sizes[0]}; raise --repeats, or batch_size"
+    return hop
 
 
 def _without_links(
@@ -185,12 +201,12 @@ def _without_links(
 
 
 def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: bool) -> int:
-    """Measure and print each device's law, and with ``write`` put the laws into the file.
+    """Measure and print each device's and link's law, and with ``write`` put them into the file.
 
     The options ``overrides`` of a run name the model; without them the file does. With both, a few
     short rounds measure the steps of that run, which are written beside the file. Returns 1 if a
-    device could not be measured, else 0. Raises ``ConfigError`` for an invalid file, model, option
-    or credentials.
+    device or link could not be measured, else 0. Raises ``ConfigError`` for an invalid file, model,
+    option or credentials.
     """
     document = load(file)
     section = document.parse(InventorySection)
@@ -200,14 +216,13 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     dialer = Dialer(own_credentials(file, section), ANSWER_S)
     found = Measuring(dialer, trial).laws(section)
     _show(found, trial)
-    laws = {(each.device.cluster, each.device.name): each.law for each in found}
-    known = {key: law for key, law in laws.items() if law is not None}
+    known = {each.key: each.law for each in found if each.law is not None}
     if write and known:
         write_laws(file, known, cost)
         planned = "" if overrides else f"; collapipe plan {quote(str(file))}"
         print(f"written     {counted(len(known), 'law')} to {file}{planned}")
     for fault in (each.fault for each in found if each.fault):
-        print(f"error: {printable(fault)}; its law stays as it is", file=sys.stderr)
+        print(f"error: {printable(fault)}; its figures stay as they are", file=sys.stderr)
     if len(known) < len(found):
         return 1
     if not (write and overrides):
@@ -266,9 +281,9 @@ def measured_steps(
     return run.tree, [each.step for each in request.clusters]
 
 
-def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
+def _show(found: Sequence[Measured], trial: Trial) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
-    print_table(console, _COLUMNS, [(each.device.name, *_law(each)) for each in found])
+    print_table(console, _COLUMNS, [(" - ".join(each.key[1:]), *_law(each)) for each in found])
     least, most = trial.samples
     lines = [
         ("u, v", f"a block's seconds of a sample and of a micro-batch, of {least} and {most}"),
@@ -281,12 +296,13 @@ def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
     print_lines(console, lines)
 
 
-def _law(each: MeasuredDevice) -> tuple[str, ...]:
+def _law(each: Measured) -> tuple[str, ...]:
     law = each.law
     if law is None:
         return ("fails", *"-----")
+    chunk = seconds(law.u), seconds(law.v), f"{each.compute_error:.1%}"
     return (
-        *(seconds(law.u), seconds(law.v), f"{each.compute_error:.1%}"),
+        *(chunk if law.u else "---"),
         *(seconds(law.w), seconds(law.ell), f"{each.hop_error:.1%}"),
     )
 

@@ -1,6 +1,7 @@
 """Laws are put into an inventory, and nothing else in it changes."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from collapipe.state import AffineLaw, BlockCost
 EXAMPLES = sorted((Path(__file__).parents[3] / "docs/examples").glob("*.yaml"))
 LAW = AffineLaw(0.0123456, 0.0, 3.2e-5, 0.25)
 COST = BlockCost(1e9, 2e9, 1.5e6, 1.5e6, 1.2e8)
+LINK = AffineLaw(0.0, 0.0, 1 / 3, 7e-5)
 SIZES = "block_flops: 3e+09, hop_bits: 3e+06"
 CHUNK = f"chunk: {{u: 0.01235, v: 0, w: 3.2e-05, l: 0.25, {SIZES}}}"
 REPLACED = re.compile(r"\b(flops_per_s|d2d_rate_bps|launch_s|hop_latency_s|chunk)\b")
@@ -46,6 +48,13 @@ clusters:
             w: 0.1 # by hand
             u: 0.2
             l: 0
+      links:   # the slow pairs
+      -   d2d_rate_bps:   1.0e8   # a guess
+          between: [ a,  'b' ]
+
+      -   {between: [c, b], d2d_rate_bps: 1_000, hop_latency_s: 1.0e-3}   # by hand
+      - {d2d_rate_bps: 5.0, between:
+          [d, a]}
 # the end"""
 EXPECTED = """\
 # a person's file
@@ -74,13 +83,24 @@ clusters:
             w: 3.2e-05 # by hand
             u: 0.01235
             l: 0.25
+      links:   # the slow pairs
+      -   hop_latency_s: 7e-05
+          d2d_rate_bps:   9e+06   # a guess
+          between: [ a,  'b' ]
+
+      -   {between: [c, b], d2d_rate_bps: 9e+06, hop_latency_s: 7e-05}   # by hand
+      - {hop_latency_s: 7e-05, d2d_rate_bps: 9e+06, between:
+          [d, a]}
 # the end""".replace("CHUNK", CHUNK)
 
 
 def laws(text: str) -> Laws:
-    """One for each device."""
+    """One for each device and each link."""
     section = from_text(FILE, text).parse(InventorySection)
-    return {(each.name, box.name): LAW for each in section.clusters for box in each.devices}
+    devices = {(each.name, box.name): LAW for each in section.clusters for box in each.devices}
+    return devices | {
+        (each.name, *link.between): LINK for each in section.clusters for link in each.links
+    }
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
@@ -122,13 +142,38 @@ def test_one_device_of_several(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
+@pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("w", "ell"), [(1 / 3, 7e-5), (3.21987e-5, 0.0), (1.9e-12, 1 / 7)])
+def test_planners_see_the_measured_hop_of_a_link(
+    w: float, ell: float, wire_dtype: str, tmp_path: Path
+) -> None:
+    """From both of its ends, and as fast as a device with the same law, whatever hops send."""
+    file = tmp_path / "boxes.yaml"
+    model = f"model: {{name: dates_transformer}}\npipeline: {{wire_dtype: {wire_dtype}}}"
+    file.write_text(ODD.replace("model:\n    name: transformer   # aligned", model))
+    cost = read_inventory(file).model.cost
+    hop = AffineLaw(0.5, 0.0, w, ell)
+    write_laws(file, {("workshop", "a"): hop, ("workshop", "a", "b"): replace(hop, u=0.0)}, cost)
+    a, b, *_ = read_inventory(file, cost).clusters[0].profiles
+    for link in (a.links[0], b.links[0]):
+        assert (link.w, link.ell) == pytest.approx((w, ell), rel=1e-3)
+    assert [a.links[0].to, b.links[0].to] == ["b", "a"]
+    assert a.links[1].w == cost.hop_bits / 5.0  # not measured
+    planned, *_ = read_inventory(file).clusters[0].profiles
+    assert planned.links[0].w == pytest.approx(planned.time.w, rel=1e-3)
+    sent = 1.0 if wire_dtype == "float32" else 0.5
+    assert planned.links[0].w == pytest.approx(w * sent, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("1.e8, d2d_rate_bps", "1.e8, # c\n            d2d_rate_bps"),
-        ('name: "a"', 'name: "z"'),
+        ("'workshop'", "'shop'"),
+        ("[ a,  'b' ]", "[ 'b', a ]"),
+        ("-   d2d_rate_bps:   1.0e8", "-   ? d2d_rate_bps\n          : 1.0e8"),
     ],
-    ids=["comment-in-braces", "device-is-gone"],
+    ids=["comment-in-braces", "cluster-is-gone", "link-is-gone", "link-of-explicit-keys"],
 )
 def test_what_cannot_be_edited_is_left_alone(old: str, new: str, tmp_path: Path) -> None:
     wanted, file = laws(ODD), tmp_path / "boxes.yaml"

@@ -30,6 +30,7 @@ from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
 from collapipe.step_law import StepLaw
 from collapipe.wire.channels import DeviceAddress, Dialer
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit import placement
 from pipeline.devices.daemon.held_segment import HeldSegment
@@ -115,6 +116,35 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
         assert json.loads(line)["cost"]["clusters"][0]["spread"] == spread
         status, _, err = command("plan", file)
         assert status == 2 and "another model" in err
+
+
+@pytest.mark.usefixtures("known_chunks")
+def test_a_slow_link_is_measured_and_not_its_ends_usual_hops(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, byte_s = FrameStream.send, 4e-7
+
+    def slow(stream: FrameStream, frame: Frame) -> None:
+        if frame.kind == FrameKind.ACTIVATION and stream.peer.startswith("device-0 ("):
+            time.sleep(byte_s * sum(each.nbytes for each in frame.tensors))
+        send(stream, frame)
+
+    monkeypatch.setattr(FrameStream, "send", slow)
+    with daemons(2) as there:
+        file = inventory(tmp_path, there)
+        with file.open("a") as stream:
+            stream.write(
+                "    links: [{between: [device-1, device-0], d2d_rate_bps: 1.0e3}] # slow\n"
+            )
+        status, out, _ = command("device", "measure", file, "--repeats", 1, "--write")
+    assert status == 0
+    assert len(re.findall(r"^device-1 - device-0 .*%$", out, re.MULTILINE)) == 1
+    profiles = read_inventory(file).clusters[0].profiles
+    for each in profiles:
+        (link,) = each.links
+        assert each.time.w < link.w / 2
+    (rate_bps,) = re.findall(r"d2d_rate_bps: (\S+)}\] # slow\n$", file.read_text())
+    assert float(rate_bps) == pytest.approx(2 * 8 / byte_s, rel=0.3)  # both ways
 
 
 def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None:

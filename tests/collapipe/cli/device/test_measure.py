@@ -1,6 +1,9 @@
 """How ``collapipe device measure`` makes laws of times, with scripted times."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,19 +11,27 @@ from typing import Any, cast
 import pytest
 
 from collapipe.cli.device import measure
-from collapipe.cli.device.measure import MeasuredDevice, Measuring
+from collapipe.cli.device.measure import Measured, Measuring
 from collapipe.cli.device.survey import Hop, SurveyedDevice
 from collapipe.cli.device.trial_round import Trial, Trip
 from collapipe.errors import LinkError
+from collapipe.inventory.file import read_inventory
 from collapipe.inventory.measured_step import step_file
 from collapipe.inventory.schema import InventorySection
-from collapipe.inventory.yaml_file import from_text
+from collapipe.inventory.yaml_file import from_text, load
 from collapipe.models.transformer import TransformerSpec
-from collapipe.state import AffineLaw, BlockCost
+from collapipe.state import AffineLaw, BlockCost, DeviceProfile
 from collapipe.wire.channels import DeviceAddress
 
 U, V = 3e-4, 2e-3
+HEAD = "batch_size: 64\nmodel: {name: transformer}\nclusters:\n  - name: a\n    devices:\n"
+WAY = Hop("", "", (Trip(1, 1e-3), Trip(1000, 2e-3)))
 DEVICE = "{name: device-%d, address: 127.0.0.1:%d, flops_per_s: 1, d2d_rate_bps: 1}"
+OPTIONS = ["model.dim=32"]
+PAIRS = [("device-2", "device-1"), ("device-0", "device-3")]
+LINKS = "    links:\n" + "".join(
+    f"      - {{between: [{a}, {b}], d2d_rate_bps: 1}}\n" for a, b in PAIRS
+)
 TRIAL = Trial(TransformerSpec(4, 1, 64, 4, 256, 0.0), BlockCost(1e6, 2e6, 1e6, 1e6, 1e6), 32, 64, 5)
 
 
@@ -30,6 +41,7 @@ class Boxes:
     def __init__(self, slowed: Sequence[float], lost_in: int | None = None) -> None:
         self.slowed, self.lost_in = slowed, lost_in
         self.asked, self.runs = list[str](), list[list[str]]()
+        self.ways = dict[tuple[str, str], Hop]()  # by their ends; others are ``WAY``
 
     def chunk_seconds(
         self, device: DeviceAddress, dialer: object, trial: Trial, blocks: int
@@ -44,22 +56,39 @@ class Boxes:
 
 def measured(
     boxes: Boxes, monkeypatch: pytest.MonkeyPatch, count: int = 2, links: str = ""
-) -> list[MeasuredDevice]:
-    lines = "".join(f"      - {DEVICE % (k, 7000 + k)}\n" for k in range(count)) + links
-    head = "batch_size: 64\nmodel: {name: transformer}\nclusters:\n  - name: a\n    devices:\n"
-    section = from_text(Path("boxes.yaml"), head + lines).parse(InventorySection)
+) -> list[Measured]:
+    text = inventory(count, links)
+    section = from_text(Path("boxes.yaml"), text).parse(InventorySection)
+    scripted(boxes, monkeypatch)
+    return Measuring(cast(Any, None), TRIAL).laws(section)
+
+
+def inventory(count: int, links: str = "") -> str:
+    return HEAD + "".join(f"      - {DEVICE % (k, 7000 + k)}\n" for k in range(count)) + links
+
+
+def scripted(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices of an inventory's cluster are ``boxes``."""
     status = cast(Any, SimpleNamespace(busy=False, memory_bytes=1e9))
-    found = [SurveyedDevice("a", each, status, None) for each in section.clusters[0].devices]
-    trips = Trip(1, 1e-3), Trip(1000, 2e-3)
-    monkeypatch.setattr(measure, "ask_all", lambda *what: [found])
+
+    def ask_all(section: InventorySection, _: object) -> list[list[SurveyedDevice]]:
+        (cluster,) = section.clusters
+        return [[SurveyedDevice("a", each, status, None) for each in cluster.devices]]
 
     def time_hops(run: list[SurveyedDevice], *_: object) -> list[Hop]:
         boxes.runs.append([each.name for each in run])
-        return [Hop("", "", trips)] * (len(run) + 1)
+        ends = pairwise(["control unit", *boxes.runs[-1], "control unit"])
+        return [replace(boxes.ways.get(each, WAY), source=each[0], target=each[1]) for each in ends]
 
+    monkeypatch.setattr(measure, "ask_all", ask_all)
     monkeypatch.setattr(measure, "time_hops", time_hops)
     monkeypatch.setattr(measure, "chunk_seconds", boxes.chunk_seconds)
-    return Measuring(cast(Any, None), TRIAL).laws(section)
+
+
+def rows(out: str) -> list[list[str]]:
+    """The cells of the table's rows."""
+    lines = (re.split(r" {2,}", each.strip()) for each in out.splitlines())
+    return [each for each in lines if each[0].startswith("device-")]
 
 
 def test_equal_devices_get_equal_laws_though_half_of_the_passes_are_slowed(
@@ -73,11 +102,79 @@ def test_equal_devices_get_equal_laws_though_half_of_the_passes_are_slowed(
     assert boxes.asked[:8] == ["device-0", "device-0", "device-1", "device-1"] * 2
 
 
-def test_usual_hops_are_measured_not_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    links = "    links:\n      - {between: [device-2, device-1], d2d_rate_bps: 1}\n"
+def test_links_are_measured_apart_from_usual_hops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though devices 1 and 2 are neighbours in the file."""
     boxes = Boxes([1.0])
-    assert len(measured(boxes, monkeypatch, 4, links)) == 4
-    assert boxes.runs == [["device-0", "device-1"], ["device-2", "device-3"]]
+    boxes.ways["device-2", "device-1"] = Hop("", "", (Trip(1, 0.1), Trip(1000, 0.1 + 999e-3)))
+    *devices, link, other = measured(boxes, monkeypatch, 4, LINKS)
+    runs = [("device-0", "device-1"), ("device-2", "device-3"), *PAIRS]
+    assert boxes.runs == [list(each) for each in runs]
+    assert [each.key for each in devices] == [("a", f"device-{k}") for k in range(4)]
+    assert [link.key, other.key] == [("a", *each) for each in PAIRS]
+    assert link.law and other.law
+    byte_s = link.law.w / (TRIAL.cost.hop_bits / 8 / 2)  # each way
+    assert (link.law.u, link.law.v, byte_s) == (0.0, 0.0, pytest.approx(1e-3))
+    assert link.law.ell == pytest.approx(0.099)
+    for each in devices:
+        assert each.law and (each.law.w, each.law.ell) == (other.law.w, other.law.ell)
+
+
+@pytest.mark.parametrize(
+    ("way", "cause"),
+    [
+        (Hop("", "", error="timed out"), "timed out"),
+        (Hop("", "", busy=True), "is busy"),
+        (Hop("", ""), "cannot be used"),
+        (Hop("", "", [Trip(128, 9.0)]), "128 B"),
+        (Hop("", "", [Trip(128, 1e-3), Trip(4096, 1e-3), Trip(16384, 1e-3)]), "no longer"),
+        (Hop("", "", [Trip(128, 2e-3), Trip(4096, 1e-3)]), "no longer"),
+    ],
+    ids=["error", "busy", "unusable", "slow", "constant", "faster-if-larger"],
+)
+def test_a_link_that_cannot_be_measured_keeps_its_figures(
+    way: Hop,
+    cause: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The others are written; a rate is never infinite."""
+    boxes, file = Boxes([1.0]), tmp_path / "boxes.yaml"
+    boxes.ways[PAIRS[0]] = way
+    file.write_text(inventory(4, LINKS))
+    scripted(boxes, monkeypatch)
+    assert measure.measure_devices(file, OPTIONS, repeats=1, write=True) == 1
+    out, err = capsys.readouterr()
+    (line,) = (each for each in err.splitlines() if each.startswith("error: "))
+    assert line.startswith("error: device-2 - device-1: hop to device-1: ") and cause in line
+    assert [*rows(out)[-2:]] == [
+        ["device-2 - device-1", "fails", *"-----"],
+        ["device-0 - device-3", *"---", *rows(out)[-1][4:]],
+    ]
+    section = load(file).parse(InventorySection).clusters[0]
+    assert all(each.chunk for each in section.devices)
+    kept, written = section.links
+    assert (kept.d2d_rate_bps, kept.hop_latency_s) == (1.0, None)
+    assert written.d2d_rate_bps == pytest.approx(16 / (1e-3 / 999), rel=1e-3)
+
+
+def test_the_trial_run_is_planned_with_measured_links(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    boxes, file, planned = Boxes([1.0]), tmp_path / "boxes.yaml", list[DeviceProfile]()
+    boxes.ways[PAIRS[0]] = Hop("", "", (Trip(1, 0.1), Trip(1000, 0.1 + 999e-3)))
+    file.write_text(inventory(4, LINKS))
+    scripted(boxes, monkeypatch)
+
+    def steps(*given: object) -> tuple[dict[str, object], list[None]]:
+        planned.extend(read_inventory(file, TRIAL.cost).clusters[0].profiles)
+        return {}, []
+
+    monkeypatch.setattr(measure, "measured_steps", steps)
+    assert measure.measure_devices(file, OPTIONS, repeats=1, write=True) == 0
+    (link,) = planned[1].links
+    assert (link.to, link.ell) == ("device-2", pytest.approx(0.099, rel=1e-3))
+    assert link.w == pytest.approx(1e-3 * TRIAL.cost.hop_bits / 16, rel=1e-3)
 
 
 def test_slow_devices_get_the_fewest_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +197,10 @@ def test_steps_are_measured_with_options_and_write_and_never_begin_with_old_ones
 ) -> None:
     file, asked = tmp_path / "boxes.yaml", list[tuple[object, ...]]()
     measured = list[None]()
-    head = "batch_size: 64\nmodel: {name: transformer}\nclusters:\n  - name: a\n    devices:\n"
-    file.write_text(f"{head}      - {DEVICE % (0, 7000)}\n")
+    file.write_text(inventory(1))
 
-    def laws(self: Measuring, section: InventorySection) -> list[MeasuredDevice]:
-        (device,) = section.clusters[0].devices
-        return [MeasuredDevice(SurveyedDevice("a", device, None, None), AffineLaw(U, V, 0.0, 0.0))]
+    def laws(self: Measuring, section: InventorySection) -> list[Measured]:
+        return [Measured(("a", "device-0"), AffineLaw(U, V, 0.0, 0.0))]
 
     def steps(*given: object) -> tuple[dict[str, object], list[None]]:
         asked.append((*given, step_file(file).exists()))
@@ -113,13 +208,12 @@ def test_steps_are_measured_with_options_and_write_and_never_begin_with_old_ones
 
     monkeypatch.setattr(Measuring, "laws", laws)
     monkeypatch.setattr(measure, "measured_steps", steps)
-    options = ["model.dim=32"]
-    for overrides, write in (([], True), (options, False), (options, True), (options, True)):
+    for overrides, write in (([], True), (OPTIONS, False), (OPTIONS, True), (OPTIONS, True)):
         assert measure.measure_devices(file, overrides, repeats=1, write=write) == 0
-    assert asked == [(file, 1, options, 8, False)] * 2
+    assert asked == [(file, 1, OPTIONS, 8, False)] * 2
     assert step_file(file).exists()
     measured.append(None)
-    assert measure.measure_devices(file, options, repeats=1, write=True) == 1
+    assert measure.measure_devices(file, OPTIONS, repeats=1, write=True) == 1
     assert "error: a: its steps were not measured" in capsys.readouterr().err
 
 
