@@ -86,13 +86,14 @@ def run_rounds(num_rounds: int, measured: bool, setting: Setting) -> list[dict[s
     """Return planned and measured seconds, and the spread, of each round."""
     there = _on_one_machine if setting.mbit is None else _in_network
     with tempfile.TemporaryDirectory() as folder, there(setting, Path(folder)) as inventory:
-        run, options = Path(folder, "run"), ("federation.num_units=1", *setting.options)
+        run, own = Path(folder, "run"), ("federation.num_units=1", "pipeline.threads=1")
+        options = *own, *setting.options
         if measured:
             began = time.monotonic()
             _call("device", "measure", str(inventory), *options, "--write")
             print(f"{time.monotonic() - began:.0f} s of measuring", flush=True)
-        own = f"federation.rounds={num_rounds}", f"hydra.run.dir={run}", "task.test_rows=4"
-        _call("run", "cluster=devices", f"cluster.file={inventory}", *options, *own)
+        last = f"federation.rounds={num_rounds}", f"hydra.run.dir={run}", "task.test_rows=4"
+        _call("run", "cluster=devices", f"cluster.file={inventory}", *options, *last)
         lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         return [
             {

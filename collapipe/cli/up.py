@@ -50,7 +50,8 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
         groups = [started[n * devices : (n + 1) * devices] for n in range(clusters)]
         file.write_text(_inventory(groups, own), encoding="utf-8")
         own_file = typed("cluster.file", file.resolve())
-        on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file]
+        one_thread = "pipeline.threads=1"  # as each daemon: all share this machine's cores
+        on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file, one_thread]
         command = [run[0], *on_them, *run[1:]] if run else []
         return run_or_wait(command, on_them, f"inventory {file}", "the devices")
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 from federated import TINY
 
 from collapipe.cli import up
+from collapipe.config import load_overrides, own_overrides
 from collapipe.inventory.file import read_inventory
 from collapipe.state import BlockCost
 
@@ -89,6 +91,18 @@ def test_memory_that_fits_no_device_starts_none(command: Command, memory: str) -
     status, _, errors = command("up", "--devices", 2, "--memory", memory)
     assert status == 2
     assert "--memory" in errors
+
+
+@pytest.mark.parametrize(("own", "threads"), [([], 1), (["pipeline.threads=2"], 2)])
+def test_the_run_has_one_thread_as_each_daemon_if_it_names_no_other_number(
+    own: list[str], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[str]()
+    monkeypatch.setattr(up, "_daemons", lambda *_: nullcontext([]))
+    monkeypatch.setattr(up, "run_command", lambda arguments: given.extend(arguments) or 0)
+    up.up(1, 1, None, "1GB", ["run", *own])
+    options = [each for each in given[1:] if each.startswith("pipeline.")]
+    assert load_overrides(own_overrides(options)).pipeline.threads == threads
 
 
 def test_a_verbose_command_is_verbose_on_devices(
