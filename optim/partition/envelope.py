@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optim.partition.rates import PROGRESS, Rates, batch_seconds
+from optim.partition.rates import MOST_TINY_S, PROGRESS, Rates, batch_seconds
 from optim.problem import Floats, Ints
 
 _WIDE = 1e3  # samples of a range start at least at its end divided by this
@@ -36,11 +36,12 @@ class Splits:
         used = blocks > 0
         segments = used.sum(axis=1)
         slowest = np.where(used, rates.bottleneck(row, blocks), 0).max(axis=1)
+        slowest[slowest < MOST_TINY_S] = 0.0  # all devices in use take no time
         if rates.paced:
             total = segments * slowest
         else:
             chunk = rates.per_block[row] * blocks + np.where(used, rates.hop[row], 0)
-            total = chunk.sum(axis=1)
+            total = np.where(slowest > 0, chunk.sum(axis=1), 0.0)
         slowest = np.maximum(slowest, rates.floor[row])
         return cls(segments, row, total + rates.behind[row], slowest, blocks.astype(int))
 

@@ -11,6 +11,9 @@ from optim.problem import ClusterProblem, Floats, Ints
 SAME = 1e-13
 # A partition must beat the incumbent by more than this relative difference.
 PROGRESS = 1e-11
+# A block that takes no time counts as this long, because thresholds are divided by it.
+TINY_S = 1e-200
+MOST_TINY_S = 1e-190  # of all blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,7 @@ class Rates:
         u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T
         sizes = micro_batch_sizes(problem)[:, None]
         per_block, hop = u * sizes + v, w * sizes + ell
-        # a must be positive, because thresholds are divided by it.
-        per_block = np.maximum(per_block, 1e-200)
+        per_block = np.maximum(per_block, TINY_S)
         lead = np.zeros_like(hop) if problem.latency == "overlap" else hop
         stages = np.array([problem.head_s, problem.gradient_s]) / problem.batch_size * sizes
         return cls(

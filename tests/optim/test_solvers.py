@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from collapipe.errors import ConfigError
-from collapipe.state import AffineLaw, DeviceProfile
-from optim.problem import ClusterProblem
+from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
+from optim.problem import LATENCIES, ClusterProblem, Latency
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver, round_solver
 from optim.verify import verify_cluster
 
@@ -26,6 +26,19 @@ def test_every_solver_answers_under_its_name(name: str) -> None:
     verify_cluster(solution, problem)
     assert solution.certificate.solver == name
     assert callable(round_solver(name))
+
+
+@pytest.mark.parametrize("name", CLUSTER_SOLVERS)
+@pytest.mark.parametrize("latency", LATENCIES)
+def test_every_solver_plans_devices_that_take_no_time(name: str, latency: Latency) -> None:
+    """Though with more micro-batches a device holds more blocks, so that fewer devices do."""
+    memory = MemoryBudget(8.0, 0.0, 1.0, 0.5)
+    law, sharing = AffineLaw(0.0, 0.0, 0.0, 0.0), SharingLaw(0.0, memory=memory)
+    devices = (DeviceProfile(f"d{k}", law, memory=memory, sharing=sharing) for k in range(4))
+    problem = ClusterProblem(tuple(devices), 4, 6, 4, latency)
+    solution = cluster_solver(name)(problem, np.random.default_rng(0))
+    verify_cluster(solution, problem)
+    assert solution.best.latency_s == 0 and len(solution.front) == 1
 
 
 def test_only_the_papers_way_has_a_round_of_its_own() -> None:

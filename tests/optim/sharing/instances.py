@@ -92,3 +92,15 @@ def linked(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
                 link = Link(devices[other].name, w, ell)
                 devices[k] = replace(devices[k], links=(*devices[k].links, link))
     return replace(problem, devices=tuple(devices))
+
+
+def timeless(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
+    """The problem in which some parts of devices' laws are 0, or all parts of all devices."""
+    none = rng.random() < 0.5
+    devices = []
+    for each in problem.devices:
+        law, kept = each.time, rng.random(4) < (0.0 if none else 0.5)
+        parts = np.where(kept, (law.u, law.v, law.w, law.ell), 0.0).tolist()
+        sharing = each.sharing and replace(each.sharing, sync_s=0.0)
+        devices.append(replace(each, time=AffineLaw(*parts), sharing=sharing))
+    return replace(problem, devices=tuple(devices), head_s=0.0, gradient_s=0.0)

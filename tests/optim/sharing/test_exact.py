@@ -30,10 +30,10 @@ from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
 from optim.verified import solve_verified
 from optim.verify import verify_cluster
-from tests.optim.sharing.instances import drawn, tight
+from tests.optim.sharing.instances import drawn, tight, timeless
 from tests.optim.sharing.oracle import fastest_at, fastest_s, fits
 from tests.optim.uplink_times import asked, solved
-from tests.thorough import chosen
+from tests.thorough import cases, chosen
 
 
 @pytest.mark.parametrize("seed", chosen(range(60), range(4)))
@@ -147,6 +147,24 @@ def test_devices_without_compute_time(latency: Latency) -> None:
         solution = shared_partition(problem)
         verify_cluster(solution, problem)
         assert solution.best.latency_s == pytest.approx(fastest_s(problem))
+
+
+@pytest.mark.parametrize("solver", [exact_partition, shared_partition])
+@pytest.mark.parametrize("draw", [drawn, tight])
+def test_no_plan_is_faster_if_devices_take_no_time(
+    draw: Callable[..., ClusterProblem], solver: ClusterSolver
+) -> None:
+    """Plans that take no time are equally fast, with any m and S."""
+    found = set()
+    for number in range(cases(few=40, many=1500)):
+        rng = np.random.default_rng((3, number))
+        problem = timeless(draw(rng), rng)
+        if solver is exact_partition:
+            alone = tuple(replace(each, sharing=None) for each in problem.devices)
+            problem = replace(problem, devices=alone)
+        solution = solved(problem, solver, fastest_at(problem, asked(problem)))
+        found |= {solution.best.latency_s > 0} if solution else set()
+    assert found == {False, True}
 
 
 @pytest.mark.parametrize("solve", [asteroid, adaptis])
