@@ -61,6 +61,7 @@ class AffineLaw:
 class EnergyBudget:
     """Energy limit of a device (E_k^max, C9); ``law`` gives the joules of one micro-batch.
 
+    ``links`` are in joules, too, for links of the device whose hops take others than usual ones.
     The limit applies to all m micro-batches of a batch together or, with scope ``micro_batch``, to
     each micro-batch, as the paper prints C9'.
     """
@@ -68,9 +69,16 @@ class EnergyBudget:
     limit_j: float
     law: AffineLaw
     scope: Literal["batch", "micro_batch"] = "batch"
+    links: tuple["Link", ...] = ()
 
     def __post_init__(self) -> None:
         _check_within(self, ("limit_j",))
+
+    def taking(self, times: float, sent: float) -> "EnergyBudget":
+        """Return the budget with joules of blocks multiplied by ``times`` and hop bits by
+        ``sent``."""
+        links = tuple(each.sending(sent) for each in self.links)
+        return replace(self, law=self.law.taking(times, sent), links=links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,10 @@ class Link:
     def __post_init__(self) -> None:
         _check_within(self, ("w", "ell"), MOST_LAW)
 
+    def sending(self, sent: float) -> "Link":
+        """Return the link with hop bits multiplied by ``sent``."""
+        return replace(self, w=admitted(self.w * sent, MOST_LAW))
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -198,15 +210,21 @@ class DeviceProfile:
     def taking(self, times: float, sent: float) -> "DeviceProfile":
         """Return the profile with block times multiplied by ``times`` and hop bits by ``sent``;
         energy scales likewise."""
-        energy = self.energy and replace(self.energy, law=self.energy.law.taking(times, sent))
-        links = tuple(replace(each, w=admitted(each.w * sent, MOST_LAW)) for each in self.links)
+        energy = self.energy and self.energy.taking(times, sent)
+        links = tuple(each.sending(sent) for each in self.links)
         return replace(self, time=self.time.taking(times, sent), energy=energy, links=links)
 
     def time_to(self, name: str | None) -> AffineLaw:
         """Return its time if the next stage is on the device ``name`` alone; None: it is not on one
         device."""
-        link = next((each for each in self.links if each.to == name), None)
-        return replace(self.time, w=link.w, ell=link.ell) if link else self.time
+        return _over(self.links, name, self.time)
+
+    def before(self, name: str | None) -> "DeviceProfile":
+        """Return the profile without links, with the time and joules of this hop."""
+        time, energy = self.time_to(name), self.energy
+        if energy and time is not self.time:
+            energy = replace(energy, law=_over(energy.links, name, energy.law))
+        return replace(self, time=time, energy=energy and replace(energy, links=()), links=())
 
     def _may_recompute(self, other: MemoryBudget) -> bool:
         """Whether ``other`` may be its memory if it recomputes."""
@@ -461,6 +479,12 @@ def _check_count(what: str, count: int) -> None:
     """Raise ``ConfigError`` for a negative or huge count, which arithmetic could not handle."""
     if not 0 <= count <= MOST:
         raise ConfigError(f"{what} must be within 0 … {MOST:g}")
+
+
+def _over(links: Sequence[Link], name: str | None, law: AffineLaw) -> AffineLaw:
+    """Return the law with the hop of the link to the device ``name``, if there is one."""
+    link = next((each for each in links if each.to == name), None)
+    return replace(law, w=link.w, ell=link.ell) if link else law
 
 
 def admitted(value: float, most: float) -> float:

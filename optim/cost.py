@@ -18,7 +18,7 @@ from optim.cluster_plan import as_planned, cluster_problem
 from optim.latency import streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
-from optim.sharing.law import partition_of_plan, rows_of, stages_of
+from optim.sharing.law import energy_j, partition_of_plan
 from optim.simulated_plan import law_for, simulated, simulates
 
 
@@ -120,18 +120,13 @@ def _pipelined(
     latency: Latency,
     law: StepLaw | None,
 ) -> _Step:
-    m, known = cluster.num_micro_batches, {device.name: device for device in state.devices}
-    known = cluster.in_modes(known)
+    known = cluster.in_modes({device.name: device for device in state.devices})
     devices = [known[name] for segment in cluster.segments for name in segment.devices]
     problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
-    partition, spread, joules = partition_of_plan(problem, cluster), 0.0, dict[str, float]()
+    partition, spread = partition_of_plan(problem, cluster), 0.0
     if law is not None and simulates(partition):
         partition, spread = simulated(partition, problem, law, cluster.schedule), law.spread
-    for stage in stages_of(problem, partition):
-        for place, rows in zip(stage.devices, stage.rows, strict=True):
-            if (budget := devices[place].energy) is not None:
-                size = rows_of(problem, stage, rows, m)
-                joules[devices[place].name] = m * budget.law.chunk(stage.blocks, size)
+    joules = {devices[k].name: spent for k, spent in energy_j(problem, partition).items()}
     return _Step(partition.latency_s, partition.slowest_s, joules, spread)
 
 

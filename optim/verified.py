@@ -32,6 +32,7 @@ from optim.sharing.modes import (
     held_in_order,
     in_modes,
     relaxed,
+    with_hops,
 )
 from optim.sharing.states import kinds_of
 from optim.verify.cluster import check_plan, check_point, verify_cluster
@@ -105,9 +106,11 @@ def _for_all_or_none(
     problem: ClusterProblem, solve: Callable[[ClusterProblem], ClusterSolution]
 ) -> list[ClusterSolution]:
     """Return the solutions for no device that recomputes and for all devices, as far as there are
-    any; replicas do not recompute. Raises ``InfeasibleRoundError`` if there is none."""
-    usual = tuple(replace(each, links=()) for each in problem.devices)
-    problem = replace(problem, devices=usual)
+    any; replicas do not recompute. Hops take their usual time and the most joules of any hop.
+    Raises ``InfeasibleRoundError`` if there is none."""
+    both = zip(problem.devices, with_hops(problem, max).devices, strict=True)
+    devices = (replace(usual, energy=most.energy, links=()) for usual, most in both)
+    problem = replace(problem, devices=tuple(devices))
     found, reasons = list[ClusterSolution](), list[InfeasibleRoundError]()
     may = [k for k, device in enumerate(problem.devices) if device.recomputing]
     for on in ([], may) if may else ([],):
@@ -149,7 +152,7 @@ def _decided(
     except InfeasibleRoundError as error:
         totals, most = held_in_order(problem)
         if totals.max() < problem.num_blocks:
-            raise model_too_large(problem, most=most) from error
+            raise model_too_large(with_hops(problem, min), most=most) from error
         raise
     certificate, front = loose.certificate, tuple(known)
     if placed:
@@ -178,7 +181,7 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
         few = replace(problem, devices=tuple(problem.devices[k] for k in used))
         if (placed := placed_partition(few, max_nodes=nodes)) is not None:
             return [_among(point, used, len(problem.devices)) for point in placed.front]
-    raise model_too_large(problem, most=held_in_order(problem)[1])
+    raise model_too_large(with_hops(problem, min), most=held_in_order(problem)[1])
 
 
 def _rooms(problem: ClusterProblem) -> Iterator[tuple[int, ...]]:

@@ -35,10 +35,7 @@ class PhysicalDevice:
     links: tuple[tuple[str, float, float | None], ...] = ()
 
     def profile(self, cost: BlockCost) -> DeviceProfile:
-        """Return the chunk law, the block limit and the energy law for blocks of ``cost``.
-
-        Energy counts the slowest hop.
-        """
+        """Return the chunk law, the block limit and the energy law for blocks of ``cost``."""
         time = self.chunk or self._law(cost)
         links = tuple(
             Link(name, cost.hop_bits / rate_bps, time.ell if latency_s is None else latency_s)
@@ -46,10 +43,10 @@ class PhysicalDevice:
         )
         energy = None
         if self.energy_j is not None and self.power_w is not None:
-            w = max([time.w, *(each.w for each in links)])
-            ell = max([time.ell, *(each.ell for each in links)])
-            parts = (self.power_w * part for part in (time.u, time.v, w, ell))
-            energy = EnergyBudget(self.energy_j, AffineLaw(*parts))
+            watts = self.power_w
+            law = AffineLaw(*(watts * part for part in (time.u, time.v, time.w, time.ell)))
+            sent = tuple(Link(each.to, watts * each.w, watts * each.ell) for each in links)
+            energy = EnergyBudget(self.energy_j, law, links=sent)
         memory = None
         if self.memory_bytes is not None:
             own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Floats, Ints
 from optim.sharing.law import largest_rows, row_caps
+from optim.sharing.modes import in_modes
 from optim.sharing.states import States
 
 
@@ -32,23 +33,21 @@ class Caps:
     """What a device of each kind can hold: without recomputing, and in either way."""
 
     rows: Ints  # of a stage that g = 2 … K devices share, [T, 2, K - 1, M, L]
-    blocks: Ints  # of a stage of its own, [2, M, T]
+    blocks: Ints  # of a stage of its own before one of each class, [C, 2, M, T]
 
     @classmethod
     def of(cls, problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> "Caps":
         """Return the caps of the first device of each kind."""
-        first = [problem.devices[own[0]] for own in kinds]
-        ways = [tuple(each.in_mode(on) for each in first) for on in (False, True)]
-        problems = [replace(problem, devices=own) for own in ways]
-        rows = [[row_caps(problem, device) for device in own] for own in ways]
-        blocks = np.array([block_caps(each) for each in problems])
-        most = np.maximum.accumulate
-        return cls(most(np.array(rows).swapaxes(0, 1), axis=1), most(blocks, axis=0))
+        behind, most = _by_class(problem, kinds), np.maximum.accumulate
+        ways, first = ((), range(len(kinds))), behind[-1].devices
+        rows = [[row_caps(problem, each.in_mode(on)) for on in (False, True)] for each in first]
+        blocks = [[block_caps(in_modes(each, on)) for on in ways] for each in behind]
+        return cls(most(np.array(rows), axis=1), most(np.array(blocks), axis=1))
 
     @property
     def chosen(self) -> bool:
         """Whether a device can hold more if it recomputes."""
-        return bool((self.rows[:, 0] < self.rows[:, 1]).any() or np.ptp(self.blocks, axis=0).any())
+        return bool((self.rows[:, 0] < self.rows[:, 1]).any() or np.ptp(self.blocks, axis=1).any())
 
     def same(self, other: "Caps") -> bool:
         """Whether both have the same caps."""
@@ -72,11 +71,11 @@ def stage_costs(
 ) -> Costs:
     """Return the costs of stages of ``blocks`` [D] blocks; ``caps`` are those of each place."""
     rows = np.arange(1, largest_rows(problem, m) + 1)
-    fast, slow = (_of_rows(problem, kinds, blocks, rows, on) for on in (False, True))
-    behind = _by_class(problem, kinds, states)
+    behind = _by_class(problem, kinds)
+    fast, slow = (_of_rows(behind[-1], blocks, rows, on) for on in (False, True))
     shape = len(caps), len(behind), len(states.counts), len(blocks)
     result = Costs(*np.full((2, *shape), np.inf))
-    sync = _syncs(problem, states, kinds)[:, None] * blocks
+    sync = _syncs(behind[-1], states)[:, None] * blocks
     single = np.flatnonzero(states.alone)
     kind = states.first[single]
     for place, own in enumerate(caps):
@@ -90,35 +89,24 @@ def stage_costs(
             result.once[place][:, number] = np.where(np.isfinite(shared.pace), once, np.inf)
             result.pace[place][:, number] = shared.pace
         for each, hops in enumerate(behind):
-            alone = _alone(hops, kinds, own.blocks[:, m - 1], m, blocks)
+            alone = _alone(hops, own.blocks[each, :, m - 1], m, blocks)
             result.once[place, each, single] = alone.once[kind]
             result.pace[place, each, single] = alone.pace[kind]
     return result
 
 
-def _by_class(
-    problem: ClusterProblem, kinds: Sequence[Sequence[int]], states: States
-) -> list[ClusterProblem]:
-    """Return the problem with the hops of stages of one device before a stage of each class."""
-    if not states.classes.any():
-        return [problem]
-    devices, found = problem.devices, list[ClusterProblem]()
-    for own in [*kinds, ()]:
-        name = devices[own[0]].name if own else None
-        hops = tuple(replace(each, time=each.time_to(name)) for each in devices)
-        found.append(replace(problem, devices=hops))
-    return found
+def _by_class(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> list[ClusterProblem]:
+    """Return the problem of the first device of each kind, with the hops of stages of one device
+    before a stage of each class; the last problem has the usual hops."""
+    first = [problem.devices[own[0]] for own in kinds]
+    names = [*(each.name for each in first), None] if problem.linked else [None]
+    hops = (tuple(each.before(name) for each in first) for name in names)
+    return [replace(problem, devices=own) for own in hops]
 
 
-def _of_rows(
-    problem: ClusterProblem,
-    kinds: Sequence[Sequence[int]],
-    blocks: Ints,
-    rows: NDArray[Any],
-    recomputes: bool,
-) -> Costs:
+def _of_rows(problem: ClusterProblem, blocks: Ints, rows: NDArray[Any], recomputes: bool) -> Costs:
     """Return a device's times of each kind for ``rows`` [n] rows, [D, T, n]."""
-    laws = [problem.devices[own[0]].in_mode(recomputes).time for own in kinds]
+    laws = [each.in_mode(recomputes).time for each in problem.devices]
     u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T[..., None]
     compute = blocks[:, None, None] * (u * rows + v)
     hop = np.broadcast_to(w * rows + ell, compute.shape)
@@ -153,13 +141,11 @@ def _shared(done: Floats, longest: Floats, counts: Ints, rows: int) -> Costs:
     return Costs(once.T, np.where(np.isfinite(once), pace, np.inf).T)
 
 
-def _alone(
-    problem: ClusterProblem, kinds: Sequence[Sequence[int]], caps: Ints, m: int, blocks: Ints
-) -> Costs:
+def _alone(problem: ClusterProblem, caps: Ints, m: int, blocks: Ints) -> Costs:
     """Return the costs of stages on one device of each kind, [T, D], as without sharing. ``caps``
     are [2, T]."""
     size = np.array([problem.batch_size / m])
-    fast, slow = (_of_rows(problem, kinds, blocks, size, on) for on in (False, True))
+    fast, slow = (_of_rows(problem, blocks, size, on) for on in (False, True))
     plain, either = caps[..., None] >= blocks
     once, pace = (
         np.where(either, np.where(plain, *(each[..., 0].T for each in both)), np.inf)
@@ -168,9 +154,9 @@ def _alone(
     return Costs(np.where(either, 0.0, np.inf) if problem.latency == "bound" else once, pace)
 
 
-def _syncs(problem: ClusterProblem, states: States, kinds: Sequence[Sequence[int]]) -> Floats:
+def _syncs(problem: ClusterProblem, states: States) -> Floats:
     """Return the seconds of a block's sync in each set, [N]; infinite if a device shares none."""
-    laws = [problem.devices[own[0]].sharing for own in kinds]
+    laws = [device.sharing for device in problem.devices]
     each = np.array([np.inf if law is None else law.sync_s for law in laws])
     number = np.maximum(states.counts.sum(axis=1), 1)
     slowest = np.where(states.counts > 0, each, 0.0).max(axis=1)

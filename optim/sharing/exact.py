@@ -307,7 +307,7 @@ def _most_blocks(
 ) -> Ints:
     """Return the blocks of the largest stage that any devices of each set can hold, [N]."""
     shared = states.counts @ caps.rows[:, 1, 0, row, blocks - 1] >= rows
-    alone = np.isfinite(costs.pace[0, 0]) & states.alone[:, None]
+    alone = np.isfinite(costs.pace[0]).any(axis=0) & states.alone[:, None]
     kinds = np.array([alone[states.first == kind].any(axis=0) for kind in range(len(caps.rows))])
     held = shared | ((states.counts > 0).astype(int) @ kinds > 0)
     return np.asarray(np.where(held, blocks, 0).max(axis=1))

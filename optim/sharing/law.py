@@ -164,17 +164,28 @@ def sync_s(problem: ClusterProblem, stage: Stage) -> float:
 def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem:
     """Return the problem without links, in which devices have the hops that these stages give them.
 
-    Hops from or to a shared stage pass the control unit, so that they take their usual time.
+    Hops from or to a shared stage pass the control unit, so that they are the usual ones.
     """
     if not problem.linked:
         return problem
-    devices = [replace(each, links=()) for each in problem.devices]
+    devices = [each.before(None) for each in problem.devices]
     for stage, behind in pairwise(stages):
         if len(stage.devices) == len(behind.devices) == 1:
             (k,), (to,) = stage.devices, behind.devices
-            time = problem.devices[k].time_to(problem.devices[to].name)
-            devices[k] = replace(devices[k], time=time)
+            devices[k] = problem.devices[k].before(problem.devices[to].name)
     return replace(problem, devices=tuple(devices))
+
+
+def energy_j(problem: ClusterProblem, partition: Partition) -> dict[int, float]:
+    """Return the joules of a batch on each device with a budget that holds blocks."""
+    stages, m = stages_of(problem, partition), partition.num_micro_batches
+    devices = in_order(problem, stages).devices
+    return {
+        k: m * budget.law.chunk(stage.blocks, rows_of(problem, stage, rows, m))
+        for stage in stages
+        for k, rows in zip(stage.devices, stage.rows, strict=True)
+        if (budget := devices[k].energy)
+    }
 
 
 def partition_of_stages(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:

@@ -5,12 +5,12 @@ Recomputing takes time, so that a device recomputes only if what it holds does n
 its place in the pipeline.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from collapipe.state import MOST, DeviceProfile, MemoryBudget, admitted
+from collapipe.state import MOST, AffineLaw, DeviceProfile, MemoryBudget, admitted
 from optim.latency import block_caps, memory_cap
 from optim.problem import ClusterProblem, Ints, Partition, Stage
 from optim.sharing.law import partition_of_stages, row_caps, stages_of
@@ -25,8 +25,9 @@ def in_modes(problem: ClusterProblem, recomputing: Collection[int]) -> ClusterPr
 
 
 def either_caps(problem: ClusterProblem) -> Ints:
-    """Return the most blocks of each device, [M, K], recomputing or not; see ``block_caps``."""
-    everybody = range(len(problem.devices))
+    """Return the most blocks of each device, [M, K], recomputing or not, over the hop that takes
+    least; see ``block_caps``."""
+    problem, everybody = with_hops(problem, min), range(len(problem.devices))
     return np.maximum(*(block_caps(in_modes(problem, on)) for on in ((), everybody)))
 
 
@@ -99,19 +100,28 @@ def fits(
 def relaxed(problem: ClusterProblem) -> ClusterProblem:
     """Return a problem without choices of which no plan is slower: devices do not recompute, need
     at most as much memory as at any place in either way, and have their fastest hops."""
-    names = {each.name for each in problem.devices}
-    devices = (_undecided(_fastest(each, names), problem.batch_size) for each in problem.devices)
-    return replace(problem.at(1), devices=tuple(devices))
+    problem = with_hops(problem.at(1), min)
+    devices = (_undecided(each, problem.batch_size) for each in problem.devices)
+    return replace(problem, devices=tuple(devices))
 
 
-def _fastest(device: DeviceProfile, names: Collection[str]) -> DeviceProfile:
-    """Return the profile without links, with the fastest hop to any of these devices."""
-    if not device.links:
-        return device
-    own, links = device.time, [each for each in device.links if each.to in names]
-    hops = [(own.w, own.ell), *((each.w, each.ell) for each in links)]
-    w, ell = map(min, zip(*hops, strict=True))
-    return replace(device, time=replace(own, w=w, ell=ell), links=())
+def with_hops(problem: ClusterProblem, pick: Callable[[Iterable[float]], float]) -> ClusterProblem:
+    """Return the problem without links, in which each device has the least time and joules of its
+    hops, or with ``max`` the most."""
+    if not problem.linked:
+        return problem
+
+    def picked(laws: Sequence[AffineLaw]) -> AffineLaw:
+        w, ell = map(pick, zip(*((each.w, each.ell) for each in laws), strict=True))
+        return replace(laws[0], w=w, ell=ell)
+
+    names, devices = [None, *(each.name for each in problem.devices)], list[DeviceProfile]()
+    for device in problem.devices:
+        ways = [device.before(name) for name in names]
+        laws = [each.energy.law for each in ways if each.energy]
+        energy = ways[0].energy and replace(ways[0].energy, law=picked(laws))
+        devices.append(replace(ways[0], time=picked([each.time for each in ways]), energy=energy))
+    return replace(problem, devices=tuple(devices))
 
 
 def _undecided(device: DeviceProfile, batch_size: int) -> DeviceProfile:

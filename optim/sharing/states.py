@@ -45,7 +45,7 @@ def kinds_of(devices: tuple[DeviceProfile, ...]) -> list[list[int]]:
     found, hops = defaultdict[object, list[int]](list), defaultdict[str, list[object]](list)
     for device in devices:
         for link in device.links:
-            hops[link.to].append((device.name, link.w, link.ell))
+            hops[link.to].append((device.name, device.before(link.to)))
     for place, device in enumerate(devices):
         found[replace(device, name=""), tuple(hops[device.name])].append(place)
     return list(found.values())

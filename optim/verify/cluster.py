@@ -9,7 +9,7 @@ import numpy as np
 from collapipe.state import AffineLaw
 from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints, Partition
 from optim.verify.limits import possible
-from optim.verify.stages import check_stages, latency_of_stages, places_from_the_end
+from optim.verify.stages import check_stages, latency_of_stages, over_links, places_from_the_end
 from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, is_count, violation
 from optim.verify.witness import check_witness
 
@@ -76,7 +76,7 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_caps(point: Partition, problem: ClusterProblem) -> None:
-    held_by, m = point.blocks, point.num_micro_batches
+    problem, held_by, m = over_links(point, problem), point.blocks, point.num_micro_batches
     places = places_from_the_end(point)
     for k, (device, held) in enumerate(zip(problem.devices, held_by, strict=True)):
         if device.max_blocks is not None and held > device.max_blocks:
@@ -109,7 +109,8 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_latency(point: Partition, problem: ClusterProblem) -> None:
-    if point.stages or (problem.linked and not point.replicated):
+    problem = over_links(point, problem)
+    if point.stages:
         expected, slowest = latency_of_stages(point, problem)
     elif point.replicated:
         held = zip(problem.devices, point.blocks, strict=True)

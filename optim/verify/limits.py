@@ -18,14 +18,17 @@ def possible(
     """Return whether each device can hold 0 … L blocks, [R, K, L + 1], for each m from the least.
 
     ``place`` counts from the end of the pipeline; without one the device is the first of all. A
-    device that may recompute does so if that helps. ``margin`` is a factor of the limits.
+    device that may recompute does so if that helps, and sends over any hop. ``margin`` is a factor
+    of the limits.
     """
     m = np.arange(problem.min_micro_batches, problem.max_micro_batches + 1)[:, None]
     blocks = np.arange(problem.num_blocks + 1)
     kept = np.array([[problem.kept(int(each), place)] for each in m[:, 0]])
     size, held = problem.batch_size / m, list[Bools]()
     for device in problem.devices:
-        within = _within_energy(device, blocks, size, m, margin)
+        ways = (device.before(to) for to in (None, *(link.to for link in device.links)))
+        affords = [_within_energy(each, blocks, size, m, margin) for each in ways]
+        within = np.logical_or.reduce(affords)
         if device.max_blocks is not None:
             within &= blocks <= device.max_blocks
         budgets = _budgets(device, device.memory)

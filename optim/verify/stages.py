@@ -1,7 +1,8 @@
 """Verify partitions with shared stages: rows, limits and times, independently of the solver."""
 
 import math
-from itertools import zip_longest
+from dataclasses import replace
+from itertools import pairwise
 
 from collapipe.state import DeviceProfile, received_gradients
 from optim.problem import ClusterProblem, Partition, Stage
@@ -37,9 +38,26 @@ def check_stages(point: Partition, problem: ClusterProblem) -> None:
 
 def places_from_the_end(point: Partition) -> dict[int, int]:
     """Return the place of each device that holds blocks; that of the last stage is 1."""
-    alone = [(device,) for device, held in enumerate(point.blocks) if held]
-    stages = [stage.devices for stage in point.stages] or alone
-    return {k: place for place, own in enumerate(reversed(stages), start=1) for k in own}
+    places = enumerate(reversed(_in_order(point)), start=1)
+    return {k: place for place, own in places for k in own}
+
+
+def over_links(point: Partition, problem: ClusterProblem) -> ClusterProblem:
+    """Return the problem without links, in which devices have this partition's hops: over links
+    between stages of one device."""
+    if not problem.linked:
+        return problem
+    pairs = pairwise(_in_order(point))
+    to = {own: problem.devices[k].name for (own, *more), (k, *others) in pairs if not more + others}
+    devices = (each.before(to.get(k)) for k, each in enumerate(problem.devices))
+    return replace(problem, devices=tuple(devices))
+
+
+def _in_order(point: Partition) -> list[tuple[int, ...]]:
+    """Return the devices of each stage."""
+    if point.stages:
+        return [stage.devices for stage in point.stages]
+    return [(device,) for device, held in enumerate(point.blocks) if held]
 
 
 def _check_member(
@@ -76,13 +94,11 @@ def _check_member(
 
 
 def latency_of_stages(point: Partition, problem: ClusterProblem) -> tuple[float, float]:
-    """Return the seconds of a batch and its slowest stage's of a micro-batch."""
+    """Return the seconds of a batch and its slowest stage's of a micro-batch, without links."""
     m = point.num_micro_batches
     passed, paces, syncs = [], [], 0.0
-    alone = (Stage((k,), (0,), held) for k, held in enumerate(point.blocks) if held)
-    stages = point.stages or tuple(alone)
-    for stage, behind in zip_longest(stages, stages[1:]):
-        times = _times(stage, behind, problem, m)
+    for stage in point.stages:
+        times = _times(stage, problem, m)
         passed.append(max(compute + hop for compute, hop in times))
         overlap = problem.latency == "overlap"
         paces.append(max(max(pair) if overlap else sum(pair) for pair in times))
@@ -96,17 +112,9 @@ def latency_of_stages(point: Partition, problem: ClusterProblem) -> tuple[float,
     return once + sum(behind) + syncs + (m - 1) * pace, pace
 
 
-def _times(
-    stage: Stage, behind: Stage | None, problem: ClusterProblem, m: int
-) -> list[tuple[float, float]]:
-    """Return each device's compute and hop; ``behind`` is the next stage."""
+def _times(stage: Stage, problem: ClusterProblem, m: int) -> list[tuple[float, float]]:
+    """Return each device's compute and hop."""
     rows = stage.rows if len(stage.rows) > 1 else (problem.batch_size / m,)
-    devices, found = [problem.devices[k] for k in stage.devices], list[tuple[float, float]]()
-    both = (*devices, *(problem.devices[k] for k in behind.devices)) if behind else ()
-    for device, y in zip(devices, rows, strict=True):
-        w, ell = device.time.w, device.time.ell
-        for link in device.links if len(both) == 2 else ():
-            if link.to == both[1].name:
-                w, ell = link.w, link.ell
-        found.append((stage.blocks * (device.time.u * y + device.time.v), w * y + ell))
-    return found
+    laws = (problem.devices[k].time for k in stage.devices)
+    pairs = zip(laws, rows, strict=True)
+    return [(stage.blocks * (law.u * y + law.v), law.w * y + law.ell) for law, y in pairs]

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import optim.sharing.exact
-from collapipe.errors import ConfigError, PlanViolationError
-from collapipe.state import AffineLaw, DeviceProfile, Link
+from collapipe.errors import ConfigError, InfeasibleRoundError, PlanViolationError
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link
 from collapipe.step_law import DeviceTimes
 from optim.latency import batch_s
 from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition, Stage
 from optim.sharing.exact import shared_partition
-from optim.sharing.law import partition_of_stages, stages_of
+from optim.sharing.law import energy_j, partition_of_stages, stages_of
+from optim.sharing.modes import held_in_order, with_hops
 from optim.sharing.states import kinds_of
 from optim.simulated_plan import as_measured
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
@@ -24,12 +25,12 @@ from optim.step import step_s, works_of
 from optim.verified import solve_verified, witnessed
 from optim.verify.cluster import check_plan
 from optim.verify.witness import witness_of
-from tests.optim.sharing.instances import drawn, linked, tight
+from tests.optim.sharing.instances import budgeted, drawn, linked, tight
 from tests.optim.sharing.oracle import fastest_at, fastest_s
 from tests.optim.uplink_times import asked, solved
 from tests.step_laws import law_of
 from tests.step_laws import stages_of as held
-from tests.thorough import chosen
+from tests.thorough import cases, chosen
 
 ROOMS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
 
@@ -155,6 +156,94 @@ def test_no_bound_above_the_fastest_plan_has_a_witness(solver: ClusterSolver) ->
     assert proved
 
 
+@pytest.mark.parametrize("solver", [exact_partition, shared_partition])
+@pytest.mark.parametrize("draw", [drawn, tight])
+def test_no_plan_within_budgets_is_faster(
+    draw: Callable[..., ClusterProblem], solver: ClusterSolver
+) -> None:
+    """Each device spends the joules of the hop in its plan: with those of its dearest one, some
+    plans would be slower, or none possible."""
+    dearer = 0
+    for number in (*range(cases(few=25, many=1500)), 345):  # rare: only over a link it fits
+        problem = instance(draw, solver, 8, number)
+        problem = budgeted(problem, np.random.default_rng((9, number)))
+        expected = fastest_at(problem, asked(problem))
+        if (solution := solved(problem, solver, expected)) is not None:
+            witnessed(problem, solution)
+            most = zip(problem.devices, with_hops(problem, max).devices, strict=True)
+            devices = tuple(replace(each, energy=other.energy) for each, other in most)
+            dearer += fastest_s(replace(problem, devices=devices)) > expected[0] * (1 + 1e-9)
+    assert dearer
+
+
+def pair(usual_j: float, link_j: float, allowed_j: float) -> ClusterProblem:
+    """Two devices that hold two of four blocks each; the first one has a budget for a hop."""
+    first, last = (problem := two_rooms(Link("", 0.5, 0.0), "ab")).devices
+    law = AffineLaw(0.0, 0.0, 0.0, usual_j)
+    budget = EnergyBudget(allowed_j, law, "micro_batch", (Link("b", 0.0, link_j),))
+    return replace(problem, devices=(replace(first, energy=budget), last))
+
+
+def test_a_device_may_afford_only_its_link() -> None:
+    """So that it is not the last one."""
+    problem = pair(usual_j=9.0, link_j=1.0, allowed_j=2.0)
+    for solver in (exact_partition, shared_partition):
+        best = solve(problem, solver).best
+        assert best.blocks == (2, 2) and not best.stages
+        assert witness_of(problem, best.latency_s * 1.01, solver is shared_partition) is None
+    assert held_in_order(problem)[0].max() == 4
+
+
+@pytest.mark.parametrize("name", CLUSTER_SOLVERS)
+def test_no_solver_plans_a_hop_that_is_too_dear(name: str) -> None:
+    """Of a rule that places devices without regard to links, either."""
+    problem = pair(usual_j=1.0, link_j=9.0, allowed_j=2.0)
+    if name in ("exact", "shared"):
+        assert [each.devices for each in solve(problem, cluster_solver(name)).best.stages] == [
+            (1,),
+            (0,),
+        ]
+        last = replace(
+            problem.devices[1],
+            energy=replace(problem.devices[0].energy, links=(Link("a", 0.0, 9.0),)),
+        )
+        problem = replace(problem, devices=(problem.devices[0], last))
+    with pytest.raises(InfeasibleRoundError):
+        solve(problem, cluster_solver(name))
+
+
+@pytest.mark.parametrize("stages", [True, False])
+def test_energy_is_that_of_the_hops_of_a_plan(stages: bool) -> None:
+    """In its evaluation and in its verification; the last stage has its usual hop."""
+    problem, order = two_rooms(Link("", 1.0, 0.5), "ab"), (1, 0) if stages else (0, 1)
+    law = AffineLaw(1.0, 0.0, 0.1, 0.0)
+    spent = dict(zip(order, (4 * (2 * 2 + 7 * 2 + 3), 4 * (2 * 2 + 0.1 * 2)), strict=True))
+    links = {0: Link("b", 7.0, 3.0), 1: Link("a", 7.0, 3.0)}
+
+    def within(part: float) -> ClusterProblem:
+        budgets = {k: EnergyBudget(part * spent[k], law, links=(links[k],)) for k in order}
+        devices = (replace(each, energy=budgets[k]) for k, each in enumerate(problem.devices))
+        return replace(problem, devices=tuple(devices))
+
+    plan = partition_of_stages(problem, [Stage((k,), (2,), 2) for k in order], 4)
+    assert energy_j(within(1.0), plan) == pytest.approx(spent)
+    check_plan(plan, within(1.0))
+    with pytest.raises(PlanViolationError, match="C9'"):
+        check_plan(plan, within(0.99))
+
+
+def test_joules_of_links_scale_with_what_is_sent() -> None:
+    energy = EnergyBudget(1.0, AffineLaw(1.0, 2.0, 3.0, 4.0), links=(Link("b", 5.0, 6.0),))
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), energy=energy)
+    device = replace(device, links=(Link("b", 0.0, 7.0),)).taking(2.0, 0.5)
+    assert device.energy and device.energy.law == AffineLaw(2.0, 4.0, 1.5, 4.0)
+    assert device.energy.links == (Link("b", 2.5, 6.0),)
+    over = device.before("b")
+    assert over.time.ell == 7 and over.energy and over.energy.law == AffineLaw(2.0, 4.0, 2.5, 6.0)
+    usual = replace(device, energy=replace(device.energy, links=()), links=())
+    assert device.before("c") == device.before(None) == usual
+
+
 def test_links_to_devices_that_are_away_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim.sharing.exact, "_MOST_ORDERED", 0)
     problem = two_rooms(Link("", 0.0, 0.0))
@@ -181,6 +270,9 @@ def test_devices_with_the_same_links_are_interchangeable() -> None:
     first, *others = problem.devices
     one_way = replace(others[0], links=others[0].links[1:])  # it has no link to ``first`` back
     assert kinds_of((first, one_way, *others[1:])) == [[0], [1], [2, 4], [3, 5]]
+    links = (replace(first.links[0], w=2.0), *first.links[1:])
+    dear = replace(first, energy=EnergyBudget(1.0, first.time, links=links))
+    assert kinds_of((dear, *others)) == [[0], [1], [2, 4], [3, 5]]
 
 
 def test_a_shared_stage_has_its_devices_usual_hops() -> None:

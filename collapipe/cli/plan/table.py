@@ -29,7 +29,7 @@ from collapipe.state import received_gradients
 from optim.channel import payload_links, power_limits
 from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
-from optim.sharing.law import stages_of
+from optim.sharing.law import energy_j, stages_of
 from optim.sharing.modes import fits, held_in_order
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
@@ -317,18 +317,15 @@ def _front(front: tuple[Partition, ...]) -> str:
 
 def _energies(problem: ClusterProblem, partition: Partition) -> list[str]:
     """Return the energy use of devices with a budget, and the devices whose budget is too small."""
-    texts = []
-    for device, blocks in zip(problem.devices, partition.blocks, strict=True):
+    texts, share = [], problem.batch_size / len(problem.devices)
+    spent_j = {} if partition.replicated else energy_j(problem, partition)
+    for k, (device, blocks) in enumerate(zip(problem.devices, partition.blocks, strict=True)):
         if (budget := device.energy) is None:
             continue
         limit = f"{three_digits(budget.limit_j)} J"
         least = budget.law.chunk(1, problem.batch_size)  # a batch as one micro-batch
         if blocks:
-            if partition.replicated:
-                spent = budget.law.compute(blocks, problem.batch_size / len(problem.devices))
-            else:
-                count = partition.num_micro_batches
-                spent = count * budget.law.chunk(blocks, problem.batch_size / count)
+            spent = spent_j[k] if spent_j else budget.law.compute(blocks, share)
             texts.append(f"{device.name} {three_digits(spent)} of {limit}")
         elif least > budget.limit_j:
             texts.append(f"{device.name} {limit}: a block needs {round_up(least)} J")

@@ -1,5 +1,6 @@
 """Small random clusters whose devices may share stages."""
 
+import dataclasses
 import math
 from dataclasses import replace
 from itertools import combinations
@@ -91,6 +92,23 @@ def linked(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
             for k, other in (pair, pair[::-1]):
                 link = Link(devices[other].name, w, ell)
                 devices[k] = replace(devices[k], links=(*devices[k].links, link))
+    return replace(problem, devices=tuple(devices))
+
+
+def budgeted(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
+    """The problem with budgets that bind, and joules of all links that are not those of usual
+    hops."""
+    devices = []
+    for each in problem.devices:
+        watts, sending = rng.uniform(0.5, 2), rng.choice([0.0, 0.3, 3.0], len(each.links))
+        parts = (float(watts * part) for part in dataclasses.astuple(each.time))
+        pairs = zip(each.links, sending.tolist(), strict=True)
+        links = tuple(Link(link.to, watts * link.w, watts * link.ell) for link, watts in pairs)
+        whole = each.time.chunk(problem.num_blocks, problem.batch_size)
+        scope = "batch" if rng.random() < 0.7 else "micro_batch"
+        limit_j = float(rng.uniform(0.2, 2) * watts * whole)
+        energy = EnergyBudget(limit_j, AffineLaw(*parts), scope, links)
+        devices.append(replace(each, energy=energy if rng.random() < 0.8 else None))
     return replace(problem, devices=tuple(devices))
 
 

@@ -67,11 +67,15 @@ def _stage(
     if len(group) == 1:
         names = [problem.devices[k].name for k in behind]
         for device in ways[0]:
+            for link in device.links:
+                if names == [link.to]:
+                    own = replace(device.time, w=link.w, ell=link.ell)
+                    device = replace(device, time=own)
+            for link in device.energy.links if device.energy else ():
+                if names == [link.to]:
+                    joules = replace(device.energy.law, w=link.w, ell=link.ell)
+                    device = replace(device, energy=replace(device.energy, law=joules, links=()))
             if _fits_alone(problem, device, blocks, m, place):
-                for link in device.links:
-                    if names == [link.to]:
-                        own = replace(device.time, w=link.w, ell=link.ell)
-                        device = replace(device, time=own)
                 yield *_times(problem, [device], [problem.batch_size / m], blocks), 0.0
         return
     if any(problem.devices[k].sharing is None for k in group):
