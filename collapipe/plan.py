@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import accumulate, groupby
 from typing import Annotated
 
@@ -120,8 +121,8 @@ class SegmentPlan:
         before them, or else behind them; None if all of the segment's devices are. If one of them
         recomputes, all do then: they keep less for each row, and bits are the same."""
         left = [name for name in self.devices if name not in gone]
-        if not left:
-            return None
+        if not left or left == [*self.devices]:
+            return self if left else None
         shares, heir = list[Share](), left[0]
         for share in self.shares:
             heir = heir if share.device in gone else share.device
@@ -147,6 +148,33 @@ class SegmentPlan:
         """The devices for messages, with the rows of each if they share the segment."""
         shares = ", ".join(f"{share.rows} {share.device}" for share in self.shares)
         return f"({shares})" if shares else self.device
+
+
+def _with_heir(
+    segments: tuple[SegmentPlan, ...], lost: Collection[int], spare: Sequence[str]
+) -> Iterator[tuple[SegmentPlan, ...]]:
+    """Yield the segments with the first ``lost`` one on each device that can take it over; nothing
+    if there are too few devices for all lost ones."""
+    place, needed = min(lost), 0
+    for shared, row in groupby(enumerate(segments), key=lambda pair: bool(pair[1].shares)):
+        of_row = [k in lost for k, _ in row]
+        needed += sum(of_row) if shared else all(of_row)  # else neighbours take over
+    kept = {k: each for k, each in enumerate(segments) if each.shares and k not in lost}
+    if needed > len(spare) + sum(len(each.devices) - 1 for each in kept.values()):
+        return
+    own = segments[place]
+    changes = [{place: own.on(name)} for name in spare]
+    for k, each in kept.items():
+        fewer = ((name, each.without({name})) for name in each.devices)
+        changes += ({place: own.on(name), k: rest} for name, rest in fewer if rest)
+    for change in changes:
+        yield tuple(change.get(k, each) for k, each in enumerate(segments))
+    # a later neighbour takes over all lost ones before it
+    behind = next((k for k in range(place, len(segments)) if k not in lost), -1)
+    for heir, taken in ((place - 1, segments[place : place + 1]), (behind, segments[place:behind])):
+        if heir >= 0 and not any(each.shares for each in (segments[heir], *taken)):
+            joined = reduce(SegmentPlan.with_blocks_of, reversed(taken), segments[heir])
+            yield *segments[: min(heir, place)], joined, *segments[max(heir, place) + 1 :]
 
 
 def leaders(rows: Sequence[int], blocks: int) -> list[int]:
@@ -274,27 +302,13 @@ class ClusterPlan:
         ``spare`` device, to one of several devices of another segment, or, if neither has shares,
         to the device of a neighbouring segment.
         """
-        left = [segment.without(gone) for segment in self.segments]
-        if None not in left:
-            yield replace(self, segments=tuple(filter(None, left)))
-            return
-        lost = left.index(None)
-        before, own, behind = self.segments[:lost], self.segments[lost], self.segments[lost + 1 :]
-        found = [(*before, own.on(name), *behind) for name in spare]
-        for place, each in enumerate(left):
-            if each is None or len(each.devices) == 1:
-                continue
-            for name in each.devices:
-                changed = {lost: own.on(name), place: each.without({name})}
-                found.append(tuple(changed.get(k) or old for k, old in enumerate(self.segments)))
-        if lost and (heir := left[lost - 1]) and not (heir.shares or own.shares):
-            found.append((*before[:-1], heir.with_blocks_of(own), *behind))
-        # if the next one is lost, too, a later neighbour may take both
-        if behind and not ((heir := left[lost + 1] or behind[0]).shares or own.shares):
-            found.append((*before, heir.with_blocks_of(own), *behind[1:]))
-        for segments in found:
-            plan = replace(self, segments=segments)
-            yield from plan.without(gone, plan.unused(spare))
+        waiting = [tuple(each.without(gone) or each for each in self.segments)]
+        while waiting:
+            plan = replace(self, segments=waiting.pop())
+            if lost := [k for k, each in enumerate(plan.segments) if each.device in gone]:
+                waiting += reversed([*_with_heir(plan.segments, lost, plan.unused(spare))])
+            else:
+                yield plan
 
     def unused(self, names: Sequence[str]) -> list[str]:
         """Return those of the devices that hold no segment."""

@@ -77,6 +77,7 @@ def test_what_lost_devices_held_is_held_by_others(
     plan = ClusterPlan(0, tuple(held), 1, "gpipe")
     gone, free = {str(each) for each in lost}, [f"free-{k}" for k in range(spare)]
     found = list(islice(plan.without(gone, free), 1000))
+    assert len(found) == len({*found})
     for each in found:
         used = [name for segment in each.segments for name in segment.devices]
         assert len(used) == len({*used})
@@ -111,6 +112,25 @@ def test_plans_after_many_losses_are_made_one_by_one() -> None:
     plan, free = ClusterPlan(0, (*alone, pair), 1, "gpipe"), [f"free-{k}" for k in range(30)]
     first = next(plan.without({each.device for each in alone}, free))
     assert [each.device for each in first.segments] == [*free[:12], "a"]
+
+
+def test_too_few_devices_for_lost_segments_are_noticed_at_once() -> None:
+    """There are 13! ways to give all but one of them to the last one's devices."""
+    lost = [SegmentPlan(f"box-{k}", Span(k, 1), (Share(f"box-{k}", 1),) * 2) for k in range(14)]
+    shares = tuple(Share(f"left-{k}", 1) for k in range(14))
+    plan = ClusterPlan(0, (*lost, SegmentPlan("left-0", Span(14, 1), shares)), 1, "gpipe")
+    assert not [*plan.without({each.device for each in lost})]
+    assert next(plan.without({each.device for each in lost[1:]}))
+
+
+def test_only_devices_of_segments_that_change_recompute() -> None:
+    """Of others, each as before."""
+    pairs = [
+        SegmentPlan(a, Span(k, 1), (Share(a, 1), Share(b, 1)), (a,))
+        for k, (a, b) in enumerate(("ab", "cd"))
+    ]
+    (found,) = ClusterPlan(0, tuple(pairs), 1, "gpipe").without({"a"})
+    assert [each.recomputing for each in found.segments] == [("b",), ("c",)]
 
 
 def rows_of_blocks(plan: ClusterPlan) -> list[tuple[int, ...]]:
