@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from device_cluster import plan_of
@@ -20,7 +22,11 @@ from collapipe.process.host import Host, this_host
 from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
 from collapipe.step_law import MeasuredPlan, StepLaw
 from collapipe.wire.channels import DeviceAddress
+from optim.problem import ClusterProblem
+from optim.step import in_flight
 from pipeline.devices.control_unit.action_times import StepTimes
+from tests.optim.sharing.oracle import fits, fits_alone, times
+from tests.thorough import cases
 
 
 def devices(profile: bool | None = None) -> Devices:
@@ -224,15 +230,116 @@ def taking_over(plan: ClusterPlan, gone: str, closed: str = "", **memory: float)
         )
         for k, name in enumerate("abcd", 1)
     }
+    return after_loss(plan, boxes, gone)
+
+
+def after_loss(plan: ClusterPlan, boxes: dict[str, DeviceProfile], gone: str) -> ClusterPlan:
     own: Any = SimpleNamespace(
         _plan=plan,
         _devices=boxes,
-        _spec=SimpleNamespace(num_blocks=4),
-        _settings=SimpleNamespace(batch_size=4),
+        _spec=SimpleNamespace(num_blocks=plan.segments[-1].span.stop),
+        _settings=SimpleNamespace(batch_size=4 * plan.num_micro_batches),
     )
     own._problem = partial(DevicePipeline._problem, own)
     left = [each for name, each in boxes.items() if name != gone]
     return DevicePipeline._taken_over(own, {gone: "ended"}, left)
+
+
+Held = tuple[dict[str, int], int, set[str]]  # a stage's rows by device, blocks, who recomputes
+
+
+def drawn_loss(rng: np.random.Generator) -> tuple[list[Held], dict[str, DeviceProfile]]:
+    """Stages in some order of the lost device x, of several that share, and perhaps of one more;
+    others are free. Memory is enough for some of them, with or without recomputing."""
+    boxes = {}
+    for name in "abcdsx":
+        of_batch, limit = float(rng.uniform(1, 4)), float(rng.uniform(3, 14))
+        memory, smaller = (MemoryBudget(limit, 0.0, 1 + b, 0.0, 0.0, b) for b in (of_batch, 0.2))
+        law = AffineLaw(float(rng.uniform(0.1, 1)), 0.1, 0.0, 0.1)
+        box = DeviceProfile(name, law, memory=memory, sharing=SharingLaw(0.0, memory=memory))
+        may = box.or_recomputing(4 / 3, replace(box, memory=smaller))
+        boxes[name] = may if rng.random() < 0.8 else box
+    shared = [{"a": 2, "b": 2}, {"a": 1, "b": 1, "c": 2}][rng.integers(2)]
+    every = [{"x": 4}, shared, {"d": 4}][: rng.integers(2, 4)]
+    stages = []
+    for k in rng.permutation(len(every)):
+        on = {name for name in every[k] if rng.random() < 0.4 and boxes[name].recomputing}
+        stages.append((every[k], int(rng.integers(1, 3)), on))
+    return stages, boxes
+
+
+def heirs_of(stages: list[Held]) -> Iterator[list[Held]]:
+    """All ways to go on without x: on a free device, on one of several whose rows go to the
+    nearest other one, or on the only device of a neighbouring stage."""
+    place = next(k for k, (rows, _, _) in enumerate(stages) if "x" in rows)
+    _, blocks, on = stages[place]
+    for k, (rows, own, recomputing) in enumerate(stages):
+        names = [*rows]
+        for name in names if len(rows) > 1 else ():
+            at = names.index(name)
+            heir, left = names[at - 1 if at else 1], dict(rows)
+            left[heir] += left.pop(name)
+            changed = {
+                place: ({name: 4}, blocks, on and {name}),
+                k: (left, own, recomputing and {*left}),
+            }
+            yield [changed.get(n, each) for n, each in enumerate(stages)]
+        if abs(k - place) == 1 and len(rows) == 1:
+            both = rows, own + blocks, {*rows} if on or recomputing else set()
+            yield [*stages[: min(k, place)], both, *stages[max(k, place) + 1 :]]
+    for name in {*"abcds"} - {name for rows, _, _ in stages for name in rows}:
+        yield [*stages[:place], ({name: 4}, blocks, on and {name}), *stages[place + 1 :]]
+
+
+def batch_of(stages: list[Held], boxes: dict[str, DeviceProfile], schedule: str) -> float:
+    """The seconds of a batch in two micro-batches; infinite if a device cannot hold its part."""
+    left = tuple(each for name, each in boxes.items() if name != "x")
+    total = sum(blocks for _, blocks, _ in stages)
+    problem = ClusterProblem(left, total, 8, 2, "overlap", in_flight=in_flight(schedule, len(left)))
+    paces, sums = [], []
+    for place, (rows, blocks, on) in zip(range(len(stages), 0, -1), stages, strict=True):
+        own = [boxes[name].in_mode(name in on) for name in rows]
+        if len(own) == 1:
+            held = [fits_alone(problem, own[0], blocks, 2, place)]
+        else:
+            pairs = zip(own, rows.values(), strict=True)
+            held = [fits(problem, each, blocks, y, 2, len(own), place) for each, y in pairs]
+        pace, once = times(problem, own, [*rows.values()], blocks)
+        paces.append(pace if all(held) else math.inf)
+        sums.append(once)
+    return sum(sums) + max(paces)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b"])
+def test_no_other_device_can_take_over_faster(schedule: str) -> None:
+    """Whoever recomputes: for each way to go on, a device that has recomputed blocks does, too."""
+    found, recomputed = 0, 0
+    for number in range(cases(few=100, many=3000)):
+        stages, boxes = drawn_loss(np.random.default_rng(number))
+        segments, first = list[SegmentPlan](), 0
+        for rows, blocks, on in stages:
+            shares = tuple(Share(*each) for each in rows.items()) if len(rows) > 1 else ()
+            names = tuple(name for name in rows if name in on)
+            segments.append(SegmentPlan(next(iter(rows)), Span(first, blocks), shares, names))
+            first += blocks
+        plan = ClusterPlan(0, tuple(segments), 2, schedule)
+        every = [batch_of(each, boxes, schedule) for each in heirs_of(stages)]
+        if math.isinf(min(every)):
+            with pytest.raises(RoundFailedError, match="can hold them"):
+                after_loss(plan, boxes, "x")
+            continue
+        taken = after_loss(plan, boxes, "x")
+        held = [
+            (
+                dict(zip(e.devices, e.rows_of_devices or (4,), strict=True)),
+                e.span.blocks,
+                {*e.recomputing},
+            )
+            for e in taken.segments
+        ]
+        assert batch_of(held, boxes, schedule) == pytest.approx(min(every)), number
+        found, recomputed = found + 1, recomputed + any(on for _, _, on in held)
+    assert found > 20 and recomputed > 10
 
 
 def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> None:

@@ -75,8 +75,8 @@ def _stage(
                 if names == [link.to]:
                     joules = replace(device.energy.law, w=link.w, ell=link.ell)
                     device = replace(device, energy=replace(device.energy, law=joules, links=()))
-            if _fits_alone(problem, device, blocks, m, place):
-                yield *_times(problem, [device], [problem.batch_size / m], blocks), 0.0
+            if fits_alone(problem, device, blocks, m, place):
+                yield *times(problem, [device], [problem.batch_size / m], blocks), 0.0
         return
     if any(problem.devices[k].sharing is None for k in group):
         return
@@ -95,14 +95,14 @@ def _stage(
         sync = ring * blocks * max(each.sync_s for each in laws if each)
         # Of splits with the least time for computing and sending, the law takes the one that the
         # greedy rule finds; another one may have a smaller pace only under ``overlap``.
-        least = min(_times(problem, *pair, blocks)[1] for pair in possible)
+        least = min(times(problem, *pair, blocks)[1] for pair in possible)
         for pair in possible:
-            pace, once = _times(problem, *pair, blocks)
+            pace, once = times(problem, *pair, blocks)
             if once <= least * (1 + 1e-12):
                 yield pace, once, sync
 
 
-def _times(
+def times(
     problem: ClusterProblem, devices: Sequence[DeviceProfile], rows: Sequence[float], blocks: int
 ) -> tuple[float, float]:
     pairs = [
@@ -113,7 +113,7 @@ def _times(
     return (max(map(max, pairs)) if problem.latency == "overlap" else once), once
 
 
-def _fits_alone(
+def fits_alone(
     problem: ClusterProblem, device: DeviceProfile, blocks: int, m: int, place: int
 ) -> bool:
     if device.max_blocks is not None and blocks > device.max_blocks:
