@@ -19,7 +19,7 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import Certificate
 from collapipe.state import ROUNDING
-from optim.latency import batch_s, model_too_large
+from optim.latency import batch_s
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition, Stage
 from optim.sharing.costs import Caps
@@ -31,6 +31,7 @@ from optim.sharing.modes import (
     fits,
     held_in_order,
     in_modes,
+    no_plan,
     relaxed,
     with_hops,
 )
@@ -147,13 +148,7 @@ def _decided(
         ends = _for_all_or_none(problem, solve)
         known += (plan for each in ends for plan in _possible(each.front, problem))
     own = problem if shares else _without_sharing(problem)
-    try:
-        placed = placed_partition(own, known, nodes, by_segments=not shares)
-    except InfeasibleRoundError as error:
-        totals, most = held_in_order(problem)
-        if totals.max() < problem.num_blocks:
-            raise model_too_large(with_hops(problem, min), most=most) from error
-        raise
+    placed = placed_partition(own, known, nodes, by_segments=not shares)
     certificate, front = loose.certificate, tuple(known)
     if placed:
         bound_s = max(certificate.lower_bound, placed.certificate.lower_bound)
@@ -175,13 +170,22 @@ def _decided(
 def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
     """Return plans of those devices that hold most, as many as ``placed_partition`` takes. Raises
     ``InfeasibleRoundError`` if it finds none."""
-    most = either_caps(problem.at(1)).max(axis=0)
-    for count in range(len(problem.devices) - 1, 0, -1):
+    most, everybody = either_caps(problem.at(1)).max(axis=0), len(problem.devices)
+    for count in range(everybody - 1, 0, -1):
         used = sorted(np.argsort(-most, kind="stable")[:count].tolist())
         few = replace(problem, devices=tuple(problem.devices[k] for k in used))
-        if (placed := placed_partition(few, max_nodes=nodes)) is not None:
-            return [_among(point, used, len(problem.devices)) for point in placed.front]
-    raise model_too_large(with_hops(problem, min), most=held_in_order(problem)[1])
+        try:
+            placed = placed_partition(few, max_nodes=nodes)
+        except InfeasibleRoundError as error:
+            if held_in_order(problem)[0].max() < problem.num_blocks:
+                raise no_plan(problem) from error
+            raise InfeasibleRoundError(
+                f"{everybody} devices are too many to try all orders; the {count} that hold most "
+                f"blocks: {error}"
+            ) from error
+        if placed is not None:
+            return [_among(point, used, everybody) for point in placed.front]
+    raise no_plan(problem)
 
 
 def _rooms(problem: ClusterProblem) -> Iterator[tuple[int, ...]]:

@@ -31,7 +31,7 @@ from optim.problem import (
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, stage_costs
 from optim.sharing.law import largest_rows, stage_of
-from optim.sharing.modes import decided, relaxed
+from optim.sharing.modes import decided, no_plan, relaxed
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, states_of
 
@@ -170,7 +170,7 @@ class _Search:
                 "strategy.max_nodes"
             )
         if not front:
-            raise model_too_large(self._problem)
+            raise model_too_large(self._problem) if self._most is None else no_plan(self._problem)
         times = [batch_s(point, low) for point in front]
         fastest = min(range(len(front)), key=times.__getitem__)
         lower = min(times[fastest], open_s)

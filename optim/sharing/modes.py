@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from collapipe.errors import InfeasibleRoundError
 from collapipe.state import MOST, AffineLaw, DeviceProfile, MemoryBudget, admitted
-from optim.latency import block_caps, memory_cap
+from optim.latency import block_caps, memory_cap, model_too_large
 from optim.problem import ClusterProblem, Ints, Partition, Stage
 from optim.sharing.law import partition_of_stages, row_caps, stages_of
 
@@ -60,6 +61,17 @@ def held_in_order(problem: ClusterProblem) -> tuple[Ints, tuple[int, list[int]]]
         held[last] = int(caps[place, row, last])
         devices ^= 1 << last
     return totals, (row + 1, held)
+
+
+def no_plan(problem: ClusterProblem) -> InfeasibleRoundError:
+    """Return the error for devices of which no plan fits in any order."""
+    totals, most = held_in_order(problem)
+    if totals.max() < problem.num_blocks:
+        return model_too_large(with_hops(problem, min), most=most)
+    return InfeasibleRoundError(
+        f"the {len(problem.devices)} devices hold {problem.num_blocks} blocks in no order: raise "
+        "their memory, or energy_j for hops to each other, lower model.num_blocks, or use LoRA"
+    )
 
 
 def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:

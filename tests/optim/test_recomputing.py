@@ -285,6 +285,31 @@ def test_only_ten_different_devices_are_searched_exactly() -> None:
     assert found
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "says"),
+    [
+        (14, r"hold at most 13 of 14 blocks .*\(d0: 2 by memory, .*, d11: 1 by memory"),
+        (12, "^12 devices are too many to try all orders; the 10 that hold most blocks: "),
+    ],
+)
+def test_errors_count_all_devices_or_say_how_many_were_tried(
+    num_blocks: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If each of 12 different ones holds a block, and the first one two if it is the last stage."""
+    monkeypatch.setattr("optim.verified._possible", lambda *_: [])
+    devices = tuple(
+        DeviceProfile(
+            f"d{k}",
+            AffineLaw(1.0 + k, 0.1, 0.0, 0.0),
+            memory=MemoryBudget(limit, 0.0, 9.8, 0.0, 0.0, 0.8),
+        )
+        for k, limit in enumerate([19.0, *[10.0] * 11])
+    )
+    problem = ClusterProblem(devices, num_blocks, 8, 8, "overlap", in_flight=tuple(range(1, 13)))
+    with pytest.raises(InfeasibleRoundError, match=says):
+        solve_verified(problem, exact_partition, np.random.default_rng(0))
+
+
 def test_replicas_are_the_solution() -> None:
     """They are no pipeline of K stages."""
     plain = MemoryBudget(100.0, 0.0, 6.0, 0.0, 0.0, 5.0)
