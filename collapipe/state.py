@@ -221,10 +221,12 @@ class DeviceProfile:
 
     def before(self, name: str | None) -> "DeviceProfile":
         """Return the profile without links, with the time and joules of this hop."""
+        if not self.links:
+            return self
         time, energy = self.time_to(name), self.energy
         if energy and time is not self.time:
             energy = replace(energy, law=_over(energy.links, name, energy.law))
-        return replace(self, time=time, energy=energy and replace(energy, links=()), links=())
+        return replace(self, time=time, energy=energy, links=())
 
     def _may_recompute(self, other: MemoryBudget) -> bool:
         """Whether ``other`` may be its memory if it recomputes."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collapipe.plan import Certificate, Witness
-from optim.problem import Bools, ClusterProblem, Floats, Ints
+from optim.problem import ClusterProblem, Floats, Ints
 from optim.verify.groups import Groups
 from optim.verify.limits import possible
 from optim.verify.tolerance import exceeds, violation
@@ -66,26 +66,21 @@ def witness_of(problem: ClusterProblem, lower_bound: float, shared: bool = False
     A range whose bound is too low is halved, until no other stage is between its ends.
     """
     stages = _Stages.of(problem, shared)
-    times = (
-        np.maximum(own[can], _LEAST_S) for own, can in zip(stages.seconds, stages.can, strict=True)
-    )
+    times = (np.maximum(own[np.isfinite(own)], _LEAST_S) for own in stages.seconds)
     edges = [np.array([0.0, *np.unique(each)[:-1], math.inf]) for each in times]
-    found = [list[float]() for _ in edges]
     ranges = [(row, 0, len(own) - 1) for row, own in enumerate(edges)]
+    cuts = [list[float]() for _ in edges]
     while ranges:
         low, high = np.array([(edges[row][i], edges[row][j]) for row, i, j in ranges]).T
         bounds = stages.bounds(np.array([row for row, _, _ in ranges]), low, high)
-        open_ranges = list[tuple[int, int, int]]()
-        for (row, first, last), bound_s in zip(ranges, bounds, strict=True):
-            if not exceeds(lower_bound, bound_s):
-                found[row].append(float(edges[row][last]))
-                continue
-            if last - first == 1:
+        too_low = [r for r, each in zip(ranges, bounds, strict=True) if exceeds(lower_bound, each)]
+        ranges = []
+        for row, first, last in too_low:
+            if (middle := (first + last) // 2) == first:
                 return None
-            middle = (first + last) // 2
-            open_ranges += [(row, first, middle), (row, middle, last)]
-        ranges = open_ranges
-    return tuple(tuple(sorted(each)[:-1]) for each in found)
+            cuts[row].append(float(edges[row][middle]))
+            ranges += [(row, first, middle), (row, middle, last)]
+    return tuple(tuple(sorted(each)) for each in cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +93,11 @@ class _Stages:
     problem: ClusterProblem
     m: Ints  # [R]
     sets: Ints  # bit k stands for device k, [G]
-    seconds: Floats  # that a stage of 1 … L blocks occupies its devices or links, [R, G, L]
+    # that a stage of 1 … L blocks occupies its devices or links, [R, G, L]; infinite if memory or
+    # energy do not allow it
+    seconds: Floats
     once: Floats  # its compute and hop, [R, G, L]
     sync: Floats  # the time of adding its gradients after the batch, [G, L]
-    can: Bools  # whether memory and energy allow it, [R, G, L]
 
     @classmethod
     def of(cls, problem: ClusterProblem, shared: bool) -> "_Stages":
@@ -114,15 +110,9 @@ class _Stages:
         size, blocks = problem.batch_size / m[:, None, None], np.arange(problem.num_blocks + 1)[1:]
         compute, hop = blocks * u * size + blocks * v, w * size + ell
         seconds = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
-        alone = cls(
-            problem=problem,
-            m=m,
-            sets=2 ** np.arange(len(laws)),
-            seconds=seconds,
-            once=compute + hop,
-            sync=np.zeros(seconds.shape[1:]),
-            can=possible(problem, place=1)[..., 1:],
-        )
+        seconds = np.where(possible(problem, place=1)[..., 1:], seconds, math.inf)
+        sets, sync = 2 ** np.arange(len(laws)), np.zeros(seconds.shape[1:])
+        alone = cls(problem, m, sets, seconds, compute + hop, sync)
         return alone.with_groups(Groups.of(problem, m)) if shared else alone
 
     def with_groups(self, groups: Groups) -> "_Stages":
@@ -133,7 +123,6 @@ class _Stages:
             seconds=np.append(self.seconds, groups.seconds, axis=1),
             once=np.append(self.once, groups.once, axis=1),
             sync=np.append(self.sync, groups.sync, axis=0),
-            can=np.append(self.can, np.isfinite(groups.seconds), axis=1),
         )
 
     def bounds(self, row: Ints, low: Floats, high: Floats) -> Floats:
@@ -146,7 +135,7 @@ class _Stages:
         problem, m, own = self.problem, self.m[row], self.seconds[row]
         low = np.where(low > 0, low, -1.0)  # a stage may take no time
         above, within = (edge[:, None, None] * (1 + _SAME) for edge in (low, high))
-        can = self.can[row] & (own <= within)
+        can = np.isfinite(own) & (own <= within)
         slowest = np.where(can & (own > above), own, math.inf).min(axis=(1, 2))
         empty = np.isinf(slowest)  # no plan is in the range
         slowest = np.where(empty, 0.0, slowest)
