@@ -74,12 +74,6 @@ class EnergyBudget:
     def __post_init__(self) -> None:
         _check_within(self, ("limit_j",))
 
-    def taking(self, times: float, sent: float) -> "EnergyBudget":
-        """Return the budget with joules of blocks multiplied by ``times`` and hop bits by
-        ``sent``."""
-        links = tuple(each.sending(sent) for each in self.links)
-        return replace(self, law=self.law.taking(times, sent), links=links)
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
@@ -176,10 +170,6 @@ class Link:
     def __post_init__(self) -> None:
         _check_within(self, ("w", "ell"), MOST_LAW)
 
-    def sending(self, sent: float) -> "Link":
-        """Return the link with hop bits multiplied by ``sent``."""
-        return replace(self, w=admitted(self.w * sent, MOST_LAW))
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -210,8 +200,13 @@ class DeviceProfile:
     def taking(self, times: float, sent: float) -> "DeviceProfile":
         """Return the profile with block times multiplied by ``times`` and hop bits by ``sent``;
         energy scales likewise."""
-        energy = self.energy and self.energy.taking(times, sent)
-        links = tuple(each.sending(sent) for each in self.links)
+        links, joules = (
+            tuple(replace(each, w=admitted(each.w * sent, MOST_LAW)) for each in links)
+            for links in (self.links, self.energy.links if self.energy else ())
+        )
+        energy = self.energy and replace(
+            self.energy, law=self.energy.law.taking(times, sent), links=joules
+        )
         return replace(self, time=self.time.taking(times, sent), energy=energy, links=links)
 
     def time_to(self, name: str | None) -> AffineLaw:

@@ -175,7 +175,8 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
         used = sorted(np.argsort(-most, kind="stable")[:count].tolist())
         few = replace(problem, devices=tuple(problem.devices[k] for k in used))
         try:
-            placed = placed_partition(few, max_nodes=nodes)
+            if (placed := placed_partition(few, max_nodes=nodes)) is not None:
+                return [_among(point, used, everybody) for point in placed.front]
         except InfeasibleRoundError as error:
             if held_in_order(problem)[0].max() < problem.num_blocks:
                 raise no_plan(problem) from error
@@ -183,8 +184,6 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
                 f"{everybody} devices are too many to try all orders; the {count} that hold most "
                 f"blocks: {error}"
             ) from error
-        if placed is not None:
-            return [_among(point, used, everybody) for point in placed.front]
     raise no_plan(problem)
 
 

@@ -31,7 +31,7 @@ from optim.problem import (
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, stage_costs
 from optim.sharing.law import largest_rows, stage_of
-from optim.sharing.modes import decided, no_plan, relaxed
+from optim.sharing.modes import decided, no_plan, relaxed, with_hops
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, states_of
 
@@ -80,13 +80,9 @@ def placed_partition(
     most = min(len(problem.devices), problem.num_blocks)
     bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(problem, kinds)
     slowest = max(each.recomputing.times if each.recomputing else 1.0 for each in problem.devices)
-    hops_s = [  # the slowest of them instead of the fastest, as in ``relaxed``
-        device.time_to(name).hop(problem.batch_size)
-        for device in problem.devices
-        if device.links
-        for name in (None, *(link.to for link in device.links))
-    ]
-    bounds = replace(bounds, longest=bounds.longest * slowest + max(hops_s, default=0.0))
+    # the slowest hops instead of the fastest, as in ``relaxed``
+    hops_s = (each.time.hop(problem.batch_size) for each in with_hops(problem, max).devices)
+    bounds = replace(bounds, longest=bounds.longest * slowest + problem.linked * max(hops_s))
     search = _Search(problem, bounds, caps, most if by_segments else 1, max_nodes, most)
     search.offer(known)
     return search.solution(search.run(), start)

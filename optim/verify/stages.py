@@ -45,8 +45,6 @@ def places_from_the_end(point: Partition) -> dict[int, int]:
 def over_links(point: Partition, problem: ClusterProblem) -> ClusterProblem:
     """Return the problem without links, in which devices have this partition's hops: over links
     between stages of one device."""
-    if not problem.linked:
-        return problem
     pairs = pairwise(_in_order(point))
     to = {own: problem.devices[k].name for (own, *more), (k, *others) in pairs if not more + others}
     devices = (each.before(to.get(k)) for k, each in enumerate(problem.devices))

@@ -11,7 +11,7 @@ take the time of recomputing, and its hop is its fastest.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -111,18 +111,14 @@ class _Stages:
         compute, hop = blocks * u * size + blocks * v, w * size + ell
         seconds = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
         seconds = np.where(possible(problem, place=1)[..., 1:], seconds, math.inf)
-        sets, sync = 2 ** np.arange(len(laws)), np.zeros(seconds.shape[1:])
-        alone = cls(problem, m, sets, seconds, compute + hop, sync)
-        return alone.with_groups(Groups.of(problem, m)) if shared else alone
-
-    def with_groups(self, groups: Groups) -> "_Stages":
-        """Add the stages of several devices."""
-        return replace(
-            self,
-            sets=np.append(self.sets, groups.sets),
-            seconds=np.append(self.seconds, groups.seconds, axis=1),
-            once=np.append(self.once, groups.once, axis=1),
-            sync=np.append(self.sync, groups.sync, axis=0),
+        several = [Groups.of(problem, m)] if shared else []
+        return cls(
+            problem=problem,
+            m=m,
+            sets=np.concatenate([2 ** np.arange(len(laws)), *(each.sets for each in several)]),
+            seconds=np.concatenate([seconds, *(each.seconds for each in several)], axis=1),
+            once=np.concatenate([compute + hop, *(each.once for each in several)], axis=1),
+            sync=np.concatenate([np.zeros(seconds.shape[1:]), *(each.sync for each in several)]),
         )
 
     def bounds(self, row: Ints, low: Floats, high: Floats) -> Floats:
@@ -138,7 +134,7 @@ class _Stages:
         can = np.isfinite(own) & (own <= within)
         slowest = np.where(can & (own > above), own, math.inf).min(axis=(1, 2))
         empty = np.isinf(slowest)  # no plan is in the range
-        slowest = np.where(empty, 0.0, slowest)
+        slowest[empty] = 0.0
         # Under ``bound`` every stage takes as long as the slowest.
         once = slowest[:, None, None] if problem.latency == "bound" else self.once[row]
         cost = np.where(can, once + self.sync, math.inf)
