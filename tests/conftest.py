@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import logging
 import os
 from collections.abc import Generator, Iterator
 from itertools import count
@@ -45,6 +46,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000)
     gc.enable()
+    # To a logger that passes nothing on, pytest adds handlers of its own, six times a test.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True  # to "torch"
+
+
+def pytest_sessionfinish() -> None:
+    """pytest will look for garbage five times more."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -71,7 +82,10 @@ def _judged(report: Report) -> Report:
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     """What a test draws does not depend on the tests before it."""
-    torch.manual_seed(0)
+    if torch.accelerator.is_available():
+        torch.manual_seed(0)
+    else:  # torch would queue a call with a traceback for each kind of accelerator
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
