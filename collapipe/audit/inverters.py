@@ -127,7 +127,7 @@ def learned(public: Public, table: Tensor, seed: int) -> Inverter:
     prior, correction = _priors(counts, at_once)
     mean, deviation = public.activations.mean(0), public.activations.std()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         first = nn.Linear(public.activations.shape[1], _WIDTH)
         last = nn.Linear(_WIDTH, table.shape[1])
     for parameter in last.parameters():

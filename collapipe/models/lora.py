@@ -165,7 +165,7 @@ class LoraSpec(DerivedSpec):
             return self._kept(part)
         config = self.peft_config(layers)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(torch.initial_seed(), "adapter", name))
+            torch.default_generator.manual_seed(derive(torch.initial_seed(), "adapter", name))
             inject_adapter_in_model(config, part)
         for layer in part.modules() if self.dropout else ():
             if isinstance(layer, LoraLayer):  # draws from the part's generator

@@ -64,7 +64,7 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
     complete = spec.own_tokenizer is not None and spec.head in _COMPLETE
     freezes = any(not each.requires_grad for part in empty.values() for each in part.parameters())
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+        torch.default_generator.manual_seed(settings.seed)
         for name, build in building.items():
             like = frozen_in(empty[name], base.dtype) if freezes else {}
             there = None

@@ -138,7 +138,7 @@ def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:
     Raises ``ConfigError`` if the adapters there are not this model's.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
+        torch.default_generator.manual_seed(settings.seed)
         model = SplitModel(settings.model, tokenizer.vocabulary)
     take_adapters(settings, model.state_dict())
     return to_dtype(model, getattr(torch, settings.pipeline.dtype))
