@@ -5,7 +5,6 @@ transformers executes it, in a process with limits.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -68,7 +67,6 @@ class Renderer:
             [sys.executable, "-P", "-W", "ignore", str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each thread takes addresses
             start_new_session=True,  # Ctrl-C is for this process, which ends that one
         )
         weakref.finalize(self, _end, self._process)

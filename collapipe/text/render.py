@@ -93,8 +93,8 @@ class _Template:
 
 
 def _imported() -> Any:
-    """Return ``render_jinja_template``; its packages, which take a second, are not executed."""
-    for name in ("transformers", "transformers.utils"):
+    """Return ``render_jinja_template``; packages that it does not need here are not executed."""
+    for name in ("transformers", "transformers.utils", "numpy"):
         if (spec := find_spec(name)) is not None:
             sys.modules[name] = module_from_spec(spec)
     from transformers.utils.chat_template_utils import render_jinja_template
