@@ -126,7 +126,7 @@ class HuggingFaceSpec:
         return masked and kinds <= _PACKED
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        model = copy.deepcopy(_ends(self, vocabulary)[EMBEDDING])
+        model = copy.deepcopy(_end(self, vocabulary, EMBEDDING))
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
 
     def build_block(self, index: int) -> nn.Module:
@@ -136,7 +136,7 @@ class HuggingFaceSpec:
         return self._filled(block_name(index), family.block(layer, model, index), model, None)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        model = copy.deepcopy(_ends(self, vocabulary)[HEAD])
+        model = copy.deepcopy(_end(self, vocabulary, HEAD))
         copies = self.copies(vocabulary)
         if "lm_head.weight" in copies:
             source = copies["lm_head.weight"].removesuffix(".weight")
@@ -299,14 +299,13 @@ def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
     return skeleton(spec.run_config(vocabulary), spec.class_name)
 
 
-@functools.lru_cache(maxsize=8)  # a copy of either is made for each unit and round
-def _ends(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return two copies of the skeleton, stripped to the embedding and to the head."""
-    embedding, head = (copy.deepcopy(_skeleton(spec, vocabulary)) for _ in range(2))
-    copies = spec.copies(vocabulary)
-    strip(embedding, lambda name: spec.names.part(name) == EMBEDDING)
-    strip(head, lambda name: spec.names.part(name) == HEAD and name not in copies)
-    return {EMBEDDING: embedding, HEAD: head}
+@functools.lru_cache(maxsize=16)  # copied for each unit and round
+def _end(spec: HuggingFaceSpec, vocabulary: Vocabulary, part: str) -> Any:
+    """Return a copy of the skeleton, stripped to the ``part``: the embedding or the head."""
+    model = copy.deepcopy(_skeleton(spec, vocabulary))
+    copies = spec.copies(vocabulary) if part == HEAD else {}
+    strip(model, lambda name: spec.names.part(name) == part and name not in copies)
+    return model
 
 
 @functools.lru_cache(maxsize=1)  # every part asks for it
