@@ -29,14 +29,14 @@ POOLED = (
     "model.config={hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, "
     "intermediate_size: 16}",
 )
-BLOCKS = 4
+BLOCKS = 2
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose units send all rows, audited; and public rows of another seed."""
     folder = tmp_path_factory.mktemp("runs")
-    options = "federation.rounds=1", "task.validation_rows=12"
+    options = "federation.rounds=1", "task.validation_rows=12", f"model.num_blocks={BLOCKS}"
     federated.play(folder / "dates", *options)
     (folder / "public.txt").write_text("\n".join(sources(50)) + "\n")
     return folder
@@ -82,7 +82,7 @@ def test_it_is_written_printed_shown_and_the_same_again(
     nearest = next(each for each in found.recoveries if each.attack == "nearest")
     assert (nearest.condition.blocks, nearest.all_tokens.value) == (0, 1)
     assert found.membership is not None and found.membership.rows == 12
-    for word in ("int4", "noise 2", "frozen, 4 blocks", "membership", "in the clear"):
+    for word in ("int4", "noise 2", f"frozen, {BLOCKS} blocks", "membership", "in the clear"):
         assert word in out
     command(*arguments)
     assert (run / JSON_FILE).read_bytes() == first

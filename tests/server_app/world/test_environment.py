@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
 from collapipe import config
+from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
 from collapipe.state import (
@@ -41,9 +43,11 @@ def cluster(unit: int, num_devices: int = 2) -> ClusterState:
 
 
 def named(name: str) -> Environment:
-    environment = config.load_overrides([f"environment={name}"]).build("environment")
-    assert isinstance(environment, Environment)
-    return environment
+    """Of its file, over the one that it begins with."""
+    read = [OmegaConf.load(CONF / "environment" / f"{each}.yaml") for each in ("static", name)]
+    values: Any = OmegaConf.to_container(OmegaConf.merge(*read))
+    own = {key: value for key, value in values.items() if key not in ("_target_", "defaults")}
+    return typed("environment", Environment, own)
 
 
 STATIC, JITTER, MOBILE = map(named, ("static", "jitter", "mobile"))
@@ -345,6 +349,7 @@ def test_bad_values_are_named(option: str, value: Any) -> None:
 def test_an_environment_from_a_configuration_can_be_hashed() -> None:
     """Its fields have the types that they claim: tuples, not lists."""
     environment = config.load_overrides(["environment=mobile"]).build("environment")
+    assert environment == MOBILE
     assert type(environment.memory_share) is tuple
     assert {environment: 1}[replace(environment)] == 1
 
