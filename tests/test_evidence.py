@@ -2,8 +2,9 @@
 
 A table below ``<!-- figures: FILE -->`` has rows and columns of the file. Below
 ``<!-- numbers: FILE … -->`` each number of a row stands in these files. Below ``<!-- claims -->`` a
-row's file is its last link, and below ``<!-- claims: FILE -->`` it is that one: each
-``mean (low … high)`` is a claim or a finding of the file, and a verdict is the claim's.
+row's file is its last link or a named file of results, and below ``<!-- claims: FILE -->`` it is
+that one: each ``mean (low … high)`` is a claim or a finding of the file, and a verdict is the
+claim's.
 """
 
 import json
@@ -19,6 +20,7 @@ RESULTS = ROOT / "benchmarks/results"
 _MARK = re.compile(r"^<!-- (figures|numbers|claims):? ?(.*?) ?-->\n((?:\|.*\n)+)", re.MULTILINE)
 _NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?(?:e-?\d+)?")
 _INTERVAL = re.compile(r"([−\d.]+)(?: %[^(|\d]*)? \(([−\d.]+) … ([−\d.]+)\)")
+_ENDS = "mean", "low", "high"
 
 Table = list[list[str]]
 
@@ -56,9 +58,8 @@ def test_numbers_stand_in_the_files(page: Path, files: list[str], table: Table) 
 def test_claims_are_those_of_their_files(page: Path, files: list[str], table: Table) -> None:
     head, *rows = table
     for row in rows:
-        (file,) = files or re.findall(r"\((\S+\.json)\)", row[-1])
-        found = json.loads((page.parent / file).read_text())
-        entries = [*found["claims"], *found["findings"]]
+        (file,) = files or re.findall(r"[(`](\S+\.json)[)`]", row[-1])
+        entries = claims((RESULTS if "`" in row[-1] else page.parent) / file)
         for mean, low, high in _INTERVAL.findall("|".join(row)):
             shown = [each for each in entries if all(map(rounds_to, ends(each), (mean, low, high)))]
             assert shown, (row, mean)
@@ -67,15 +68,33 @@ def test_claims_are_those_of_their_files(page: Path, files: list[str], table: Ta
                 assert row[head.index("verdict")] == ("agrees" if agrees else "differs"), row
 
 
+def claims(file: Path) -> list[dict[str, Any]]:
+    """Claims and findings of a figure, or of cells with a verdict in a file of results."""
+    found = json.loads(file.read_text())
+    if "rows" not in found:
+        return [*found["claims"], *found["findings"]]
+    text = "|".join(cell for row in found["rows"] for cell in row)
+    cells = re.findall(rf"{_INTERVAL.pattern} (no|\*\*yes)", text)
+    return [
+        {"ours": dict(zip(_ENDS, map(as_number, parts), strict=True)), "agrees": verdict != "no"}
+        for *parts, verdict in cells
+    ]
+
+
+def as_number(text: str) -> float:
+    """What a page shows as a number."""
+    return float(text.replace("−", "-"))
+
+
 def ends(entry: dict[str, Any]) -> tuple[float | None, ...]:
     """Mean, least and most of a claim or a finding."""
-    return tuple(entry["ours"][name] for name in ("mean", "low", "high"))
+    return tuple(entry["ours"][name] for name in _ENDS)
 
 
 def rounds_to(number: float | None, text: str) -> bool:
     """Whether a number is what a page shows, to the digits that it shows."""
     digits = len(text.partition(".")[2])
-    return number is not None and abs(number - float(text.replace("−", "-"))) <= 0.51 * 10**-digits
+    return number is not None and abs(number - as_number(text)) <= 0.51 * 10**-digits
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
