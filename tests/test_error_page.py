@@ -31,5 +31,5 @@ def test_quoted_messages_are_in_the_code() -> None:
     quoted = [quote for cell in cells for quote in re.findall(r"`([^`]+)`", cell)]
     pieces = {p.strip(" :;,()") for quote in quoted for p in _EXAMPLE.split(quote)}
     longer = {piece for piece in pieces if len(piece) >= _LONG}
-    assert len(longer) > 60
+    assert len(longer) > 45
     assert sorted(piece for piece in longer if piece not in texts()) == []
