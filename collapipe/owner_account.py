@@ -110,7 +110,7 @@ class OwnerAccount:
         try:
             number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE)
         except OSError as error:
-            raise ConfigError(f"{lock}: cannot be opened ({error.strerror})") from error
+            raise ConfigError(f"{lock}: make it writable ({error.strerror})") from error
         with os.fdopen(number):
             fcntl.flock(number, fcntl.LOCK_EX)
             yield

@@ -62,7 +62,7 @@ class SegmentPlan:
 
     def __post_init__(self) -> None:
         if not {*self.recomputing} <= {*self.devices}:
-            raise ConfigError(f"segment on {self.device}: {self.recomputing} recompute, not of it")
+            raise ConfigError(f"segment on {self.device}: lacks {self.recomputing}; drop these")
         if not self.shares:
             return
         names = [name for name, _ in groupby(share.device for share in self.shares)]

@@ -385,7 +385,7 @@ def solve_round(
     """
     channels, uplinks = request.channels, _uplinks(request)
     if all(each == _no_uplink(len(channels)) for each in uplinks):
-        raise InfeasibleRoundError(f"no unit reported an uplink to the {len(channels)} channels")
+        raise InfeasibleRoundError(f"no uplink has gains for {len(channels)} channels; add them")
     names = tuple(cluster.called for cluster in request.clusters)
     problem = RoundProblem(
         fronts, uplinks, channels, queues, request.num_blocks, options, error_queues, names

@@ -113,7 +113,7 @@ def export_run(
     tokenizer, weights, task = trained.tokenizer, trained.weights, trained.settings.task
     spec, vocabulary = trained.settings.model, tokenizer.vocabulary
     if not is_of_transformers(spec):
-        raise ConfigError(f"{run_dir}: its model is not one of transformers (model=huggingface)")
+        raise ConfigError(f"{run_dir}: its model is not one of transformers; name another run")
     load = f'transformers.{CLASSES[str(spec.head)]}.from_pretrained("{{}}")'.format
     how = load(folder)
     with _writing(folder), trained.fitting():

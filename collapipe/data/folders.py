@@ -117,7 +117,7 @@ def _label_names(folder: Path) -> dict[str, str]:
             raise DataError(f"{listed.at(number)}: {fault}")
     names = [*named.values()]
     if not names:
-        raise DataError(f"{listed.path} is empty; it names a label a line")
+        raise DataError(f"{listed.path} is empty; write a label on each line")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise DataError(f"{listed.path}: two labels are called {twice!r}; give each its own name")
     return {str(number): name for number, name in enumerate(names)}

@@ -70,7 +70,7 @@ def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
         if not isinstance(builder, _SAFE):
             kinds = ", ".join(kind.__name__ for kind in _SAFE if kind is not Cache)
             raise ConfigError(
-                f"data.name={name}: holds files of kind {type(builder).__name__}, read are {kinds}"
+                f"data.name={name}: format {type(builder).__name__} is not read; save as {kinds}"
             )
         builder.download_and_prepare()
         return {str(split): partial(_opened, builder, split, name) for split in builder.info.splits}

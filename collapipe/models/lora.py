@@ -96,7 +96,7 @@ class LoraSpec(DerivedSpec):
     def __post_init__(self) -> None:
         kept, computes, quantization = self.kept, self.computes, self.quantization
         if not {kept, computes} <= {*NARROW, *WIDE} or computes not in WIDE:
-            raise ConfigError(f"frozen weights in {kept} that compute in {computes}")
+            raise ConfigError(f"frozen weights in {kept} cannot compute in {computes}; set float32")
         if quantization not in (*QUANTISED, None):
             raise ConfigError(f"model.quantization={quantization}: must be int8, nf4 or null")
         if self.target_modules is None:

@@ -34,7 +34,7 @@ def write_report(folders: Sequence[Path], output: Path | None, number: int | Non
         file = output or runs[0].folder / "report.html"
         page = run_page(runs[0], _shown(runs[0], number))
     elif number is not None:
-        raise ConfigError(f"--round {number}: is drawn for one run, not for {len(runs)}")
+        raise ConfigError(f"--round {number}: is drawn for one run, not for {len(runs)}; name one")
     else:
         file = output or Path("report.html")
         page = comparison_page(runs)

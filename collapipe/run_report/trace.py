@@ -72,7 +72,7 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
     (traces,) = found
     line = next((each for each in run.rounds if each.round == traces.round), None)
     if line is None:
-        raise ConfigError(f"{run_dir}: metrics.jsonl has no round {traces.round}")
+        raise ConfigError(f"{run_dir}: metrics.jsonl lacks round {traces.round}; set --round")
     errors = [each.error_s for devices in traces.units.values() for each in devices]
     return Trace(traces.round, list(_events(run, line, traces)), 2 * max(errors, default=0.0))
 

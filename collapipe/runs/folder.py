@@ -278,7 +278,7 @@ def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
 def check_there(run_dir: Path, *files: Path) -> None:
     """Raise ``ConfigError`` if the folder or one of its ``files`` is missing."""
     if not run_dir.is_dir():
-        raise ConfigError(f"{run_dir}: no such folder (seen from {Path.cwd()})")
+        raise ConfigError(f"{run_dir}: no such folder (seen from {Path.cwd()}); correct RUN_DIR")
     for file in files:
         if not file.is_file():
             raise ConfigError(

@@ -129,11 +129,11 @@ def read_run(folder: Path) -> Run:
     """Read a run's folder. Raises ``ConfigError`` with the file, the line and the problem."""
     config = folder / "config.yaml"
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()})")
+        raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()}); correct RUN_DIR")
     if not config.is_file():
         raise ConfigError(
-            f"{folder}: not the folder of a run, {config} is missing (a run writes it when it "
-            "starts)"
+            f"{folder}: not the folder of a run, {config} is missing; a run writes it when it "
+            "starts, so name another folder"
         )
     text, tree = read_tree(config)
     num_units = _valid(_TREE, str(config), tree).federation.num_units

@@ -100,7 +100,7 @@ class FolderTask(TextTask):
         file = read_lines(folder, f"{split}.{self.suffix}")
         if rows := type(self).parse(file):
             return Dataset.from_list(rows)
-        raise DataError(f"{file.path} holds no rows; a split needs one")
+        raise DataError(f"{file.path} holds no rows; add one, or set data.root")
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def test_a_unit_with_an_unknown_uplink_sits_out() -> None:
     other = replace(second, uplink=replace(second.uplink, gains=(1.0,)))
     planned = plan(replace(asked, clusters=(replace(first, uplink=None), other, third)))
     assert [one.unit for one in planned.clusters] == [20]
-    with pytest.raises(InfeasibleRoundError, match="no unit reported an uplink to the 2 channels"):
+    with pytest.raises(InfeasibleRoundError, match="no uplink has gains for 2 channels; add them"):
         plan(replace(asked, clusters=(other,), queues=(0.0,)))
 
 

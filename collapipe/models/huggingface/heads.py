@@ -120,7 +120,7 @@ class TaskHead(_Head):
         labels, highest = self.original.config.num_labels, int(targets.max())
         if highest >= labels:
             raise ConfigError(
-                f"the data has a label {highest}, counted from 0; the model's head has {labels}"
+                f"a row has the label {highest}, the head 0 … {labels - 1}; leave such rows out"
             )
         return super().loss(hidden, mask, targets)
 

@@ -183,7 +183,7 @@ class HuggingFaceSpec:
         for name, value in config.items():
             if name not in known or not isinstance(value, str | int | float | list | dict | None):
                 raise ConfigError(
-                    f"model.config.{name[:40]}: a {family} has no such field or value"
+                    f"model.config.{name[:40]}: a {family} has no such field or value; remove it"
                 )
         return cls(None, family, int(values["num_blocks"]), str(values["head"]), dict(config))
 

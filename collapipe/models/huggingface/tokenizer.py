@@ -37,8 +37,8 @@ def pretrained_tokenizer(name: str) -> Tokenizer:
         eos = original.sep_token or original.eos_token
         if eos is None or bos is None:
             raise ConfigError(
-                "its tokeniser has no token for a text's end (eos_token or sep_token in "
-                "tokenizer_config.json)"
+                "its tokeniser has no token for a text's end; set eos_token or sep_token in "
+                "tokenizer_config.json"
             )
         # Padding is masked, so any token will do if there is no padding token, as in GPT-2.
         special_tokens = SpecialTokens(original.pad_token or eos, bos, eos)
@@ -94,4 +94,4 @@ def _check_class(name: str, cached: dict[str, Any]) -> None:
             found = tokenizer_class_from_name(spelling)
             known = isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
             if found is not None and not known:
-                raise ConfigError(f"its tokenizer_class {named[:80]!r} is no tokeniser")
+                raise ConfigError(f"its tokenizer_class {named[:80]!r} is no tokeniser; correct it")
