@@ -1,10 +1,11 @@
 """Figures on the pages are those of the files that the pages name.
 
 A table below ``<!-- figures: FILE -->`` has rows and columns of the file. Below
-``<!-- numbers: FILE … -->`` each number of a row stands in these files. Below ``<!-- claims -->`` a
-row's file is its last link or a named file of results, and below ``<!-- claims: FILE -->`` it is
-that one: each ``mean (low … high)`` is a claim or a finding of the file, and a verdict is the
-claim's.
+``<!-- numbers: FILE … -->`` the numbers of each statement (a cell, or its part up to ``;``) stand
+together in a row of one of these files, or in what the file says of all rows. Below
+``<!-- claims -->`` a row's file is its last link or a named file of results, and below
+``<!-- claims: FILE -->`` it is that one: each ``mean (low … high)`` is a claim or a finding of the
+file, and a verdict is the claim's.
 """
 
 import json
@@ -47,11 +48,22 @@ def test_rows_are_those_of_the_file(page: Path, files: list[str], table: Table) 
 
 
 @pytest.mark.parametrize(("page", "files", "table"), [*tables("numbers")])
-def test_numbers_stand_in_the_files(page: Path, files: list[str], table: Table) -> None:
-    known = {number for file in files for number in _NUMBER.findall((ROOT / file).read_text())}
+def test_numbers_stand_in_rows_of_the_files(page: Path, files: list[str], table: Table) -> None:
+    known = [numbers for file in files for numbers in numbers_of_rows(ROOT / file)]
+    statements = [each for row in table[1:] for cell in row for each in cell.split(";")]
     assert [
-        cell for row in table[1:] for cell in row if not {*_NUMBER.findall(cell)} <= known
+        each
+        for each in statements
+        if not any({*_NUMBER.findall(each)} <= numbers for numbers in known)
     ] == []
+
+
+def numbers_of_rows(file: Path) -> Iterator[set[str]]:
+    """The numbers of each row, with those that the file has besides rows."""
+    found = json.loads(file.read_text())
+    rows = found.pop("rows")
+    for row in rows:
+        yield {*_NUMBER.findall(json.dumps([row, found], ensure_ascii=False))}
 
 
 @pytest.mark.parametrize(("page", "files", "table"), [*tables("claims")])
