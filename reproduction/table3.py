@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from collapipe.cli.app import child_command
 from collapipe.config.overrides import setting
 from collapipe.errors import RoundFailedError
-from collapipe.process.children import child_command
 from collapipe.process.folders import TemporaryFolder
 from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.reading import read_run

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe import config
+from collapipe.cli.app import child_command
 from collapipe.config import Settings
 from collapipe.config.overrides import setting
 from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.process.children import child_command
 from collapipe.runs.reading import Run, read_run
 
 AT_A_TIME = 2

@@ -1,4 +1,5 @@
 """Who may import whom: every import of every room is read, and an offence is named with its line.
+A text that names a module counts as an import, because a process or a later import starts it.
 
 Deciding (``optim``) and doing (``pipeline``) never meet, and what is foreign stays at the edges.
 Who moves a wall changes the tables below in the same commit.
@@ -138,6 +139,7 @@ PUBLISHED = ("app", "clientapp", "serverapp")
 EDGES = {
     "click": ("collapipe/cli/",),
     "collapipe.cli": ("collapipe/cli/", "collapipe/__init__.py", "collapipe/__main__.py"),
+    "collapipe.cli.app": ("collapipe/cli/", "collapipe/__main__.py", "reproduction/"),  # starts it
     "flwr": ("collapipe/flower/",),
     **{
         f"flwr.{published}": (
@@ -256,6 +258,11 @@ def test_a_planted_import_is_found(file: str, source: str, frame: str) -> None:
         ("collapipe/new.py", "import importlib\nimportlib.import_module('optim.planner')"),
         ("pipeline/new.py", "\n__import__('flwr.app')"),
         ("optim/new.py", "from pkgutil import resolve_name\nresolve_name('torch:Tensor')"),
+        ("collapipe/process/new.py", "\ncommand = [python, '-m', 'collapipe.cli.app']"),
+        ("collapipe/deployment/new.py", "def started():\n return '-P', '-m', 'server_app.guard'"),
+        ("pipeline/new.py", "\n_PROGRAM = 'client_app.app'"),
+        ("pipeline/new.py", "\n_APP = 'client_app.app:app'"),
+        ("collapipe/config/new.py", "\n_PACKAGE = 'optim'; _OTHER = 'optim.allocation'"),
     ],
 )
 def test_an_import_by_name_is_found(file: str, source: str) -> None:
@@ -356,7 +363,7 @@ def _undeclared(file: str, source: str) -> list[str]:
 @functools.cache  # several tests read each file
 def _imports(file: str, source: str) -> Sequence[tuple[int, str]]:
     """Line and dotted name of each import, ``a.b`` for ``from a import b``."""
-    return [*_found(file, source)]
+    return [*dict.fromkeys(_found(file, source))]  # a call's argument is also a text
 
 
 def _found(file: str, source: str) -> Iterator[tuple[int, str]]:
@@ -374,6 +381,15 @@ def _found(file: str, source: str) -> Iterator[tuple[int, str]]:
                 args=[ast.Constant(value=str(name)), *_],
             ):
                 yield node.lineno, name.replace(":", ".")
+            case ast.Constant(value=str(name)) if _is_module(name.partition(":")[0]):
+                yield node.lineno, name.replace(":", ".")
+
+
+def _is_module(name: str) -> bool:
+    """Whether a text such as ``a.b`` names a file of ours; a room's bare name is also a word."""
+    file = ROOT / name.replace(".", "/")
+    dotted = re.fullmatch(r"\w+(\.\w+)+", name) is not None
+    return dotted and (file.with_suffix(".py").exists() or (file / "__init__.py").exists())
 
 
 def _within(module: str, prefix: str) -> bool:

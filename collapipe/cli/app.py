@@ -19,6 +19,7 @@ from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.own_packages import NAMES, find_own_packages_first
 from collapipe.process.allocator import share_heap
+from collapipe.process.children import end_with_parent
 from collapipe.process.extras import missing
 from collapipe.process.folders import in_home
 from collapipe.process.streams import complain, open_streams, write_rest
@@ -43,6 +44,14 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(credentials.app, name="credentials")
 app.add_typer(device.app, name="device")
 app.add_typer(deploy.app, name="deploy")
+
+
+def child_command(*arguments: str) -> Sequence[str]:
+    """Return the command of ``collapipe ARGUMENTS`` as a child that ends with this process.
+
+    Python's option ``-P`` keeps it from importing files of the current folder as modules.
+    """
+    return [sys.executable, "-P", "-m", "collapipe.cli.app", str(os.getpid()), *arguments]
 
 
 def main() -> None:
@@ -122,6 +131,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     verbose: Annotated[
         bool, Option("-v", "--verbose", help="Show logs: pipelines' seconds, every round.")
     ] = False,
@@ -134,6 +144,7 @@ def root(
     logging.basicConfig(format="%(name)s: %(message)s")
     for name in ("collapipe", *NAMES) if verbose else ():  # not for libraries
         logging.getLogger(name).setLevel(logging.DEBUG)
+    context.obj = child_command()  # for commands that start others, which this module imports
 
 
 @app.command()
@@ -377,7 +388,7 @@ def up(
     """Start devices on this machine, and remove them at the end: collapipe up --devices 3 -- run"""
     from collapipe.cli.up import up as start
 
-    raise typer.Exit(start(devices, clusters, inventory, memory, context.args))
+    raise typer.Exit(start(devices, clusters, inventory, memory, context.args, context.obj))
 
 
 @app.command()
@@ -397,3 +408,9 @@ def unit(
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+if __name__ == "__main__":  # the command of ``child_command``
+    share_heap()  # before the process has threads
+    end_with_parent(int(sys.argv.pop(1)))
+    main()

@@ -43,7 +43,7 @@ def trial(
     end: collapipe deploy trial --units 3 -- run"""
     from collapipe.cli.trial import trial
 
-    raise typer.Exit(trial(units, rows, context.args))
+    raise typer.Exit(trial(units, rows, context.args, context.obj))
 
 
 @app.command()
@@ -52,7 +52,7 @@ def serve(folder: Folder) -> None:
     from collapipe.deployment.server_folder import ServerFolder
     from collapipe.deployment.serving import serve
 
-    serve(ServerFolder(folder.resolve()))
+    serve(ServerFolder(folder.resolve()), superlink="server_app.guard")
 
 
 @app.command()

@@ -26,11 +26,12 @@ _POLL_S, _END_S = 0.1, 20.0
 Command = tuple[str, ...]
 
 
-def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
+def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[str]) -> int:
     """Start a server and ``units``, and run the command ``run`` on them.
 
-    Each unit gets a part of ``rows``, or synthetic rows of ``task=dates``. Returns the command's
-    exit status; without a command, 0 after Ctrl-C.
+    Each unit gets a part of ``rows``, or synthetic rows of ``task=dates``. ``program`` starts
+    ``collapipe`` with the arguments after it. Returns the command's exit status; without a command,
+    0 after Ctrl-C.
     """
     names = [*islice(chain(_NAMES, (f"unit-{n}" for n in count(len(_NAMES)))), units)]
     with ExitStack() as stack:
@@ -42,10 +43,11 @@ def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
         for name in names:
             own = str(folder.root / "units" / name / "unit.yaml")
             commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)
-        stack.enter_context(_processes(commands))
+        stack.enter_context(_processes(program, commands))
         on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
         command = [*run, *on_them] if run else []
-        return run_or_wait(command, on_them, f"logs      {logs}/*.log", "the server and its units")
+        where = f"logs      {logs}/*.log"
+        return run_or_wait(program, command, on_them, where, "the server and its units")
 
 
 def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None:
@@ -66,7 +68,9 @@ def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None
 
 
 @contextmanager
-def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[None]:
+def _processes(
+    program: Sequence[str], commands: Mapping[Path, tuple[Command, str, int]]
+) -> Iterator[None]:
     """Start ``collapipe`` commands and wait until they are ready; end them with the context.
 
     ``commands`` maps a log file to a command, a text and a count: the command is ready once its log
@@ -75,7 +79,7 @@ def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[No
     processes = dict[Path, subprocess.Popen[str]]()
     with ending(processes.values(), _END_S):
         for log, (command, _, _) in commands.items():
-            processes[log] = start(log, *command)
+            processes[log] = start(log, *program, *command)
         for log, (command, words, times) in commands.items():
             while log.read_text().count(words) < times:
                 if processes[log].poll() is not None:

@@ -16,7 +16,7 @@ from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.inventory.measured_step import step_file
-from collapipe.process.children import child_command, ending
+from collapipe.process.children import ending
 from collapipe.process.folders import TemporaryFolder
 
 _READY = ": ready on "
@@ -33,11 +33,19 @@ class LocalDevice:
     memory: str
 
 
-def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Sequence[str]) -> int:
+def up(
+    devices: int,
+    clusters: int,
+    inventory: Path | None,
+    memory: str,
+    run: Sequence[str],
+    program: Sequence[str],
+) -> int:
     """Start ``devices`` daemons for each of ``clusters``, and run the command ``run`` on them.
 
-    ``memory`` has one figure for all daemons, or one per daemon of a cluster. Returns the command's
-    exit status; without a command, 0 after Ctrl-C or SIGTERM.
+    ``memory`` has one figure for all daemons, or one per daemon of a cluster. ``program`` starts
+    ``collapipe`` with the arguments after it. Returns the command's exit status; without a command,
+    0 after Ctrl-C or SIGTERM.
     """
     shares = _shares(memory, devices)
     with ExitStack() as stack:
@@ -46,14 +54,14 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
         names = [f"device-{number}" for number in range(devices * clusters)]
         credentials = temporary_authority(folder / "credentials", names)
         own = credentials.pop(CONTROL_UNIT)
-        started = stack.enter_context(_daemons(credentials, shares * clusters, folder))
+        started = stack.enter_context(_daemons(program, credentials, shares * clusters, folder))
         groups = [started[n * devices : (n + 1) * devices] for n in range(clusters)]
         file.write_text(_inventory(groups, own), encoding="utf-8")
         own_file = typed("cluster.file", file.resolve())
         one_thread = "pipeline.threads=1"  # as each daemon: all share this machine's cores
         on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file, one_thread]
         command = [run[0], *on_them, *run[1:]] if run else []
-        return run_or_wait(command, on_them, f"inventory {file}", "the devices")
+        return run_or_wait(program, command, on_them, f"inventory {file}", "the devices")
 
 
 def _shares(memory: str, devices: int) -> list[str]:
@@ -86,12 +94,18 @@ def _new_file(file: Path) -> Iterator[Path]:
             each.unlink(missing_ok=True)
 
 
-def run_or_wait(arguments: Sequence[str], on_them: Sequence[str], where: str, started: str) -> int:
+def run_or_wait(
+    program: Sequence[str],
+    arguments: Sequence[str],
+    on_them: Sequence[str],
+    where: str,
+    started: str,
+) -> int:
     """Run a command on what was ``started``; return its exit status. Without ``arguments`` print
     ``where`` it is and the options ``on_them`` that use it, and return 0 after Ctrl-C."""
     if arguments:
         verbose = logging.getLogger("collapipe").isEnabledFor(logging.DEBUG)
-        return run_command(["--verbose", *arguments] if verbose else arguments)
+        return run_command([*program, *["--verbose"] * verbose, *arguments])
     with suppress(KeyboardInterrupt):
         print(f"{where}\n{shlex.join(['collapipe', 'run', *on_them])}")
         print(f"Ctrl-C ends {started}", flush=True)
@@ -100,9 +114,8 @@ def run_or_wait(arguments: Sequence[str], on_them: Sequence[str], where: str, st
     return 0
 
 
-def run_command(arguments: Sequence[str]) -> int:
-    """Run ``collapipe`` in a new process, pass interrupts on, and return its exit status."""
-    command = child_command(*arguments)
+def run_command(command: Sequence[str]) -> int:
+    """Run a command in a new process, pass interrupts on, and return its exit status."""
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - our own
         while True:
             try:
@@ -113,7 +126,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _daemons(
-    credentials: Mapping[str, Path], memory: Sequence[str], folder: Path
+    program: Sequence[str], credentials: Mapping[str, Path], memory: Sequence[str], folder: Path
 ) -> Iterator[list[LocalDevice]]:
     """Start daemons and wait until they are ready; end them with the context."""
     processes = list[subprocess.Popen[str]]()
@@ -122,19 +135,19 @@ def _daemons(
             command = "device", "--listen", "127.0.0.1:0", "--memory", share
             credential = "--credentials", str(own)
             log = folder / f"{name}.log"
-            processes.append(start(log, *command, *credential, piped=True))
+            processes.append(start(log, *program, *command, *credential, piped=True))
         yield [
             LocalDevice(name, _address(name, process, folder / f"{name}.log"), process.pid, share)
             for name, process, share in zip(credentials, processes, memory, strict=True)
         ]
 
 
-def start(log: Path, *arguments: str, piped: bool = False) -> subprocess.Popen[str]:
-    """Start a ``collapipe`` command that ends with this process, with a cache beside its ``log``;
-    the log gets its output, or its errors alone if the output is ``piped``."""
+def start(log: Path, *command: str, piped: bool = False) -> subprocess.Popen[str]:
+    """Start a command with a cache in the folder of its ``log``; the log gets its output, or its
+    errors alone if the output is ``piped``."""
     with log.open("w") as words:
         return subprocess.Popen(  # noqa: S603 - our own command
-            child_command(*arguments),
+            command,
             stdout=subprocess.PIPE if piped else words,
             stderr=words,
             text=True,

@@ -24,8 +24,8 @@ _PUBLIC = PublicFormat.SubjectPublicKeyInfo
 _LOOK_S = 2.0  # between checks for newly signed or revoked certificates
 
 
-def serve(folder: ServerFolder) -> None:
-    """Run the SuperLink until an interrupt, and admit units with a valid certificate.
+def serve(folder: ServerFolder, superlink: str) -> None:
+    """Run the module ``superlink`` until an interrupt, and admit units with a valid certificate.
 
     Raises ``ConfigError`` if the folder is not a server's, and ``CollaPipeError`` if the SuperLink
     ends.
@@ -36,7 +36,7 @@ def serve(folder: ServerFolder) -> None:
     (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which left nothing else
     folder.forget_questions()
     flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
-    command = [sys.executable, "-P", "-m", "server_app.guard", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", superlink, str(os.getpid())]
     command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder.trusted), "--ssl-certfile", str(folder.certificate)]
     command += ["--ssl-keyfile", str(folder.key), "--host", "0.0.0.0", "--port"]  # noqa: S104 - meant to

@@ -3,10 +3,9 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -32,14 +31,6 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
         proxies = ((k, v) for k, v in environ.items() if k.lower().endswith("_proxy"))
         own |= {name: "" for name, value in proxies if value.lower().startswith("socks")}
     return {**environ, **own}
-
-
-def child_command(*arguments: str) -> Sequence[str]:
-    """Return the command of ``collapipe ARGUMENTS`` as a child that ends with this process.
-
-    Python's option ``-P`` keeps it from importing files of the current folder as modules.
-    """
-    return [sys.executable, "-P", "-m", "collapipe.cli.child", str(os.getpid()), *arguments]
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from round_report import round_report
 from sections import optimizer_settings
 
 from collapipe import __version__, config
+from collapipe.cli.app import child_command
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.models.part import Optimizer, clip_scale
-from collapipe.process.children import child_command
 from collapipe.report import ClusterCost, RoundCost, Score
 from collapipe.runs.evidence import Interval
 from collapipe.runs.folder import RunFolder

@@ -12,6 +12,7 @@ import pytest
 from federated import TINY
 
 from collapipe.cli import trial
+from collapipe.cli.app import child_command
 from collapipe.config.overrides import setting
 from collapipe.deployment.checking import read_unit
 from collapipe.errors import RoundFailedError
@@ -26,11 +27,13 @@ def test_units_have_credentials_and_share_the_rows(
     started, found = list[trial.Command](), list[list[object]]()
 
     @contextmanager
-    def recorded(commands: Mapping[Path, tuple[trial.Command, str, int]]) -> Iterator[None]:
+    def recorded(
+        _: object, commands: Mapping[Path, tuple[trial.Command, str, int]]
+    ) -> Iterator[None]:
         started.extend(command for command, _, _ in commands.values())
         yield
 
-    def run(arguments: Sequence[str], *_: object) -> int:
+    def run(program: Sequence[str], arguments: Sequence[str], *_: object) -> int:
         for _, unit_file in started[1:]:
             owner, own = read_unit(Path(unit_file))
             assert own.member.name == owner.name
@@ -42,7 +45,7 @@ def test_units_have_credentials_and_share_the_rows(
 
     monkeypatch.setattr(trial, "_processes", recorded)
     monkeypatch.setattr(trial, "run_or_wait", run)
-    assert trial.trial(4, file, ["run", "task=x"]) == 3
+    assert trial.trial(4, file, ["run", "task=x"], []) == 3
     assert [command[:1] for command in started] == [("deploy",), *[("unit",)] * 4]
     assert found == [rows[unit::4] for unit in range(4)]
     assert not Path(started[0][-1]).exists()
@@ -52,7 +55,7 @@ def test_what_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> Non
     commands = {tmp_path / "server.log": (("deploy", "serve", str(tmp_path)), "ready", 1)}
     with (
         pytest.raises(RoundFailedError, match=r"deploy serve .*server\.yaml"),
-        trial._processes(commands),
+        trial._processes(child_command(), commands),
     ):
         pass
 

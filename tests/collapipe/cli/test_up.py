@@ -65,11 +65,10 @@ def test_sigterm_ends_the_run_though_a_script_in_the_background_ignores_sigint()
     )
     program = (
         "import sys\n"
-        "from collapipe.cli import up\n"
+        "from collapipe.cli.up import run_command\n"
         "from collapipe.cli.interrupts import sure_interrupts\n"
-        f"up.child_command = lambda: [sys.executable, '-c', {child!r}]\n"
         "with sure_interrupts():\n"
-        "    sys.exit(up.run_command([]))"
+        f"    sys.exit(run_command([sys.executable, '-c', {child!r}]))"
     )
     ignoring = "sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", program
     with subprocess.Popen(ignoring, stdout=subprocess.PIPE, text=True) as process:
@@ -100,7 +99,7 @@ def test_the_run_has_one_thread_as_each_daemon_if_it_names_no_other_number(
     given = list[str]()
     monkeypatch.setattr(up, "_daemons", lambda *_: nullcontext([]))
     monkeypatch.setattr(up, "run_command", lambda arguments: given.extend(arguments) or 0)
-    up.up(1, 1, None, "1GB", ["run", *own])
+    up.up(1, 1, None, "1GB", ["run", *own], [])
     options = [each for each in given[1:] if each.startswith("pipeline.")]
     assert load_overrides(own_overrides(options)).pipeline.threads == threads
 
@@ -112,5 +111,5 @@ def test_a_verbose_command_is_verbose_on_devices(
     monkeypatch.setattr(up, "run_command", lambda arguments: given.append([*arguments]) or 0)
     for level in (logging.INFO, logging.DEBUG):
         with caplog.at_level(level, "collapipe"):
-            up.run_or_wait(["run"], [], "", "")
-    assert given == [["run"], ["--verbose", "run"]]
+            up.run_or_wait(["collapipe"], ["run"], [], "", "")
+    assert given == [["collapipe", "run"], ["collapipe", "--verbose", "run"]]

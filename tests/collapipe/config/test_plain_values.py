@@ -65,7 +65,7 @@ def test_what_has_no_name_of_an_option_is_refused(bad: str) -> None:
 
 
 @contextmanager
-def _no_daemons(credentials: object, memory: object, folder: Path) -> Iterator[list[object]]:
+def _no_daemons(*_: object) -> Iterator[list[object]]:
     yield []
 
 
@@ -76,7 +76,7 @@ def test_up_names_its_inventory_in_any_folder(
     given: list[str] = []
     monkeypatch.setattr(up, "_daemons", _no_daemons)
     monkeypatch.setattr(up, "run_command", lambda arguments: given.extend(arguments) or 0)
-    up.up(1, 1, file, "1GB", ["run", "seed=1"])
+    up.up(1, 1, file, "1GB", ["run", "seed=1"], [])
     values = {each.key_or_group: each.value() for each in parse(given[1:])}
     assert values["cluster.file"] == str(file)
 

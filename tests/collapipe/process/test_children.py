@@ -9,7 +9,8 @@ import httpx
 import psutil
 import pytest
 
-from collapipe.process.children import DIRECT, child_command, own_environment
+from collapipe.cli.app import child_command
+from collapipe.process.children import DIRECT, own_environment
 
 PARENT = """
 import os, subprocess, sys
