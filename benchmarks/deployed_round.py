@@ -27,7 +27,6 @@ from machine import machine
 from scipy import stats
 
 from collapipe.cli.run import run_job
-from collapipe.credentials import files
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import KEY
 from collapipe.credentials.keys import openssh
@@ -35,6 +34,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.deployment.submitting import submit
 from collapipe.flower.commands import Flower, free_port
+from collapipe.process import files
 
 HERE = Path(__file__).parent
 UNITS = ["a", "b", "c"]

@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from collapipe.credentials import files
 from collapipe.errors import ConfigError, one_line
+from collapipe.process import files
 from collapipe.tensors import Tensors
 from collapipe.wire.kept_file import flat, nested
 
@@ -63,7 +63,7 @@ class KeptStore:
     def _only(self, run: int) -> tuple[Path, Path]:
         """Return the files of ``run`` after and before its last round; remove all other files."""
         own = self.folder / f"{run}.safetensors", self.folder / f"{run}.before.safetensors"
-        for pattern in ("[0-9]*.safetensors", ".*.partial"):  # which a killed process may leave
+        for pattern in ("[0-9]*.safetensors", files.PARTIAL):
             for other in self.folder.glob(pattern):
                 if other not in own:
                     other.unlink()

@@ -14,7 +14,6 @@ from collapipe import config
 from collapipe.config import Settings
 from collapipe.config.resolved import Resolved, parsed, targets
 from collapipe.config.settings import CONF
-from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY, KEY
 from collapipe.credentials.keys import fingerprint, read_key
 from collapipe.credentials.verified_channel import host_and_port
@@ -35,6 +34,7 @@ from collapipe.inventory.cluster import ANY_COST, DeviceCluster, InventoryCluste
 from collapipe.inventory.file import read_inventory
 from collapipe.owner_account import KEPT, OwnerAccount
 from collapipe.owner_file import OwnerSection, read_owner
+from collapipe.process import files
 from collapipe.runs.rows import tells_words
 from collapipe.sections import DataSettings
 from collapipe.wire.messages import LinkAddress

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from collapipe.credentials import files
 from collapipe.errors import BudgetSpentError, ConfigError
 from collapipe.formatting import counted
 from collapipe.privacy.accounting import composed_epsilon
+from collapipe.process import files
 from collapipe.sections import CountFrom0, PrivacySettings
 from collapipe.validation import from_json
 
@@ -77,11 +77,6 @@ class OwnerAccount:
         with self._locked():
             content = _SPENT.dump_json(self._after(privacy), indent=2)
             files.replace(self.file, content + b"\n", files.PRIVATE)
-            folder = os.open(self.file.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)  # else a power cut could undo the file's rename
-            finally:
-                os.close(folder)
 
     def spent(self) -> Spent:
         """Read the file; zeros before the first round. Raises ``ConfigError`` if it is invalid."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from cryptography import x509
 
-from collapipe.credentials import files
 from collapipe.credentials.authority import Authority, make_authority, revoked_now
 from collapipe.credentials.bundle import REVOKED, Bundle
 from collapipe.credentials.credentials import Credentials, opened
 from collapipe.credentials.keys import PEM, make_key
 from collapipe.credentials.member import Member, Role
+from collapipe.process import files
 
 HOUR = timedelta(hours=1)
 

@@ -24,7 +24,11 @@ ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app", "reproduc
 OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
     # a device's daemon loads it
-    "collapipe/credentials/": ("collapipe.credentials", "collapipe.errors"),
+    "collapipe/credentials/": (
+        "collapipe.credentials",
+        "collapipe.errors",
+        "collapipe.process.files",
+    ),
     "collapipe/inventory/planning.py": ("collapipe", "optim"),  # asks the planner
     "collapipe/run_report/": (  # draws plans by the planner's timeline, runs by their schedules
         "collapipe",

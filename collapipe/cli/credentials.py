@@ -60,9 +60,9 @@ def sign(
     yes: Annotated[bool, Option("--yes", help="Sign without comparing fingerprints.")] = False,
 ) -> None:
     """Sign a request, after its fingerprint was compared."""
-    from collapipe.credentials import files
     from collapipe.credentials.authority import AuthorityFolder
     from collapipe.credentials.keys import fingerprint, read_request
+    from collapipe.process import files
 
     opened = AuthorityFolder(authority)
     asked = read_request(files.read(request, "bring a member's request.pem"), request)

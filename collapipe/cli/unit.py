@@ -14,7 +14,6 @@ from typing import IO, NoReturn
 
 from prometheus_client import start_http_server
 
-from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.keys import openssh
@@ -24,6 +23,7 @@ from collapipe.flower.commands import Flower, free_port, last_line, wait_until_o
 from collapipe.owner import account_of
 from collapipe.owner_account import KEPT
 from collapipe.owner_file import OwnerSection
+from collapipe.process import files
 from collapipe.process.children import DIRECT, own_environment
 from collapipe.process.folders import TemporaryFolder
 

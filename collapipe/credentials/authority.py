@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from collapipe.credentials import files
 from collapipe.credentials.bundle import (
     REVOKED,
     Bundle,
@@ -36,6 +35,7 @@ from collapipe.credentials.keys import (
 )
 from collapipe.credentials.member import DAYS, Member, Role, check_name, dns_name
 from collapipe.errors import ConfigError
+from collapipe.process import files
 
 CONTROL_UNIT = "control-unit"  # the folder and name of its own credentials
 _TEMPORARY_DAYS = 30

@@ -12,10 +12,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from collapipe.credentials import files
 from collapipe.credentials.keys import PEM, UNREADABLE, key_pem, public_key, reading
 from collapipe.credentials.member import Member, parse_dns_name
 from collapipe.errors import ConfigError, WireError
+from collapipe.process import files
 
 KEY, REQUEST = "key.pem", "request.pem"
 CERTIFICATE, AUTHORITY, REVOKED = "certificate.pem", "authority.pem", "revoked.crl"

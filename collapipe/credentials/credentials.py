@@ -9,7 +9,6 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from collapipe.credentials import files
 from collapipe.credentials.bundle import (
     AUTHORITY,
     CERTIFICATE,
@@ -36,6 +35,7 @@ from collapipe.credentials.keys import (
 )
 from collapipe.credentials.member import Member
 from collapipe.errors import ConfigError, WireError
+from collapipe.process import files
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.credentials import authority, files
+from collapipe.credentials import authority
 from collapipe.credentials.member import check_name
 from collapipe.credentials.verified_channel import host_and_port
 from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError, is_printable
 from collapipe.inventory.schema import Section, Text
 from collapipe.inventory.yaml_file import load
+from collapipe.process import files
 from collapipe.process.folders import in_home
 
 CONNECTION = "collapipe"  # name of the SuperLink for Flower's commands

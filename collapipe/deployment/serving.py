@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from collapipe.credentials import files
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import Bundle
 from collapipe.credentials.keys import fingerprint, public_key
@@ -19,6 +18,7 @@ from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import NODES, SERVER_FOLDER, ServerFolder
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.flower.commands import Flower, wait_until_open
+from collapipe.process import files
 
 _PUBLIC = PublicFormat.SubjectPublicKeyInfo
 _LOOK_S = 2.0  # between checks for newly signed or revoked certificates

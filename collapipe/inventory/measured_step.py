@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config.resolved import value_at
-from collapipe.credentials.files import read, replace
 from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.process.files import read, replace
 from collapipe.step_law import StepLaw
 
 _OPTIONS = (  # a measured step holds for the same values only

@@ -11,10 +11,10 @@ from pathlib import Path
 from stat import S_IMODE
 from typing import Any
 
-from collapipe.credentials.files import replace
 from collapipe.errors import ConfigError
 from collapipe.inventory.schema import DeviceSection, InventorySection
 from collapipe.inventory.yaml_file import Loc, from_text, read
+from collapipe.process.files import replace
 from collapipe.state import AffineLaw, BlockCost
 
 _DESCRIBED = ("flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s")

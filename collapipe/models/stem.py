@@ -10,9 +10,7 @@ reuse.
 import hashlib
 import json
 import logging
-import os
 import platform
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +25,7 @@ from torch import Tensor, nn
 
 from collapipe import __version__
 from collapipe.models import split
+from collapipe.process import files
 from collapipe.process.folders import in_home
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.frozen_store import default_folder, digest
@@ -93,7 +92,9 @@ class ActivationStore:
                 self._left = self._limit_bytes - _size(self.folder)
             if len(data) <= self._left:
                 self._left -= len(data)
-                _write(file, data)
+                # atomically, because another unit may read the same row meanwhile
+                with files.replacing(file, files.PRIVATE, durable=False) as partial:
+                    partial.write_bytes(data)
         except OSError as error:
             self._left = 0
             _log.warning("%s: no more activations are kept in this round (%s)", file, error)
@@ -114,19 +115,6 @@ def _size(folder: Path) -> int:
             else:
                 size += told.st_size
     return size
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Write a file atomically, because another unit may read the same row meanwhile."""
-    number, name = tempfile.mkstemp(dir=file.parent, prefix=".")
-    partial = Path(name)
-    try:
-        with os.fdopen(number, "wb") as stream:
-            stream.write(data)
-        partial.replace(file)
-    except BaseException:  # also on an interrupt, or the file would remain
-        partial.unlink()
-        raise
 
 
 def _check(file: Path, activation: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
-from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
@@ -19,6 +19,7 @@ from collapipe import __version__
 from collapipe.config.settings import Settings
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
+from collapipe.process import files
 from collapipe.sections import Count, CountFrom0
 from collapipe.validation import from_json
 
@@ -85,6 +86,9 @@ class RunFolder:
                     "another file system"
                 ) from error
             self._check_unused()
+            for folder in (self.path, self.path / "model"):
+                for left in folder.glob(files.PARTIAL):  # of a killed run
+                    left.unlink()
             yield
 
     def _check_unused(self) -> None:
@@ -175,15 +179,8 @@ class RunFolder:
 
         Raises ``StorageError`` if writing fails; then ``name`` is unchanged.
         """
-        path = self.path / name
-        partial = path.with_name(f"{path.name}.partial")
-        with self.storage_errors(name):
-            try:
-                yield partial
-                partial.replace(path)
-            except (OSError, SafetensorError):
-                partial.unlink(missing_ok=True)
-                raise
+        with self.storage_errors(name), files.replacing(self.path / name) as partial:
+            yield partial
 
     @contextmanager
     def storage_errors(self, name: str) -> Iterator[None]:
@@ -198,10 +195,8 @@ class RunFolder:
 
     def _replace(self, name: str, text: str) -> None:
         """Write a file atomically."""
-        with self.replacing(name) as partial, partial.open("wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        with self.replacing(name) as partial:
+            partial.write_text(text, encoding="utf-8")
 
     def write_tokenizer(self, tokenizer: "Tokenizer") -> None:
         """Write the tokeniser, its special tokens, the labels, the chat template, and how to load
@@ -219,10 +214,7 @@ class RunFolder:
         from safetensors.torch import save_file
 
         with self.replacing(f"model/{weights_file(unit)}") as partial:
-            partial.touch()
-            mode = S_IMODE(partial.stat().st_mode)  # a new file's mode; save_file's differs
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
-            partial.chmod(mode)
 
     def _write_json(self, name: str, tree: object) -> None:
         self._replace(name, json.dumps(tree, indent=2, allow_nan=False) + "\n")
@@ -253,8 +245,8 @@ def check_plain(run_dir: Path) -> None:
     written through it.
     """
     links = [run_dir / "checkpoints" / name for name in _LINKS]
-    for folder, folders, files in os.walk(run_dir):
-        for path in (Path(folder) / name for name in (*folders, *files)):
+    for folder, folders, found in os.walk(run_dir):
+        for path in (Path(folder) / name for name in (*folders, *found)):
             try:
                 kind = path.lstat().st_mode
             except FileNotFoundError:  # a run is writing here; the lock reports it

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
@@ -17,8 +16,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from collapipe.credentials.files import make_folder, replace
 from collapipe.errors import ConfigError, DataError, WireError, one_line
+from collapipe.process.files import make_folder, replace, replacing
 from collapipe.process.folders import in_home
 from collapipe.tensors import ALIGNMENT, Tensors
 from collapipe.wire.parts import pieces, raw
@@ -97,18 +96,14 @@ class FrozenStore:
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(file.parent, sum(each.nbytes for each in tensors.values()))
-            with tempfile.TemporaryDirectory(".partial", name[:8], file.parent) as folder:
-                partial = Path(folder) / file.name
+            with replacing(file) as partial:
                 with partial.open("wb") as written:
                     # mapped tensors are aligned if those before them fill whole steps
                     last = sorted(tensors, key=lambda key: tensors[key].nbytes % ALIGNMENT != 0)
                     ordered = {key: tensors[key] for key in last}
                     written.writelines(pieces(ordered, ALIGNMENT))
-                    written.flush()
-                    os.fsync(written.fileno())
                 if digest_once(load_file(partial), state_of(partial)) != name:
                     raise OSError("the written file reads differently")
-                partial.replace(file)
         except (OSError, SafetensorError) as error:
             raise ConfigError(
                 f"{file}: cannot keep frozen weights ({error}); make room, or choose another "

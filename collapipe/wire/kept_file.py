@@ -7,15 +7,13 @@ a resumed run continues from its checkpoints::
 """
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collapipe.credentials import files
 from collapipe.errors import StorageError
-from collapipe.process import cancellation
+from collapipe.process import cancellation, files
 from collapipe.process.folders import TemporaryFolder
 from collapipe.tensors import Tensors
 from collapipe.wire.parts import mapped_part, pieces
@@ -63,19 +61,15 @@ class KeptFile:
 
         Raises ``CancelledRoundError`` if the round was cancelled meanwhile.
         """
-        folder = self.path.parent
         try:
-            with tempfile.TemporaryDirectory(".partial", self.path.stem, folder) as partial:
-                new = Path(partial) / self.path.name
-                number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, files.PRIVATE)
-                with os.fdopen(number, "wb") as stream:
+            with files.replacing(self.path, files.PRIVATE, durable=False) as partial:
+                with partial.open("wb") as stream:
                     stream.writelines(pieces(flat(groups)))
                 cancellation.check()
-                new.replace(self.path)
         except OSError as error:
             raise StorageError(
-                f"{folder}: what units keep between rounds cannot be written ({error.strerror}); "
-                "make room there, or set TMPDIR to a folder with room"
+                f"{self.path.parent}: what units keep between rounds cannot be written "
+                f"({error.strerror}); make room there, or set TMPDIR to a folder with room"
             ) from error
 
 

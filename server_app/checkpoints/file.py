@@ -18,7 +18,6 @@ never holds the states of all units.
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 import time
@@ -35,6 +34,7 @@ from torch import Tensor
 from collapipe import __version__
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.process.files import sync
 from collapipe.runs.folder import RunFolder
 from collapipe.tensors import Tensors, aligned
 from collapipe.text.tokenizer import Tokenizer
@@ -120,8 +120,8 @@ class CheckpointFolder:
         partial = self._partial(checkpoint.name)
         _save(flat(checkpoint.training), partial / _TENSORS)
         (partial / _STATE).write_text(_state_text(checkpoint, partial))
-        _sync(partial / _STATE)
-        _sync(partial)
+        sync(partial / _STATE)
+        sync(partial)
         partial.rename(self._path / checkpoint.name)
         self._point_to(checkpoint.name)
         self._remove(self.names()[:-keep])
@@ -152,7 +152,7 @@ class CheckpointFolder:
         link = self._path / f".{_LATEST}{_PARTIAL}"
         link.symlink_to(name)
         link.replace(self._path / _LATEST)
-        _sync(self._path)
+        sync(self._path)
 
     def _remove(self, names: Sequence[str]) -> None:
         """Rename each checkpoint before deleting it, so that no name refers to a partial one."""
@@ -360,7 +360,7 @@ def _cause(error: Exception) -> str:
 def _save(tensors: Tensors, file: Path) -> None:
     with file.open("wb") as stream:
         stream.writelines(pieces(tensors))
-    _sync(file)
+    sync(file)
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:
@@ -370,12 +370,3 @@ def _digest_of(body: Mapping[str, Any]) -> str:
 def _digest(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Flush a file or folder to disk, so that it survives a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

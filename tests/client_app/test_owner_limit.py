@@ -109,7 +109,7 @@ def test_an_account_that_cannot_be_written_lets_no_update_out(
     def full(*arguments: Any) -> None:
         raise ConfigError("unit.privacy.json: cannot be written (no space left)")
 
-    monkeypatch.setattr("collapipe.credentials.files.replace", full)
+    monkeypatch.setattr("collapipe.process.files.replace", full)
     failure = train(context)
     assert failure is not None and failure.kind == "OwnerError"
     assert records.trained_round(context.state) == 0

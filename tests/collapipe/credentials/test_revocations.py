@@ -5,10 +5,10 @@ import logging
 import pytest
 from made_cluster import Cluster
 
-from collapipe.credentials import files
 from collapipe.credentials.bundle import REVOKED, Revocations
 from collapipe.credentials.keys import PEM
 from collapipe.errors import ConfigError
+from collapipe.process import files
 
 
 def test_a_changed_list_is_read_again(cluster: Cluster) -> None:

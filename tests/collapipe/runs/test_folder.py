@@ -169,6 +169,16 @@ def test_what_cannot_be_written_is_one_line_and_costs_nothing(tmp_path: Path) ->
     assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
 
 
+def test_what_a_killed_run_was_writing_is_removed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for name in ("config.yaml", "model/model.safetensors"):
+        killed = folder.replacing(name)
+        killed.__enter__().write_bytes(b"half")
+        assert len([*(tmp_path / name).parent.glob(".*")]) == 1
+    with folder.locked():
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / ".lock"]
+
+
 def test_what_cannot_be_locked_is_one_line(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(ConfigError, match="cannot be locked"), RunFolder(tmp_path).locked():

@@ -7,11 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from stat import S_IMODE
 
 from collapipe.errors import ConfigError
 
 PRIVATE, PUBLIC = 0o600, 0o644
+PARTIAL = ".*.partial"  # pattern of the files that killed processes may leave
 _LARGEST = 2**20
 
 
@@ -36,15 +38,51 @@ def read(file: Path, way_out: str, private: bool = False) -> bytes:
 
 def write_new(file: Path, content: bytes, mode: int = PUBLIC) -> None:
     """Write a new file. Raises ``ConfigError`` if it exists."""
-    with _written(file, content, mode) as partial:
-        os.link(partial, file)  # fails if the file exists
-        partial.unlink()
+    with _storage_errors(file), replacing(file, mode, new=True) as partial:
+        partial.write_bytes(content)
 
 
 def replace(file: Path, content: bytes, mode: int = PUBLIC) -> None:
-    """Write a file, or replace an existing one, atomically."""
-    with _written(file, content, mode) as partial:
-        partial.replace(file)
+    """Write a file, or replace an existing one. Raises ``ConfigError`` if that fails."""
+    with _storage_errors(file), replacing(file, mode) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def replacing(
+    file: Path, mode: int = 0o666, durable: bool = True, new: bool = False
+) -> Iterator[Path]:
+    """Yield an empty file in the same folder, which becomes ``file`` when the context ends.
+
+    Its mode is ``mode`` within the umask. After an error it is removed, and ``file`` is unchanged.
+    A ``durable`` file survives a power failure. Any number of threads and processes may do this at
+    once. Raises ``OSError``, also if the file is to be ``new`` and exists.
+    """
+    partial = file.with_name(f".{file.name}.{token_hex(4)}.partial")
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    try:
+        mode = S_IMODE(partial.stat().st_mode)
+        yield partial
+        partial.chmod(mode)  # safetensors makes a file of another mode
+        if durable:
+            sync(partial)
+        if new:
+            os.link(partial, file)  # fails if the file exists
+        else:
+            partial.replace(file)
+        if durable:
+            sync(file.parent)  # else a power failure could undo the new name
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to disk, so that it survives a power failure. Raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -71,22 +109,6 @@ def make_folder(folder: Path) -> None:
     """Make a folder with mode 700 if it does not exist."""
     with _storage_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-@contextmanager
-def _written(file: Path, content: bytes, mode: int) -> Iterator[Path]:
-    """Yield a complete, synced temporary file in the same folder; remove it afterwards."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    with _storage_errors(file):
-        try:
-            number = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(number, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(number)
-            yield partial
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 @contextmanager
