@@ -44,7 +44,7 @@ class FrameKind(IntEnum):
     ACTIVATION = 2  # a segment's encoded output, and its mask; for a decoder also targets
     GRADIENT = 3  # the gradient of an activation; from a decoder after the micro-batch's loss
     NORMS = 4  # squared gradient norms of the sender's parts; from a device also its measurements
-    CREDIT = 12  # the receiver has taken tensors; the micro-batch is their number
+    CREDIT = 12  # the receiver has taken ``streams.CREDITED`` of these, up to this micro-batch
     RESUME = 15  # where a broken link continues: the last finished step, and the head's norm
     # From a control unit to a device
     LOAD = 6  # a segment's description, as JSON

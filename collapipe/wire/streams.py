@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import grpc
 
@@ -21,7 +22,7 @@ from collapipe.wire.frames import Frame, FrameKind
 
 PIECE_BYTES = 512 * 1024  # small, so that no message occupies a slow link for long
 WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
-_RETURNED = WINDOW // 2  # tensors that one credit is for: half of the messages, same window
+CREDITED = WINDOW // 2  # of them, that a credit returns: with 1, twice as many would be sent
 _FEW = 32  # frames to send; the owner may wait until no more are left
 _MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``
 _MORE, _LAST = 0, 1  # first byte of a piece
@@ -139,9 +140,9 @@ class FrameStream:
             received, _ = self._incoming.popleft()
             self._changed.notify_all()
         self._owed += received.kind in _COUNTED
-        if self._owed == _RETURNED:
+        if self._owed == CREDITED:
             self._owed = 0
-            self.send(Frame(FrameKind.CREDIT, received.round, received.step, _RETURNED))
+            self.send(replace(received, kind=FrameKind.CREDIT, tensors=()))
         return received
 
     def take_part(self) -> Frame | None:
@@ -216,9 +217,7 @@ class FrameStream:
         """Queue a received frame once there is room for it."""
         with self._changed:
             if frame.kind == FrameKind.CREDIT:
-                if not 1 <= frame.micro_batch <= WINDOW:
-                    raise WireError(f"CREDIT for {frame.micro_batch}, expected 1 … {WINDOW}")
-                self._credit = min(self._credit + frame.micro_batch, WINDOW)
+                self._credit = min(self._credit + CREDITED, WINDOW)
                 self._to_send.notify()
                 return  # nothing can be received
             self.bytes_in += size

@@ -4,14 +4,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from frame_bytes import encode
 
 from collapipe.errors import LinkError, WireError
-from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import PIECE_BYTES, WINDOW, FrameStream
+from collapipe.wire.frames import Frame, FrameKind, decode
+from collapipe.wire.streams import CREDITED, PIECE_BYTES, WINDOW, FrameStream
 
 SMALL = Frame(FrameKind.READY, 1, 2, 3)
 LARGE = Frame(FrameKind.LOAD, 1, 2, 3, (torch.zeros(1000, dtype=torch.uint8),))
@@ -113,7 +114,18 @@ def test_who_keeps_to_the_window_is_not() -> None:
         assert stream.receive(5).kind == FrameKind.ACTIVATION
         taken.release()
     thread.join(5)
-    assert stream.backlog() == (25, 0)  # credits for two each
+    assert stream.backlog() == (50 // CREDITED, 0)
+
+
+def test_a_credit_has_the_place_of_the_last_tensor_that_was_taken() -> None:
+    stream = FrameStream("peer", 10**6)
+    sent = [replace(ACTIVATION, micro_batch=number, epoch=7) for number in range(WINDOW)]
+    fed(stream, [piece for frame in sent for piece in pieces(frame)])
+    for _ in sent:
+        stream.receive(5)
+    messages = stream.outgoing()
+    credits = [decode(next(messages)[1:]) for _ in range(WINDOW // CREDITED)]
+    assert credits == [replace(each, kind=FrameKind.CREDIT, tensors=()) for each in sent[1::2]]
 
 
 def test_credits_cost_nothing_and_buy_no_more_than_the_window() -> None:
