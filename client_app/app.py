@@ -87,13 +87,13 @@ def state(message: Message, context: Context) -> RecordDict:
     """Store the run's setup. Returns the cluster's state, and the names of frozen parts that this
     machine lacks."""
     setup = records.unpack(messages.Setup, message.content)
-    _received(setup.settings, context)
+    settings = _received(setup.settings, context)
     if owner.has_owner(context.node_config):  # the server may send an invalid tokeniser
         _try_tokenizer(setup.tokenizer)
     context.state.update(records.pack(setup))
-    lacking = _fixed(context).lacking()
+    unit = _control_unit(context, settings)
+    lacking = _fixed(context, settings, unit).lacking()
     name = owner.name_of(context.node_config)
-    unit = _control_unit(context)
     unit.recall_times(_kept(context))
     return records.pack_state(unit.state(), lacking, name)
 
@@ -128,7 +128,9 @@ def restore(message: Message, context: Context) -> RecordDict:
     if not groups.keys() <= set(messages.KEPT):
         raise WireError(f"only {', '.join(messages.KEPT)} can be restored")
     for key in groups.keys() & set(messages.ACTIVATIONS):
-        activation_memory(_control_unit(context), groups[key])  # raises if they do not fit
+        activation_memory(
+            _control_unit(context, _settings(context)), groups[key]
+        )  # raises if they do not fit
     _keep(context, groups)
     context.state.pop(messages.Trained.__name__, None)
     return records.pack_groups({})
@@ -201,7 +203,8 @@ def train(message: Message, context: Context) -> RecordDict:
         masks = stage, records.unpack(MaskRequest, message.content)
     use_threads(settings.pipeline.threads, settings.federation.num_units)
     with cancellable(request.timeout_s):
-        unit, fixed = _control_unit(context), _fixed(context)
+        unit = _control_unit(context, settings)
+        fixed = _fixed(context, settings, unit)
         kept, frozen = _kept(context), fixed.parts.digests
         inputs = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
         done = run_round(unit, inputs)
@@ -226,7 +229,8 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     use_threads(settings.pipeline.threads, settings.federation.num_units)
     with cancellable(request.timeout_s):
         rows = settings, unit, setup.tokenizer, request.split
-        found = held_out_statistics(*rows, weights, _fixed(context))
+        fixed = _fixed(context, settings, _control_unit(context, settings))
+        found = held_out_statistics(*rows, weights, fixed)
     return records.pack_evaluation(messages.EvaluateReply(unit, found))
 
 
@@ -236,11 +240,12 @@ def _setup(context: Context) -> messages.Setup:
     return records.unpack(messages.Setup, context.state)
 
 
-def _control_unit(context: Context) -> ControlUnit:
-    return _cached_unit(_settings(context), _number(context), _setup(context).tokenizer)
+def _control_unit(context: Context, settings: Settings) -> ControlUnit:
+    return _cached_unit(settings, _number(context), _setup(context).tokenizer)
 
 
 def _settings(context: Context) -> Settings:
+    """Read the run's options and the owner's files, which takes long: once a message."""
     return owner.load_settings(_setup(context).settings, context.node_config)
 
 
@@ -279,10 +284,10 @@ def _try_tokenizer(packed: str) -> None:
         raise WireError(f"the run's tokeniser: {error}") from error
 
 
-def _fixed(context: Context) -> FixedParts:
+def _fixed(context: Context, settings: Settings, unit: ControlUnit) -> FixedParts:
     """Return the run's frozen weights. With real devices only both ends are used here."""
-    setup, devices = _setup(context), _control_unit(context).devices is not None
-    return _cached_parts(_settings(context), setup.tokenizer, (*setup.frozen.items(),), devices)
+    setup, devices = _setup(context), unit.devices is not None
+    return _cached_parts(settings, setup.tokenizer, (*setup.frozen.items(),), devices)
 
 
 @functools.lru_cache(maxsize=1)  # a process serves one run; its units share the weights

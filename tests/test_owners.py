@@ -30,6 +30,7 @@ from collapipe.flower.inline_grid import InlineGrid
 from collapipe.inventory.cluster import ANY_COST as COST
 from collapipe.inventory.file import read_inventory
 from collapipe.runs.rows import load_shard, load_test, make_tokenizer, tell_rows
+from collapipe.wire import records
 from collapipe.wire.messages import LinkAddress
 from server_app.units import Units
 
@@ -119,6 +120,33 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["units"] == [0, 1]
     assert all(weight.isfinite().all() for weight in weights(tmp_path / "run").values())
+
+
+def test_a_message_reads_the_options_with_the_owners_files_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each message anew, so that a change between two is seen."""
+    load, composed = owner.load_settings, list[str]()
+
+    def counted(*arguments: Any) -> Settings:
+        composed.append(threading.current_thread().name)
+        return load(*arguments)
+
+    def client(message: Message, context: Context) -> Message:
+        composed.clear()
+        context.node_config["data"] = str(mine)
+        reply = app(message, context)
+        kind = message.metadata.message_type
+        counts.setdefault(kind, set()).add(len(composed))
+        return reply
+
+    mine, counts = written(tmp_path / "rows.csv", 30), dict[str, set[int]]()
+    monkeypatch.setattr(owner, "load_settings", counted)
+    options = "federation.num_units=1", "federation.rounds=2", "federation.checkpoint_every=1"
+    told = load_overrides(overrides(tmp_path, *options))
+    train(InlineGrid(client, 1), told)  # type: ignore[arg-type]
+    assert counts.pop(records.FROZEN, {0}) == {0}
+    assert counts == {kind: {1} for kind in counts} and counts.keys() >= {records.TRAIN}
 
 
 def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         return SimpleNamespace(reply=reply, kept={}, masked=None)
 
     monkeypatch.setattr(handlers, "run_round", run_round)
-    monkeypatch.setattr(handlers, "_control_unit", lambda context: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(handlers, "_control_unit", lambda *_: SimpleNamespace(device="cpu"))
     fixed = SimpleNamespace(parts=SimpleNamespace(digests={}))
-    monkeypatch.setattr(handlers, "_fixed", lambda context: fixed)
+    monkeypatch.setattr(handlers, "_fixed", lambda *_: fixed)
     yield told
 
 
