@@ -30,11 +30,11 @@ def fastest_at(problem: ClusterProblem, times: Sequence[float], most: int = 99) 
 def _plans(problem: ClusterProblem, m: int, most: int) -> Iterator[tuple[float, float]]:
     """Each plan's seconds of one micro-batch and all syncs, and its pace, without the uplink."""
     behind = [problem.head_s / m, problem.gradient_s / m]
-    stage = cache(lambda *asked: list(_stage(problem, m, *asked)))
+    stage = cache(lambda *asked: set(_stage(problem, m, *asked)))
     for groups in _orders(problem):
         if len(groups) > most:
             continue
-        for blocks in _shares(problem.num_blocks, len(groups)):
+        for blocks in shares(problem.num_blocks, len(groups)):
             behind_each = [*groups[1:], ()]
             options = map(stage, groups, blocks, range(len(groups), 0, -1), behind_each)
             for times in product(*options):
@@ -61,8 +61,8 @@ def _stage(
     place: int,
     behind: tuple[int, ...],
 ) -> Iterator[tuple[float, float, float]]:
-    """Pace, compute and hop, and sync of the stage, s: for the rows that balance it best, with all
-    devices in either mode."""
+    """Pace, compute and hop, and sync of the stage, s: for all whole rows of its devices, each in
+    either mode."""
     ways = [{d.in_mode(on) for on in (False, True)} for d in (problem.devices[k] for k in group)]
     if len(group) == 1:
         names = [problem.devices[k].name for k in behind]
@@ -81,25 +81,15 @@ def _stage(
     if any(problem.devices[k].sharing is None for k in group):
         return
     rows = math.ceil(problem.batch_size / m)
-    possible = [
-        (devices, split)
-        for devices in product(*ways)
-        for split in _shares(rows, len(devices))
-        if all(
-            fits(problem, d, blocks, y, m, len(devices), place)
-            for d, y in zip(devices, split, strict=True)
-        )
-    ]
-    if possible:
-        ring, laws = 2 * (len(group) - 1) / len(group), [problem.devices[k].sharing for k in group]
-        sync = ring * blocks * max(each.sync_s for each in laws if each)
-        # Of splits with the least time for computing and sending, the law takes the one that the
-        # greedy rule finds; another one may have a smaller pace only under ``overlap``.
-        least = min(times(problem, *pair, blocks)[1] for pair in possible)
-        for pair in possible:
-            pace, once = times(problem, *pair, blocks)
-            if once <= least * (1 + 1e-12):
-                yield pace, once, sync
+    ring, laws = 2 * (len(group) - 1) / len(group), [problem.devices[k].sharing for k in group]
+    sync = ring * blocks * max(each.sync_s for each in laws if each)
+    for devices in product(*ways):
+        for split in shares(rows, len(devices)):
+            if all(
+                fits(problem, d, blocks, y, m, len(devices), place)
+                for d, y in zip(devices, split, strict=True)
+            ):
+                yield *times(problem, devices, split, blocks), sync
 
 
 def times(
@@ -179,9 +169,9 @@ def _groups(devices: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
             yield [*rest[:place], (first, *group), *rest[place + 1 :]]
 
 
-def _shares(total: int, count: int) -> Iterator[list[int]]:
+def shares(total: int, count: int) -> Iterator[list[int]]:
     """All ways to split ``total`` into ``count`` positive parts."""
     if count == 1:
         yield [total]
     for own in range(1, total - count + 2) if count > 1 else ():
-        yield from ([own, *rest] for rest in _shares(total - own, count - 1))
+        yield from ([own, *rest] for rest in shares(total - own, count - 1))
