@@ -1,8 +1,9 @@
 """Sub-1 with shared stages, exactly: Σ stages + (m - 1)·slowest stage + syncs.
 
-For one m the least Σ within a threshold on the slowest stage is a dynamic programme. Each answer
-says how low the threshold must be for a better plan, so few of the possible thresholds are tried.
-Bounds exclude most m.
+For one m the least Σ within a threshold on the slowest stage is a dynamic programme. Under
+``overlap`` the rows of shared stages depend on the threshold, too: those with the least time may
+not have the least pace. Each answer says how low the threshold must be for a better plan, so few of
+the possible thresholds are tried. Bounds exclude most m.
 """
 
 import math
@@ -29,7 +30,7 @@ from optim.problem import (
     UplinkTimes,
 )
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
-from optim.sharing.costs import Caps, Costs, stage_costs
+from optim.sharing.costs import Caps, Costs, device_paces, stage_costs
 from optim.sharing.law import largest_rows, stage_of
 from optim.sharing.modes import decided, no_plan, relaxed, with_hops
 from optim.sharing.programme import Group, Programme
@@ -147,9 +148,7 @@ class _Search:
                 elif wanted:
                     costs = self._costs(row, blocks)
                     for most in wanted:
-                        hopeful = self._hopeful(row, costs, blocks, most)
-                        programme = Programme(self._states, hopeful, most)
-                        self._descend(row, programme, blocks, once[row])
+                        self._descend(row, costs, blocks, most, once[row])
         return open_s
 
     @property
@@ -174,8 +173,11 @@ class _Search:
         certificate = Certificate(times[fastest], lower, "shared", time.perf_counter() - start)
         return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
 
-    def _costs(self, row: int, blocks: Ints) -> Costs:
-        return stage_costs(self._problem, self._states, self._kinds, self._caps, row + 1, blocks)
+    def _costs(
+        self, row: int, blocks: Ints, threshold: float = math.inf, wanted: Bools | None = None
+    ) -> Costs:
+        own = self._problem, self._states, self._kinds, self._caps
+        return stage_costs(*own, row + 1, blocks, threshold, wanted)
 
     def front(self) -> tuple[Partition, ...]:
         """Return the fastest plans, by S, then by the uplink times for which they are fastest."""
@@ -221,31 +223,37 @@ class _Search:
             pace = np.where(left, rows * left / paces, 0.0)
         if self._problem.latency == "bound":
             others_s = pace + np.maximum(costs.pace, pace)
-        pace = np.maximum(costs.pace, np.maximum(pace, self._bounds.pace[row]))
+        pace = np.maximum(costs.least, np.maximum(pace, self._bounds.pace[row]))
         once, hopeful = costs.once + others_s, np.isfinite(pace)
         hopeful[hopeful] = self._improves(row, once[hopeful], pace[hopeful], stages)
-        return Costs(np.where(hopeful, costs.once, np.inf), np.where(hopeful, costs.pace, np.inf))
+        return Costs(*(np.where(hopeful, e, np.inf) for e in (costs.once, costs.pace, costs.least)))
 
-    def _descend(self, row: int, programme: Programme, blocks: Ints, once: float) -> None:
+    def _descend(self, row: int, costs: Costs, blocks: Ints, most: int | None, once: float) -> None:
         """Offer the plans of ever lower thresholds on the pace, while a better one may exist."""
-        costs, bound = programme.costs, self._problem.latency == "bound"
-        paces = np.unique(costs.pace)
-        paces = paces[np.isfinite(paces)]
-        threshold = paces[-1] if len(paces) else 0.0
+        costs, law = self._hopeful(row, costs, blocks, most), self._problem.latency
+        paces = np.unique(costs.pace[np.isfinite(costs.pace)])
+        threshold = longest = float(paces[-1]) if len(paces) else 0.0
+        if law == "overlap":
+            of_devices = device_paces(self._problem, self._kinds, row + 1, blocks)
+            paces = np.union1d(paces, of_devices[of_devices < longest])
         while True:
-            sums = once * (paces / max(threshold, _TINY)) if bound else once
+            sums = once * (paces / max(threshold, _TINY)) if law == "bound" else once
             if len(paces):
-                paces = paces[self._improves(row, sums, paces, programme.most)]
+                paces = paces[self._improves(row, sums, paces, most)]
             if not len(paces):
                 return
             threshold = float(paces[-1])
-            pairs = len(self._states.sets) * (programme.most or 1)
-            self._left -= 1 + pairs // _PAIRS_PER_NODE
-            found = programme.cheapest(threshold, threshold if bound else 0.0)
+            if law == "overlap" and threshold < longest:
+                wanted = np.isfinite(costs.pace.min(axis=(0, 1)))
+                within = self._costs(row, blocks, threshold, wanted)
+                costs = self._hopeful(row, within, blocks, most)
+            self._left -= 1 + len(self._states.sets) * (most or 1) // _PAIRS_PER_NODE
+            programme = Programme(self._states, costs, most)
+            found = programme.cheapest(threshold, threshold if law == "bound" else 0.0)
             if found is None:
                 return
             once, groups = found
-            self.offer([self._plan(groups, blocks, row + 1)])
+            self.offer([self._plan(groups, blocks, row + 1, threshold)])
             last, classes = len(costs.pace) - 1, self._states.classes
             behind = [*(int(classes[own]) for own, _ in groups[1:]), -1]
             slowest = max(
@@ -253,23 +261,25 @@ class _Search:
                 for place, ((own, count), to) in enumerate(zip(groups, behind, strict=True))
             )
             # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
-            paces = paces[paces < (threshold if bound else slowest)]
+            paces = paces[paces < (threshold if law == "bound" else slowest)]
 
-    def _plan(self, groups: Sequence[Group], blocks: Ints, m: int) -> Partition:
+    def _plan(self, groups: Sequence[Group], blocks: Ints, m: int, threshold: float) -> Partition:
         """Name the devices of each group, and give them their rows."""
         free, stages = [list(own) for own in self._kinds], list[Stage]()
         for place, (group, count) in zip(range(len(groups), 0, -1), groups, strict=True):
             held = enumerate(self._states.counts[group].tolist())
             taken = [free[kind].pop(0) for kind, n in held for _ in range(n)]
-            stages.append(self._stage(taken, int(blocks[count - 1]), m, place))
+            stages.append(self._stage(taken, int(blocks[count - 1]), m, place, threshold))
         if self._most is None:
             stages.sort(key=lambda each: each.devices)
         return decided(self._problem, stages, m)
 
-    def _stage(self, devices: Sequence[int], blocks: int, m: int, place: int) -> Stage:
+    def _stage(
+        self, devices: Sequence[int], blocks: int, m: int, place: int, threshold: float = math.inf
+    ) -> Stage:
         own = self._caps[min(place, len(self._caps)) - 1]
         caps = [own.rows[self._kind_of[k]] for k in devices]
-        return stage_of(self._problem, devices, blocks, m, caps)
+        return stage_of(self._problem, devices, blocks, m, caps, threshold)
 
     def one_stage_of_all(self) -> float:
         """Offer one stage on all devices, and return the bound of everything else."""

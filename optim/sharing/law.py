@@ -30,8 +30,8 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     [K - 1, M, L], for m = 1 … M and δ = 1 … L; 0 below the problem's least m.
 
     Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows. Caps fall
-    with g, because each other device has a row, and because a device receives the gradients of more
-    devices. A cluster of one device has the caps of g = 2.
+    with g, because a device receives the gradients of more devices, and are below ⌈b/m⌉, because
+    another device has a row. A cluster of one device has the caps of g = 2.
     """
     members = np.arange(2, max(len(problem.devices), 2) + 1)[:, None, None]
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
@@ -39,7 +39,7 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     if (law := device.sharing) is None:
         return np.zeros((len(members), len(m), len(blocks)), dtype=np.int64)
     shape = len(members), len(m), len(blocks)
-    caps = np.broadcast_to(rows + 1 - members, shape).astype(float)  # each other device has a row
+    caps = np.broadcast_to(rows - 1, shape).astype(float)  # another device has a row
     caps[:, : problem.min_micro_batches - 1] = 0
     if law.max_blocks is not None:
         caps[:, :, law.max_blocks :] = 0
@@ -74,22 +74,24 @@ def balanced_rows(
     blocks: int,
     rows: int,
     caps: Sequence[Sequence[int]],
+    threshold: float = math.inf,
 ) -> tuple[int, ...] | None:
-    """Return how many of ``rows`` each device has for the least compute and hop of the slowest one;
-    None if they exceed the ``caps`` of these devices: without recomputing, and in either way.
+    """Return how many of ``rows`` each device has for the least compute and hop of the slowest one,
+    if no compute or hop exceeds the ``threshold``; None if they exceed the ``caps`` of these
+    devices: without recomputing, and in either way.
 
     Each row in turn goes to the device that is then done first, which is optimal because every
     device's time grows with its rows, and of several to that with the least pace under ``overlap``.
-    Rows with a larger time may have a smaller pace.
     """
     given = [0] * len(devices)
     laws = [[problem.devices[k].in_mode(on).time for on in (False, True)] for k in devices]
     for _ in range(rows):
         free = [
-            (law.chunk(blocks, own + 1), max(law.compute(blocks, own + 1), law.hop(own + 1)), place)
+            (law.chunk(blocks, own + 1), pace, place)
             for place, (both, own, (plain, most)) in enumerate(zip(laws, given, caps, strict=True))
             for law in (both[own >= plain],)
-            if own < most
+            for pace in (max(law.compute(blocks, own + 1), law.hop(own + 1)),)
+            if own < most and pace <= threshold
         ]
         if not free:
             return None
@@ -98,7 +100,12 @@ def balanced_rows(
 
 
 def stage_of(
-    problem: ClusterProblem, devices: Sequence[int], blocks: int, m: int, caps: Sequence[Ints]
+    problem: ClusterProblem,
+    devices: Sequence[int],
+    blocks: int,
+    m: int,
+    caps: Sequence[Ints],
+    threshold: float = math.inf,
 ) -> Stage:
     """Return a stage with balanced rows; devices without rows are left out, all if none fit.
     ``caps`` are these devices' rows of ``costs.Caps``, [2, K - 1, M, L] each."""
@@ -106,7 +113,7 @@ def stage_of(
     if len(devices) == 1:
         return Stage(tuple(devices), (rows,), blocks)
     most = [each[:, others - 1, m - 1, blocks - 1].tolist() for each in caps]
-    given = balanced_rows(problem, devices, blocks, rows, most) or ()
+    given = balanced_rows(problem, devices, blocks, rows, most, threshold) or ()
     used = [pair for pair in zip(devices, given, strict=False) if pair[1]]
     return Stage(tuple(k for k, _ in used), tuple(y for _, y in used), blocks)
 

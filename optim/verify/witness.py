@@ -111,7 +111,7 @@ class _Stages:
         compute, hop = blocks * u * size + blocks * v, w * size + ell
         seconds = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
         seconds = np.where(possible(problem, place=1)[..., 1:], seconds, math.inf)
-        several = [Groups.of(problem, m)] if shared else []
+        several = list(Groups.of(problem, m)) if shared else []
         return cls(
             problem=problem,
             m=m,
@@ -157,6 +157,9 @@ def _least_sums(cost: Floats) -> Floats:
 
 def _least_of_sets(cost: Floats, sets: Ints) -> Floats:
     """Return the same for sets of devices, [N, G, L], of which no device is in two."""
+    order = np.argsort(sets, kind="stable")
+    sets, starts = np.unique(sets[order], return_index=True)
+    cost = np.minimum.reduceat(cost[:, order], starts, axis=1)  # of a set's stages
     costs = zip(sets.tolist(), np.ascontiguousarray(cost.swapaxes(0, 1)), strict=True)
     least, usable = [_nothing(cost)], {own: each for own, each in costs if np.isfinite(each).any()}
     for among in range(1, int(np.bitwise_or.reduce(sets)) + 1):  # the devices that may be used

@@ -122,3 +122,33 @@ def timeless(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProble
         sharing = each.sharing and replace(each.sharing, sync_s=0.0)
         devices.append(replace(each, time=AffineLaw(*parts), sharing=sharing))
     return replace(problem, devices=tuple(devices), head_s=0.0, gradient_s=0.0)
+
+
+def lopsided(rng: np.random.Generator) -> ClusterProblem:
+    """Many rows under ``overlap``, on two or three devices of which some compute for longer and
+    others send for longer, so that rows with the least time may not have the least pace."""
+    problem, count = drawn(rng, most_blocks=4), int(rng.integers(2, 4))
+    batch, blocks = int(rng.integers(12, 33)), problem.num_blocks
+    devices = []
+    for k in range(count):
+        u, v, w, ell = rng.random(4) / (blocks, blocks, 1, 1)
+        law = AffineLaw(float(u), float(v), float(w), float(ell))
+        memory, energy = None, None
+        if rng.random() < 0.3:
+            room, of_batch = rng.uniform((0.4, 0.3), (1.3 * blocks, 0.9)).tolist()
+            memory = MemoryBudget(room, 0.0, 1.0, 0.0, 0.0, of_batch, 0.05)
+        if rng.random() < 0.2:
+            energy = EnergyBudget(law.chunk(blocks, batch) * float(rng.uniform(0.3, 1.5)), law)
+        sharing = SharingLaw(float(rng.uniform(0, 0.2) * rng.integers(0, 2)), None, memory)
+        devices.append(DeviceProfile(f"device-{k}", law, None, energy, memory, sharing))
+    if rng.random() < 0.4:
+        devices[-1] = replace(devices[0], name=devices[-1].name)
+    most = int(rng.integers(1, 9))
+    return replace(
+        problem,
+        devices=tuple(devices),
+        batch_size=batch,
+        max_micro_batches=most,
+        latency="overlap",
+        in_flight=problem.in_flight and (int(rng.integers(1, count + 1)),),
+    )

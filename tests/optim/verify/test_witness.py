@@ -20,6 +20,7 @@ from optim.verify.witness import check_witness, is_small, witness_of
 from tests.optim.partition.test_exact import LAWS, small
 from tests.optim.partition_references import by_enumeration
 from tests.optim.sharing.instances import drawn as in_groups
+from tests.optim.sharing.instances import lopsided
 from tests.optim.sharing.oracle import fastest_at, fastest_s, fits
 from tests.optim.test_recomputing import drawn
 from tests.thorough import seeds
@@ -72,8 +73,9 @@ def test_it_proves_the_optimum_and_not_more(seed: int, latency: Latency) -> None
 @pytest.mark.parametrize("seed", seeds(3, 60))
 def test_with_shared_stages_it_proves_the_optimum_and_not_more(seed: int) -> None:
     rng, proved = np.random.default_rng(seed), 0
-    while proved < 4:
-        problem = replace(in_groups(rng, most_devices=3, most_blocks=4), in_flight=())
+    while proved < 8:
+        own = lopsided(rng) if proved % 2 else in_groups(rng, most_devices=3, most_blocks=4)
+        problem = replace(own, in_flight=())
         (best_s,) = fastest_at(problem, problem.activation_s[:1])
         if math.isinf(best_s):
             continue
