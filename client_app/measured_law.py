@@ -19,7 +19,7 @@ from collapipe.step_law import (
     StepLaw,
     interval,
 )
-from optim.step import DeviceWork, StageWork, alone, hop_ratio, step_s, ways, works_of
+from optim.step import DeviceWork, StageWork, alone, like_hop, step_s, ways, works_of
 from pipeline.devices.control_unit.action_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
@@ -48,20 +48,24 @@ def measured_law(
 
     Waiting for cores that workers of one machine share is removed from the times of actions.
     """
-    stages, own = held_stages(plan), hosts[None]
+    stages, host = held_stages(plan), hosts[None]
     names = [name for each in stages for name in each.devices]
+    size, known = batch_size / plan.num_micro_batches, before.devices if before else {}
+    sent_s = dict.fromkeys(names, times.send_s[None])
+    for name, rows in ((n, y) for each in stages for n, y in each.rows_of(size) if n in known):
+        hop_s, old = described[name].time.hop, known[name]
+        sent_s[name] = like_hop(old.send_s, hop_s(old.rows or size), hop_s(rows))
+    sent_s |= {name: each for name, each in times.send_s.items() if name is not None}
     pairs = zip(names, times.forward_s, times.backward_s, strict=True)
-    like = {name: each.send_s for name, each in before.devices.items()} if before else {}
-    send_s = dict.fromkeys(names, times.send_s[None]) | like | dict(times.send_s)
-    devices = (DeviceWork(a, b, send_s[name], hosts[name].name) for name, a, b in pairs)
+    devices = (DeviceWork(a, b, sent_s[name], hosts[name].name) for name, a, b in pairs)
     works = [StageWork(tuple(islice(devices, len(each.devices)))) for each in stages]
     law = StepLaw(
         num_micro_batches=plan.num_micro_batches,
         stages=stages,
         present=tuple(described),
         devices={},
-        host=own.name,
-        cores={each.name: each.cores for each in (*map(hosts.__getitem__, names), own)},
+        host=host.name,
+        cores={each.name: each.cores for each in (*map(hosts.__getitem__, names), host)},
         embedding_forward_s=times.embedding_forward_s,
         embedding_backward_s=times.embedding_backward_s,
         submit_s=times.submit_s,
@@ -73,17 +77,17 @@ def measured_law(
         measured=(MeasuredPlan(stages, plan.num_micro_batches, times.step_s, plan.schedule),),
     )
     law, works = alone(law, works, plan.schedule)
-    size, known, found = batch_size / plan.num_micro_batches, before and before.devices, {}
-    to = ways(stages, described)
+    found, to = {}, ways(stages, described)
     for stage, work in zip(stages, works, strict=True):
-        members = zip(stage.devices, stage.rows or (size,), work.devices, strict=True)
-        for name, rows, each in members:
-            old, time = known.get(name) if known else None, described[name].time
-            ahead_s, back_s = (way.hop(rows) for way in to[name])
-            sent_s = ahead_s + times.gradients.get(name, 0.0) * (back_s - ahead_s)
-            usual = hop_ratio(time.hop(rows), sent_s) if name in times.send_s else 1.0
-            part = replace(each, send_s=usual * each.send_s)  # as if its hops were usual ones
-            found[name] = _device(part, stage.blocks, rows, time, old)
+        for (name, rows), own in zip(stage.rows_of(size), work.devices, strict=True):
+            time, send_s = described[name].time, own.send_s
+            if name in times.send_s:  # as if its hops were usual ones
+                ahead_s, back_s = (way.hop(rows) for way in to[name])
+                mean_s = ahead_s + times.gradients.get(name, 0.0) * (back_s - ahead_s)
+                send_s = like_hop(send_s, mean_s, time.hop(rows))
+            found[name] = _device(
+                replace(own, send_s=send_s), stage.blocks, rows, time, known.get(name)
+            )
     if plan.shares:
         law, works = _with_sync(law, works, described, times.late_s, before)
     law = replace(law, devices=found)

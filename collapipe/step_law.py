@@ -1,7 +1,7 @@
 """The measured law of a step on real devices."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collapipe.errors import ConfigError, is_printable
@@ -43,6 +43,10 @@ class HeldStage:
     devices: tuple[str, ...]
     blocks: int
     rows: tuple[int, ...] = ()
+
+    def rows_of(self, size: float) -> Iterator[tuple[str, float]]:
+        """Yield each device and its rows of a micro-batch of ``size`` samples."""
+        return zip(self.devices, self.rows or (size,), strict=True)
 
     def __str__(self) -> str:
         shares = ", ".join(f"{n} {name}" for n, name in zip(self.rows, self.devices, strict=False))

@@ -12,7 +12,7 @@ from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
 from optim.sharing.modes import held_in_order, in_modes, needing
-from optim.step import DEFAULT, StageWork, pace_s, step_s, works_of
+from optim.step import DEFAULT, StageWork, beyond, pace_s, step_s, works_of
 from optim.verify.cluster import check_point
 
 Hop = TypeVar("Hop", AffineLaw, Link)
@@ -46,19 +46,16 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
 
 
 def _with_hops(device: DeviceProfile, times: DeviceTimes, size: float) -> DeviceProfile:
-    """Return the device with the measured seconds of its usual hop, there and back, and with links
-    that take as many times as long as this hop as described; ``size`` is b/m."""
-    hop_s, described_s = 2 * times.send_s, device.time.hop(times.rows or size)
-    if not described_s:
-        return replace(device, time=replace(device.time, w=0.0, ell=hop_s), links=())
-    factor = hop_s / described_s
-    links = tuple(_times(each, factor) for each in device.links)
-    return replace(device, time=_times(device.time, factor), links=links)
+    """Return the device with hops as measured, there and back; ``size`` is b/m."""
+    factor, more_s = beyond(times.send_s, device.time.hop(times.rows or size))
 
+    def measured(hop: Hop) -> Hop:
+        w, ell = (
+            admitted(each, MOST_LAW) for each in (factor * hop.w, factor * hop.ell + 2 * more_s)
+        )
+        return replace(hop, w=w, ell=ell)
 
-def _times(hop: Hop, factor: float) -> Hop:
-    w, ell = (admitted(each * factor, MOST_LAW) for each in (hop.w, hop.ell))
-    return replace(hop, w=w, ell=ell)
+    return replace(device, time=measured(device.time), links=tuple(map(measured, device.links)))
 
 
 def law_for(cluster: ClusterState) -> StepLaw | None:

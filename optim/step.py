@@ -220,15 +220,17 @@ def works_of(
     works, to = [], ways(stages, devices)
     for stage in stages:
         found, size = [], batch_size / law.num_micro_batches
-        for name, rows in zip(stage.devices, stage.rows or (size,), strict=True):
+        for name, rows in stage.rows_of(size):
             own, times = devices[name].time, law.devices.get(name, like)
             seconds = own.compute(stage.blocks, rows)
             forward_s = times.forward_share * seconds
-            sent = own.hop(times.rows or size)
-            send_s, back_s = (times.send_s * hop_ratio(way.hop(rows), sent) for way in to[name])
+            sent_s = own.hop(times.rows or size)
+            send_s, back_s = (like_hop(times.send_s, sent_s, way.hop(rows)) for way in to[name])
             host = times.host if name in law.devices else None
             found.append(DeviceWork(forward_s, seconds - forward_s, send_s, host, back_s))
         sync_s = ring_s([devices[name].sharing for name in stage.devices], stage.blocks)
+        if law.sync_slowness is None and stage.rows:  # gradients and weights are hops, too
+            sync_s += 2 * max(each.send_s for each in found)
         works.append(StageWork(tuple(found), sync_s))
     return works
 
@@ -267,9 +269,22 @@ def ways(
     return found
 
 
-def hop_ratio(hop_s: float, known_s: float) -> float:
-    """Return the ratio of a hop's described seconds to a known hop's; 1 if that takes no time."""
-    return hop_s / known_s if known_s else 1.0
+def like_hop(send_s: float, described_s: float, other_s: float) -> float:
+    """Return the seconds of sending a hop that the inventory describes as ``other_s``, there and
+    back, if sending another one took ``send_s``.
+
+    What a hop takes beyond its bytes, wake-ups above all, is the same for all hops; but if it was
+    faster than described, others are, too.
+    """
+    factor, more_s = beyond(send_s, described_s)
+    return factor * other_s / 2 + more_s
+
+
+def beyond(send_s: float, described_s: float) -> tuple[float, float]:
+    """Return what sending takes of half the described seconds, at most 1, and what it takes more,
+    in seconds."""
+    usual_s = described_s / 2
+    return (send_s / usual_s, 0.0) if send_s < usual_s else (1.0, send_s - usual_s)
 
 
 def step_s(law: StepLaw, works: Sequence[StageWork], name: str) -> float:
@@ -318,6 +333,6 @@ def alone(law: StepLaw, works: Sequence[StageWork], name: str) -> tuple[StepLaw,
 def _ratio(measured_s: float, ran: Mapping[Key, tuple[float, float]], *kind: Hashable) -> float:
     """Return the ratio of measured to simulated seconds of the jobs whose keys begin with
     ``kind``."""
-    own = [key for key in ran if key[: len(kind)] == kind]
-    simulated_s = fmean(ran[key][1] - ran[key][0] for key in own)
-    return measured_s / simulated_s if simulated_s else 1.0
+    ends = (each for key, each in ran.items() if key[: len(kind)] == kind)
+    simulated = [end_s - began_s for began_s, end_s in ends if end_s > began_s]
+    return measured_s / fmean(simulated) if simulated else 1.0  # an output that nobody needs: 0 s

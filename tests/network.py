@@ -14,7 +14,7 @@ from pathlib import Path
 
 _BURST, _LATENCY = "64kb", "100ms"  # what a link lets through at once, and how long its queue is
 _CGROUP = Path("/sys/fs/cgroup")
-_PERIOD_US = 20_000  # of a quota, which may not be less than 1,000: 0.05 cores
+_PERIOD_US = 12_500  # of a quota, which may not be less than 1,000: 0.08 cores
 
 
 class UnavailableError(Exception):

@@ -32,7 +32,7 @@ class Setting:
     mbit: float | None = None
     flops_per_s: float = 2e10
     launch_s: float = 0.0
-    cores: tuple[float, ...] = 0.5, 0.35, 0.2, 0.1  # 10:7:4:2
+    cores: tuple[float, ...] = 0.4, 0.28, 0.16, 0.08  # 10:7:4:2
 
 
 WIDTH_256 = "model.dim=256", "model.feed_forward_dim=1024", "federation.local_steps=10"

@@ -28,7 +28,7 @@ RULES = {
     "auto": ("strategy.sharing=auto",),
     "vanilla_fl": ("framework=vanilla_fl",),
 }
-_EQUAL = 0.3, 0.3, 0.3, 0.3
+_EQUAL = 0.2, 0.2, 0.2, 0.2
 _ADAPTERS = *_WIDE, *_HEAD, *LORA[:1]
 SETTINGS = {
     "four equal, 30 Mbit/s, LoRA": Setting(_ADAPTERS, 4, 30, cores=_EQUAL),

@@ -22,7 +22,7 @@ from collapipe.state import AffineLaw, DeviceProfile, Link, SharingLaw
 from collapipe.step_law import MOST_SLOWNESS, DeviceTimes, HeldStage, MeasuredPlan, StepLaw
 from optim.step import Key, play, step_s, works_of
 from pipeline.devices.control_unit.action_times import Clock, Measurements, OwnTimes
-from pipeline.schedule import Action, build, embedding
+from pipeline.schedule import FORWARD, Action, build, embedding
 
 NAMES = ["a", "b", "c"]
 BLOCK_S = {"a": 0.02, "b": 0.01, "c": 0.03}
@@ -83,8 +83,9 @@ def run(
         now = {key: (base_s + t[0] * stretch, base_s + t[1] * stretch) for key, t in ran.items()}
         for place, (stage, name) in enumerate(held):
             free_s, rows = base_s, []
-            for began_s, ended_s in times(now, place, lists[stage]).values():
-                rows.append([free_s, began_s, ended_s, ended_s + 1e-6])
+            for action, (began_s, ended_s) in times(now, place, lists[stage]).items():
+                sends = stage or action.kind == FORWARD or law.embedding_backward_s
+                rows.append([free_s, began_s, ended_s, ended_s + (1e-6 if sends else 0)])
                 free_s = ended_s
             table = torch.tensor(rows, dtype=torch.float64) + AHEAD_S[name]
             measured.add(name, len(rows), table, USAGE)
@@ -177,6 +178,20 @@ def test_a_law_of_a_slow_link_predicts_orders_without_it() -> None:
         assert planned_s(found, known(truth, found), segments) == pytest.approx(
             expected_s, rel=0.02
         )
+
+
+@pytest.mark.parametrize("segments", [SHARES, MIXED], ids=["shared", "mixed"])
+def test_the_law_of_equal_rounds_stays(segments: Sequence[SegmentPlan]) -> None:
+    """Also if nothing returns to the embedding, as with LoRA, and of hops that no stage waits
+    for."""
+    law, truth = replace(real_law(64, True), embedding_backward_s=0.0), truth_of()
+    plan, single = ClusterPlan(0, tuple(segments), 4, "one_f_one_b"), plan_of({"a": 3, "b": 3}, 4)
+    found = None
+    for _ in range(5):
+        found = fitted(law, single, truth, truth, found)
+        found = fitted(law, plan, truth, truth, found)
+        sent_s = [found.devices[name].send_s for name in NAMES]
+        assert sent_s == pytest.approx([0.004] * len(NAMES), rel=0.02)
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -325,20 +325,27 @@ def test_a_simulated_step_sends_over_the_links_of_its_order() -> None:
     assert twice > once
 
 
-def test_measured_hops_scale_links() -> None:
+@pytest.mark.parametrize(
+    ("send_s", "w", "link"),
+    [(0.02, 0.01, Link("b", 1.0, 0.52)), (0.005, 0.005, Link("b", 0.5, 0.25))],
+    ids=["slower", "faster"],
+)
+def test_measured_hops_change_links(send_s: float, w: float, link: Link) -> None:
+    """Described: 0.02 s there and back. Slower hops have as many seconds more, also on links;
+    faster ones are all faster by the same ratio."""
     problem = two_rooms(Link("", 1.0, 0.5), "ab")
-    law = law_of("ab", m=4, send_s=0.02, apart=True, stages=held({"a": 2, "b": 2}))
-    a = as_measured(problem, law).devices[0]  # 0.04 s there and back instead of 0.02 s
-    assert (a.time.w, a.links) == (pytest.approx(0.02), (Link("b", 2.0, 1.0),))
-    nothing = DeviceTimes(1 / 3, 0.02, "a")
+    law = law_of("ab", m=4, send_s=send_s, apart=True, stages=held({"a": 2, "b": 2}))
+    a = as_measured(problem, law).devices[0]
+    assert (a.time.w, *a.links) == (pytest.approx(w), link)
+    assert a.time.hop(2) == pytest.approx(2 * send_s)
     free = replace(
         problem,
         devices=tuple(
             replace(each, time=AffineLaw(0.1, 0.0, 0.0, 0.0)) for each in problem.devices
         ),
     )
-    a = as_measured(free, replace(law, devices={"a": nothing})).devices[0]
-    assert a.time.ell == 0.04 and not a.links
+    a = as_measured(free, replace(law, devices={"a": DeviceTimes(1 / 3, send_s, "a")})).devices[0]
+    assert a.time.hop(2) == 2 * send_s
 
 
 @pytest.mark.parametrize("links", [(Link("a", 1.0, 0.0),), (Link("b", 1.0, 0.0),) * 2])
