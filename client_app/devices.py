@@ -295,18 +295,14 @@ class DevicePipeline:
         """Yield a message if the round's plan differs from the last one because of measured times,
         and once if this process alone would be faster than the plan."""
         law, plan = self._all.law, self._plan
-        if law is None:
-            return
-        if not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
+        if law is None or not law.blocks.keys() <= self._devices.keys() - self._all.absent.keys():
             return
         stages, size = held_stages(plan), self._settings.batch_size
         new_law = law.with_micro_batches(plan.num_micro_batches)
         works = works_of(new_law, stages, plan.in_modes(self._devices), size)
-        if not self._all.advised:
-            text = without_devices(new_law, works, plan.schedule)
-            if text is not None:
-                self._all.advised = True
-                yield text
+        if not self._all.advised and (text := without_devices(new_law, works, plan.schedule)):
+            self._all.advised = True
+            yield text
         if stages != law.stages:
             old_works = works_of(law, law.stages, self._devices, size)
             old_s = step_s(law, old_works, plan.schedule)
@@ -317,6 +313,15 @@ class DevicePipeline:
                 f"blocks are now {new} instead of {old}: measured times give "
                 f"{seconds(new_s)} instead of {seconds(old_s)} a step"
             )
+            had, has = law.blocks, {name for each in stages for name in each.devices}
+            for name, times in law.devices.items():
+                if name in had and name not in has:
+                    yield (
+                        f"{name} holds no block from now on: its blocks took {times.slowness:.3g} "
+                        f"times as long as described (usual: {law.usual_slowness:.3g})"
+                    )
+                elif name in has and name not in had:
+                    yield f"{name} holds blocks again"
 
     def _interval(self, plan: ClusterPlan, forms: Mapping[str, BlockForm]) -> int:
         """Return the steps between two copies of the blocks in this round."""
@@ -334,7 +339,6 @@ class DevicePipeline:
         ``RoundFailedError`` if they cannot hold the model."""
         gone = {**self._all.absent, **lost}
         left = tuple(each for name, each in self._devices.items() if name not in gone)
-        named = ", ".join(sorted(gone))
         if not left:
             why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
             raise RoundFailedError(f"lost all its devices: {why}")
@@ -343,7 +347,7 @@ class DevicePipeline:
         try:
             found = solve_verified(self._problem(left), exact_partition, np.random.default_rng(0))
         except InfeasibleRoundError as error:
-            raise RoundFailedError(f"without {named}: {error}") from error
+            raise RoundFailedError(f"without {', '.join(sorted(gone))}: {error}") from error
         most = self._settings.pipeline.num_segments or len(left)
         allowed = [each for each in found.front if each.num_segments <= most]
         best = min(allowed or [found.best], key=lambda each: each.latency_s)

@@ -20,7 +20,7 @@ from collapipe.errors import RoundFailedError, WireError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.process.host import Host, this_host
 from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
-from collapipe.step_law import MeasuredPlan, StepLaw
+from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
 from collapipe.wire.channels import DeviceAddress
 from optim.problem import ClusterProblem
 from optim.step import in_flight
@@ -363,6 +363,27 @@ def test_a_lost_segment_that_nobody_is_free_for_is_named() -> None:
         RoundFailedError, match=r"^without a: no other device is free for blocks 0 … 1 of \(1 a, 1"
     ):
         DevicePipeline._taken_over(own, {"a": "ended"}, [])
+
+
+def test_who_is_left_out_is_named_with_its_slowness_and_once_when_it_is_back() -> None:
+    """A block of the Jetson took four times the described second, one of the Pi 100 times."""
+    own, settings = devices(), SimpleNamespace(batch_size=8)
+    learn(own, pi_s=100.0)
+    own.advised = True
+    law, known = own.law, taking({"jetson": 1.0, "pi": 1.0})
+    assert law is not None
+
+    def told(names: list[str]) -> list[str]:
+        plan = plan_of(names, [2] if len(names) == 1 else [1, 1])
+        pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)
+        return [*DevicePipeline._planned(pipeline)][1:]  # after the blocks
+
+    (left,) = told(["jetson"])
+    assert left.startswith("pi holds no block") and "100 times" in left and "usual: 20" in left
+    own.law = replace(law, stages=(HeldStage(("jetson",), 2),))
+    assert told(["jetson"]) == []
+    (back,) = told(["jetson", "pi"])
+    assert back == "pi holds blocks again"
 
 
 def test_one_process_is_advised_once(monkeypatch: pytest.MonkeyPatch) -> None:
