@@ -68,8 +68,8 @@ class DeviceReport:
     and no waiting. ``span_s`` sums the times from a step's first action to its last. ``chunk_s`` is
     the median time per step of a micro-batch, forward and backward. ``sent_bytes`` counts bytes to
     neighbours, including the control unit. ``peak_bytes`` is the process's highest memory use so
-    far. ``control_unit_wait_s`` is the part of ``wait_s`` for tensors from the control unit:
-    embeddings, and gradients from the head.
+    far. ``control_unit_wait_s`` is the part of ``wait_s`` for tensors from the control unit, or
+    while its embedding or head computes.
     """
 
     name: Annotated[str, Field(max_length=64)]

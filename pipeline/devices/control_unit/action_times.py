@@ -4,10 +4,11 @@ the control unit's."""
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, pairwise, zip_longest
 from statistics import fmean, median
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,6 +98,16 @@ class OwnTimes:
             else:
                 yield began_s, began_s, ended_s
 
+    def busy_s(self, actions: Sequence[Action], until_s: Tensor) -> Tensor:
+        """Return how long the embedding, or the head with its ``actions``, has computed until each
+        of these times."""
+        edges, sums = [0.0], [0.0]
+        parts = *self.embedding.values(), *(each[1:] for each in self.head_rows(actions))
+        for began_s, ended_s in sorted(parts):
+            edges += max(began_s, edges[-1]), max(ended_s, edges[-1])
+            sums += sums[-1], sums[-1] + edges[-1] - edges[-2]
+        return torch.from_numpy(np.interp(until_s.numpy(), edges, sums))
+
     def waited(self) -> Iterator[tuple[Action, bool, float, float]]:
         """Yield each action, whether it is the head's, when its thread became free, and when it
         began."""
@@ -177,10 +188,10 @@ class Measurements:
         """The tables of the last step, in the segments' order."""
         return [tables[-1] for tables in self._tables.values()]
 
-    def reports(self, plan: ClusterPlan) -> list[DeviceReport]:
+    def reports(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> list[DeviceReport]:
         """Summarise the measurements of the plan's devices, in their order."""
         return [
-            self._report(plan, stage, name, self._tables[name])
+            self._report(plan, stage, name, clocks.get(name))
             for stage, segment in enumerate(plan.segments)
             for name in segment.devices
             if name in self._tables
@@ -268,18 +279,21 @@ class Measurements:
         )
 
     def _report(
-        self, plan: ClusterPlan, stage: int, name: str, tables: Sequence[Tensor]
+        self, plan: ClusterPlan, stage: int, name: str, clock: Clock | None
     ) -> DeviceReport:
-        segment, last = plan.segments[stage], len(plan.segments) - 1
+        segment, last, tables = plan.segments[stage], len(plan.segments) - 1, self._tables[name]
         asked, began, ended, sent = torch.cat(list(tables)).T
         control_unit_wait_s = send_alone_s = 0.0
-        for table in tables:
+        for table, own in zip_longest(tables, self._own if clock else ()):
             until = torch.cat((table[1:, 0], table[-1:, 3]))  # the next request for an input
             send_alone_s += float((torch.minimum(table[:, 3], until) - table[:, 2]).sum())
             lists = schedule.build(plan.schedule, last + 1, len(table) // _KINDS)
-            for action, wait_s in zip(lists[stage], table.diff()[:, 0].tolist(), strict=True):
-                if stage == (0 if action.kind == FORWARD else last):
-                    control_unit_wait_s += wait_s
+            edge = torch.tensor([stage == (0 if a.kind == FORWARD else last) for a in lists[stage]])
+            waits_s = edge * table.diff()[:, 0]
+            if own and clock:
+                busy_s = own.busy_s(lists[-1], table[:, :2] + clock.offset_s)
+                waits_s += ~edge * busy_s.diff()[:, 0].clamp(min=0.0)
+            control_unit_wait_s += float(waits_s.sum())
         sent_bytes, peak_bytes = self._usage[name]
         return DeviceReport(
             name,

@@ -127,7 +127,7 @@ class RemoteSegments:
 
     def measured(self) -> list[DeviceReport]:
         """Each device's measurements since it received its blocks, in the plan's order."""
-        return self._measured.reports(self.plan)
+        return self._measured.reports(self.plan, self._placed.known_clocks or {})
 
     def step_times(self) -> StepTimes | None:
         """The typical times of the current plan's steps, after ``collect``; None before the first

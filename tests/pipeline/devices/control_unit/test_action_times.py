@@ -19,13 +19,38 @@ def test_actions_are_summed_up() -> None:
     measured = Measurements()
     for later_s in (0.0, 10.0):
         measured.add("here", 2, TABLE + later_s, USAGE)
-    (report,) = measured.reports(PLAN)
+    (report,) = measured.reports(PLAN, {})
     assert (report.name, report.blocks, report.chunk_s) == ("here", 3, 4.0)
     assert (report.compute_s, report.wait_s, report.span_s) == (8.0, 3.0, 12.0)
     assert report.send_s == 1.5
     assert report.send_alone_s == 1.0  # the forward's output leaves while the backward waits
     assert report.control_unit_wait_s == 3.0  # it has no neighbours
     assert (report.sent_bytes, report.peak_bytes) == (100.0, 2000.0)
+
+
+def test_a_middle_device_waits_for_the_control_unit_while_that_computes() -> None:
+    """By the control unit's clock; it embeds from 1 to 3, and its head computes from 5 to 9.5."""
+    plan, names = plan_of(["first", "here", "last"], (1, 1, 1), 2), ("F0", "F1", "B0", "B1")
+    first, second, *back = (Action(name[0], int(name[1])) for name in names)
+    embedding = {first: (101.0, 102.0), second: (102.0, 103.0)}
+    head = {first: (105.0, 105.5), second: (106.0, 106.25)}
+    head |= {back[0]: (107.0, 107.5), back[1]: (109.0, 109.5)}
+    table = torch.tensor(
+        [
+            [0.0, 3.0, 4.0, 4.0],  # from 1 to 3
+            [4.0, 4.5, 5.0, 5.0],  # not
+            [5.0, 8.5, 9.0, 9.0],  # all the time
+            [9.0, 10.0, 11.0, 11.0],  # to 9.5
+        ],
+        dtype=torch.float64,
+    )
+    assert build("gpipe", 3, 2)[1] == (first, second, *back)
+    measured = Measurements()
+    measured.add("here", 4, table, USAGE)
+    measured.add_own(OwnTimes(embedding, head, 100.0, 112.0))
+    for clocks, waits_s in (({"here": Clock(100.0, 0.25)}, 2.0 + 3.5 + 0.5), ({}, 0.0)):
+        (report,) = measured.reports(plan, clocks)
+        assert (report.wait_s, report.control_unit_wait_s) == (8.0, waits_s)
 
 
 def test_a_trace_is_by_the_control_units_clock() -> None:
@@ -84,4 +109,4 @@ def test_what_cannot_be_is_refused(table: Tensor, usage: Tensor) -> None:
     measured = Measurements()
     with pytest.raises(WireError):
         measured.add("here", 2, table, usage)
-    assert measured.reports(PLAN) == []
+    assert measured.reports(PLAN, {}) == []
