@@ -168,7 +168,7 @@ class Devices:
                 free = [n for n in (*own, *new) if n not in labels.values()]
                 if not free:
                     self.law, self._labels = None, {this_host().name: ""}
-                    raise ConfigError("too many of the devices' machines were started again")
+                    raise ConfigError("too many machines were started again; rounds measure anew")
                 labels[host.name] = free[0]
         found: dict[str | None, Host] = {
             name: replace(host, name=labels[host.name]) for name, host in hosts.items()

@@ -400,7 +400,7 @@ class Uplink:
                     f"Uplink: gain={gain} must be 0, or within {1 / MOST:g} … {MOST:g}"
                 )
         if len({each.choice for each in self.payloads}) < len(self.payloads):
-            raise ConfigError("Uplink: two payloads in the same precisions and with the same head")
+            raise ConfigError("Uplink: two payloads have the same precisions and head; remove one")
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,4 +137,4 @@ def _check_there(data: DataSettings) -> None:
     for option, path in data.paths().items():
         kind, there = ("folder", path.is_dir()) if option == "root" else ("file", path.is_file())
         if not there:
-            raise ConfigError(f"data.{option}={path}: no such {kind} (seen from {Path.cwd()})")
+            raise ConfigError(f"data.{option}={path}: no such {kind}; set a path from {Path.cwd()}")

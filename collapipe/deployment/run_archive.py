@@ -59,7 +59,7 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
         while left:
             piece = file.read(min(left, _PIECE))
             if not piece:
-                raise StorageError(f"{path}: was cut while it was read")
+                raise StorageError(f"{path}: was cut while it was read; copy the folder by hand")
             left -= len(piece)
             yield piece
     yield bytes(-size % tarfile.BLOCKSIZE)
@@ -77,7 +77,7 @@ def unpack(archive: IO[bytes], folder: Path) -> int:
             size, count = size + member.size, count + member.isreg()
             if size > _MOST_BYTES or number >= _MOST_MEMBERS:
                 raise StorageError(
-                    f"more than {_MOST_BYTES:,} bytes or {_MOST_MEMBERS:,} files are sent"
+                    f"over {_MOST_BYTES:,} bytes or {_MOST_MEMBERS:,} files; copy it by hand"
                 )
             members.extract(member, folder, filter="data")
     check_plain(folder)

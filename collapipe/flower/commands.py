@@ -174,13 +174,13 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
         if process.poll() is not None:
             said = last_line(log.read_text(errors="replace"))
             raise CollaPipeError(
-                f"port {port}: Flower's process ended with status {process.returncode} before it "
-                f"listened there: {said}"
+                f"port {port}: Flower ended with status {process.returncode} before it listened "
+                f"there; free the port or run again: {said}"
             )
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(_POLL_SECONDS)
-    raise CollaPipeError(f"port {port}: Flower did not open it within {_START_SECONDS:.0f} s")
+    raise CollaPipeError(f"port {port}: Flower took over {_START_SECONDS:.0f} s; free some cores")
 
 
 def last_line(text: str) -> str:

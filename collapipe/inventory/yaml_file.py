@@ -128,7 +128,7 @@ def from_text(file: Path, text: str) -> Document:
         line = mark.line + 1 if mark else 1
         raise _error(file, line, f"not YAML: {one_line(problem or error)}") from error
     except RecursionError as error:
-        raise _error(file, 1, "nested too deeply for an inventory") from error
+        raise _error(file, 1, "nested too deeply; see docs/examples") from error
     if root is None:
         raise _error(file, 1, "is empty; docs/examples has inventories to begin with")
     return Document(str(file), root)

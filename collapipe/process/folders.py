@@ -64,7 +64,7 @@ def _locked(folder: Path) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():
-            raise PermissionError(f"{folder}: belongs to another user")
+            raise PermissionError(f"{folder}: belongs to another user; set TMPDIR")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)

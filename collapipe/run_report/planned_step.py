@@ -43,7 +43,7 @@ def planned_step(run: Run, request: RoundRequest, cluster: ClusterPlan) -> Stage
     """
     who, states = run.called(cluster.unit), {state.unit: state for state in request.clusters}
     if cluster.unit not in states:
-        raise ConfigError(f"round {request.round}: {REQUESTS} does not know {who}")
+        raise ConfigError(f"round {request.round}: {REQUESTS} lacks {who}; delete it to omit plans")
     state = as_planned(states[cluster.unit], cluster.uplink)
     latency = run.option("strategy.latency")
     closed = cast(Latency, latency if latency in LATENCIES else "overlap")  # as rounds are costed

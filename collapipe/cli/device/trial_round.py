@@ -143,7 +143,7 @@ def hop_trips(
     except CancelledRoundError as error:
         cancellation.check()  # the caller's cancellation is no fault of the hops
         if not found[0]:
-            raise LinkError(f"{_FEWEST} messages took more than {limit_s:g} s") from error
+            raise LinkError(f"{_FEWEST} messages exceed {limit_s:g} s; use faster links") from error
     return found
 
 
