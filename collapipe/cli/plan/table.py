@@ -31,6 +31,7 @@ from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
 from optim.sharing.law import energy_j, stages_of
 from optim.sharing.modes import fits, held_in_order
+from optim.sharing.states import kinds_of, num_pairs
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
 from optim.verified import solve_verified
@@ -42,6 +43,8 @@ _IDLING_COLUMNS = 3  # the last columns of _COLUMNS
 _FRONT_ENDS = 4  # points shown at each end of a long front
 _IDLING = "; fill, gaps, drain: idle before, between and after that"
 _ROUNDING = 1e-9
+_MOST_PAIRS, _WORTH = 3**6, 0.005  # of sets for which sharing is tried; least gain that is shown
+_REPLICAS = "vanilla_fl counts neither sending activations nor adding gradients"
 _NO_SHARING = (
     "no stage can be shared: devices need d2d_rate_bps or a measured chunk, and the model a name "
     "or trained_bytes"
@@ -166,7 +169,7 @@ def _summary(
 ) -> list[tuple[str, str]]:
     problem, partition = planned.problem, planned.partition
     lines = [
-        ("hop", "" if partition.replicated else _hop(problem, segments)),
+        ("hop", _REPLICAS if partition.replicated else _hop(problem, segments)),
         ("busy", f"computing{_IDLING if with_idling else ''}"),
         ("a batch", f"{seconds(partition.latency_s)}; {_how(problem, partition)}"),
         ("head", _head(planned)),
@@ -178,6 +181,7 @@ def _summary(
         ("even split", _even(planned.chosen.problem, partition)),
         ("front", _front(planned.chosen.solution.front)),
         ("energy", ", ".join(_energies(problem, partition))),
+        ("sharing", _sharing(planned)),
     ]
     return [(label, text) for label, text in lines if text]
 
@@ -270,10 +274,21 @@ def _sync(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> str:
     )
 
 
+def _sharing(planned: PlannedCluster) -> str:
+    """Return how much faster shared stages are; empty if they are not, or not sought."""
+    problem, solution = planned.chosen.problem, planned.chosen.solution
+    pairs = num_pairs(tuple(map(len, kinds_of(problem.devices))))
+    if planned.cluster.uplink or solution.certificate.solver != EXACT or pairs > _MOST_PAIRS:
+        return ""
+    best = solve_verified(problem, cluster_solver(SHARED), np.random.default_rng(0)).best
+    change = best.latency_s / solution.best.latency_s - 1
+    found = f"{seconds(best.latency_s)} ({change:.0%}) with stages that devices share"
+    return f"{found}: --solver shared" if change <= -_WORTH else ""
+
+
 def _recompute(planned: PlannedCluster) -> str:
     """Return which devices compute forward twice; empty if none does."""
-    own = planned.partition.recomputing
-    names = ", ".join(planned.chosen.problem.devices[k].name for k in own)
+    names = ", ".join(planned.cluster.devices[k].name for k in planned.partition.recomputing)
     return names and f"{names}: forward is computed twice, because memory is too small otherwise"
 
 

@@ -489,6 +489,7 @@ def test_replicas_are_told_apart_from_segments(command: Command, tmp_path: Path)
     roomy = INVENTORY.replace("max_blocks: 6", "max_blocks: 12")
     _, out, _ = command(written(tmp_path, roomy), "--solver", "vanilla_fl")
     assert "every device trains the whole encoder on 32 samples" in out
+    assert "vanilla_fl counts neither sending activations nor adding gradients" in out
 
 
 # The chart
@@ -556,6 +557,8 @@ def test_the_page_shows_what_the_command_prints(
     page = (ROOT / "docs/tutorials/plan-boxes.md").read_text()
     shown = re.findall(r"```\n\$ collapipe plan (\S+)\n(.*?)```", page, re.DOTALL)
     assert len(shown) == 4
+    assert "6.84 s" in (out := command("docs/examples/adapters.yaml")[1])
+    assert "sharing     5.45 s (-20%)" in out
     for file, table in shown:
         status, out, err = command(file)
         assert (status, err) == (0, "")
@@ -637,6 +640,51 @@ def test_a_shared_stage_has_rows_and_a_sync(command: Command, tmp_path: Path) ->
     assert "no pipeline, with shared stages or without, is faster under this law (gap 0)" in out
     assert "sync 3.20 ms after a batch" in out
     assert "adding the gradients of a shared stage" in chart.read_text()
+
+
+def test_the_default_names_a_faster_plan_with_shared_stages(
+    command: Command, tmp_path: Path
+) -> None:
+    """It is the last line, and has the time of the plan that its option prints."""
+    file = written(tmp_path, ADAPTERS)
+    exact, shared = (
+        json.loads(command(file, "--json", "--solver", name)[1])["clusters"][0]["latency_s"]
+        for name in ("exact", "shared")
+    )
+    assert shared < 0.9 * exact
+    last = " ".join(command(file)[1].strip().splitlines()[-1].split())
+    expected = f"{seconds(shared)} ({shared / exact - 1:.0%}) with stages that devices share"
+    assert last == f"sharing {expected}: --solver shared"
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (ADAPTERS, ["--solver", "shared"]),
+        (ADAPTERS, ["--solver", "gpipe"]),
+        pytest.param(
+            f"{ADAPTERS}    uplink: {{power_w: 0.5, energy_j: 10, upload_bits: 4.7e6, "
+            f"gain_db: [-0.1]}}\n{CHANNEL}",
+            [],
+            id="round",
+        ),
+        pytest.param(ADAPTERS.replace("1.0e4}", "1.0e9}"), [], id="slow sync"),
+        pytest.param(ADAPTERS.replace(", trained_bytes: 1.0e4", ""), [], id="no law"),
+        pytest.param(
+            ADAPTERS
+            + "".join(
+                f"      - {{name: n{k}, flops_per_s: {k}.0e9, d2d_rate_bps: 1.0e8}}\n"
+                for k in (1, 3, 5, 6, 7)
+            ),
+            [],
+            id="seven different devices",
+        ),
+    ],
+)
+def test_no_plan_is_named_that_is_not_faster_or_takes_long_to_find(
+    command: Command, tmp_path: Path, text: str, options: list[str]
+) -> None:
+    assert "with stages that devices share" not in command(written(tmp_path, text), *options)[1]
 
 
 def test_a_device_needs_memory_for_the_gradients_that_it_receives(
