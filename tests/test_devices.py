@@ -139,6 +139,28 @@ def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, chosen: list
     assert {f"device-{k}" for k in range(len(held(last)))} <= told.keys()
 
 
+def test_vanilla_fl_on_daemons_is_one_shared_stage(tmp_path: Path) -> None:
+    """Each device trains all blocks on its third of the rows. In one process the unit trains all
+    rows at once, which rounds otherwise."""
+    own = "framework=vanilla_fl", "model.dropout=0", "optimizer=sgd", "federation.rounds=1"
+    options = *STEADY, *own
+    with daemons(3) as there:
+        file = inventory(tmp_path / "here.yaml", there, max_blocks=4)
+        real = run_on_devices(tmp_path / "real", file, *options)
+    simulated = federated.run(
+        tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
+    )
+    (line,) = lines(tmp_path / "real")
+    (cluster,) = line["plan"]["clusters"]
+    (segment,) = cluster["segments"]
+    names, measured = [f"device-{k}" for k in range(3)], line["devices"]["0"]
+    assert segment["span"] == {"first": 0, "blocks": 4}
+    assert segment["shares"] == [{"device": name, "rows": 2} for name in names]
+    assert {each["name"]: each["blocks"] for each in measured} == dict.fromkeys(names, 4)
+    assert 0 < max(each["compute_s"] for each in measured) < line["pipeline_s"]["0"]
+    torch.testing.assert_close(real, simulated, rtol=0, atol=1e-6)
+
+
 @contextmanager
 def ending(daemon: Daemon, at: int) -> Iterator[None]:
     """End the daemon before the ``at``-th batch of the run."""
