@@ -163,9 +163,13 @@ def _descending(points: Sequence[Partition]) -> list[Partition]:
 
 def _as_good(point: Partition, known: Partition, law: StepLaw) -> bool:
     """Whether a point is not slower than a measured one, but not faster by more than the interval
-    of predictions: that for new plans if stages are shared."""
+    of predictions.
+
+    If stages are shared this is one deviation of new plans: their gain is large, and a round tells
+    whether it is real.
+    """
     shared = point.shares or known.shares
-    doubt = law.spread_of_new if shared else min(law.spread, _MOST_DOUBT)
+    doubt = law.spread_of_new / 2 if shared else min(law.spread, _MOST_DOUBT)
     return interval(known.latency_s, doubt)[0] <= point.latency_s <= known.latency_s
 
 
