@@ -68,12 +68,14 @@ def replacing(
             sync(partial)
         if new:
             os.link(partial, file)  # fails if the file exists
+            partial.unlink()
         else:
             partial.replace(file)
         if durable:
             sync(file.parent)  # else a power failure could undo the new name
-    finally:
+    except BaseException:
         partial.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:
