@@ -127,10 +127,10 @@ def restore(message: Message, context: Context) -> RecordDict:
     groups = records.unpack_groups(message.content)
     if not groups.keys() <= set(messages.KEPT):
         raise WireError(f"only {', '.join(messages.KEPT)} can be restored")
-    for key in groups.keys() & set(messages.ACTIVATIONS):
-        activation_memory(
-            _control_unit(context, _settings(context)), groups[key]
-        )  # raises if they do not fit
+    if activations := groups.keys() & set(messages.ACTIVATIONS):
+        unit = _control_unit(context, _settings(context))
+        for key in activations:
+            activation_memory(unit, groups[key])  # raises if they do not fit
     _keep(context, groups)
     context.state.pop(messages.Trained.__name__, None)
     return records.pack_groups({})
