@@ -64,7 +64,7 @@ def test_two_may_replace_a_file_at_once_and_its_mode_is_the_one_asked_for(tmp_pa
         one.write_bytes(b"one")
         assert S_IMODE(one.stat().st_mode) == 0o600
         other.write_bytes(b"other")
-        other.chmod(0o644)  # as a library that makes the file anew
+        one.chmod(0o644)  # as a library that makes the file anew; one is named last
     assert (file.read_bytes(), S_IMODE(file.stat().st_mode)) == (b"one", 0o600)
 
 
