@@ -58,7 +58,10 @@ def measured_law(
     sent_s |= {name: each for name, each in times.send_s.items() if name is not None}
     pairs = zip(names, times.forward_s, times.backward_s, strict=True)
     devices = (DeviceWork(a, b, sent_s[name], hosts[name].name) for name, a, b in pairs)
-    works = [StageWork(tuple(islice(devices, len(each.devices)))) for each in stages]
+    works = [
+        StageWork(tuple(islice(devices, len(each.devices))), rows=each.rows or (1,))
+        for each in stages
+    ]
     law = StepLaw(
         num_micro_batches=plan.num_micro_batches,
         stages=stages,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Annotated
 
 from pydantic import Field
@@ -85,7 +85,7 @@ class SegmentPlan:
     @property
     def leaders(self) -> tuple[str, ...]:
         """The device that steps each of the segment's blocks."""
-        numbers = leaders(self.rows_of_devices or (1,), self.span.blocks)
+        numbers = leaders(self.parts, self.span.blocks)
         return tuple(self.devices[number] for number in numbers)
 
     @property
@@ -98,6 +98,11 @@ class SegmentPlan:
         """The planned rows of each device; empty for a device alone."""
         owns = map(self.shares_of, self.devices) if self.shares else ()
         return tuple(sum(self.rows[own.start : own.stop]) for own in owns)
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The devices' parts of the rows; a device alone has one of one."""
+        return self.rows_of_devices or (1,)
 
     def shares_of(self, device: str) -> range:
         """Return the numbers of the device's shares."""
@@ -194,6 +199,33 @@ def row_ends(planned: Sequence[int], rows: int) -> tuple[int, ...]:
     ``planned`` rows, rounded down."""
     ends = list(accumulate(planned))
     return tuple(rows * end // ends[-1] for end in ends)
+
+
+def common_rows(
+    rows: Sequence[int], place: int, others: Sequence[int], total: int
+) -> list[tuple[int, int]]:
+    """Return the range of rows that a device has in common with each device of another stage,
+    counted from its own first row, of a micro-batch of ``total`` rows.
+
+    ``rows`` are the planned rows of the devices of its stage, of which it is number ``place``;
+    ``others`` are those of the other stage's devices.
+    """
+    ends = (0, *row_ends(rows, total))
+    first, stop = ends[place], ends[place + 1]
+    within = (min(max(end, first), stop) - first for end in (0, *row_ends(others, total)))
+    return list(pairwise(within))
+
+
+def connected(rows: Sequence[int], others: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the numbers of each two devices of two stages that have rows in common, of
+    micro-batches of any size. ``rows`` and ``others`` are the devices' planned rows."""
+    total = sum(rows) * sum(others)  # of which each device has whole rows
+    return [
+        (place, other)
+        for place in range(len(rows))
+        for other, (first, end) in enumerate(common_rows(rows, place, others, total))
+        if end > first
+    ]
 
 
 def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:

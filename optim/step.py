@@ -11,6 +11,7 @@ from functools import cache
 from itertools import accumulate, islice, pairwise
 from statistics import fmean
 
+from collapipe.plan import connected
 from collapipe.state import AffineLaw, DeviceProfile, ring_s
 from collapipe.step_law import FORWARD_SHARE, DeviceTimes, HeldStage, StepLaw
 from pipeline import schedule
@@ -73,10 +74,11 @@ class DeviceWork:
 @dataclass(frozen=True, slots=True)
 class StageWork:
     """The work of each device of a stage, and the seconds in which they add their gradients after
-    the last micro-batch."""
+    the last micro-batch. ``rows`` are the planned rows of each device, of which one has all."""
 
     devices: tuple[DeviceWork, ...]
     sync_s: float = 0.0
+    rows: tuple[int, ...] = (1,)
 
 
 def simulate(
@@ -145,8 +147,6 @@ def play(law: StepLaw, works: Sequence[StageWork], name: str) -> dict[Key, tuple
             for number in numbers:
                 lane = [("send", number, kind, i) for i in range(m)]
                 workers.append(Worker((lane,), host))
-            lane = [("pass", place, kind, i) for i in range(m)]
-            workers += [Worker((lane,), host)] if lane[0] in jobs else []
     workers += [Worker(([("sync", stage)],)) for stage in range(len(works))]
     delay_s = law.head_s - law.head_pace_s  # answers of several micro-batches may be on their way
     ways = max(1, min(m, math.ceil(delay_s / law.head_pace_s))) if law.head_pace_s else m
@@ -166,6 +166,12 @@ def _jobs(
 ) -> Iterator[tuple[Key, Job]]:
     (last,) = stages[-1]
     devices = [each for work in works for each in work.devices]
+    rows = [(1,), *(work.rows for work in works), (1,)]
+    sources = defaultdict[tuple[str, int], list[int]](list)
+    for (before, behind), own in zip(pairwise(stages), pairwise(rows), strict=True):
+        for a, b in connected(*own):
+            sources[FORWARD, behind[b]].append(before[a])
+            sources[BACKWARD, before[a]].append(behind[b])
     returns = law.embedding_backward_s > 0
     for i in range(law.num_micro_batches):
         yield (-1, FORWARD, i), Job(law.embedding_forward_s)
@@ -177,15 +183,9 @@ def _jobs(
             back_s = device.send_s if device.back_s is None else device.back_s
             send_s = back_s if returns or number not in stages[1] else 0.0
             yield ("send", number, BACKWARD, i), Job(send_s, ((number, BACKWARD, i),))
-        for place, pair in enumerate(pairwise(stages)):
-            for kind, (sources, sinks) in ((FORWARD, pair), (BACKWARD, pair[::-1])):
-                came: tuple[Key, ...] = tuple(("send", each, kind, i) for each in sources)
-                # hops between devices from or to several ones pass the control unit
-                if 0 < place < len(works) and max(len(sources), len(sinks)) > 1:
-                    yield ("pass", place, kind, i), Job(law.send_s, came)
-                    came = (("pass", place, kind, i),)
-                for number in sinks:
-                    yield (number, kind, i), Job(_action_s(law, devices, number, kind), came)
+        for (kind, sink), each in sources.items():
+            came = tuple(("send", source, kind, i) for source in each)
+            yield (sink, kind, i), Job(_action_s(law, devices, sink, kind), came)
         yield ("head", i), Job(law.head_pace_s, ((last, FORWARD, i),))
         yield ("answer", i), Job(max(0.0, law.head_s - law.head_pace_s), (("head", i),))
     for stage, work in enumerate(works):
@@ -231,7 +231,7 @@ def works_of(
         sync_s = ring_s([devices[name].sharing for name in stage.devices], stage.blocks)
         if law.sync_slowness is None and stage.rows:  # gradients and weights are hops, too
             sync_s += 2 * max(each.send_s for each in found)
-        works.append(StageWork(tuple(found), sync_s))
+        works.append(StageWork(tuple(found), sync_s, stage.rows or (1,)))
     return works
 
 

@@ -19,7 +19,15 @@ from collapipe.errors import LinkError, WireError
 from collapipe.wire.channels import CHANNEL_OPTIONS
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.messages import CONTROL, HOP, SESSION, SIDE, as_bytes, as_tensor, secret_for
+from pipeline.devices.messages import (
+    CONTROL,
+    HOP,
+    NEIGHBOUR,
+    SESSION,
+    as_bytes,
+    as_tensor,
+    secret_for,
+)
 from tests.device_cluster import Work, daemons, device_name, plan_of
 from tests.frame_bytes import encode
 
@@ -116,9 +124,10 @@ class HostileUnit:
             return False
         return True
 
-    def hop(self, session: str, side: str) -> RawStream:
-        """A neighbour's stream."""
-        return RawStream(self.channel, HOP, ((SESSION, secret_for(session, side)), (SIDE, side)))
+    def hop(self, session: str, neighbour: str) -> RawStream:
+        """The stream of the neighbour of this name."""
+        said = (SESSION, secret_for(session, neighbour)), (NEIGHBOUR, neighbour)
+        return RawStream(self.channel, HOP, said)
 
     def load(self, frames: Sequence[Frame]) -> bool:
         """Have the daemon hold a segment by LOAD and its PARTs; False: it did not."""

@@ -37,7 +37,12 @@ OWN = {
     ),
     "collapipe/": ("collapipe",),
     # plays the schedules that run
-    "optim/step.py": ("collapipe.state", "collapipe.step_law", "pipeline.schedule"),
+    "optim/step.py": (
+        "collapipe.plan",
+        "collapipe.state",
+        "collapipe.step_law",
+        "pipeline.schedule",
+    ),
     "optim/": (
         "optim",
         "collapipe.errors",

@@ -171,7 +171,7 @@ def sync_s(problem: ClusterProblem, stage: Stage) -> float:
 def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem:
     """Return the problem without links, in which devices have the hops that these stages give them.
 
-    Hops from or to a shared stage pass the control unit, so that they are the usual ones.
+    Hops from or to a shared stage go to several devices, and count as the usual ones.
     """
     if not problem.linked:
         return problem

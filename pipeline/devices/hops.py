@@ -2,10 +2,8 @@
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,23 +12,22 @@ from collapipe.errors import LinkError, WireError
 from collapipe.tensors import is_mask
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
-from pipeline.devices.messages import BEFORE, BEHIND
+from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
 from pipeline.hop_codec import HopCodec
 from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed
 
 
 class HopError(LinkError):
-    """The stream to a neighbour ended or delivered an invalid frame. ``side`` is the neighbour's
-    position, ``before`` or ``behind``, and ``place`` its number among the devices of its stage."""
+    """The stream to the ``neighbour`` of this name ended or delivered an invalid frame."""
 
-    def __init__(self, side: str, cause: str, place: int = 0) -> None:
+    def __init__(self, neighbour: str, cause: str) -> None:
         super().__init__(cause)
-        self.side, self.place = side, place
+        self.neighbour = neighbour
 
 
 class UndialledError(HopError):
-    """A device cannot dial the next one of the plan."""
+    """A device cannot dial a neighbour."""
 
 
 _LOOK_S = 0.002  # pause between looks whether a relayed part was sent
@@ -81,18 +78,21 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Streams to the devices of a neighbouring stage, in order, and the rows of each.
+    """Streams to the devices of a neighbouring stage by their numbers, and the rows of each.
 
-    ``split`` returns the range of rows of each device, of as many rows as pass here.
+    ``split`` returns the range of own rows that each device has, of a micro-batch of as many rows.
     """
 
-    streams: Sequence[FrameStream]
+    streams: Mapping[int, FrameStream]
     split: Callable[[int], Sequence[tuple[int, int]]] = lambda rows: [(0, rows)]
 
     def used(self, rows: int) -> list[tuple[int, FrameStream, int, int]]:
         """Return the number, the stream and the range of rows of each device that has rows."""
-        pairs = zip(count(), self.streams, self.split(rows), strict=False)
-        return [(place, stream, *own) for place, stream, own in pairs if own[1] > own[0]]
+        return [
+            (place, self.streams[place], first, end)
+            for place, (first, end) in enumerate(self.split(rows))
+            if end > first
+        ]
 
 
 def check_form(tensors: Passed, like: Passed, peer: str) -> None:
@@ -110,9 +110,9 @@ def check_form(tensors: Passed, like: Passed, peer: str) -> None:
 class StreamPorts:
     """Ports to the stages ``before`` and ``behind``; None if there is no such stage.
 
-    ``rows`` are those of each micro-batch that pass here; without rows nothing is received. The
-    shape of each sent activation is kept, to check the gradient that returns for it. Without
-    ``returns`` no gradient returns, and none is waited for. Activations must have the form of those
+    ``rows`` are those of each micro-batch; a stage without own rows receives nothing. The shape of
+    each sent activation is kept, to check the gradient that returns for it. Without ``returns`` no
+    gradient returns, and none is waited for. Activations must have the form of those
     in ``like``, by their micro-batch.
     """
 
@@ -137,8 +137,8 @@ class StreamPorts:
         pieces = [self._received(action, *source) for source in sources]
         for (place, *_), piece in zip(sources, pieces, strict=True):
             if piece[0].shape[1:] != pieces[0][0].shape[1:]:
-                side = BEFORE if action.kind == FORWARD else BEHIND
-                raise HopError(side, "sent other shapes than a device of its segment", place)
+                name = _neighbour(action, place)
+                raise HopError(name, "sent other shapes than a device of its segment")
         if action.kind != FORWARD:
             del self._sent[action.micro_batch]
         return pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
@@ -177,8 +177,13 @@ class StreamPorts:
             if forward and (like := self.like.get(action.micro_batch)):
                 check_form(tensors, like, stream.peer)
         except (LinkError, WireError) as error:
-            raise HopError(BEFORE if forward else BEHIND, str(error), place) from error
+            raise HopError(_neighbour(action, place), str(error)) from error
         return tensors
+
+
+def _neighbour(action: Action, place: int) -> str:
+    """Return the name of the device number ``place`` that sends an action's input."""
+    return neighbour_name(BEFORE if action.kind == FORWARD else BEHIND, place)
 
 
 def relay(front: FrameStream, behind: FrameStream) -> None:
@@ -201,85 +206,3 @@ def _pass_on(source: FrameStream, sink: FrameStream) -> None:
     except (LinkError, WireError):  # the control streams detect which device is lost
         sink.close()
         source.close()
-
-
-@dataclass(frozen=True, slots=True)
-class JunctionStep:
-    """A step: the rows of its micro-batches, the form of its frames, and the embedding's
-    activations so far."""
-
-    rows: Sequence[int]
-    fence: Fence
-    activations: Mapping[int, Passed]
-
-
-class Junction:
-    """Hops between two stages of which one has several devices, by way of the control unit.
-
-    ``front`` are the streams to the devices before, ``back`` those behind. ``steps`` has the
-    current step by its number. ``on_fault`` is called with the side, the number of the device on it
-    and the cause, if a device sends an invalid frame. Threads do the work; they end with the
-    streams.
-    """
-
-    def __init__(
-        self,
-        front: Side,
-        back: Side,
-        steps: Mapping[int, JunctionStep],
-        on_fault: Callable[[str, int, WireError], None],
-    ) -> None:
-        self._steps, self._on_fault, self._lock = steps, on_fault, threading.Lock()
-        # of each kind, step and micro-batch: frames by the number of their device
-        self._pieces = defaultdict[tuple[int, int, int], dict[int, Frame]](dict)
-        self._next = defaultdict[tuple[int, int], int](int)  # micro-batch of each kind and step
-        for name, source, sink in ((BEFORE, front, back), (BEHIND, back, front)):
-            for place in range(len(source.streams)):
-                way = name, place, source, sink
-                threading.Thread(target=self._pass_on, args=way, daemon=True).start()
-
-    def _pass_on(self, name: str, place: int, source: Side, sink: Side) -> None:
-        try:
-            while True:
-                self._take(place, source.streams[place].receive(), source, sink)
-        except WireError as error:
-            self._on_fault(name, place, error)
-        except LinkError:  # the control streams detect which device is lost
-            pass
-        for stream in (*source.streams, *sink.streams):
-            stream.close()
-
-    def _take(self, place: int, frame: Frame, source: Side, sink: Side) -> None:
-        """Keep a frame until all rows of its micro-batch and of earlier ones are there; then send
-        them on in order."""
-        now = self._steps.get(frame.step)
-        if frame.kind not in FRAMES.values() or now is None or frame.micro_batch >= len(now.rows):
-            raise WireError(f"{frame.kind.name} of step {frame.step}, which has not begun")
-        sizes, kind, step = now.rows, frame.kind, frame.step
-        total, like = sizes[frame.micro_batch], now.activations.get(frame.micro_batch)
-        own = {number: end - first for number, _, first, end in source.used(total)}
-        peer = source.streams[place].peer
-        tensors = now.fence.received(frame, kind, frame.micro_batch, peer)
-        if like is None or place not in own or len(tensors[0]) != own[place]:
-            raise WireError(f"{peer} sent {kind.name} of other rows than planned")
-        check_form(tensors, like if kind == FrameKind.ACTIVATION else like[:1], peer)
-        with self._lock:  # both directions of a stage have several threads
-            first = self._next[kind, step]
-            pieces = self._pieces[kind, step, frame.micro_batch]
-            if frame.micro_batch < first or pieces.setdefault(place, frame) is not frame:
-                raise WireError(f"{peer} sent {kind.name} {frame.micro_batch} twice")
-            if any(
-                each.tensors[0].shape[1:] != frame.tensors[0].shape[1:] for each in pieces.values()
-            ):
-                raise WireError(f"{peer} sent other shapes than a device of its segment")
-            while first < len(sizes) and len(self._pieces[kind, step, first]) == len(
-                source.used(sizes[first])
-            ):
-                self._send(self._pieces.pop((kind, step, first)), sink, sizes[first])
-                first = self._next[kind, step] = first + 1
-
-    def _send(self, pieces: Mapping[int, Frame], sink: Side, total: int) -> None:
-        frames = [pieces[number] for number in sorted(pieces)]
-        whole = [torch.cat(each) for each in zip(*(one.tensors for one in frames), strict=True)]
-        for _, stream, first, end in sink.used(total):
-            stream.send(replace(frames[0], tensors=tuple(each[first:end] for each in whole)))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from collapipe.errors import WireError, one_line
 from collapipe.models.description import MOST_BLOCKS
-from collapipe.plan import Span, leaders
+from collapipe.plan import Span, common_rows, connected, leaders
 from collapipe.process.host import Host
 from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import Precision
@@ -27,9 +27,8 @@ SERVICE = "collapipe.Device"
 CONTROL = f"/{SERVICE}/Control"  # a control unit's stream: segments, one after another
 HOP = f"/{SERVICE}/Pass"  # a neighbour's stream: activations and gradients
 STATUS = f"/{SERVICE}/Status"  # a request: nothing → DeviceStatus
-SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
-BEFORE, BEHIND = "before", "behind"  # values of SIDE: the caller's place in the pipeline
-_SHARE = "share-"  # the same, with the caller's number among the devices of the segment
+SESSION, NEIGHBOUR = "collapipe-session", "collapipe-neighbour"  # metadata of HOP
+BEFORE, SHARE, BEHIND = "before", "share", "behind"  # a neighbour's stage, from this device's one
 
 MOST_JSON_BYTES = 2**18  # of a message
 FRAME_SHARE = 8  # a hop's frame has at most this fraction of the memory: each block keeps more
@@ -74,9 +73,11 @@ class RoundDescription:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another device that this one dials, with the ``secret`` of its stream."""
+    """Another device that this one dials, with its name as a ``neighbour`` and the ``secret`` of
+    its stream."""
 
     address: DeviceAddress
+    neighbour: Text
     secret: Text
 
 
@@ -84,13 +85,13 @@ class Peer:
 class SegmentDescription(RoundDescription):
     """A device's segment, without its weights.
 
-    ``session`` is the secret for this segment's streams. ``next_session`` is the next segment's
-    secret for the stream from this one (``secret_for``). ``memory_bytes`` is the planned memory.
-    Without ``next`` the control unit dials. Weights are as of step ``base`` (-1: the round's
-    start); a device reuses the blocks that it already has. ``shares`` are the planned rows of the
-    segment's shares. ``cuts`` has one past the last share of each of the segment's devices, of
-    which this one is number ``member``. It dials the ``peers``, which are the devices after it. A
-    block's leader steps it and has its optimiser state.
+    ``session`` is the secret for this segment's streams. ``memory_bytes`` is the planned memory.
+    Weights are as of step ``base`` (-1: the round's start); a device reuses the blocks that it
+    already has. ``shares`` are the planned rows of the segment's shares. ``cuts`` has one past the
+    last share of each of the segment's devices, of which this one is number ``member``.
+    ``rows_before`` and ``rows_behind`` are the planned rows of each device of the stages around
+    this one; the control unit has all. This device dials the ``peers``; its other neighbours dial
+    it, or the control unit in their place. A block's leader steps it and has its optimiser state.
 
     Raises ``WireError`` for more blocks than ``MOST_BLOCKS``, or a schedule that would take long to
     build.
@@ -103,19 +104,27 @@ class SegmentDescription(RoundDescription):
     num_micro_batches: Annotated[int, Field(ge=1, le=4096)]
     schedule: Text
     memory_bytes: NotNegative
-    next_session: Text | None
-    next: DeviceAddress | None
     base: Annotated[int, Field(ge=-1, lt=2**32)]
     shares: Annotated[tuple[Rows, ...], Field(min_length=1, max_length=_MOST_SHARES)] = (1,)
     cuts: Annotated[tuple[Rows, ...], Field(min_length=1, max_length=_MOST_SHARES)] = (1,)
     member: CountFrom0 = 0
-    peers: Annotated[tuple[Peer, ...], Field(max_length=_MOST_SHARES)] = ()
+    rows_before: Annotated[tuple[Rows, ...], Field(min_length=1, max_length=_MOST_SHARES)] = (1,)
+    rows_behind: Annotated[tuple[Rows, ...], Field(min_length=1, max_length=_MOST_SHARES)] = (1,)
+    peers: Annotated[tuple[Peer, ...], Field(max_length=2 * _MOST_SHARES)] = ()
 
     @property
-    def dialled(self) -> list[DeviceAddress]:
-        """The devices that this one dials."""
-        own = [peer.address for peer in self.peers]
-        return own if self.next is None else [self.next, *own]
+    def neighbours(self) -> set[str]:
+        """The names of all neighbours, with each of which this device has a stream."""
+        ends = (BEFORE, self.rows_before), (BEHIND, self.rows_behind)
+        pairs = ((side, each) for side, rows in ends for each in connected(self.rows, rows))
+        found = {neighbour_name(side, place) for side, (own, place) in pairs if own == self.member}
+        return found | {neighbour_name(SHARE, each) for each in self.others}
+
+    def rows_with(self, side: str, total: int) -> list[tuple[int, int]]:
+        """Return the range of own rows that each device of the stage ``before`` or ``behind`` has,
+        of a micro-batch of ``total`` rows."""
+        others = self.rows_before if side == BEFORE else self.rows_behind
+        return common_rows(self.rows, self.member, others, total)
 
     def shares_of(self, member: int) -> range:
         """Return the numbers of the shares that a device of the segment computes."""
@@ -127,17 +136,22 @@ class SegmentDescription(RoundDescription):
         return [each for each in range(len(self.cuts)) if each != self.member]
 
     @property
+    def rows(self) -> list[int]:
+        """The planned rows of each of the segment's devices."""
+        owns = map(self.shares_of, range(len(self.cuts)))
+        return [sum(self.shares[own.start : own.stop]) for own in owns]
+
+    @property
     def leaders(self) -> list[int]:
         """The number of the device that leads each of the segment's blocks."""
-        owns = map(self.shares_of, range(len(self.cuts)))
-        return leaders([sum(self.shares[own.start : own.stop]) for own in owns], self.span.blocks)
+        return leaders(self.rows, self.span.blocks)
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in pairwise((0, *self.cuts)))
         if not ascending or self.cuts[-1] != len(self.shares) or self.member >= len(self.cuts):
             raise WireError(f"device {self.member} of shares {self.cuts} of {len(self.shares)}")
-        if self.peers and len(self.peers) != len(self.cuts) - 1 - self.member:
-            raise WireError(f"{len(self.peers)} peers of {len(self.cuts)} devices")
+        if not {peer.neighbour for peer in self.peers} <= self.neighbours:
+            raise WireError(f"peers that are no neighbours of device {self.member}")
         actions = self.num_segments * self.num_micro_batches
         if self.span.stop > MOST_BLOCKS or actions > _MOST_ACTIONS:
             raise WireError(
@@ -180,12 +194,12 @@ class ShareHeader:
 class Trouble:
     """Why a device cannot continue: an error's class name and one-line message.
 
-    ``side`` is the side of the neighbour that may have caused it.
+    ``neighbour`` is the name of the one that may have caused it.
     """
 
     kind: str
     message: str
-    side: str | None = None
+    neighbour: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,21 +224,22 @@ class DeviceStatus:
     span: Span | None
 
 
-def share_side(member: int) -> str:
-    """Return the side of a device of the same segment."""
-    return f"{_SHARE}{member}"
+def neighbour_name(side: str, place: int) -> str:
+    """Return a device's name for the device number ``place`` of the stage on a ``side``; the
+    control unit is number 0 before the first stage and behind the last one."""
+    return f"{side}-{place}"
 
 
-def member_of(side: str) -> int | None:
-    """Return the number of the device whose ``share_side`` this is; None for any other text."""
-    number = side.removeprefix(_SHARE)
-    known = side.startswith(_SHARE) and number.isascii() and number.isdigit()
-    return int(number) if known and int(number) < _MOST_SHARES else None
+def place_of(name: str) -> tuple[str, int] | None:
+    """Return the side and number that ``neighbour_name`` has joined; None for any other text."""
+    side, _, number = name.partition("-")
+    known = side in (BEFORE, SHARE, BEHIND) and number.isascii() and number.isdigit()
+    return (side, int(number)) if known and int(number) < _MOST_SHARES else None
 
 
-def secret_for(session: str, side: str) -> str:
-    """Return the secret that opens a segment's stream from one ``side`` only."""
-    return hashlib.sha256(f"{side} {session}".encode()).hexdigest()
+def secret_for(session: str, name: str) -> str:
+    """Return the secret that opens a segment's stream from one neighbour only."""
+    return hashlib.sha256(f"{name} {session}".encode()).hexdigest()
 
 
 def packed(message: object) -> Tensor:

@@ -147,3 +147,17 @@ def test_hops_of_a_share_take_as_long_as_its_rows(w: float, ell: float, send_s: 
     (work,) = works_of(replace(law, devices=times), [stage], devices, 4)
     assert [each.send_s for each in work.devices] == pytest.approx([send_s, 0.9])
     assert [each.forward_s + each.backward_s for each in work.devices] == [2.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "begins_s"),
+    [((2, 2), [1.0, 3.0]), ((3, 1), [3.0, 3.0]), ((1, 3), [1.0, 3.0])],
+)
+def test_a_device_waits_for_those_that_have_its_rows(
+    rows: tuple[int, int], begins_s: list[float]
+) -> None:
+    """Of the stage before, whose devices with two rows each take 1 and 3 s."""
+    slow, quick = DeviceWork(3.0, 0.0, 0.0, None), DeviceWork(1.0, 0.0, 0.0, None)
+    works = [StageWork((quick, slow), rows=(2, 2)), StageWork((quick, quick), rows=rows)]
+    ran = play(law_of("", m=1), works, "gpipe")
+    assert [ran[device, FORWARD, 0][0] for device in (2, 3)] == begins_s

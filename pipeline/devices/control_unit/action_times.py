@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import WireError
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, connected
 from collapipe.report import TRACED_STEPS, DeviceReport, DeviceTrace
 from pipeline import schedule
 from pipeline.schedule import BACKWARD, FORWARD, Action
@@ -229,7 +229,7 @@ class Measurements:
             name: [(table + clocks[name].offset_s).tolist() for table in tables]
             for name, tables in self._tables.items()
         }
-        steps = []
+        steps, pairs = [], _pairs(plan)
         for number, own in enumerate(self._own):
             # a smaller batch may have fewer micro-batches
             if own.whole and len(shifted[plan.segments[0].device][number]) == len(lists[0]):
@@ -240,7 +240,7 @@ class Measurements:
                     }
                     for segment, actions in zip(plan.segments, lists, strict=False)
                 ]
-                steps.append(_Step(own, rows))
+                steps.append(_Step(own, rows, pairs))
         later = steps[1:] or steps
         if not later:
             return None
@@ -249,10 +249,10 @@ class Measurements:
             tuple(_mean(t for each in later for t in each.chunks(kind, *one)) for one in held)
             for kind in (FORWARD, BACKWARD)
         )
-        own_s, gradients = _mean(t for each in later for _, t in each.sent(-1)), dict[str, float]()
+        own_s, gradients = _mean(t for each in later for t in each.own_sent()), dict[str, float]()
         send_s: dict[str | None, float] = {None: own_s}
         for stage, name in held:
-            sent = [pair for each in later for pair in each.sent(stage, name, own_s)]
+            sent = [pair for each in later for pair in each.sent(stage, name)]
             gradients[name] = _mean(float(kind == BACKWARD) for kind, _ in sent)
             if sent or not plan.shares:
                 send_s[name] = _mean(t for _, t in sent)
@@ -321,10 +321,12 @@ class Measurements:
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A step's times: the control unit's, and per segment and device those of each action (request,
-    begin, end, sent), all by the control unit's clock."""
+    begin, end, sent), all by the control unit's clock. ``pairs`` are the devices of each two
+    segments in order that have rows in common."""
 
     own: OwnTimes
     rows: Sequence[Mapping[str, _Rows]]
+    pairs: Sequence[Sequence[tuple[str, str]]]
 
     @property
     def overhead_s(self) -> float:
@@ -364,45 +366,56 @@ class _Step:
                 yield answered_s - max(submitted_s, free_s)
             free_s = answered_s
 
-    def sent(self, stage: int, device: str = "", own_s: float = 0.0) -> Iterator[tuple[str, float]]:
-        """Yield the kind of action and the seconds in which its output came from a ``device`` of a
-        stage, or from the control unit (-1), to a stage that was waiting for it.
+    def own_sent(self) -> Iterator[float]:
+        """Yield the seconds in which outputs of the control unit came to the first device of a
+        stage that was waiting for them."""
+        ended = {a: t[1] for a, t in self.own.embedding.items() if a.kind == FORWARD}
+        ended |= {a: t[1] for a, t in self.own.head.items() if a.kind == BACKWARD}
+        if len(self.rows[0]) > 1:  # which also waits for weights of the last step
+            ended.pop(Action(FORWARD, 0), None)
+        first, last = (next(iter(self.rows[stage].values())) for stage in (0, -1))
+        for action, end_s in ended.items():
+            came = (first if action.kind == FORWARD else last).get(action)
+            if came is not None and came[0] < end_s:
+                yield max(0.0, came[1] - end_s)
 
-        A stage waits for the last device of the one before, so the others have no times. Between
-        devices, hops from or to a shared stage pass the control unit, whose ``own_s`` are left out.
-        """
-        last, alone = len(self.rows) - 1, True
-        if stage == -1:
-            ended = {a: t[1] for a, t in self.own.embedding.items() if a.kind == FORWARD}
-            ended |= {a: t[1] for a, t in self.own.head.items() if a.kind == BACKWARD}
-            if len(self.rows[0]) > 1:  # which also waits for weights of the last step
-                ended.pop(Action(FORWARD, 0), None)
-            came = {FORWARD: self._first(0), BACKWARD: self._first(last)}
-        else:
+    def sent(self, stage: int, device: str) -> Iterator[tuple[str, float]]:
+        """Yield the kind of action and the seconds in which its output came from a ``device`` of a
+        stage to one that was waiting for it, and received its other rows earlier."""
+        sinks = {kind: list(self._sinks(stage, device, kind)) for kind in (FORWARD, BACKWARD)}
+        for action, (_, _, end_s, sent_s) in self.rows[stage][device].items():
             # a device that sends no output has sent it at once
-            rows, alone = self.rows[stage][device], len(self.rows[stage]) == 1
-            ended = {a: row[2] for a, row in rows.items() if row[3] > row[2]}
-            own: _Rows = {
+            for sink, sources in sinks[action.kind] if sent_s > end_s else ():
+                came = sink.get(action)
+                last_s = max(rows[action][2] for rows in sources)
+                if came is not None and came[0] < end_s >= last_s:
+                    yield action.kind, max(0.0, came[1] - end_s)
+
+    def _sinks(
+        self, stage: int, device: str, kind: str
+    ) -> Iterator[tuple[Mapping[Action, Sequence[float]], list[_Rows]]]:
+        """Yield the times of each stage's device to which a ``device`` sends outputs of a kind of
+        action, or of the control unit, and the times of all devices that send to it."""
+        to, place = (stage + 1, stage) if kind == FORWARD else (stage - 1, stage - 1)
+        if not 0 <= to < len(self.rows):
+            own = {
                 action: (free_s, began_s)
                 for action, of_head, free_s, began_s in self.own.waited()
                 if of_head == (action.kind == FORWARD)
             }
-            came = {
-                FORWARD: self._first(stage + 1) if stage < last else own,
-                BACKWARD: self._first(stage - 1) if stage else own,
-            }
-        for action, end_s in ended.items():
-            row = came[action.kind].get(action)
-            others = () if alone else (each[action][2] for each in self.rows[stage].values())
-            if row is not None and row[0] < end_s and end_s >= max(others, default=end_s):
-                to = stage + (1 if action.kind == FORWARD else -1)
-                sides = {stage, to} & {*range(last + 1)}
-                passes = len(sides) > 1 and any(len(self.rows[each]) > 1 for each in sides)
-                yield action.kind, max(0.0, row[1] - end_s - (own_s if passes else 0.0))
+            yield own, list(self.rows[stage].values())
+            return
+        pairs = [pair if kind == FORWARD else pair[::-1] for pair in self.pairs[place]]
+        for sink in (b for a, b in pairs if a == device):
+            yield self.rows[to][sink], [self.rows[stage][a] for a, b in pairs if b == sink]
 
-    def _first(self, stage: int) -> _Rows:
-        """Return the times of a stage's first device."""
-        return next(iter(self.rows[stage].values()))
+
+def _pairs(plan: ClusterPlan) -> list[list[tuple[str, str]]]:
+    """Return the devices of each two segments in order that have rows in common."""
+    return [
+        [(before.devices[a], behind.devices[b]) for a, b in connected(before.parts, behind.parts)]
+        for before, behind in pairwise(plan.segments)
+    ]
 
 
 def _lengths(times: Mapping[Action, tuple[float, float]], kind: str) -> Iterator[float]:

@@ -23,8 +23,8 @@ from collapipe.wire.streams import FrameStream, reason
 from pipeline.devices.messages import (
     CONTROL,
     HOP,
+    NEIGHBOUR,
     SESSION,
-    SIDE,
     STATUS,
     DeviceStatus,
     Trouble,
@@ -104,9 +104,9 @@ class DeviceConnection:
                 return frame
         return None
 
-    def hop(self, session: str, side: str) -> FrameStream:
-        """Open a stream to the device as its neighbour on that ``side``."""
-        said = (SESSION, secret_for(session, side)), (SIDE, side)
+    def hop(self, session: str, neighbour: str) -> FrameStream:
+        """Open a stream to the device as its ``neighbour`` of this name."""
+        said = (SESSION, secret_for(session, neighbour)), (NEIGHBOUR, neighbour)
         return self._opened(HOP, _FEW_BYTES, self._arrived, said)
 
     def check(self, hung_s: float) -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, pairwise
 
-import torch
 from torch import Tensor
 
 from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
 from collapipe.models.split import block_name
-from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.plan import ClusterPlan, SegmentPlan, connected
 from collapipe.process import cancellation
 from collapipe.process.host import Host
 from collapipe.wire.channels import without_addresses
@@ -25,21 +24,22 @@ from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.cluster import Cluster
 from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
 from pipeline.devices.control_unit.replica import Replica
-from pipeline.devices.hops import HopError, Junction, JunctionStep, Side, UndialledError, relay
+from pipeline.devices.hops import HopError, Side, UndialledError, relay
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
     MOST_JSON_BYTES,
+    SHARE,
     PartHeader,
     Peer,
     RoundDescription,
     SegmentDescription,
     Trouble,
     Wanted,
-    member_of,
+    neighbour_name,
     packed,
+    place_of,
     secret_for,
-    share_side,
     unpacked,
 )
 
@@ -65,6 +65,17 @@ class BusyDeviceError(BusyLinkError):
         self.device = device
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two devices that exchange tensors, and their names as each other's neighbours; the first one
+    dials."""
+
+    first: str
+    name_of_second: str
+    second: str
+    name_of_first: str
+
+
 @dataclass
 class Placement:
     """The devices that hold a plan's segments, in their order.
@@ -88,10 +99,8 @@ class Placement:
     """The control unit's streams to the devices' inputs and outputs."""
 
     def __post_init__(self) -> None:
-        self.front, self.back = Side(()), Side(())
+        self.front, self.back = Side({}), Side({})
         """Streams to the first segment's input and the last one's output."""
-        self.steps = dict[int, JunctionStep]()  # the current one
-        self._faults = dict[str, str]()  # device → its invalid frame on a hop
         self.hung_s = self.cluster.hung_s(self.plan)
         self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
         self._looked_s = time.monotonic()
@@ -151,13 +160,6 @@ class Placement:
                         connection.control.send_later(make)
         self._connect(sessions)
         self.all_answer(FrameKind.READY)
-
-    def begin(self, step: JunctionStep) -> None:
-        """Command a step."""
-        number = step.fence.step
-        self.steps.clear()
-        self.steps[number] = step
-        self.tell(FrameKind.BEGIN, number, torch.tensor(step.rows))
 
     def is_built(self, segment: SegmentPlan) -> bool:
         """Whether all devices of a segment have its weights."""
@@ -231,14 +233,12 @@ class Placement:
             connection.check(self.hung_s)
         self._look_for_trouble()
         # state would delay the first activation
-        if any(each.bytes_in for each in self.back.streams):
+        if any(each.bytes_in for each in self.back.streams.values()):
             while self._state_parts:
                 connection, make = self._state_parts.pop(0)
                 connection.control.send_later(make)
 
     def _look_for_trouble(self) -> None:
-        for name, cause in self._faults.items():
-            raise StageError(name, cause)
         for connection in self.members:
             if trouble := connection.troubles.get(self.common.epoch):
                 if trouble.kind == NonFiniteLossError.__name__:  # not the device's fault
@@ -251,8 +251,6 @@ class Placement:
 
         If no neighbour is named, this is the device that reported the error.
         """
-        for name, cause in self._faults.items():
-            return StageError(name, cause)
         suspect = self._suspect(error)
         deadline = time.monotonic() + SILENT_S
         while time.monotonic() < deadline and suspect is not None:
@@ -313,21 +311,25 @@ class Placement:
         """The segment that the device holds."""
         return next(each for each in self.plan.segments if name in each.devices)
 
-    def _dialled(self, stage: int) -> str | None:
-        """The device that the only device of a stage dials; None if the control unit passes their
-        tensors."""
-        pair = self.plan.segments[stage : stage + 2]
-        if len(pair) < 2 or self.cluster.relay or any(len(each.devices) > 1 for each in pair):
-            return None
-        return pair[1].device
+    def _pairs(self) -> Iterator[_Pair]:
+        """Yield each two devices that exchange tensors."""
+        segments = self.plan.segments
+        for segment in segments:
+            for (a, first), (b, second) in combinations(enumerate(segment.devices), 2):
+                yield _Pair(first, neighbour_name(SHARE, b), second, neighbour_name(SHARE, a))
+        for before, behind in pairwise(segments):
+            for a, b in connected(before.parts, behind.parts):
+                ends = before.devices[a], behind.devices[b]
+                yield _Pair(ends[0], neighbour_name(BEHIND, b), ends[1], neighbour_name(BEFORE, a))
 
     def _description(self, name: str, sessions: Mapping[str, str]) -> SegmentDescription:
         segment = self._segment(name)
         stage = self.plan.segments.index(segment)
         held = set(map(block_name, segment.span.indices()))
-        own, member = segment.shares_of(name), segment.devices.index(name)
-        dialled = self._dialled(stage)
-        after = () if self.cluster.relay else segment.devices[member + 1 :]
+        own = segment.shares_of(name)
+        around = [None, *self.plan.segments, None][stage : stage + 3 : 2]
+        rows_before, rows_behind = (each.parts if each else (1,) for each in around)
+        pairs = () if self.cluster.relay else self._pairs()
         part = sum(segment.rows[own.start : own.stop]) / sum(segment.rows)
         m = self.plan.num_micro_batches
         kept = schedule.kept(self.plan.schedule, len(self.plan.segments), m)
@@ -348,14 +350,19 @@ class Placement:
             num_micro_batches=m,
             schedule=self.plan.schedule,
             base=-1 if self.replica.step is None else self.replica.step,
-            next=self.cluster.devices[dialled] if dialled else None,
-            next_session=secret_for(sessions[dialled], BEFORE) if dialled else None,
             shares=segment.rows,
             cuts=tuple(segment.shares_of(each).stop for each in segment.devices),
-            member=member,
+            member=segment.devices.index(name),
+            rows_before=rows_before,
+            rows_behind=rows_behind,
             peers=tuple(
-                Peer(self.cluster.devices[each], secret_for(sessions[each], share_side(member)))
-                for each in after
+                Peer(
+                    address=self.cluster.devices[pair.second],
+                    neighbour=pair.name_of_second,
+                    secret=secret_for(sessions[pair.second], pair.name_of_first),
+                )
+                for pair in pairs
+                if pair.first == name
             ),
         )
 
@@ -385,47 +392,24 @@ class Placement:
 
     def _connect(self, sessions: Mapping[str, str]) -> None:
         """Open the control unit's streams to the first segment's input and the last segment's
-        output, and streams between segments whose hops pass the control unit."""
+        output, and those between devices whose tensors pass the control unit."""
+
+        def opened(device: str, name: str) -> FrameStream:
+            self.hops.append(self.connections[device].hop(sessions[device], name))
+            return self.hops[-1]
 
         def side(segment: SegmentPlan, place: str) -> Side:
-            streams = [
-                self.connections[name].hop(sessions[name], place) for name in segment.devices
-            ]
-            self.hops += streams
-            return Side(streams, segment.device_rows)
+            name = neighbour_name(place, 0)
+            streams = [opened(device, name) for device in segment.devices]
+            return Side(dict(enumerate(streams)), segment.device_rows)
 
         segments = self.plan.segments
         self.front, self.back = side(segments[0], BEFORE), side(segments[-1], BEHIND)
-        for segment in segments if self.cluster.relay else ():
-            self._connect_shares(segment, sessions)
-        for stage, (before, behind) in enumerate(pairwise(segments)):
-            if self._dialled(stage) is not None:
-                continue
-            ends = side(before, BEHIND), side(behind, BEFORE)
-            if len(before.devices) == len(behind.devices) == 1:
-                relay(ends[0].streams[0], ends[1].streams[0])
-            else:
-                Junction(*ends, self.steps, partial(self._fault, before, behind))
-
-    def _connect_shares(self, segment: SegmentPlan, sessions: Mapping[str, str]) -> None:
-        """Relay streams between the devices of a segment."""
-        for (a, first), (b, second) in combinations(enumerate(segment.devices), 2):
-            pair = (
-                self.connections[first].hop(sessions[first], share_side(b)),
-                self.connections[second].hop(sessions[second], share_side(a)),
-            )
-            for stream in pair:
+        for pair in self._pairs() if self.cluster.relay else ():
+            ends = opened(pair.first, pair.name_of_second), opened(pair.second, pair.name_of_first)
+            for stream in ends:
                 stream.max_bytes = self.replica.most_bytes() + MOST_JSON_BYTES
-            self.hops += pair
-            relay(*pair)
-
-    def _fault(
-        self, before: SegmentPlan, behind: SegmentPlan, side: str, place: int, error: WireError
-    ) -> None:
-        """Note the device that sent an invalid frame between two segments."""
-        segment = before if side == BEFORE else behind
-        self._faults[segment.devices[place]] = str(error)
-        self.arrived.set()
+            relay(*ends)
 
     def _answers(
         self, kind: FrameKind, step: int, members: Sequence[DeviceConnection]
@@ -444,16 +428,19 @@ class Placement:
     def _suspect(self, error: StageError | HopError) -> str | None:
         """The neighbour that an error names; None if the device itself failed."""
         segments = self.plan.segments
-        if isinstance(error, HopError):
-            return segments[-1 if error.side == BEFORE else 0].devices[error.place]
-        trouble = self.trouble(error.device)
-        if trouble is None or trouble.side is None or error.device not in self.names:
+        if isinstance(error, HopError):  # of the control unit, which is at both ends
+            name = error.neighbour
+            own = len(segments) if name.startswith(BEFORE) else -1
+        else:
+            trouble = self.trouble(error.device)
+            if trouble is None or trouble.neighbour is None or error.device not in self.names:
+                return None
+            name, own = trouble.neighbour, segments.index(self._segment(error.device))
+        if (at := place_of(name)) is None:
             return None
-        own = self._segment(error.device)
-        if (member := member_of(trouble.side)) is not None:
-            return own.devices[member] if member < len(own.devices) else None
-        stage = segments.index(own) + (1 if trouble.side == BEHIND else -1)
-        return segments[stage].device if 0 <= stage < len(segments) else None
+        stage = own + {BEFORE: -1, SHARE: 0, BEHIND: 1}[at[0]]
+        devices = segments[stage].devices if 0 <= stage < len(segments) else ()
+        return devices[at[1]] if at[1] < len(devices) else None
 
 
 def _of_state(keys: Sequence[str]) -> bool:

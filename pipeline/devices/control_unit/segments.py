@@ -34,7 +34,7 @@ from pipeline.devices.control_unit.journal import (
 )
 from pipeline.devices.control_unit.placement import Placement, UnreachedError
 from pipeline.devices.control_unit.replica import Replica
-from pipeline.devices.hops import Fence, HopError, JunctionStep, StreamPorts
+from pipeline.devices.hops import Fence, HopError, StreamPorts
 from pipeline.devices.messages import RoundDescription
 from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
@@ -236,7 +236,7 @@ class RemoteSegments:
     def _replanned(self, lost: StageError) -> ClusterPlan:
         """Close the device's streams, and plan without it."""
         told = self._placed.trouble(lost.device)  # more specific than the end of a stream
-        cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
+        cause = f"{told.kind}: {told.message}" if told and told.neighbour is None else lost.cause
         self.lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
         self._placed.drop(lost.device)
@@ -273,7 +273,7 @@ class RemoteSegments:
         whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
-        placed.begin(JunctionStep(record.rows, fence, record.activations))
+        placed.tell(FrameKind.BEGIN, record.step, torch.tensor(record.rows))
         lists = schedule.build(self.plan.schedule, len(segments), m)
         returns = self._common.first_trained < 0
         front = StreamPorts(None, placed.front, fence, placed.wait, record.rows, returns)

@@ -34,20 +34,19 @@ from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import (
-    BEFORE,
-    BEHIND,
     CONTROL,
     FRAME_SHARE,
     HOP,
     MOST_JSON_BYTES,
+    NEIGHBOUR,
     SERVICE,
     SESSION,
-    SIDE,
+    SHARE,
     STATUS,
     DeviceStatus,
     SegmentDescription,
     as_json,
-    member_of,
+    place_of,
 )
 
 # at the same time: control unit, neighbours, devices of the segment, an ending epoch's, others
@@ -164,14 +163,14 @@ class Daemon:
 
     def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = dict(context.invocation_metadata())
-        session, side = self._session, asked.get(SIDE, "")
-        if session is None or (side not in (BEFORE, BEHIND) and member_of(side) is None):
+        session, name = self._session, asked.get(NEIGHBOUR, "")
+        if session is None or (place := place_of(name)) is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
             return
-        stage = "stage" if side in (BEFORE, BEHIND) else "device with"
-        stream = FrameStream(f"the {stage} {side} ({context.peer()})", self._most, session.arrived)
+        stage = "other device" if place[0] == SHARE else f"stage {place[0]}"
+        stream = FrameStream(f"the {stage} ({context.peer()})", self._most, session.arrived)
         try:
-            session.attach(side, asked.get(SESSION, ""), stream)
+            session.attach(name, asked.get(SESSION, ""), stream)
         except RefusedLinkError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except BusyLinkError as error:
@@ -228,14 +227,14 @@ class Daemon:
             *(own.model, self._found),
         )
 
-    def _dial(self, neighbour: DeviceAddress, session: str, side: str = BEFORE) -> FrameStream:
-        """Open the stream to another device, for which this one is on that ``side``."""
+    def _dial(self, neighbour: DeviceAddress, session: str, name: str) -> FrameStream:
+        """Open the stream to another device, whose neighbour of that ``name`` this one is."""
         running = self._session
         assert running is not None
         held = running.held
-        named = held.description.dialled if held else []
+        named = (each.address for each in held.description.peers) if held else ()
         self._channels.close(but=(neighbour, *named))  # a control unit may name any number
-        said = (SESSION, session), (SIDE, side)
+        said = (SESSION, session), (NEIGHBOUR, name)
         peer = f"{neighbour.name} ({neighbour.address})"
         return self._channels.stream(neighbour, HOP, self._most, running.arrived, said, peer)
 

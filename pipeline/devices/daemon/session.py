@@ -18,23 +18,24 @@ from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
-from pipeline.devices.daemon.share import Header, Packed, own_rows
+from pipeline.devices.daemon.share import Header, Packed
 from pipeline.devices.daemon.timed_ports import TimedPorts
 from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, UndialledError
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
     MOST_JSON_BYTES,
+    SHARE,
     PartHeader,
     Peer,
     SegmentDescription,
     ShareHeader,
     Trouble,
     as_bytes,
-    member_of,
+    neighbour_name,
     packed,
+    place_of,
     secret_for,
-    share_side,
     unpacked,
 )
 from pipeline.hop_codec import HopCodec
@@ -56,8 +57,8 @@ class Interrupted(Exception):  # noqa: N818 - nothing is wrong
 class Session:
     """Executes the frames of ``control`` in the order in which they arrive.
 
-    Any control frame but a part aborts the running step. ``neighbours`` are the streams from
-    ``before`` and ``behind``. ``arrived`` is set by every stream of the session, and whenever
+    Any control frame but a part aborts the running step. ``neighbours`` are the streams of
+    neighbours by their names. ``arrived`` is set by every stream of the session, and whenever
     ``leaving`` is set.
     ``held`` and ``neighbours`` change together, under a lock.
     """
@@ -89,19 +90,19 @@ class Session:
             self._let_go()  # at once, because the next session needs the memory
             self.control.close()
 
-    def attach(self, side: str, secret: str, stream: FrameStream) -> None:
+    def attach(self, name: str, secret: str, stream: FrameStream) -> None:
         """Attach the stream of a neighbour that dialled this device. Raises ``RefusedLinkError`` if
-        the secret for this side is wrong, and ``BusyLinkError`` for a second stream."""
+        it is none or its secret is wrong, and ``BusyLinkError`` for a second stream."""
         with self._changing:  # the session's thread may replace the segment at the same time
             held = self.held
-            if held is None or secret_for(held.description.session, side) != secret:
+            if held is None or secret_for(held.description.session, name) != secret:
                 raise RefusedLinkError("no segment here has such a session")
-            if side not in (BEFORE, BEHIND):
-                if member_of(side) not in held.description.others:
-                    raise RefusedLinkError("no device of this segment has such a number")
+            if name not in held.description.neighbours:
+                raise RefusedLinkError("this segment has no such neighbour")
+            if name.startswith(SHARE):
                 stream.max_bytes = held.part_bytes + MOST_JSON_BYTES
-            if self.neighbours.setdefault(side, stream) is not stream:
-                raise BusyLinkError(f"there is a stream from {side} already")
+            if self.neighbours.setdefault(name, stream) is not stream:
+                raise BusyLinkError(f"there is a stream from {name} already")
 
     def _let_go(self) -> HeldSegment | None:
         """Release the current segment, end its streams, and return it."""
@@ -165,26 +166,22 @@ class Session:
 
     def _open(self, frame: Frame) -> None:
         held = self._held(frame)
-        d = held.description
-        if d.next is not None and d.next_session is not None:
-            self._open_to(BEHIND, BEFORE, Peer(d.next, d.next_session))
-        for member, peer in enumerate(d.peers, start=d.member + 1):
+        for peer in held.description.peers:
             self._check_commands()
-            self._open_to(share_side(member), share_side(d.member), peer)
+            self._open_to(held.description, peer)
         self._answer(frame, FrameKind.READY)
         if held.built:
             self._answer(frame, FrameKind.BUILT)
 
-    def _open_to(self, side: str, own_side: str, peer: Peer) -> None:
-        """Dial a device on that ``side`` of this one, for which this one is on ``own_side``."""
-        held = self.held
-        assert held is not None
+    def _open_to(self, own: SegmentDescription, peer: Peer) -> None:
+        """Dial a neighbour, for which this device is before it or has another share."""
+        side = SHARE if peer.neighbour.startswith(SHARE) else BEFORE
         try:
-            stream = self.dial(peer.address, peer.secret, own_side)
+            stream = self.dial(peer.address, peer.secret, neighbour_name(side, own.member))
         except LinkError as error:
-            raise UndialledError(side, str(error)) from error
+            raise UndialledError(peer.neighbour, str(error)) from error
         try:
-            self.attach(side, secret_for(held.description.session, side), stream)
+            self.attach(peer.neighbour, secret_for(own.session, peer.neighbour), stream)
         except LinkError:
             stream.close()
             raise
@@ -202,17 +199,15 @@ class Session:
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
-        peers = map(share_side, d.others)
-        if not {BEFORE, BEHIND, *peers} <= self.neighbours.keys():
+        if not d.neighbours <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
-        for side, stream in self.neighbours.items():
+        for name, stream in self.neighbours.items():
             if stream.backlog()[1]:
-                raise HopError(side, "has not read the tensors of the last step")
-        around = self.neighbours[BEFORE], self.neighbours[BEHIND]
-        rows = own_rows(d, sizes)
-        before, behind = (Side((stream,)) for stream in around)
+                raise HopError(name, "has not read the tensors of the last step")
+        before, behind = (self._side(d, each) for each in (BEFORE, BEHIND))
         returns = d.first_trained < d.span.stop
-        hops = StreamPorts(before, behind, fence, self._wait, rows, returns)
+        hops = StreamPorts(before, behind, fence, self._wait, sizes, returns)
+        around = *before.streams.values(), *behind.streams.values()
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
         stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
         for _ in run_stage(held.actions(len(sizes)), stage, ports):
@@ -220,6 +215,12 @@ class Session:
         self._wait(lambda: ports.all_sent() and held.built)  # a device without rows has not waited
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
+
+    def _side(self, own: SegmentDescription, side: str) -> Side:
+        """Return the streams to the devices of the stage on a ``side``, by their numbers."""
+        places = ((place_of(name), stream) for name, stream in self.neighbours.items())
+        streams = {at[1]: stream for at, stream in places if at is not None and at[0] == side}
+        return Side(streams, partial(own.rows_with, side))
 
     def _wait_for(self, held: HeldSegment, ports: TimedPorts, block: str) -> None:
         """Wait for a block's weights during an action, which begins after them."""
@@ -233,9 +234,8 @@ class Session:
         gradients with the segment's other devices."""
         if (exchange := held.exchange) is not None:
             for member in held.description.others:
-                self._send_later(
-                    self.neighbours[share_side(member)], frame, held.gradients_for(member)
-                )
+                stream = self.neighbours[neighbour_name(SHARE, member)]
+                self._send_later(stream, frame, held.gradients_for(member))
             step = frame.step
             self._wait(lambda: self._took_shares(held, step) and exchange.has_gradients(step))
         with self._busy():
@@ -246,15 +246,15 @@ class Session:
         """Take some of the parts that other devices of the segment have sent in a step. Returns
         true."""
         for member in held.description.others:
-            side = share_side(member)
-            stream = self.neighbours[side]
+            name = neighbour_name(SHARE, member)
+            stream = self.neighbours[name]
             for _ in range(_MOST_UNSENT):  # else a device could keep this one from its commands
                 if not stream.waiting():
                     break
                 try:
                     self._take_share(held, member, stream.receive(0), step)
                 except (LinkError, WireError) as error:
-                    raise HopError(side, str(error)) from error
+                    raise HopError(name, str(error)) from error
             else:
                 self.arrived.set()
         return True
@@ -283,7 +283,7 @@ class Session:
         if (exchange := held.exchange) is not None:
             weights = list(exchange.weights_of(held.parts))
             for member in held.description.others:
-                self._send_later(self.neighbours[share_side(member)], frame, weights)
+                self._send_later(self.neighbours[neighbour_name(SHARE, member)], frame, weights)
             arrived = partial(exchange.has_weights, frame.step)
             self._wait(
                 lambda: self._given_up() or (self._took_shares(held, frame.step) and arrived()),
@@ -345,8 +345,8 @@ class Session:
         self.control.send(replace(frame, kind=kind, tensors=tensors))
 
     def _tell(self, error: Exception, frame: Frame | None) -> None:
-        side = error.side if isinstance(error, HopError) else None
-        trouble = Trouble(type(error).__name__, one_line(error), side)
+        blamed = error.neighbour if isinstance(error, HopError) else None
+        trouble = Trouble(type(error).__name__, one_line(error), blamed)
         _log.warning("%s: %s", trouble.kind, trouble.message)
         own = self.held.description if self.held is not None else None
         place = (own.round, 0, own.epoch) if own is not None else (0, 0, 0)

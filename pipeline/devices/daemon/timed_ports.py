@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,12 +30,13 @@ class TimedPorts:
     on_busy: Callable[[float | None], None]
     arrived: threading.Event
     _rows: list[tuple[Action, float, float, float]] = field(default_factory=list)
-    _sent: dict[tuple[FrameKind, int], float] = field(default_factory=dict)
+    # by kind, micro-batch and number of the stream
+    _sent: dict[tuple[FrameKind, int, int], float] = field(default_factory=dict)
     _ending: bool = False
 
     def __post_init__(self) -> None:
-        for stream in self.streams:
-            stream.on_sent = self._has_left
+        for number, stream in enumerate(self.streams):
+            stream.on_sent = partial(self._has_left, number)
 
     def holds(self, action: Action) -> bool:
         return self.ports.holds(action)
@@ -67,13 +69,16 @@ class TimedPorts:
 
     def table(self) -> Tensor:
         """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
+        last = dict[tuple[FrameKind, int], float]()
+        for (kind, micro_batch, _), sent in self._sent.items():
+            last[kind, micro_batch] = max(sent, last.get((kind, micro_batch), sent))
         rows = [
-            (*times, self._sent.get((FRAMES[action.kind], action.micro_batch), times[-1]))
+            (*times, last.get((FRAMES[action.kind], action.micro_batch), times[-1]))
             for action, *times in self._rows
         ]
         return torch.tensor(rows, dtype=torch.float64)
 
-    def _has_left(self, frame: Frame) -> None:
-        self._sent[frame.kind, frame.micro_batch] = time.monotonic()
+    def _has_left(self, number: int, frame: Frame) -> None:
+        self._sent[frame.kind, frame.micro_batch, number] = time.monotonic()
         if self._ending:  # else nobody waits for it
             self.arrived.set()

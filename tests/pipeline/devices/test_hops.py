@@ -40,7 +40,7 @@ def test_an_activation_has_the_form_of_the_embedding_s(length: int, fits: bool) 
     mask = torch.ones(2, min(length, 3), dtype=torch.bool)
     frame = FENCE.frame(FrameKind.ACTIVATION, 1, torch.zeros(2, length, 4), mask)
     stream = Mock(peer="a peer", receive=Mock(return_value=frame))
-    ports = StreamPorts(Side((stream,)), None, FENCE, lambda ready: None, (2, 2), like=made)
+    ports = StreamPorts(Side({0: stream}), None, FENCE, lambda ready: None, (2, 2), like=made)
     made[1] = torch.ones(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
     if fits:
         assert ports.receive(Action(FORWARD, 1))[0].shape == (2, length, 4)

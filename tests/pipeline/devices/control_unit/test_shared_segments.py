@@ -12,7 +12,9 @@ import pytest
 from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
+from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit import placement
+from pipeline.devices.control_unit.connection import DeviceConnection
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.daemon.server import Daemon
 from pipeline.devices.messages import Wanted
@@ -87,6 +89,24 @@ def test_no_device_dials_if_hops_are_relayed(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(Daemon, "_dial", None)
     with daemons(4) as there:
         assert work.remote(plan, there).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_device_sends_its_rows_to_those_that_have_them_next(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by way of the control unit, which is a neighbour of the first and last stage alone."""
+    opened, hop = list[str](), DeviceConnection.hop
+
+    def noted(connection: DeviceConnection, session: str, neighbour: str) -> FrameStream:
+        opened.append(neighbour)
+        return hop(connection, session, neighbour)
+
+    monkeypatch.setattr(DeviceConnection, "hop", noted)
+    with daemons(4) as there:
+        Work(steps=1).remote(plan_of(*PLANS[name]), there)
+    ends = [len(PLANS[name][stage][1]) for stage in (0, -1)]
+    assert opened == ["before-0"] * ends[0] + ["behind-0"] * ends[1]
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "lora"])

@@ -18,7 +18,7 @@ from pipeline.devices.control_unit.journal import RecordingPorts, StepRecord
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.daemon.session import Session
 from pipeline.devices.daemon.timed_ports import TimedPorts
-from pipeline.devices.messages import BEFORE, BEHIND
+from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.phase_timer import PhaseTimer
@@ -35,7 +35,7 @@ def norms_of(unit: HostileUnit, frames: list[Frame], early: int) -> torch.Tensor
     load, *parts = loading(frames)
     assert unit.load([load, *parts[:early]])
     session = description_of(load)["session"]
-    before, behind = (unit.hop(session, side) for side in (BEFORE, BEHIND))
+    before, behind = (unit.hop(session, neighbour_name(side, 0)) for side in (BEFORE, BEHIND))
     to = {
         FrameKind.BEGIN: unit.control,
         FrameKind.ACTIVATION: before,

@@ -11,7 +11,7 @@ from hostile_peer import HostileUnit, Mutator, description_of, loading, recorded
 
 from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
-from pipeline.devices.messages import BEFORE, BEHIND
+from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
 
 PLAN = plan_of([device_name(0)], (4,))
 MB = 2**20
@@ -40,7 +40,7 @@ def attack_hops(unit: HostileUnit, frames: list[Frame], mutator: Mutator, count:
     left = count
     while left > 0:
         assert unit.load(own)
-        streams = [unit.hop(session, side) for side in (BEFORE, BEHIND)]
+        streams = [unit.hop(session, neighbour_name(side, 0)) for side in (BEFORE, BEHIND)]
         unit.control.tell(begin)
         for _ in range(4):
             stream = streams[mutator.chance(0.5)]

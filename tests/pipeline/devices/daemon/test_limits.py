@@ -30,11 +30,13 @@ from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
     HOP,
+    NEIGHBOUR,
     SESSION,
-    SIDE,
+    SHARE,
     PartHeader,
     as_bytes,
     as_tensor,
+    neighbour_name,
     packed,
     secret_for,
 )
@@ -60,6 +62,7 @@ MODELS: list[dict[str, Any]] = [
     },
     DEEP,
 ]
+PEER = {"address": {"name": "x", "address": "y"}, "neighbour": "behind-0", "secret": "z"}
 OTHERS: list[dict[str, Any]] = [
     {"span": {"first": 0, "blocks": 10**9}},
     {"span": {"first": -5, "blocks": 2}},
@@ -74,7 +77,10 @@ OTHERS: list[dict[str, Any]] = [
     {"memory_bytes": math.nan},
     {"memory_bytes": 1e300},
     {"session": "x" * 10**5},
-    {"next": {"name": "x", "address": "y" * 10**5}},
+    {"peers": [dict(PEER, address={"name": "x", "address": "y" * 10**5})]},
+    {"peers": [dict(PEER, neighbour="behind-1")]},
+    {"rows_before": [1] * 200},
+    {"rows_behind": [0]},
     {"dtype": "object"},
     {"version": "9" * 10**6},
 ]
@@ -200,10 +206,20 @@ def test_a_side_is_opened_by_its_own_secret(unit: HostileUnit, frames: list[Fram
     own = loading(frames)
     session = description_of(own[0])["session"]
     assert unit.load(own)
-    for side, shown in ((BEHIND, secret_for(session, BEFORE)), (BEFORE, session)):
+    before, behind = (neighbour_name(side, 0) for side in (BEFORE, BEHIND))
+    for name, shown in ((behind, secret_for(session, before)), (before, session)):
         with pytest.raises(LinkError, match="UNAUTHENTICATED"):
-            RawStream(unit.channel, HOP, ((SESSION, shown), (SIDE, side)))
-    unit.hop(session, BEHIND).close()
+            RawStream(unit.channel, HOP, ((SESSION, shown), (NEIGHBOUR, name)))
+    unit.hop(session, behind).close()
+
+
+def test_a_segment_has_no_other_neighbours(unit: HostileUnit, frames: list[Frame]) -> None:
+    """Though the secret for their name is right."""
+    own = loading(frames)
+    assert unit.load(own)
+    for name in (neighbour_name(BEFORE, 1), neighbour_name(SHARE, 0)):
+        with pytest.raises(LinkError, match="no such neighbour"):
+            unit.hop(description_of(own[0])["session"], name)
 
 
 def test_half_a_segment_neither_steps_nor_is_sent(unit: HostileUnit, frames: list[Frame]) -> None:
@@ -251,7 +267,7 @@ def test_tensors_that_do_not_fit_end_the_step(
     begin = next(each for each in frames if each.kind == FrameKind.BEGIN)
     session = description_of(own[0])["session"]
     assert unit.load(own)
-    hops = [unit.hop(session, side) for side in (BEFORE, BEHIND)]
+    hops = [unit.hop(session, neighbour_name(side, 0)) for side in (BEFORE, BEHIND)]
     unit.control.tell(begin)
     hops[0].tell(replace(begin, kind=FrameKind.ACTIVATION, tensors=tensors))
     assert unit.control.receive().kind in (FrameKind.FAILED, FrameKind.ALIVE)

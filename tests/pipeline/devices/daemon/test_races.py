@@ -14,9 +14,10 @@ from collapipe.wire.channels import DeviceAddress, Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.messages import BEFORE, Peer, secret_for
+from pipeline.devices.messages import BEFORE, Peer, neighbour_name, secret_for
 
-DESCRIPTION = SimpleNamespace(dialled=[], session="earlier", unit=3)
+NAME = neighbour_name(BEFORE, 0)
+DESCRIPTION = SimpleNamespace(peers=[], neighbours={NAME}, session="earlier", unit=3)
 HELD: Any = SimpleNamespace(description=DESCRIPTION)
 
 
@@ -64,20 +65,20 @@ class Hooked(dict[str, FrameStream]):
         super().__init__()
         self.other = threading.Thread(target=owner._let_go, daemon=True)
 
-    def setdefault(self, side: str, stream: FrameStream) -> FrameStream:  # type: ignore[override]
+    def setdefault(self, name: str, stream: FrameStream) -> FrameStream:  # type: ignore[override]
         self.other.start()
         self.other.join(0.2)  # it waits for us, and must
-        return super().setdefault(side, stream)
+        return super().setdefault(name, stream)
 
 
 def test_no_neighbour_outlives_its_segment() -> None:
     own, stream = session(), FrameStream("a neighbour", 100)
     own.neighbours = hooked = Hooked(own)
-    own.attach(BEFORE, secret_for("earlier", BEFORE), stream)
+    own.attach(NAME, secret_for("earlier", NAME), stream)
     hooked.other.join(60)
     assert stream.over and not own.neighbours
     with pytest.raises(RefusedLinkError):
-        own.attach(BEFORE, secret_for("earlier", BEFORE), stream)
+        own.attach(NAME, secret_for("earlier", NAME), stream)
 
 
 def test_a_neighbour_that_refuses_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_a_neighbour_that_refuses_leaves_no_connection(monkeypatch: pytest.Monke
     with daemons(1) as (daemon,):
         daemon._session = session()
         with pytest.raises(LinkError):
-            daemon._dial(DeviceAddress("device-1", "127.0.0.1:1"), "secret")
+            daemon._dial(DeviceAddress("device-1", "127.0.0.1:1"), "secret", NAME)
         daemon._session = None
     assert closed.is_set()
 
@@ -108,17 +109,15 @@ def test_a_device_is_ready_once_it_has_dialled_all_peers() -> None:
     """Else another device would begin without its stream."""
     own, dialled = session(), list[str]()
 
-    def dial(address: DeviceAddress, secret: str, side: str) -> FrameStream:
+    def dial(address: DeviceAddress, secret: str, name: str) -> FrameStream:
         dialled.append(address.name)
         return FrameStream(address.name, 100)
 
-    peers = [Peer(DeviceAddress(f"peer-{k}", f"127.0.0.1:{k}"), "secret") for k in (1, 2, 3)]
-    known: Any = SimpleNamespace(
-        session="s", next=None, next_session=None, peers=peers, member=0, others=[1, 2, 3]
-    )
+    names = ["share-1", "share-2", "behind-0"]
+    peers = [Peer(DeviceAddress(name, "127.0.0.1:1"), name, "secret") for name in names]
+    known: Any = SimpleNamespace(session="s", peers=peers, member=0, neighbours={*names})
     own.held = SimpleNamespace(description=known, part_bytes=0, built=False)  # type: ignore[assignment]
     own.dial = dial
     own._held = lambda frame: own.held  # type: ignore[assignment, return-value]
     own._open(Frame(FrameKind.OPEN, 0, 0, 0, ()))
-    assert dialled == ["peer-1", "peer-2", "peer-3"]
-    assert {*own.neighbours} == {"share-1", "share-2", "share-3"}
+    assert dialled == [*own.neighbours] == names

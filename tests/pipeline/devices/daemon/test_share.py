@@ -14,12 +14,15 @@ from collapipe.wire.parts import joined
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.daemon.share import Exchange
 from pipeline.devices.messages import (
+    BEFORE,
+    BEHIND,
+    SHARE,
     SegmentDescription,
     ShareHeader,
     as_json,
     from_json,
-    member_of,
-    share_side,
+    neighbour_name,
+    place_of,
 )
 from tests.device_cluster import ADAMW, SMALL
 
@@ -46,8 +49,6 @@ def description(**changes: Any) -> SegmentDescription:
         "num_micro_batches": 2,
         "schedule": "gpipe",
         "memory_bytes": 0.0,
-        "next_session": None,
-        "next": None,
         "base": -1,
         "shares": (2, 2),
         "cuts": (1, 2),
@@ -167,8 +168,15 @@ def test_impossible_descriptions_are_refused(changes: dict[str, Any]) -> None:
         from_json(SegmentDescription, as_json(replace(known, **changes)))
 
 
-def test_a_side_names_a_device_of_the_segment() -> None:
-    assert member_of(share_side(7)) == 7
-    assert [
-        member_of(text) for text in ("before", "share-", "share-x", "share-9999", "share-²")
-    ] == [None] * 5
+def test_a_name_has_the_side_and_number_of_a_neighbour() -> None:
+    assert place_of(neighbour_name(SHARE, 7)) == (SHARE, 7)
+    wrong = "before", "share-", "share-x", "share-9999", "share-²", "above-1"
+    assert not any(map(place_of, wrong))
+
+
+def test_neighbours_are_the_devices_with_rows_in_common() -> None:
+    """A device of the second half of the rows, between stages of three devices and of one."""
+    own = description(rows_before=(1, 1, 2))
+    assert own.neighbours == {"before-2", "share-0", "behind-0"}
+    assert own.rows_with(BEFORE, 6) == [(0, 0), (0, 0), (0, 3)]
+    assert description(rows_behind=(3, 1), member=0).rows_with(BEHIND, 8) == [(0, 4), (4, 4)]
