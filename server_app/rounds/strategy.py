@@ -190,8 +190,8 @@ class CollaPipeStrategy:
         unit has disk space for its state, and ``BudgetSpentError`` if the round would exceed
         ``privacy.max_epsilon``.
         """
-        arrivals, phases = self._refresh_roster(round_), Phases()
-        decision = self._scheduler.decide(self._state, round_)
+        phases, (before, arrivals) = Phases(), self._with_arrivals(self._state, round_)
+        decision = self._scheduler.decide(before, round_)
         phases.end("plan")
         outbox = self._exchange.prepare(decision)
         phases.end("send")
@@ -200,13 +200,13 @@ class CollaPipeStrategy:
         outcomes = self._exchange.outcomes(decision, outbox, replies)
         shares = weights_in_average(outcomes.finished, self._settings.federation)
         outcomes, aggregated = self._aggregate(decision, outcomes, shares)
-        self._note_roster(round_, outcomes, aggregated)
+        after = self._with_outcomes(before, round_, outcomes, aggregated)
         phases.end("aggregate")
         round_s = phases.total_s
-        kept_bytes = self._store_kept(round_, store) if store else {}
+        after, kept_bytes = self._stored(after, round_, store) if store else (after, {})
         phases.end("checkpoint")
-        report = self._end(
-            decision, outbox, outcomes, shares, aggregated, kept_bytes, phases.total_s
+        self._state, report = self._ended(
+            after, decision, outbox, outcomes, shares, aggregated, kept_bytes, phases.total_s
         )
         bytes_down, self._units.bytes_down = self._units.bytes_down, 0
         seconds = {**phases.seconds, "round": round_s}
@@ -256,13 +256,15 @@ class CollaPipeStrategy:
             for unit, tensors in training.activations.items()
         }
 
-    def _refresh_roster(self, round_: int) -> tuple[Arrival, ...]:
-        """Ask excluded units and new nodes for their clusters. Returns the units that answered."""
+    def _with_arrivals(
+        self, state: SchedulerState, round_: int
+    ) -> tuple[SchedulerState, tuple[Arrival, ...]]:
+        """Ask excluded units and new nodes for their clusters. Returns the units that answered
+        after the state that has them."""
         known = {*self._units.nodes}
-        told, silent = self._units.ask_again(round_, self._state.roster)
-        roster = self._state.roster.called(round_, silent, self._scheduler.checked(told))
-        self._state = replace(self._state, roster=roster)
-        return tuple(
+        told, silent = self._units.ask_again(round_, state.roster)
+        roster = state.roster.called(round_, silent, self._scheduler.checked(told))
+        return replace(state, roster=roster), tuple(
             Arrival(each, unit not in known)
             for unit, each in told.items()
             if isinstance(each, ClusterState)
@@ -284,9 +286,12 @@ class CollaPipeStrategy:
         self._heads.keep_states({u: each.head_state for u, each in outcomes.finished.items()})
         return outcomes, aggregated
 
-    def _note_roster(self, round_: int, outcomes: Outcomes, aggregated: Aggregated) -> None:
-        """Record units that finished, failed or were absent. Raises an error if all have failed."""
-        finished, failures, roster = outcomes.finished, outcomes.failures, self._state.roster
+    def _with_outcomes(
+        self, state: SchedulerState, round_: int, outcomes: Outcomes, aggregated: Aggregated
+    ) -> SchedulerState:
+        """Return the state with units that finished, failed or were absent. Raises an error if all
+        have failed."""
+        finished, failures, roster = outcomes.finished, outcomes.failures, state.roster
         if self._aggregation.independent and (finished or failures):
             roster = roster.after_failures(round_, failures, finished)
             if not finished:
@@ -298,11 +303,14 @@ class CollaPipeStrategy:
             present=finished.keys() - aggregated.late.keys(),
             miss_limit=self._settings.federation.miss_limit,
         )
-        self._state = replace(self._state, roster=roster)
+        return replace(state, roster=roster)
 
-    def _store_kept(self, round_: int, store: Store) -> dict[int, int]:
-        """Save the units' states to the round's checkpoint. Returns the bytes of each unit."""
-        sent, failures, roster = dict[int, int](), dict[int, Failure](), self._state.roster
+    def _stored(
+        self, state: SchedulerState, round_: int, store: Store
+    ) -> tuple[SchedulerState, dict[int, int]]:
+        """Save the units' states to the round's checkpoint. Returns the state with the units that
+        did not send theirs, and the bytes of each other unit."""
+        sent, failures, roster = dict[int, int](), dict[int, Failure](), state.roster
         clusters, model, settings = roster.clusters, self.model, self._settings
 
         def check(unit: int, kept: Kept) -> None:
@@ -320,11 +328,11 @@ class CollaPipeStrategy:
                 break
         limit = settings.federation.miss_limit
         roster = roster.after_absences(round_, failures, present=(), miss_limit=limit)
-        self._state = replace(self._state, roster=roster)
-        return sent
+        return replace(state, roster=roster), sent
 
-    def _end(
+    def _ended(
         self,
+        state: SchedulerState,
         decision: RoundDecision,
         outbox: Outbox,
         outcomes: Outcomes,
@@ -332,8 +340,8 @@ class CollaPipeStrategy:
         aggregated: Aggregated,
         kept_bytes: Mapping[int, int],
         measured_s: float,
-    ) -> RoundReport:
-        """Return the round's report, and advance the scheduler's state."""
+    ) -> tuple[SchedulerState, RoundReport]:
+        """Return the state for the next round, and the round's report."""
         finished = outcomes.finished
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
@@ -341,17 +349,17 @@ class CollaPipeStrategy:
         if finished:
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
         if aggregated.moved is not None:
-            last = self._state.observation
+            last = state.observation
             factor = self._settings.federation.max_update_norm or BELIEVED
             observation = observed(reports, losses, shares, aggregated.moved, factor, last)
         trained = Trained(losses, reports, observation, kept_bytes)
         if aggregated.skipped is not None:
             decision = replace(decision, skipped=aggregated.skipped)
-        self._state, report = self._scheduler.end(self._state, decision, trained, measured_s)
+        state, report = self._scheduler.end(state, decision, trained, measured_s)
         sums = totals(finished, outbox.jobs, self._settings.compression)
         sums["bytes_up"] += aggregated.bytes_up + report.checkpoint_bytes
         sums["bytes_down"] += aggregated.bytes_down
-        return replace(
+        return state, replace(
             report,
             units=tuple(finished),
             failures={u: f"{f.kind}: {f.message}" for u, f in outcomes.failures.items()},
