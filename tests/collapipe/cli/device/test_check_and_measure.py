@@ -91,7 +91,7 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
         assert status == 0
         assert all(name in out for name in ("device-0 -> device-1", "device-1 -> control unit"))
         before = file.read_text()
-        status, out, _ = command("device", "measure", file, "--repeats", 1, "--write")
+        status, out, _ = command("device", "measure", file, "--repeats", 3, "--write")
         assert status == 0
         assert len(re.findall(r"^device-\d +\S+ [mu]?s .*%$", out, re.MULTILINE)) == 2
         assert re.findall("#.*", file.read_text()) == re.findall("#.*", before)
