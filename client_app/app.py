@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.arrival import message_taken
-from client_app.control_unit import ControlUnit, cached_per_unit, held_out_statistics
+from client_app.control_unit import ControlUnit
 from client_app.fixed_parts import FixedParts
 from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
@@ -225,13 +225,12 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     """Evaluate the server's model on the unit's own rows."""
     request = records.unpack(messages.EvaluateRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
-    settings, setup, unit = _settings(context), _setup(context), _number(context)
+    settings = _settings(context)
     use_threads(settings.pipeline.threads, settings.federation.num_units)
     with cancellable(request.timeout_s):
-        rows = settings, unit, setup.tokenizer, request.split
-        fixed = _fixed(context, settings, _control_unit(context, settings))
-        found = held_out_statistics(*rows, weights, fixed)
-    return records.pack_evaluation(messages.EvaluateReply(unit, found))
+        unit = _control_unit(context, settings)
+        found = unit.evaluate(request.split, weights, _fixed(context, settings, unit))
+    return records.pack_evaluation(messages.EvaluateReply(unit.number, found))
 
 
 def _setup(context: Context) -> messages.Setup:
@@ -241,7 +240,22 @@ def _setup(context: Context) -> messages.Setup:
 
 
 def _control_unit(context: Context, settings: Settings) -> ControlUnit:
-    return _cached_unit(settings, _number(context), _setup(context).tokenizer)
+    cached = _cached_units(settings.federation.num_units)
+    return cached(settings, _number(context), _setup(context).tokenizer)
+
+
+@functools.lru_cache(maxsize=1)  # a process serves one run
+def _cached_units(num_units: int) -> Callable[[Settings, int, str], ControlUnit]:
+    """Return a function that makes the run's control units and keeps all of them.
+
+    Units take turns in every round, so a smaller cache would miss each time.
+    """
+
+    @functools.lru_cache(maxsize=num_units)
+    def made(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
+        return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
+
+    return made
 
 
 def _settings(context: Context) -> Settings:
@@ -302,11 +316,6 @@ def _cached_parts(
         [FrozenStore(default_folder())],
     )
     return FixedParts(parts, (EMBEDDING, HEAD) if devices else [*parts], settings.unit_device)
-
-
-@cached_per_unit
-def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
-    return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
 
 
 def _kept(context: Context) -> dict[str, Tensors]:

@@ -2,10 +2,9 @@
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,25 +31,6 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Split
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-def cached_per_unit(function: Callable[..., T]) -> Callable[..., T]:
-    """Cache the last N results of ``function(settings, unit, …)``, with the run's N units.
-
-    Units take turns in every round, so a smaller cache would miss each time.
-    """
-
-    @functools.lru_cache(maxsize=1)
-    def cache(num_units: int) -> Callable[..., T]:
-        return functools.lru_cache(maxsize=num_units)(function)
-
-    @functools.wraps(function)
-    def cached(settings: Settings, *arguments: Any) -> T:
-        return cache(settings.federation.num_units)(settings, *arguments)
-
-    cached.cache_clear = cache.cache_clear  # type: ignore[attr-defined]
-    return cached
 
 
 class ControlUnit:
@@ -65,6 +45,7 @@ class ControlUnit:
 
     def __init__(self, settings: Settings, number: int, tokenizer: Tokenizer) -> None:
         self.settings, self.number, self.vocabulary = settings, number, tokenizer.vocabulary
+        self._tokenizer, self._evaluators = tokenizer, dict[Split, Evaluator | None]()
         self.device, self.dtype = settings.unit_device, getattr(torch, settings.pipeline.dtype)
         self._examples = settings.task.encode(load_shard(settings, number), tokenizer)
         self.lengths = self._examples.lengths
@@ -126,31 +107,20 @@ class ControlUnit:
         rows = torch.from_numpy(numbers)
         return replace(self._examples.batch(numbers.tolist()), rows=rows), rows
 
+    def evaluate(
+        self, split: Split, weights: Tensors, fixed: Mapping[str, Tensors]
+    ) -> Statistics | None:
+        """Return statistics of the model's answers on the unit's rows, or None if it has no rows.
 
-def held_out_statistics(
-    settings: Settings,
-    unit: int,
-    tokenizer: str,
-    split: Split,
-    weights: Tensors,
-    fixed: Mapping[str, Tensors],
-) -> Statistics | None:
-    """Return statistics of the model's answers on the unit's rows, or None if it has no rows.
-
-    ``tokenizer`` is packed; ``fixed`` are the frozen weights by part. Raises ``DataError``,
-    ``ConfigError``, ``NonFiniteLossError`` or ``CancelledRoundError``.
-    """
-    evaluator = _evaluator(settings, unit, tokenizer, split)
-    if evaluator is None:
-        return None
-    spec, vocabulary = settings.model, Tokenizer.unpack(tokenizer).vocabulary
-    model = build_empty(lambda: SplitModel(spec, vocabulary), whole(fixed) | weights)
-    return evaluator.statistics(moved(model, settings.unit_device))
-
-
-@cached_per_unit
-def _evaluator(settings: Settings, unit: int, tokenizer: str, split: Split) -> Evaluator | None:
-    rows = load_held_out(settings, unit, split)
-    if rows is None:
-        return None
-    return Evaluator(settings.task, rows, Tokenizer.unpack(tokenizer), apart=True)
+        ``fixed`` are the frozen weights by part. Raises ``DataError``, ``ConfigError``,
+        ``NonFiniteLossError`` or ``CancelledRoundError``.
+        """
+        task, spec = self.settings.task, self.settings.model
+        if split not in self._evaluators:
+            rows = load_held_out(self.settings, self.number, split)
+            made = None if rows is None else Evaluator(task, rows, self._tokenizer, apart=True)
+            self._evaluators[split] = made
+        if (evaluator := self._evaluators[split]) is None:
+            return None
+        model = build_empty(lambda: SplitModel(spec, self.vocabulary), whole(fixed) | weights)
+        return evaluator.statistics(moved(model, self.device))

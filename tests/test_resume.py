@@ -121,9 +121,9 @@ def test_units_with_fewer_rows_go_on_with_what_they_kept_of_those(
     run_dir = world.run(tmp_path / "run")
     read = control_unit.load_shard
     monkeypatch.setattr(control_unit, "load_shard", lambda *of: read(*of).select(range(5)))
-    unit_app._cached_unit.cache_clear()
+    unit_app._cached_units.cache_clear()
     world.run(run_dir, "000002")
-    unit_app._cached_unit.cache_clear()
+    unit_app._cached_units.cache_clear()
     told = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
     assert [(each["units"], each["failures"]) for each in told] == [([0, 1], {})] * 3
     assert "the previous checkpoint" not in caplog.text

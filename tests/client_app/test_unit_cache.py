@@ -1,35 +1,50 @@
 """Units that take turns in one process encode their rows once, however many they are."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from flwr.app import Context
 
 from client_app import app, control_unit
+from collapipe.wire import records
+from collapipe.wire.messages import Setup
 
 
-@pytest.mark.parametrize(
-    ("cached", "place", "name"),
-    [
-        (app._cached_unit, app, "ControlUnit"),
-        (control_unit._evaluator, control_unit, "load_held_out"),
-    ],
-    ids=["training", "evaluation"],
-)
-def test_each_unit_reads_its_rows_once(
-    monkeypatch: pytest.MonkeyPatch,
-    cached: Callable[..., Any],
-    place: Any,
-    name: str,
-) -> None:
+def test_each_unit_reads_its_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, read = Mock(**{"federation.num_units": 150}), list[int]()
-    monkeypatch.setattr(place, name, lambda settings, unit, other: read.append(unit))
-    monkeypatch.setattr(place, "Tokenizer", SimpleNamespace(unpack=lambda text: text))
-    more = ["{}", "validation"][: 2 if place is control_unit else 1]
-    units = range(150)
+
+    def made(settings: Any, unit: int, tokenizer: Any) -> Any:
+        read.append(unit)
+        return SimpleNamespace(number=unit)
+
+    monkeypatch.setattr(app, "ControlUnit", made)
+    monkeypatch.setattr(app, "Tokenizer", SimpleNamespace(unpack=lambda text: text))
+    app._cached_units.cache_clear()
+    units = [
+        Context(1, unit, {}, records.pack(Setup("{}", "{}", {}, unit)), {}) for unit in range(150)
+    ]
+    found = [[app._control_unit(each, settings).number for each in units] for _ in range(3)]
+    app._cached_units.cache_clear()
+    assert found == [[*range(150)]] * 3
+    assert read == [*range(150)]
+
+
+def test_a_unit_reads_its_rows_to_evaluate_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+    monkeypatch.setattr(control_unit, "load_shard", lambda *of: ())
+    monkeypatch.setattr(control_unit, "load_held_out", lambda *of: read.append(of[2]))
+    settings = Mock(
+        **{
+            "pipeline.dtype": "float32",
+            "task.encode.return_value.lengths": (),
+            "batch_size": 0,
+            "seed": 1,
+            "compression.feedback": False,
+        }
+    )
+    unit = control_unit.ControlUnit(settings, 0, Mock())
     for _ in range(3):
-        for unit in units:
-            cached(settings, unit, *more)
-    assert read == [*units]
+        assert unit.evaluate("validation", {}, {}) is unit.evaluate("test", {}, {}) is None
+    assert read == ["validation", "test"]
