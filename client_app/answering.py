@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from prometheus_client import Counter, Gauge, Summary
 
 import collapipe
 from client_app.arrival import message_taken, taken_s
-from client_app.figures import count_message, count_round
 from client_app.kept_store import KeptStore
 from collapipe.errors import one_line
 from collapipe.flower.runtime import Task, Tasks, error_reply, wait_briefly
-from collapipe.report import START
+from collapipe.report import START, ClusterReport
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 
@@ -26,6 +26,11 @@ _log = logging.getLogger(__name__)
 _APP = "collapipe/collapipe"
 _CHANGING = records.STATE, records.RESTORE, records.TRAIN  # messages that change the unit's state
 _PAUSE_S = 0.3  # pause between polls for a message
+# figures of the unit's messages and rounds for Prometheus
+_SECONDS = Summary("collapipe_message_seconds", "Seconds per message.", ["kind", "outcome"])
+_PHASES = Counter("collapipe_phase_seconds", "Seconds of the phases of rounds.", ["phase"])
+_BYTES = Counter("collapipe_bytes", "Bytes of weights, activations and gradients.", ["way"])
+_DEVICES = Gauge("collapipe_devices", "Real devices that took part in the last round.")
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,23 @@ def _count(message: Message, reply: Message) -> None:
         count_round(report)
         more = f", the first micro-batch after {report.seconds[START]:.2f} s"
     _log.info("%s: %.1f s%s", kind, seconds, more)
+
+
+def count_message(kind: str, seconds: float, num_bytes: int, answered: int | None) -> None:
+    """Add a message of ``num_bytes``. ``answered`` is the bytes of the reply, None if it failed."""
+    outcome = "failed" if answered is None else "answered"
+    _SECONDS.labels(kind, outcome).observe(seconds)
+    _BYTES.labels("down").inc(num_bytes)
+    _BYTES.labels("up").inc(answered or 0)
+
+
+def count_round(report: ClusterReport) -> None:
+    """Add a round's phases, link traffic and devices; ``count_message`` adds its message."""
+    for phase, seconds in report.seconds.items():
+        _PHASES.labels(phase).inc(seconds)
+    _BYTES.labels("down").inc(report.link_bytes_down)
+    _BYTES.labels("up").inc(report.link_bytes_up)
+    _DEVICES.set(len(report.devices))
 
 
 def go_back(kept: KeptStore, message: Message, context: Context) -> None:

@@ -2,7 +2,7 @@
 
 from prometheus_client import REGISTRY
 
-from client_app.figures import count_message, count_round
+from client_app.answering import count_message, count_round
 from collapipe.report import ClusterReport
 
 
