@@ -1,15 +1,14 @@
 """A unit's round of training: prepare, run, report. Independent of Flower."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from client_app.arrival import taken_s
 from client_app.control_unit import ControlUnit
-from client_app.devices import DeviceFigures
 from client_app.memory import StemRows, change_coder, stem_rows
 from client_app.payloads import ActivationMeter, measured
 from client_app.trainers import RoundTrainer, Start, open_trainer
@@ -68,15 +67,15 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A round after its last step; ``devices`` is None if they are simulated."""
+    """A round after its last step; ``alive`` are the real devices that are known to be alive.
+
+    The ``report`` lacks what is computed afterwards.
+    """
 
     weights: Tensors
     optimizer_state: Tensors
-    steps: tuple[_Step, ...]
-    seconds: dict[str, float]
-    link_bytes_up: int
-    link_bytes_down: int
-    devices: DeviceFigures | None
+    report: ClusterReport
+    alive: Collection[str]
 
 
 def run_round(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
@@ -111,15 +110,25 @@ def _run(
         steps = tuple(_steps(unit, request, opened, stem))
         trainer, link = opened.trainer, opened.link
         trainer.timer.seconds[START] += trainer.timer.began_s - taken_s()
-        return _Trained(
-            weights=trainer.weights(),
-            optimizer_state=trainer.optimizer_state(),
-            steps=steps,
-            seconds=dict(trainer.timer.seconds),
+        weights, optimizer_state = trainer.weights(), trainer.optimizer_state()
+        seconds = dict(trainer.timer.seconds)
+        figures = opened.devices.figures() if opened.devices else None
+        report = ClusterReport(
+            unit=unit.number,
+            losses=tuple(each.loss for each in steps),
+            samples=sum(each.samples for each in steps),
+            target_tokens=sum(each.target_tokens for each in steps),
+            input_tokens=sum(each.input_tokens for each in steps),
+            seconds=seconds,
             link_bytes_up=link.bytes_up if link else 0,
             link_bytes_down=link.bytes_down if link else 0,
-            devices=opened.devices.figures() if opened.devices else None,
+            squared_norms=tuple(each.squared_norm for each in steps),
+            stem_rows=stem.computed if isinstance(unit.settings.model, StemSpec) else 0,
+            devices=figures.reports if figures else (),
+            events=figures.events if figures else (),
+            traces=figures.traces if figures else (),
         )
+        return _Trained(weights, optimizer_state, report, figures.alive if figures else ())
 
 
 def _steps(
@@ -155,7 +164,6 @@ def _report(
     trained: _Trained,
 ) -> RoundResult:
     """Return the round's result; ``received`` are the weights before the training."""
-    settings, figures = unit.settings, trained.devices
     end = {name: trained.weights[name] for name in inputs.weights}
     lacking = {} if inputs.masks else inputs.kept.get(messages.RESIDUAL, {})
     sent, residual, masked = _sent(unit, inputs, received, end)
@@ -168,23 +176,9 @@ def _report(
         kept[messages.STEM] = {messages.STEM_ROWS: rows}
     if (coder := start.coder) is not None:  # keep both: the next request selects one
         kept |= zip(messages.ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
-    report = ClusterReport(
-        unit=unit.number,
-        losses=tuple(each.loss for each in trained.steps),
-        samples=sum(each.samples for each in trained.steps),
-        target_tokens=sum(each.target_tokens for each in trained.steps),
-        input_tokens=sum(each.input_tokens for each in trained.steps),
-        seconds=trained.seconds,
-        link_bytes_up=trained.link_bytes_up,
-        link_bytes_down=trained.link_bytes_down,
-        squared_norms=tuple(each.squared_norm for each in trained.steps),
-        stem_rows=stem.computed if isinstance(settings.model, StemSpec) else 0,
-        rounding=measured(settings.compression, start.meter, received, end, lacking),
-        devices=figures.reports if figures else (),
-        events=figures.events if figures else (),
-        traces=figures.traces if figures else (),
-    )
-    state = unit.state(figures.alive if figures else ())
+    rounding = measured(unit.settings.compression, start.meter, received, end, lacking)
+    report = replace(trained.report, rounding=rounding)
+    state = unit.state(trained.alive)
     return RoundResult(messages.TrainReply(sent, report, state, head_state), kept, masked)
 
 
