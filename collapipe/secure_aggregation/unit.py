@@ -123,9 +123,12 @@ class UnitWithShares:
                 f"shares of {len(shares)} units, {len(strangers)} of them not in the roster; "
                 f"expected shares of {session.units_needed - 1} other units or more"
             )
-        opened = {sender: self._opened(session, sender, each) for sender, each in shares.items()}
-        held = {sender: both for sender, both in opened.items() if both is not None}
         own, keys, digest_ = self.before, session.keys, session.digest
+        held = dict[int, bytes]()
+        for sender, each in shares.items():
+            pair = keys[sender].seal, digest_, sender, unit
+            if (both := masks.unseal(each, own.seal_key, *pair)) is not None:
+                held[sender] = both
         seeds = {
             other: masks.pair_seed(own.mask_key, keys[other].mask, digest_, unit, other)
             for other in shares
@@ -138,14 +141,6 @@ class UnitWithShares:
             for other in shares
         }
         return MaskedUnit(unit, round_, session.units_needed, held, self.own_share, confirming)
-
-    def _opened(self, session: Session, sender: int, sealed: bytes) -> bytes | None:
-        """Return the sender's two shares; None if they cannot be opened."""
-        private, public, to = self.before.seal_key, session.keys[sender].seal, self.before.unit
-        try:
-            return masks.unseal(sealed, private, public, session.digest, sender, to)
-        except WireError:
-            return None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
