@@ -1,13 +1,11 @@
 """The trainers of a unit's model in a round: the cluster's pipeline, or the unit alone."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
@@ -23,9 +21,7 @@ from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.stem import ActivationStore, StemSpec, activation_folder
 from collapipe.process.torch_device import moved
-from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Batch, Tensors
-from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.feedback import ChangeCoder
 from collapipe.wire.messages import TrainRequest
 from pipeline.engine import Pipeline
@@ -41,19 +37,12 @@ class UnsplitTrainer:
     compare the pipeline with it.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        vocabulary: Vocabulary,
-        weights: Tensors,
-        settings: OptimizerSettings,
-        state: Mapping[str, Tensor],
-        device: torch.device,
-    ) -> None:
-        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
-        self._model = moved(model, device).train()
-        self._optimizer = Optimizer(settings, self._model)
-        self._optimizer.load_state(state)
+    def __init__(self, unit: ControlUnit, spec: ModelSpec, start: "Start") -> None:
+        weights = whole(start.fixed) | start.weights
+        model = build_empty(lambda: SplitModel(spec, unit.vocabulary), weights)
+        self._model = moved(model, unit.device).train()
+        self._optimizer = Optimizer(unit.settings.optimizer, self._model)
+        self._optimizer.load_state(start.state)
         self.timer = PhaseTimer()
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
@@ -86,20 +75,14 @@ class UnsplitTrainer:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(RoundStart):
     """The inputs of a round's trainer.
 
-    ``weights`` are the trainable ones by their names in the model, ``fixed`` the frozen ones of
-    each part. ``state`` is the optimiser's state by the weights' names.
-    ``frozen`` has the digests of the frozen weights of each part. Activations of a frozen stem are
-    stored up to ``stem_limit_bytes``. ``coder`` sends activations as changes, and ``meter``
-    measures their rounding errors; each is None if the run does not use it.
+    Trainable weights and the optimiser's state have the weights' names in the model. Activations of
+    a frozen stem are stored up to ``stem_limit_bytes``. ``coder`` sends activations as changes, and
+    ``meter`` measures their rounding errors; each is None if the run does not use it.
     """
 
-    weights: Tensors
-    fixed: Mapping[str, Tensors]
-    state: Tensors
-    frozen: Mapping[str, str]
     stem_limit_bytes: int
     coder: ChangeCoder | None
     meter: ActivationMeter | None
@@ -124,16 +107,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
     reached, and ``RoundFailedError`` if the remaining devices cannot hold the model."""
     settings, spec = unit.settings, _with_store(unit, start)
     if settings.framework.unsplit and unit.devices is None:
-        yield RoundTrainer(
-            UnsplitTrainer(
-                spec=spec,
-                vocabulary=unit.vocabulary,
-                weights=whole(start.fixed) | start.weights,
-                settings=settings.optimizer,
-                state=start.state,
-                device=unit.device,
-            )
-        )
+        yield RoundTrainer(UnsplitTrainer(unit, spec, start))
         return
     link = _link(unit, request, start)
     with ExitStack() as stack:
@@ -158,7 +132,7 @@ def open_trainer(unit: ControlUnit, request: TrainRequest, start: Start) -> Iter
             described=unit.described.devices,
             request=request,
             spec=spec,
-            start=RoundStart(start.weights, start.fixed, start.state, start.frozen),
+            start=start,
             embedding=_embedding(unit, spec, start),
         )
         stack.enter_context(devices.segments)
