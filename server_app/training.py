@@ -252,7 +252,8 @@ class _Run:
         report = result.report
         for each in result.arrivals:
             unit, rows = each.cluster.unit, counted(each.cluster.num_samples, "row")
-            self._progress.arrival(report.round, unit, f"joined, {rows}" if each.new else "is back")
+            called, how = self.places.called(unit), f"joined, {rows}" if each.new else "is back"
+            self._progress.say(f"round {report.round}: {called} {how}")
             if each.new:
                 add_shard(self.folder, each.cluster, self.places.name(unit), report.round)
         self._progress.round(report, result.seconds["round"])

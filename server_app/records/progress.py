@@ -68,10 +68,6 @@ class RunProgress:
         """Print a line that stays."""
         self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def arrival(self, round_: int, unit: int, how: str) -> None:
-        """Show that a unit takes part from this round on."""
-        self.say(f"round {round_}: {self._called(unit)} {how}")
-
     def step(self, unit: int, step: int, loss: float, samples: int, tokens: int) -> None:
         """Show that a unit has finished a step."""
         with self._lock:
