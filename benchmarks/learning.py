@@ -26,7 +26,7 @@ from ordinary import Ordinary, use_threads
 from scipy import stats
 
 from collapipe.config import load_overrides
-from collapipe.runs.rows import load_test, load_validation
+from collapipe.runs.rows import load_rows
 from collapipe.tasks.evaluation import Evaluator
 
 ORDINARY, FLOAT32 = "ordinary", "collapipe"
@@ -117,7 +117,7 @@ def ordinary(run_dir: Path, overrides: list[str]) -> None:
     settings = load_overrides(overrides)
     start = time.perf_counter()
     loop = Ordinary.prepare(settings)
-    validation = Evaluator(settings.task, load_validation(settings), loop.tokenizer)
+    validation = Evaluator(settings.task, load_rows(settings, "validation"), loop.tokenizer)
     federation, curve = settings.federation, []
     every = federation.eval_every * federation.local_steps
 
@@ -128,7 +128,8 @@ def ordinary(run_dir: Path, overrides: list[str]) -> None:
             print(f"step {step + 1}: loss {loss:.3f}, validation {value:.4f}", flush=True)
 
     loop.train(unions=True, each_step=each_step)
-    score = Evaluator(settings.task, load_test(settings), loop.tokenizer).evaluate(loop.model).score
+    test = Evaluator(settings.task, load_rows(settings, "test"), loop.tokenizer)
+    score = test.evaluate(loop.model).score
     result = {
         "metric": score.name,
         "test": score.value,

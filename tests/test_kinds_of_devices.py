@@ -25,7 +25,7 @@ from collapipe.models.stem import ActivationStore, StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.process.torch_device import CPU
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import build_tokenizer, load_test
+from collapipe.runs.rows import build_tokenizer, load_rows
 from collapipe.tasks.evaluation import Evaluator, Predictor
 from collapipe.tasks.generation import Decoding, Generator
 
@@ -148,7 +148,7 @@ def test_a_run_ends_with_the_same_weights(
 def test_a_model_answers_the_same(second: torch.device, task: str) -> None:
     """Evaluated, and asked with scores; a causal one goes on with texts."""
     settings = load_overrides([f"task={task}", *OF_TASKS[task]])
-    rows, found = load_test(settings), []
+    rows, found = load_rows(settings, "test"), []
     tokenizer = build_tokenizer(settings)
     for device in (second, CPU):
         model = initial_model(settings, tokenizer).eval().to(device)

@@ -29,7 +29,7 @@ from collapipe.errors import ConfigError, OwnerError, RoundFailedError
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.inventory.cluster import ANY_COST as COST
 from collapipe.inventory.file import read_inventory
-from collapipe.runs.rows import load_shard, load_test, make_tokenizer, tell_rows
+from collapipe.runs.rows import load_rows, load_shard, make_tokenizer, tell_rows
 from collapipe.wire import records
 from collapipe.wire.messages import LinkAddress
 from server_app.units import Units
@@ -573,7 +573,7 @@ def test_a_server_without_rows_of_its_own_says_what_it_lacks(tmp_path: Path) -> 
     """It cuts none from those of the units."""
     settings = load_overrides([*MODEL, f"hydra.run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="no rows"):
-        load_test(settings)
+        load_rows(settings, "test")
     one = f"data.test_file={written(tmp_path / 'test.csv', 4)}"
     with pytest.raises(ConfigError, match="set both"):
         load_overrides([*MODEL, one])

@@ -28,7 +28,7 @@ from collapipe.config import Settings
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import Head, SplitModel
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import load_shards, load_validation
+from collapipe.runs.rows import load_rows, load_shards
 from collapipe.seeds import derive
 from collapipe.state import Precision
 from collapipe.tasks.task import Task
@@ -242,7 +242,7 @@ def membership_of(
     trained = concatenate_datasets(shards) if unit is None else shards[unit]
     members, others = (
         losses_of(model, settings.task, drawn(rows, _MOST_MEMBERS, settings.seed), tokenizer)
-        for rows in (trained, load_validation(settings))
+        for rows in (trained, load_rows(settings, "validation"))
     )
     return membership(members, others, derive(settings.seed, "audit", "bootstrap"))
 

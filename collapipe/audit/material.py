@@ -20,7 +20,7 @@ from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, masks_for
 from collapipe.models.stem import StemSpec
 from collapipe.runs.model import load_model
-from collapipe.runs.rows import load_validation
+from collapipe.runs.rows import load_rows
 from collapipe.seeds import derive
 from collapipe.tasks.chat import Chat
 from collapipe.tasks.task import Examples
@@ -170,7 +170,7 @@ class Material:
         """
         settings, model, tokenizer = load_model(run_dir, trusted, unit)
         texts = _public_texts(settings, public)
-        held = drawn(load_validation(settings), rows, settings.seed)
+        held = drawn(load_rows(settings, "validation"), rows, settings.seed)
         known, vocabulary = settings.task.inputs(texts, tokenizer), tokenizer.vocabulary
         task = settings.task  # packed conversations do not see each other: as each alone
         encode = task.encode_apart if isinstance(task, Chat) else task.encode

@@ -13,7 +13,6 @@ from pydantic import Field
 from collapipe.config.contradictions import contradictions, faults_in_cluster, faults_in_data
 from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
-from collapipe.config.settings import build
 from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError
 from collapipe.sections import Count, DataSettings, LoraSettings
@@ -66,7 +65,7 @@ def load_text(text: str) -> Settings:
     The strategy is not built: only the server needs it, and a unit's machine may lack its class.
     """
     settings = _settings(parsed(text))
-    world = {option: build(option, settings.tree.get(option)) for option in _WORLD}
+    world = {option: settings.build(option) for option in _WORLD}
     _check_there(settings.data)
     faults = faults_in_cluster(settings, world["cluster"]), faults_in_data(settings)
     for fault in chain(contradictions(settings), *faults):

@@ -6,9 +6,9 @@ All functions raise ``DataError`` if rows cannot be read.
 import functools
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
@@ -32,16 +32,10 @@ _loading = threading.RLock()  # units of one process share the loaded rows
 _BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that are not pretrained
 
 
-def load_validation(settings: Settings) -> Dataset:
-    """Return the rows to evaluate on between rounds."""
+def load_rows(settings: Settings, split: Split) -> Dataset:
+    """Return the rows to evaluate on: ``validation`` between rounds, ``test`` at the end."""
     with _loading:
-        return _first(_splits(settings).validation, settings.data.max_eval_samples)
-
-
-def load_test(settings: Settings) -> Dataset:
-    """Return the rows to evaluate on at the end."""
-    with _loading:
-        return _first(_splits(settings).test, settings.data.max_eval_samples)
+        return _first(getattr(_splits(settings), split), settings.data.max_eval_samples)
 
 
 def load_server_rows(settings: Settings) -> dict[Split, Dataset]:
@@ -54,7 +48,7 @@ def load_server_rows(settings: Settings) -> dict[Split, Dataset]:
             f"data.name={settings.data.name}: lacks rows for validation or test, and the server "
             "does not draw any from training rows; set evaluation.where=units"
         )
-    return {"validation": load_validation(settings), "test": load_test(settings)}
+    return {split: load_rows(settings, split) for split in ("validation", "test")}
 
 
 def draws_held_out(settings: Settings) -> bool:
@@ -70,7 +64,7 @@ def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None
     """
     with _loading:
         try:
-            rows = _first(getattr(_splits(settings), split), settings.data.max_eval_samples)
+            rows = load_rows(settings, split)
         except NoRowsError:
             if not _is_owners(settings):
                 raise
@@ -179,10 +173,8 @@ def _train(settings: Settings) -> Dataset:
 @functools.lru_cache(maxsize=1)
 def _partitioner(settings: Settings) -> "Partitioner":
     """Return the partitioner with its rows, which can be set only once."""
-    partitioner: Partitioner = settings.build("data.partitioner")
+    partitioner = _built(settings.tree["data"]["partitioner"], _train(settings))
     partitioner.dataset = _train(settings)
-    by = settings.tree["data"]["partitioner"].get("partition_by")
-    _check_column(by, partitioner.dataset)
     return partitioner
 
 
@@ -200,25 +192,28 @@ def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
     chosen = settings.tree["data"]["partitioner"]
     if "min_partition_size" in chosen:
         chosen = {**chosen, "min_partition_size": 0}
-    partitioner: Partitioner = build("data.partitioner", chosen)
-    by = chosen.get("partition_by")
-    _check_column(by, rows)
+    partitioner = _built(chosen, rows)
     from flwr_datasets.partitioner import NaturalIdPartitioner
 
     if isinstance(partitioner, NaturalIdPartitioner):
+        by = chosen["partition_by"]
         mine = set(load_shard(settings, unit)[by])
         return rows.select([row for row, value in enumerate(rows[by]) if value in mine])
     partitioner.dataset = rows
     return part(partitioner, unit)
 
 
-def _check_column(name: object, train: Dataset) -> None:
-    if isinstance(name, str) and name not in train.column_names:
-        there = ", ".join(map(repr, train.column_names))
+def _built(chosen: Mapping[str, Any], rows: Dataset) -> "Partitioner":
+    """Build a partitioner. Raises ``ConfigError`` if the ``rows`` lack the column that it reads."""
+    partitioner: Partitioner = build("data.partitioner", chosen)
+    name = chosen.get("partition_by")
+    if isinstance(name, str) and name not in rows.column_names:
+        there = ", ".join(map(repr, rows.column_names))
         raise ConfigError(
             f"data.partitioner.partition_by={name}: the rows have no such column, but {there}; "
             "name one of them, or set partitioner=iid"
         )
+    return partitioner
 
 
 def _first(rows: Dataset, count: int | None) -> Dataset:

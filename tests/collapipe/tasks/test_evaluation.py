@@ -16,7 +16,7 @@ from trained import scored, trained
 
 from collapipe.config import load_overrides
 from collapipe.models.split import SplitModel
-from collapipe.runs.rows import build_tokenizer, load_validation
+from collapipe.runs.rows import build_tokenizer, load_rows
 from collapipe.statistics import Statistics
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.evaluation import Evaluator
@@ -115,7 +115,7 @@ def test_rows_that_are_evaluated_apart_add_up_to_the_last_bit(task: str) -> None
     """Whoever evaluates them; together they differ from that by rounding alone, but for texts that
     become one stream."""
     settings = load_overrides([f"task={task}", *KINDS[task], *SMALL])
-    rows, tokenizer = load_validation(settings), build_tokenizer(settings)
+    rows, tokenizer = load_rows(settings, "validation"), build_tokenizer(settings)
     torch.manual_seed(0)
     model = SplitModel(settings.model, tokenizer.vocabulary)
 
