@@ -69,7 +69,7 @@ class _Step:
 class _Trained:
     """A round after its last step; ``alive`` are the real devices that are known to be alive.
 
-    The ``report`` lacks what is computed afterwards.
+    The ``report`` has no rounding errors yet: ``_report`` adds them.
     """
 
     weights: Tensors
