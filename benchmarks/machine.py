@@ -2,6 +2,12 @@
 
 import os
 import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
@@ -16,4 +22,23 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "collapipe": collapipe.__version__,
+    }
+
+
+def record(
+    load: str, seeds: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> dict[str, object]:
+    """Return rows with all that a file in ``results`` says of them. ``load`` describes the other
+    work of the machine; the load average counts this measurement, too."""
+    git = "git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"
+    known = machine()
+    return {
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "machine": f"{known['cores']} cores, Python {known['python']}, torch {known['torch']}",
+        "load": f"{load}; load average at the end {os.getloadavg()[0]:.1f}",
+        "seeds": [*seeds],
+        "commit": subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "columns": [*columns],
+        "rows": [[*row] for row in rows],
     }

@@ -15,12 +15,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import machine
+from machine import machine, record
 from ordinary import Ordinary, use_threads
 
 from collapipe.config import load_overrides
 
-SIZES = ["model.dim=256", "model.feed_forward_dim=1024", "model.num_decoder_blocks=6"]
+WIDTHS = {
+    "256": ["model.dim=256", "model.feed_forward_dim=1024", "model.num_decoder_blocks=6"],
+    "64": ["model.dim=64", "model.feed_forward_dim=256", "model.num_decoder_blocks=6"],
+}
+COLUMNS = ["width", "side", "tokens/s", "least", "most", "CollaPipe / side"]
 ROUNDS = ["federation.rounds=4", "federation.local_steps=4", "federation.eval_every=99"]
 SMALL_TEST = ["task.validation_rows=2", "task.test_rows=2"]
 
@@ -29,24 +33,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("outputs/throughput"))
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("overrides", nargs="*", help="instead of 256-wide 6+6 blocks")
+    parser.add_argument("--widths", nargs="+", choices=WIDTHS, default=["256"])
+    parser.add_argument("--load", default="unknown", help="other work of this machine")
+    parser.add_argument("overrides", nargs="*", help="instead of 6+6 blocks of a width")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    overrides = [*(arguments.overrides or SIZES), *ROUNDS, *SMALL_TEST]
+    own = arguments.overrides
+    sizes = {"own": own} if own else {width: WIDTHS[width] for width in arguments.widths}
+    rows, details = [], {}
+    for width, options in sizes.items():
+        overrides = [*options, *ROUNDS, *SMALL_TEST]
+        speeds, phases = measured(overrides, arguments.turns, arguments.output / width)
+        rows += report(width, speeds, phases)
+        details[width] = {"speeds": speeds, "phases": phases, "overrides": overrides}
+    found = record(arguments.load, [0], COLUMNS, rows)
+    result = {**found, "details": details, "about": machine()}
+    (arguments.output / "throughput.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measured(
+    overrides: list[str], turns: int, output: Path
+) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
+    """Tokens per second of each side in each turn, and seconds of a round's phases."""
     speeds: dict[str, list[float]] = {"collapipe": [], "vanilla_fl": [], "ordinary": []}
     phases: dict[str, dict[str, float]] = {}
-    for turn in range(arguments.turns):
+    for turn in range(turns):
         for framework in ("collapipe", "vanilla_fl"):
-            folder = (arguments.output / f"{framework}-{os.getpid()}-{turn}").resolve()
+            folder = Path(f"{output}-{framework}-{os.getpid()}-{turn}").resolve()
             federated(framework, overrides, folder)
             lines = read(folder)[1:]
             seconds = sum(line["seconds"]["round"] for line in lines)
             speeds[framework].append(sum(line["target_tokens"] for line in lines) / seconds)
             phases[framework] = median_phases(lines)
         speeds["ordinary"].append(ordinary(overrides))
-    report(speeds, phases)
-    result = {"speeds": speeds, "phases": phases, "overrides": overrides, "machine": machine()}
-    (arguments.output / "throughput.json").write_text(json.dumps(result, indent=2) + "\n")
+    return speeds, phases
 
 
 def federated(framework: str, overrides: list[str], folder: Path) -> None:
@@ -76,23 +96,25 @@ def ordinary(overrides: list[str]) -> float:
     return sum(tokens for tokens, _ in marks[warm:]) / sum(s for _, s in marks[warm:])
 
 
-def report(speeds: dict[str, list[float]], phases: dict[str, dict[str, float]]) -> None:
-    medians = {side: statistics.median(values) for side, values in speeds.items()}
-    print(
-        f"{'side':<12} {'tokens/s':>9} {'least':>9} {'most':>9}   collapipe / side, median of turns"
-    )
+def report(
+    width: str, speeds: dict[str, list[float]], phases: dict[str, dict[str, float]]
+) -> list[list[str]]:
+    """Print the figures of a width, and return a row for each side."""
+    rows = []
+    print(" | ".join(COLUMNS))
     for side, values in speeds.items():
         ratios = [a / b for a, b in zip(speeds["collapipe"], values, strict=True)]
-        print(
-            f"{side:<12} {medians[side]:>9,.0f} {min(values):>9,.0f} {max(values):>9,.0f}"
-            f"   {statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-        )
+        speed = [f"{each:,.0f}" for each in (statistics.median(values), min(values), max(values))]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        rows.append([width, side, *speed, ratio])
+        print(" | ".join(rows[-1]))
     print("\nseconds of a round, of the mean unit in it (unit/…), by phase")
     names = sorted({name for each in phases.values() for name in each})
     for name in names:
         row = "  ".join(f"{phases[side].get(name, 0.0):>10.3f}" for side in phases)
         print(f"{name:<16} {row}")
-    print(f"{'':<16} " + "  ".join(f"{side:>10}" for side in phases))
+    print(f"{'':<16} " + "  ".join(f"{side:>10}" for side in phases), flush=True)
+    return rows
 
 
 if __name__ == "__main__":

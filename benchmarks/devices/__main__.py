@@ -9,11 +9,14 @@ from pathlib import Path
 from benchmarks.devices import (
     availability,
     capacity,
+    copies,
     cores,
     hop,
     iteration,
+    measuring,
     memory,
     neighbours,
+    one_machine,
     predictions,
     recovery,
     replicas,
@@ -23,7 +26,7 @@ from benchmarks.rows import run_row
 
 ROWS = (
     *(iteration, hop, neighbours, predictions, recovery, availability),
-    *(cores, memory, capacity, replicas, sharing),
+    *(cores, memory, capacity, replicas, sharing, one_machine, measuring, copies),
 )
 
 

@@ -8,10 +8,11 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.devices.cluster import apart
 from benchmarks.devices.sides import about, limited, save
@@ -84,25 +85,44 @@ def main(arguments: Namespace) -> None:
 
 def run_rounds(num_rounds: int, measured: bool, setting: Setting) -> list[dict[str, float]]:
     """Return planned and measured seconds, and the spread, of each round."""
-    there = _on_one_machine if setting.mbit is None else _in_network
-    with tempfile.TemporaryDirectory() as folder, there(setting, Path(folder)) as inventory:
-        run, own = Path(folder, "run"), ("federation.num_units=1", "pipeline.threads=1")
-        options = *own, *setting.options
+    with tempfile.TemporaryDirectory() as folder, daemons_of(setting, Path(folder)) as inventory:
+        options = "federation.num_units=1", "pipeline.threads=1", *setting.options
         if measured:
-            began = time.monotonic()
-            _call("device", "measure", str(inventory), *options, "--write")
-            print(f"{time.monotonic() - began:.0f} s of measuring", flush=True)
-        last = f"federation.rounds={num_rounds}", f"hydra.run.dir={run}", "task.test_rows=4"
-        _call("run", "cluster=devices", f"cluster.file={inventory}", *options, *last)
-        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+            print(f"{measuring_s(inventory, options):.0f} s of measuring", flush=True)
+        there = "cluster=devices", f"cluster.file={inventory}"
+        rounds = f"federation.rounds={num_rounds}", "task.test_rows=4"
         return [
             {
                 "planned_s": each["cost"]["clusters"][0]["pipeline_s"],
                 "measured_s": each["pipeline_s"]["0"],
                 "spread": each["cost"]["clusters"][0]["spread"],
             }
-            for each in lines
+            for each in run_lines(Path(folder, "run"), *there, *options, *rounds)
         ]
+
+
+def daemons_of(setting: Setting, folder: Path) -> AbstractContextManager[Path]:
+    """Daemons of a setting, and their inventory, which is in the ``folder``."""
+    there = _on_one_machine if setting.mbit is None else _in_network
+    return there(setting, folder)
+
+
+def measuring_s(inventory: Path, options: Sequence[str]) -> float:
+    """Measure the devices for a run's options. Returns the seconds that it took."""
+    began = time.monotonic()
+    _call("device", "measure", str(inventory), *options, "--write")
+    return time.monotonic() - began
+
+
+def run_lines(folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Run in a process of its own, and return the line of each round."""
+    _call("run", *options, f"hydra.run.dir={folder}")
+    return read_lines(folder)
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """Return the line of each round of a run."""
+    return [*map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
 
 
 @contextmanager
