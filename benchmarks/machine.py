@@ -30,15 +30,23 @@ def record(
 ) -> dict[str, object]:
     """Return rows with all that a file in ``results`` says of them. ``load`` describes the other
     work of the machine; the load average counts this measurement, too."""
-    git = "git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"
     known = machine()
     return {
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "machine": f"{known['cores']} cores, Python {known['python']}, torch {known['torch']}",
         "load": f"{load}; load average at the end {os.getloadavg()[0]:.1f}",
         "seeds": [*seeds],
-        "commit": subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip(),
+        "commit": _commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "columns": [*columns],
         "rows": [[*row] for row in rows],
     }
+
+
+def _commit() -> str:
+    """The commit of this folder; ``unknown`` outside a repository."""
+    git = "git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"
+    try:
+        return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

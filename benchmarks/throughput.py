@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import machine, record
+from machine import record
 from ordinary import Ordinary, use_threads
 
 from collapipe.config import load_overrides
@@ -24,7 +24,8 @@ WIDTHS = {
     "256": ["model.dim=256", "model.feed_forward_dim=1024", "model.num_decoder_blocks=6"],
     "64": ["model.dim=64", "model.feed_forward_dim=256", "model.num_decoder_blocks=6"],
 }
-COLUMNS = ["width", "side", "tokens/s", "least", "most", "CollaPipe / side"]
+FRAMEWORKS = ["collapipe", "vanilla_fl"]
+COLUMNS = ["width", "side", "tokens/s", "least", "most", "first / side"]
 ROUNDS = ["federation.rounds=4", "federation.local_steps=4", "federation.eval_every=99"]
 SMALL_TEST = ["task.validation_rows=2", "task.test_rows=2"]
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("outputs/throughput"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--widths", nargs="+", choices=WIDTHS, default=["256"])
+    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
     parser.add_argument("--load", default="unknown", help="other work of this machine")
     parser.add_argument("overrides", nargs="*", help="instead of 6+6 blocks of a width")
     arguments = parser.parse_args()
@@ -43,22 +45,22 @@ def main() -> None:
     rows, details = [], {}
     for width, options in sizes.items():
         overrides = [*options, *ROUNDS, *SMALL_TEST]
-        speeds, phases = measured(overrides, arguments.turns, arguments.output / width)
+        speeds, phases = measured(overrides, arguments, arguments.output / width)
         rows += report(width, speeds, phases)
         details[width] = {"speeds": speeds, "phases": phases, "overrides": overrides}
     found = record(arguments.load, [0], COLUMNS, rows)
-    result = {**found, "details": details, "about": machine()}
+    result = {**found, "details": details}
     (arguments.output / "throughput.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 def measured(
-    overrides: list[str], turns: int, output: Path
+    overrides: list[str], arguments: argparse.Namespace, output: Path
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
     """Tokens per second of each side in each turn, and seconds of a round's phases."""
-    speeds: dict[str, list[float]] = {"collapipe": [], "vanilla_fl": [], "ordinary": []}
+    speeds: dict[str, list[float]] = {side: [] for side in (*arguments.frameworks, "ordinary")}
     phases: dict[str, dict[str, float]] = {}
-    for turn in range(turns):
-        for framework in ("collapipe", "vanilla_fl"):
+    for turn in range(arguments.turns):
+        for framework in arguments.frameworks:
             folder = Path(f"{output}-{framework}-{os.getpid()}-{turn}").resolve()
             federated(framework, overrides, folder)
             lines = read(folder)[1:]
@@ -100,10 +102,10 @@ def report(
     width: str, speeds: dict[str, list[float]], phases: dict[str, dict[str, float]]
 ) -> list[list[str]]:
     """Print the figures of a width, and return a row for each side."""
-    rows = []
+    rows, first = [], next(iter(speeds.values()))
     print(" | ".join(COLUMNS))
     for side, values in speeds.items():
-        ratios = [a / b for a, b in zip(speeds["collapipe"], values, strict=True)]
+        ratios = [a / b for a, b in zip(first, values, strict=True)]
         speed = [f"{each:,.0f}" for each in (statistics.median(values), min(values), max(values))]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
         rows.append([width, side, *speed, ratio])

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.machine import record
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 _MARK = re.compile(r"^<!-- (figures|numbers|claims):? ?(.*?) ?-->\n((?:\|.*\n)+)", re.MULTILINE)
@@ -109,8 +111,20 @@ def rounds_to(number: float | None, text: str) -> bool:
     return number is not None and abs(number - as_number(text)) <= 0.51 * 10**-digits
 
 
+SAID = {"command", "machine", "load", "seeds", "commit", "columns", "rows"}
+
+
+def test_a_new_record_says_how_it_was_measured() -> None:
+    found = json.loads(json.dumps(record("quiet", range(2), ("side", "s"), [("ours", "1.5")])))
+    assert {*found} == SAID | {"date"}
+    assert found["load"].startswith("quiet; ")
+    assert re.fullmatch("[0-9a-f]{8,}|unknown", found["commit"])
+    assert (found["seeds"], found["columns"]) == ([0, 1], ["side", "s"])
+    assert found["rows"] == [["ours", "1.5"]]
+
+
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
 def test_a_result_says_how_it_was_measured(file: Path) -> None:
     found = json.loads(file.read_text())
-    assert {"command", "machine", "load", "seeds", "commit", "columns", "rows"} <= {*found}
+    assert {*found} >= SAID
     assert {len(row) for row in found["rows"]} == {len(found["columns"])}

@@ -62,10 +62,12 @@ def main(arguments: Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, daemons_of(setting, Path(folder)) as inventory:
         there = "cluster=devices", f"cluster.file={inventory}", *_OPTIONS, *arguments.options
         for turn in range(arguments.turns):
-            for number, ((plan, every), side) in enumerate(sides.items()):
+            in_turn = sides if turn % 2 == 0 else reversed(sides)  # so that order does not count
+            for number, (plan, every) in enumerate(in_turn):
                 own = PLANS[plan], f"pipeline.replicate_every={every}"
                 rounds = f"federation.rounds={arguments.rounds}"
-                _run([*there, *own, rounds], Path(folder, f"run-{turn}-{number}"), side)
+                run = Path(folder, f"run-{turn}-{number}")
+                _run([*there, *own, rounds], run, sides[plan, every])
     rows = [[*names, *_cells(side)] for names, side in sides.items()]
     print("\n".join(" | ".join(row) for row in (COLUMNS, *rows)))
     save(arguments.output, "copies", record(arguments.load, [0], COLUMNS, rows))

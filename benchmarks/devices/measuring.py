@@ -34,4 +34,5 @@ def main(arguments: Namespace) -> None:
                 taken[side].append(measuring_s(inventory, options))
     rows = [[side, f"{statistics.median(s):.0f}", f"{max(s):.0f}"] for side, s in taken.items()]
     print("\n".join(" | ".join(row) for row in (COLUMNS, *rows)))
-    save(arguments.output, "measuring", record(arguments.load, [0], COLUMNS, rows))
+    found = {**record(arguments.load, [0], COLUMNS, rows), "aim": "< 120 s"}
+    save(arguments.output, "measuring", found)
