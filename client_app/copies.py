@@ -17,13 +17,16 @@ class Sending:
     share: float = 1.0
 
 
-def copy_interval(copy_bytes: Mapping[str, float], sending: Mapping[str, Sending]) -> int:
+def copy_interval(
+    copy_bytes: Mapping[str, float], sending: Mapping[str, Sending], storing: float = 0.0
+) -> int:
     """Return the least number of steps r for which copies take at most 3 % of the time.
 
     ``copy_bytes`` has the bytes of a copy by device. A device that sends its hops' h bytes in a
-    share s ≤ 1 of the step sends the c bytes of a copy in about s · c / h steps. So
-    r = ⌈max s · c / (0.03 h)⌉ over the devices, between 1 and 20.
+    share s ≤ 1 of the step sends the c bytes of a copy in about s · c / h steps. The control unit
+    checks and stores a copy in ``storing`` steps, as measured in an earlier round. So
+    r = ⌈max(storing, s · c / h) / 0.03⌉ over the devices, between 1 and 20.
     """
     each = ((c, sending[name]) for name, c in copy_bytes.items())
     steps = max(min(1.0, of.share) * c / max(1.0, of.num_bytes) for c, of in each)
-    return max(1, math.ceil(min(_MOST, steps / _SHARE)))
+    return max(1, math.ceil(min(_MOST, max(steps, storing) / _SHARE)))

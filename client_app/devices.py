@@ -82,7 +82,9 @@ class Devices:
         self.law: StepLaw | None = None
         self._labels = {this_host().name: ""}  # of machines in this process
         self.absent: Mapping[str, str] = {}  # device → cause, when devices were last contacted
-        self.sending: dict[str, Sending] = {}  # as measured in the last round without a loss
+        # as measured in the last round without a loss
+        self.sending: dict[str, Sending] = {}
+        self.storing = 0.0  # a copy's processor time on the control unit, in steps
         self.news: list[str] = []  # lost and returned devices since the last report
         self.advised = False  # that this process alone is faster
 
@@ -228,7 +230,9 @@ class DevicePipeline:
         self._timer = PhaseTimer()
         dtype = getattr(torch, settings.pipeline.dtype)
         forms = block_forms(spec, range(spec.num_blocks), settings.optimizer, dtype)
-        replica = Replica(forms, starting_with(start.weights, start.state), start.fixed)
+        self._replica = replica = Replica(
+            forms, starting_with(start.weights, start.state), start.fixed
+        )
 
         def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
             cost = block_cost(settings, recompute)
@@ -283,6 +287,8 @@ class DevicePipeline:
                 each.name: Sending(each.sent_bytes / self._num_steps, each.send_s / steps_s)
                 for each in reports
             }
+            step_s, copies = steps_s / self._num_steps, self._replica.num_copies
+            self._all.storing = self._replica.busy_s / copies / step_s if copies else 0.0
         self._all.relay = segments.relays
         return DeviceFigures(
             reports=reports,
@@ -332,7 +338,8 @@ class DevicePipeline:
         hop = Sending(self._settings.batch_size * sent * cost.activation_bits / 8)
         block = max(each.copy_bytes for each in forms.values())
         copies = {each.device: block * each.span.blocks for each in plan.segments}
-        return copy_interval(copies, {name: self._all.sending.get(name, hop) for name in copies})
+        sending = {name: self._all.sending.get(name, hop) for name in copies}
+        return copy_interval(copies, sending, self._all.storing)
 
     def _replan(self, lost: Mapping[str, str]) -> ClusterPlan:
         """Return the fastest plan over the remaining devices, with the same micro-batches. Raises

@@ -22,6 +22,11 @@ def test_copies_take_a_small_share_of_a_step(
     assert copy_interval({"pi": copy_bytes}, {"pi": sending}) == steps
 
 
+@pytest.mark.parametrize(("storing", "steps"), [(0.0, 1), (0.1, 4), (5.0, 20)])
+def test_storing_copies_takes_a_small_share_of_a_step(storing: float, steps: int) -> None:
+    assert copy_interval({"pi": 1e4}, {"pi": Sending(1e6)}, storing) == steps
+
+
 def test_the_device_that_sends_copies_longest_decides() -> None:
     sending = {"pi": Sending(1e6, share=0.5), "jetson": Sending(1e6, share=0.1)}
     assert copy_interval({"pi": 1.2e5, "jetson": 3e5}, sending) == 2

@@ -2,8 +2,10 @@
 
 import functools
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -47,6 +49,7 @@ class Replica:
         self._expected: tuple[int, Mapping[str, str]] = 0, {}  # replaced as a whole, never mutated
         self.step: int | None = None
         self.told: int | None = None  # the last step that devices were commanded to do
+        self.num_copies, self.busy_s = 0, 0.0  # copies of all blocks, and their processor time
         self._temporary: TemporaryFolder | None = None
 
     def open(self) -> None:
@@ -95,7 +98,7 @@ class Replica:
             raise WireError(f"part {name[:40]!r} of step {step}, which was not requested")
         if not self._newer(step):
             return
-        with self._lock:  # also so that only one part at a time uses memory
+        with self._lock, self._busy():  # also so that only one part at a time uses memory
             if epoch != self._expected[0]:  # devices receive blocks of one step; it must not change
                 return
             try:
@@ -110,6 +113,7 @@ class Replica:
             if len(self._have[step]) < len(self.forms) or not self._newer(step):
                 return
             self.step = step
+            self.num_copies += 1
             for older in {each for _, each in self._came if each < step}:
                 self._forget(older)
 
@@ -148,6 +152,15 @@ class Replica:
             later = [step for step in self._have if self._newer(step)]
             have = self._have[min(later)] if later else set()
             return next(device for name, device in self._expected[1].items() if name not in have)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Add the processor time of this thread in the context."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.busy_s += time.thread_time() - began_s
 
     def _keep(self, header: PartHeader, step: int, data: memoryview) -> None:
         """Check and store a part. Empty parts, which could arrive without end, are not stored."""
