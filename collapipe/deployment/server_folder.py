@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path
 from string import Template
@@ -56,41 +55,20 @@ class ServerSection(Section):
         ]
 
 
-@dataclass(frozen=True, slots=True)
 class ServerFolder:
     """Paths of the files below ``root``."""
 
-    root: Path
-
-    @property
-    def authority(self) -> Path:
-        """Folder of the authority, which signs units' requests; it can admit any unit."""
-        return self.root / "authority"
-
-    @property
-    def key(self) -> Path:
-        """The server's private key."""
-        return self.root / "server" / "server.key"
-
-    @property
-    def certificate(self) -> Path:
-        """The server's certificate, with the names of its host."""
-        return self.root / "server" / "server.crt"
-
-    @property
-    def trusted(self) -> Path:
-        """The authority's certificate."""
-        return self.authority / "authority.crt"
-
-    @property
-    def flower_home(self) -> Path:
-        """FLWR_HOME: the connection for submitting runs, and the SuperLink's records."""
-        return self.root / "server" / "flower"
-
-    @property
-    def metrics(self) -> Path:
-        """File with the last round's figures, for Prometheus."""
-        return self.flower_home / "metrics.prom"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        # folder of the authority, which signs units' requests; it can admit any unit
+        self.authority = root / "authority"
+        self.trusted = self.authority / "authority.crt"  # the authority's certificate
+        self.key = root / "server" / "server.key"  # the server's private key
+        self.certificate = root / "server" / "server.crt"  # with the names of its host
+        # FLWR_HOME: the connection for submitting runs, and the SuperLink's records
+        self.flower_home = root / "server" / "flower"
+        self.metrics = self.flower_home / "metrics.prom"  # the last round's figures, for Prometheus
+        self._notes = self.flower_home / "runs"
 
     def identity(self) -> tuple[bytes, bytes]:
         """Return the server's key and its certificate, both PEM."""
@@ -98,7 +76,7 @@ class ServerFolder:
 
     def note_run(self, number: str, run_dir: Path) -> None:
         """Store the path of the folder of the run with Flower's ``number``."""
-        files.make_folder(self.flower_home / "runs")
+        files.make_folder(self._notes)
         files.replace(self._note(number), bytes(run_dir.resolve()))
 
     def run_dir(self, number: str) -> Path | None:
@@ -116,7 +94,7 @@ class ServerFolder:
     def expected_replies(self) -> dict[str, tuple[int, int]]:
         """Return, by run, the number of the last request and the largest reply so far in bytes."""
         found = dict[str, tuple[int, int]]()
-        for file in sorted((self.flower_home / "runs").glob(f"*{EXPECTED}")):
+        for file in sorted(self._notes.glob(f"*{EXPECTED}")):
             with suppress(FileNotFoundError):  # another process has just removed the file
                 question, most_bytes = file.read_bytes().split()
                 found[file.stem] = int(question), int(most_bytes)
@@ -124,11 +102,11 @@ class ServerFolder:
 
     def forget_questions(self, number: str = "*") -> None:
         """Remove the notes of ``expect_replies`` for a run that is over, or for all runs."""
-        for file in (self.flower_home / "runs").glob(f"{number}{EXPECTED}"):
+        for file in self._notes.glob(f"{number}{EXPECTED}"):
             file.unlink(missing_ok=True)
 
     def _note(self, number: str) -> Path:
-        return self.flower_home / "runs" / f"{int(number)}"
+        return self._notes / f"{int(number)}"
 
     def nodes(self) -> dict[str, str] | None:
         """Return the contents of ``NODES``; None while the server starts."""
