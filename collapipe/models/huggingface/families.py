@@ -21,7 +21,9 @@ CLASSES = {  # kind of head → transformers' class of the whole model, and peft
     "decoder": ("AutoModelForSeq2SeqLM", "SEQ_2_SEQ_LM"),
 }
 _ORIGINAL = ".original."
+_OF_LABELS = {"tokens": heads.TaskHead, "pooled": heads.PooledHead}
 Sizes = tuple[str, str]
+Heads = Mapping[str, type[heads.WrappedHead]]
 
 
 @dataclass(frozen=True)
@@ -31,23 +33,13 @@ class Family:
     layers: str  # path of the list of layers of which the first L are the blocks
     embedding: tuple[str, ...]  # prefixes of the embedding's weight names, at the control unit
     sizes: Sizes  # fields of ``config.json``: the number of layers, the activations' width
-    heads: tuple[str, ...]  # kinds of heads, the default first
+    heads: Heads  # kind of head → class of the rest of the model after the blocks; default first
     embed: type[nn.Module]  # wraps the embedding
     block: type[nn.Module]  # wraps a layer
     # Weight → the head's weight that it is a copy of, so that it is not stored.
     copies: Mapping[str, str] = field(default_factory=dict)
     # The input embedding and the head's weight that the original may share with it.
     twins: tuple[str, str] | None = None
-
-    def build_head(self, head: str, original: Any, num_blocks: int) -> nn.Module:
-        """Return a ``Head`` that wraps the rest of the model after the blocks."""
-        if head == "causal":
-            of_gpt2 = self.block is layers.GPT2Block
-            return heads.GPT2Head(original, num_blocks) if of_gpt2 else heads.CausalHead(original)
-        if head == "decoder":
-            kind = heads.T5Head if self.block is layers.T5Block else heads.Seq2SeqHead
-            return kind(original)
-        return (heads.PooledHead if head == "pooled" else heads.TaskHead)(original)
 
     def copies_in(self, original: Any) -> dict[str, str]:
         """Return the ``copies`` that the configuration ties and that the whole model has."""
@@ -96,9 +88,8 @@ def _encoder(
     base: str, path: str = "encoder.layer", sizes: Sizes = ("num_hidden_layers", "hidden_size")
 ) -> Family:
     embedding = (f"{base}.embeddings.", f"{base}.embeddings_project.")
-    kinds = ("tokens", "pooled")
     return Family(
-        f"{base}.{path}", embedding, sizes, kinds, layers.EncoderEmbedding, layers.LayerBlock
+        f"{base}.{path}", embedding, sizes, _OF_LABELS, layers.EncoderEmbedding, layers.LayerBlock
     )
 
 
@@ -128,7 +119,7 @@ _DECODER = Family(
     "model.layers",
     ("model.embed_tokens.",),
     ("num_hidden_layers", "hidden_size"),
-    ("causal",),
+    {"causal": heads.CausalHead},
     layers.DecoderEmbedding,
     layers.DecoderBlock,
     twins=("model.embed_tokens.weight", "lm_head.weight"),
@@ -137,7 +128,7 @@ _BART = Family(
     "model.encoder.layers",
     ("model.encoder.",),
     ("encoder_layers", "d_model"),
-    ("decoder",),
+    {"decoder": heads.Seq2SeqHead},
     layers.Seq2SeqEmbedding,
     layers.LayerBlock,
     dict.fromkeys(("lm_head.weight", "model.shared.weight"), "model.decoder.embed_tokens.weight"),
@@ -152,7 +143,7 @@ FAMILIES: Mapping[str, Family] = {
         "transformer.h",
         ("transformer.wte.", "transformer.wpe."),
         ("n_layer", "n_embd"),
-        ("causal",),
+        {"causal": heads.GPT2Head},
         layers.GPT2Embedding,
         layers.GPT2Block,
         twins=("transformer.wte.weight", "lm_head.weight"),
@@ -163,13 +154,13 @@ FAMILIES: Mapping[str, Family] = {
         "encoder.block",
         ("encoder.embed_tokens.",),
         ("num_layers", "d_model"),
-        ("decoder",),
+        {"decoder": heads.T5Head},
         layers.T5Embedding,
         layers.T5Block,
         dict.fromkeys(("lm_head.weight", "shared.weight"), "decoder.embed_tokens.weight"),
         ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
     ),
-    "eurobert": replace(_DECODER, heads=("tokens", "pooled"), twins=None),
+    "eurobert": replace(_DECODER, heads=_OF_LABELS, twins=None),
     "modernbert": replace(_encoder("model", "layers"), block=layers.DecoderBlock),
     **dict.fromkeys(DECODERS, _DECODER),
     "gpt_neox": replace(

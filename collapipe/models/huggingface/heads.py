@@ -12,7 +12,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import ForeignDropout
-from collapipe.models.huggingface.layers import apply_layer, check_length, seeing, take_input_as_is
+from collapipe.models.huggingface.layers import (
+    Absent,
+    apply_layer,
+    check_length,
+    seeing,
+    take_input_as_is,
+)
 from collapipe.models.output_layer import OutputLayer
 from collapipe.models.split import decode_greedily, shift_right
 from collapipe.tensors import IGNORED
@@ -70,7 +76,7 @@ def _shared(original: Any) -> Any:
     return found
 
 
-class _Head(nn.Module):
+class WrappedHead(nn.Module):
     """A ``Head`` that wraps the original model without its embedding and blocks."""
 
     def __init__(self, original: Any) -> None:
@@ -99,7 +105,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-class TaskHead(_Head):
+class TaskHead(WrappedHead):
     """The family's classification head, which gives each token a label."""
 
     def __init__(self, original: Any) -> None:
@@ -132,7 +138,7 @@ class PooledHead(TaskHead):
         return self.logits(hidden, mask).argmax(-1, keepdim=True).tolist()
 
 
-class CausalHead(_Head):
+class CausalHead(WrappedHead):
     """A decoder-only model after its blocks: further layers, the last norm and the output layer.
 
     Target i is the token after input i: targets are the inputs, shifted left by one.
@@ -179,11 +185,7 @@ class CausalHead(_Head):
 
 
 class GPT2Head(CausalHead):
-    """GPT-2's last layers, from number ``first`` on. Its own forward would add positions again."""
-
-    def __init__(self, original: Any, first: int) -> None:
-        super().__init__(original)
-        self._first = first
+    """GPT-2's last layers, which follow the blocks. Its own forward would add positions again."""
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
         return self.original.lm_head(self.states(hidden, mask))  # type: ignore[no-any-return]
@@ -191,12 +193,13 @@ class GPT2Head(CausalHead):
     def states(self, hidden: Tensor, mask: Tensor) -> Tensor:
         base, config = self.original.base_model, self.original.config
         with ForeignDropout():
-            for layer in base.h[self._first :]:
-                hidden = apply_layer(layer, config, hidden, mask)
+            for layer in base.h:
+                if not isinstance(layer, Absent):
+                    hidden = apply_layer(layer, config, hidden, mask)
         return base.ln_f(hidden)  # type: ignore[no-any-return]
 
 
-class Seq2SeqHead(_Head):
+class Seq2SeqHead(WrappedHead):
     """The part of BART or Marian after the encoder's last layer: the decoder and output layer."""
 
     def memory(self, hidden: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class HuggingFaceSpec:
                 f"{configuration.SUPPORTED}"
             )
         if self.head is None:
-            object.__setattr__(self, "head", family.heads[0])
+            object.__setattr__(self, "head", next(iter(family.heads)))
         if self.head not in family.heads:
             tasks = " or ".join(TASKS[head] for head in family.heads)
             raise ConfigError(
@@ -141,7 +141,7 @@ class HuggingFaceSpec:
         if "lm_head.weight" in copies:
             source = copies["lm_head.weight"].removesuffix(".weight")
             model.lm_head = TiedOutput(model.get_submodule(source))
-        head = self._family.build_head(str(self.head), model, self.names.num_blocks)
+        head = self._family.heads[str(self.head)](model)
         part = self._filled(HEAD, head, model, vocabulary)
         if torch.get_default_device().type != "meta":
             self.forget()  # SplitModel builds the head last
