@@ -17,8 +17,8 @@ from collapipe.models.transformer import TransformerSpec
 
 Description = dict[str, Any]
 _KIND, _HUGGING_FACE = "kind", "huggingface"
-_OWN: dict[str, type[Any]] = {"transformer": TransformerSpec}
 _DERIVED: dict[str, type[DerivedSpec]] = {"lora": LoraSpec, "stem": StemSpec, "cut": CutSpec}
+_KINDS: dict[str, type[Any]] = {"transformer": TransformerSpec, **_DERIVED}
 _LOCAL = {"base", "store"}  # base has its own description; store is not described
 _Scalar = (str, int, float, bool, type(None))
 MOST_BLOCKS = 512  # four times those of the deepest known model
@@ -31,8 +31,7 @@ def describe(spec: ModelSpec) -> Description:
 
     Raises ``ConfigError`` for a model of a class outside CollaPipe.
     """
-    kinds: dict[str, Any] = {**_OWN, **_DERIVED}
-    for kind, its in kinds.items():
+    for kind, its in _KINDS.items():
         if type(spec) is its:
             names = {each.name for each in fields(cast(Any, spec))} - _LOCAL
             own = {name: getattr(spec, name) for name in names}
@@ -72,8 +71,8 @@ def _built(description: Mapping[str, Any], derivations: frozenset[str]) -> Model
             if not 1 <= derived.num_blocks <= base.num_blocks:
                 raise ValueError(f"{derived.num_blocks} blocks out of {base.num_blocks}")
             return derived
-        if kind in _OWN:
-            return cast(ModelSpec, _OWN[kind](**_plain(values)))
+        if kind == "transformer":
+            return TransformerSpec(**_plain(values))
     except (ConfigError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise WireError(f"the description of a model cannot be used: {one_line(error)}") from error
     raise WireError(f"the description of a model has the unknown kind {str(kind)[:40]!r}")

@@ -130,7 +130,8 @@ def _attention(
     """Replace ``functional.scaled_dot_product_attention``, whose kernels draw from torch's global
     generator; same signature. Bits equal transformers' eager attention."""
     if enable_gqa:
-        key, value = (_for_queries(each, query.shape[1]) for each in (key, value))
+        of_group = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(of_group, 1) for each in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = scores.new_ones(scores.shape[2:], dtype=torch.bool).tril()
@@ -140,8 +141,3 @@ def _attention(
     if attn_mask is not None:
         scores = scores + attn_mask
     return dropout(scores.softmax(-1), dropout_p) @ value
-
-
-def _for_queries(x: Tensor, heads: int) -> Tensor:
-    """Return keys or values [b, groups, s, d] for each of the queries' heads: [b, heads, s, d]."""
-    return x[:, :, None].expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
