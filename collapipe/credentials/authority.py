@@ -68,25 +68,21 @@ class Authority:
         expires: datetime,
     ) -> x509.Certificate:
         """Return a certificate for ``key``, valid from one day before ``starts`` to ``expires``."""
-        subject = dns_name(name, role)
-        builder = _builder(subject, self.certificate.subject, key, starts, expires)
-        return self._sign(builder, [x509.DNSName(subject)], _USES[role])
+        return self.issue_for([dns_name(name, role)], key, _USES[role], starts, expires)
 
-    def issue_server(
-        self, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], expires: datetime
-    ) -> x509.Certificate:
-        """Return a certificate for a server with the names or addresses ``hosts``."""
-        builder = _builder(hosts[0], self.certificate.subject, key, datetime.now(UTC), expires)
-        return self._sign(builder, [*map(_host, hosts)], [_SERVER])
-
-    def _sign(
+    def issue_for(
         self,
-        builder: x509.CertificateBuilder,
-        names: Sequence[x509.GeneralName],
+        hosts: Sequence[str],
+        key: ec.EllipticCurvePublicKey,
         uses: Sequence[x509.ObjectIdentifier],
+        starts: datetime,
+        expires: datetime,
     ) -> x509.Certificate:
+        """Return a certificate as ``issue`` does, for the names or addresses ``hosts``."""
+        names = x509.SubjectAlternativeName([*map(_host, hosts)])
         return (
-            builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            _builder(hosts[0], self.certificate.subject, key, starts, expires)
+            .add_extension(names, critical=False)
             .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
@@ -258,8 +254,8 @@ class AuthorityFolder:
 
         The certificate is valid until the authority expires.
         """
-        key = make_key()
-        issued = self._authority.issue_server(key.public_key(), hosts, self._authority.expires)
+        key, period = make_key(), (datetime.now(UTC), self._authority.expires)
+        issued = self._authority.issue_for(hosts, key.public_key(), [_SERVER], *period)
         files.write_new(key_file, key_pem(key), files.PRIVATE)
         files.write_new(certificate_file, issued.public_bytes(PEM))
 
