@@ -184,11 +184,6 @@ def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tenso
     return restored
 
 
-def upload_bytes(weights: Mapping[str, Tensor], precision: str) -> int:
-    """Return the size in bytes of the tensors that ``compress_update`` makes of ``weights``."""
-    return sum(num_bytes(weight.shape, weight.dtype, precision) for weight in weights.values())
-
-
 def squared_error(tensor: Tensor, precision: str, by_chance: bool = False) -> float:
     """Return ‖x − x̂‖² of a tensor x and its decoded encoding x̂.
 

@@ -233,7 +233,7 @@ def text_bytes(content: RecordDict) -> int:
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Return the size of the tensors' values in bytes."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def content_bytes(content: RecordDict) -> int:

@@ -13,7 +13,7 @@ from collapipe.report import PIPELINE, ClusterReport
 from collapipe.sections import CompressionSettings
 from collapipe.tensors import chosen
 from collapipe.wire import records
-from collapipe.wire.compression import upload_bytes
+from collapipe.wire.compression import expected
 from collapipe.wire.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from server_app.asking import apart
 from server_app.decoding.heads import Heads
@@ -130,13 +130,13 @@ class Exchange:
         )
         content = records.pack(request, weights=arrays, **records.pack_head_state(state))
         node = self.units.nodes[unit]
-        expected = self.aggregation.expected(weights)
+        masked = self.aggregation.expected(weights)
         return Job(
             plan=plan,
             weights=weights,
             head_state=state,
-            expected=expected,
-            question=question_of(plan, decision.request, weights, self.settings, expected),
+            expected=masked,
+            question=question_of(plan, decision.request, weights, self.settings, masked),
             message=Message(content, node, records.TRAIN, group_id=str(round_)),
         )
 
@@ -153,7 +153,7 @@ def totals(
     for unit, reply in finished.items():
         job, precision = jobs[unit], compression.of(jobs[unit].plan.uplink).upload
         masked = job.expected
-        up += upload_bytes(job.weights, precision) if masked is None else records.num_bytes(masked)
+        up += records.num_bytes(expected(job.weights, precision) if masked is None else masked)
         down += records.num_bytes(job.weights) + records.num_bytes(job.head_state)
         down += reply.report.link_bytes_down
         up += reply.report.link_bytes_up + records.num_bytes(reply.head_state)

@@ -11,7 +11,7 @@ from torch import Tensor
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.compression import compress_update, restore, upload_bytes
+from collapipe.wire.compression import compress_update, expected, restore
 
 LARGEST = {"bfloat16": 0.05, "int8": 0.05, "int6": 0.2, "int4": 0.9}  # residual of normal changes
 ROUNDED = list(LARGEST)
@@ -62,7 +62,7 @@ def test_the_payload_is_known_before(precision: str) -> None:
     """To the byte."""
     start, end = weights(1), weights(2)
     sent, _ = compress_update(start, end, {}, precision)
-    assert records.num_bytes(over_the_wire(sent)) == upload_bytes(start, precision)
+    assert records.num_bytes(over_the_wire(sent)) == records.num_bytes(expected(start, precision))
 
 
 def test_the_names_and_dtypes_that_travel() -> None:
