@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from datasets import Dataset
@@ -51,7 +52,7 @@ def template(source: str, **tokens: str) -> ChatTemplate:
 
 def tokenizer(source: str = PLAIN) -> Tokenizer:
     """A token a byte."""
-    return Tokenizer.of_bytes().with_chat_template(template(source))
+    return replace(Tokenizer.of_bytes(), chat_template=template(source))
 
 
 def rows(conversations: Sequence[Sequence[Message]], where: str = "chats.jsonl") -> Dataset:

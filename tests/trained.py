@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from datasets import Dataset
 
@@ -15,7 +16,7 @@ def trained(task: Task, rows: Dataset, labels: Sequence[str] | None = None) -> T
     """With the names of the rows' labels, or these."""
     words = count_words(task.texts(rows))
     labels = in_order(task.label_counts(rows)) if labels is None else labels
-    return Tokenizer.train_from_counts(words, task.vocabulary).with_labels(labels)
+    return replace(Tokenizer.train_from_counts(words, task.vocabulary), labels=labels)
 
 
 def scored(task: Task, predictions: Sequence[str], rows: Dataset, loss: float = 1.0) -> Score:

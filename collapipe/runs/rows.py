@@ -7,6 +7,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,7 @@ def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer
     labels = settings.task.listed_labels
     if labels is None:
         labels = in_order({label for each in told for label in each.labels})
-    return tokenizer.with_labels(labels)
+    return replace(tokenizer, labels=labels)
 
 
 def build_tokenizer(settings: Settings) -> Tokenizer:

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from itertools import accumulate
 from pathlib import Path
@@ -65,7 +65,7 @@ class Chat(ContinuedText):
                     "with a template in Jinja"
                 ) from error
         _prompt(Renderer(template := _template(found)), _TRIAL)
-        return tokenizer.with_chat_template(template)
+        return replace(tokenizer, chat_template=template)
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Sequences:
         """Encode conversations, packed if the run packs. Raises ``DataError`` with a row's place if

@@ -52,6 +52,7 @@ def _failures(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} ({one_line(error)})") from error
 
 
+@dataclass(eq=False, repr=False)
 class Tokenizer:
     """Converts text to token ids and back, and has the labels' names in the order of their ids.
 
@@ -59,19 +60,17 @@ class Tokenizer:
     conversations. Raises ``ConfigError`` if ``json_text`` is invalid or lacks the special tokens.
     """
 
-    def __init__(
-        self,
-        json_text: str,
-        special_tokens: SpecialTokens = SpecialTokens(),
-        labels: Sequence[str] = (),
-        chat_template: ChatTemplate | None = None,
-    ) -> None:
-        self.json_text, self.special_tokens = json_text, special_tokens
-        self.labels, self.chat_template = tuple(labels), chat_template
-        self._tokenizer = _loaded(json_text)
+    json_text: str
+    special_tokens: SpecialTokens = SpecialTokens()
+    labels: Sequence[str] = ()
+    chat_template: ChatTemplate | None = None
+
+    def __post_init__(self) -> None:
+        self.labels = tuple(self.labels)
+        self._tokenizer = _loaded(self.json_text)
         self._tokenizer.encode_special_tokens = True  # a typed "</s>" is text
         ids = self._tokenizer.get_vocab()
-        special = asdict(special_tokens)
+        special = asdict(self.special_tokens)
         for token in special.values():
             if token not in ids:
                 raise ConfigError(f"a tokeniser without its special token {token!r}")
@@ -104,14 +103,6 @@ class Tokenizer:
         """Return special tokens, labels and chat template, as in ``model.json`` of a run."""
         chat = None if self.chat_template is None else asdict(self.chat_template)
         return {"marks": asdict(self.special_tokens), "labels": self.labels, "chat": chat}
-
-    def with_labels(self, labels: Sequence[str]) -> "Tokenizer":
-        """Return this tokeniser with other names of labels."""
-        return Tokenizer(self.json_text, self.special_tokens, labels, self.chat_template)
-
-    def with_chat_template(self, template: ChatTemplate) -> "Tokenizer":
-        """Return this tokeniser with another chat template."""
-        return Tokenizer(self.json_text, self.special_tokens, self.labels, template)
 
     @classmethod
     def train_from_counts(cls, counts: Mapping[str, int], vocabulary: int) -> "Tokenizer":

@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_a_chat_needs_a_template(run_dir: Path, answers: Callable[..., list[str]
 
     def give(source: str) -> None:
         template = ChatTemplate(source, {"eos_token": "</s>"}, "2026-01-01")
-        RunFolder(run_dir, resumed=True).write_tokenizer(tokenizer.with_chat_template(template))
+        RunFolder(run_dir, resumed=True).write_tokenizer(replace(tokenizer, chat_template=template))
 
     def chat(*texts: str) -> list[float]:
         lines = answers(texts, chat=True, max_new_tokens=9, as_json=True)

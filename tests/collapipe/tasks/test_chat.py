@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,8 @@ def test_a_file_replaces_the_tokenisers_template(tmp_path: Path) -> None:
     found = chat(file=str(file)).with_template(Tokenizer.of_bytes()).chat_template
     assert found is not None
     assert (found.source, found.special_tokens["eos_token"]) == (file.read_text(), "</s>")
-    given = Tokenizer.of_bytes().with_chat_template(template(PLAIN, bos_token="<bos>"))
+    own = template(PLAIN, bos_token="<bos>")
+    given = replace(Tokenizer.of_bytes(), chat_template=own)
     replaced = chat(file=str(file)).with_template(given).chat_template
     assert replaced is not None
     assert replaced.special_tokens == {"bos_token": "<bos>"}

@@ -1,6 +1,7 @@
 """Texts are continued as by computing the whole prefix anew for each token, in far less time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -122,7 +123,7 @@ def test_a_conversation_goes_on(tmp_path: Path) -> None:
     """Each answer follows all messages before it."""
     split, whole = models(tmp_path, "llama")
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, "2026-01-01")
-    tokenizer = WORDS.with_chat_template(template)
+    tokenizer = replace(WORDS, chat_template=template)
     conversation = Conversation(Generator(whole, TASK, WORDS, Decoding(9)), tokenizer)
     one, two = (each.text for each in conversation.predict(["Two owls", "and?"]))
     first, second = WORDS.encode(["Two owls", f"Two owls{one}and?"])

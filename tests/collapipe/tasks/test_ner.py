@@ -4,7 +4,7 @@ import gzip
 import logging
 import os
 from collections import Counter, defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def ner(root: Path | None = None, max_length: int = 32) -> NamedEntities:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Trained on the rows above."""
-    return trained(ner(), ROWS).with_labels(NAMES)
+    return replace(trained(ner(), ROWS), labels=NAMES)
 
 
 @pytest.fixture(scope="module")

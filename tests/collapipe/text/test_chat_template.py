@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,9 +240,10 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, library: st
 
 
 def test_the_template_travels_with_the_tokeniser() -> None:
-    sent = Tokenizer.of_bytes().with_chat_template(template(PLAIN, bos_token="<s>")).pack()
+    given = template(PLAIN, bos_token="<s>")
+    sent = replace(Tokenizer.of_bytes(), chat_template=given).pack()
     check_tokenizer(sent, "packed")
-    received = Tokenizer.unpack(sent).with_labels(["a"]).chat_template
+    received = replace(Tokenizer.unpack(sent), labels=["a"]).chat_template
     assert received == template(PLAIN, bos_token="<s>")
     assert Tokenizer.unpack(Tokenizer.of_bytes().pack()).chat_template is None
 
@@ -258,7 +260,7 @@ def test_the_template_travels_with_the_tokeniser() -> None:
     ],
 )
 def test_a_foreign_template_is_checked(wrong: dict[str, object]) -> None:
-    sent = json.loads(Tokenizer.of_bytes().with_chat_template(template(PLAIN)).pack())
+    sent = json.loads(replace(Tokenizer.of_bytes(), chat_template=template(PLAIN)).pack())
     sent["chat"] |= wrong
     with pytest.raises(ConfigError):
         Tokenizer.unpack(json.dumps(sent))

@@ -1,5 +1,6 @@
 """Somebody else's tokeniser works, or is refused in one line, without a backtrace."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +79,7 @@ def test_what_is_no_tokeniser(text: str, how: tuple[str, ...]) -> None:
 
 
 def test_a_packed_one_passes() -> None:
-    check_tokenizer(Tokenizer.of_bytes().with_labels(["hen"]).pack(), "packed")
+    check_tokenizer(dataclasses.replace(Tokenizer.of_bytes(), labels=["hen"]).pack(), "packed")
 
 
 def test_a_sound_one_passes() -> None:
