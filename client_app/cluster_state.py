@@ -16,7 +16,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upload_bits
 from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.seeds import derive
-from collapipe.state import BlockCost, ClusterState, Uplink
+from collapipe.state import BlockCost, ClusterState, DeviceProfile, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32, sent_share
@@ -28,6 +28,19 @@ def cluster_state(
     """Draw the cluster's devices and uplink, which depend only on the run's seed and the unit."""
     cluster: ClusterPreset = settings.build("cluster")
     check_members("cluster", cluster, ClusterPreset)
+    devices = described(settings, cluster, unit)
+    uplink = _uplink(settings, unit, examples, vocabulary)
+    if settings.units_have_heads and not settings.framework.unsplit:
+        head_s = _head_seconds(settings, vocabulary, cluster, unit)
+        if settings.chooses_heads:
+            uplink = replace(uplink, control_unit_head_s=head_s)
+        else:
+            uplink = replace(uplink, head_s=head_s)
+    return ClusterState(unit, devices, len(examples.lengths), uplink)
+
+
+def described(settings: Settings, cluster: ClusterPreset, unit: int) -> tuple[DeviceProfile, ...]:
+    """Return the unit's devices as the ``cluster`` describes them, with the run's model."""
     cost = block_cost(settings)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
     twice = 1 + cost.forward_share
@@ -37,15 +50,7 @@ def cluster_state(
         pairs = zip(devices, drawn, strict=True)
         devices = tuple(each.or_recomputing(twice, other) for each, other in pairs)
     sent = sent_share(settings.model.dim, settings.pipeline.wire_dtype)
-    devices = tuple(each.taking(twice if settings.recomputes else 1.0, sent) for each in devices)
-    uplink = _uplink(settings, unit, examples, vocabulary)
-    if settings.units_have_heads and not settings.framework.unsplit:
-        head_s = _head_seconds(settings, vocabulary, cluster, cost, unit)
-        if settings.chooses_heads:
-            uplink = replace(uplink, control_unit_head_s=head_s)
-        else:
-            uplink = replace(uplink, head_s=head_s)
-    return ClusterState(unit, devices, len(examples.lengths), uplink)
+    return tuple(each.taking(twice if settings.recomputes else 1.0, sent) for each in devices)
 
 
 def block_cost(settings: Settings, recompute: bool = False) -> BlockCost:
@@ -122,14 +127,11 @@ def _model_bits(
 
 
 def _head_seconds(
-    settings: Settings,
-    vocabulary: Vocabulary,
-    cluster: ClusterPreset,
-    cost: BlockCost,
-    unit: int,
+    settings: Settings, vocabulary: Vocabulary, cluster: ClusterPreset, unit: int
 ) -> float:
     """Return the seconds of a head on the control unit in all local steps of a round, from its
     FLOPs relative to a block's."""
+    cost = block_cost(settings)
     law = cluster.control_unit(cost, unit)
     if law is None and settings.chooses_heads:
         raise ConfigError(

@@ -31,7 +31,7 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     """
     m = law.num_micro_batches
     devices = (
-        _with_hops(each, times, problem.batch_size / m)
+        with_hops(each, times, problem.batch_size / m)
         if (times := law.devices.get(each.name))
         else each
         for each in problem.devices
@@ -45,7 +45,7 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
     return fixed if _point(Partition((), m, 0.0), fixed, law.stages, m) else known
 
 
-def _with_hops(device: DeviceProfile, times: DeviceTimes, size: float) -> DeviceProfile:
+def with_hops(device: DeviceProfile, times: DeviceTimes, size: float) -> DeviceProfile:
     """Return the device with hops as measured, there and back; ``size`` is b/m."""
     factor, more_s = beyond(times.send_s, device.time.hop(times.rows or size))
 

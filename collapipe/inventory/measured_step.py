@@ -37,7 +37,7 @@ def step_file(inventory: Path) -> Path:
 def write_steps(inventory: Path, tree: object, steps: Sequence[StepLaw | None]) -> Path:
     """Write the steps of the inventory's clusters that a run with the options ``tree`` measured."""
     file = step_file(inventory)
-    replace(file, _CONTENT.dump_json(_Content(_options(tree), steps)))
+    replace(file, _CONTENT.dump_json(_Content(options_of(tree), steps)))
     return file
 
 
@@ -57,7 +57,7 @@ def read_step(
         content = _CONTENT.validate_json(read(file, again))
     except (ValidationError, CollaPipeError) as error:
         raise ConfigError(f"{file}: no measured steps ({one_line(error)}); {again}") from error
-    own = _options(tree)
+    own = options_of(tree)
     if other := [name for name in own if content.options.get(name) != own[name]]:
         raise ConfigError(f"{file}: was measured with another {', '.join(other)}; {again}")
     for step in content.steps[place : place + 1]:
@@ -66,5 +66,6 @@ def read_step(
     raise ConfigError(f"{file}: was not measured with {', '.join(devices)}; {again}")
 
 
-def _options(tree: object) -> dict[str, Any]:
+def options_of(tree: object) -> dict[str, Any]:
+    """Return the options of a run for which a measured step holds."""
     return {name: value_at(tree, name) for name in _OPTIONS}

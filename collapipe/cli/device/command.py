@@ -88,11 +88,16 @@ def measure(
     repeats: Annotated[
         int, Option(min=1, max=100, help="Micro-batches of each size, 3 to 10 times.")
     ] = 5,
+    learnt: Annotated[Path | None, Option("--from", help="A run's folder: take its laws.")] = None,
 ) -> None:
     """Time micro-batches of a model on every device, and hops; plans and runs use the laws.
 
     Give the options of the run that is planned: collapipe device measure boxes.yaml model.dim=256
     """
+    if learnt is not None:
+        from collapipe.cli.device.learnt import take_steps
+
+        raise typer.Exit(take_steps(inventory, learnt, overrides or [], write))
     from collapipe.cli.device.measure import measure_devices
 
     raise typer.Exit(measure_devices(inventory, overrides or [], repeats, write))

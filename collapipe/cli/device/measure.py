@@ -41,7 +41,7 @@ from collapipe.process.cancellation import cancellable
 from collapipe.process.folders import TemporaryFolder
 from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
-from collapipe.state import MOST, AffineLaw
+from collapipe.state import MOST, AffineLaw, BlockCost
 from collapipe.step_law import StepLaw
 from collapipe.wire.channels import Dialer
 
@@ -215,7 +215,7 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     trial = Trial(spec, cost, tokens, batch_size, repeats)
     dialer = Dialer(own_credentials(file, section), ANSWER_S)
     found = Measuring(dialer, trial).laws(section)
-    _show(found, trial)
+    show(found, cost, tokens, ", of {} and {}".format(*trial.samples))
     known = {each.key: each.law for each in found if each.law is not None}
     if write and known:
         write_laws(file, known, cost)
@@ -281,16 +281,16 @@ def measured_steps(
     return run.tree, [each.step for each in request.clusters]
 
 
-def _show(found: Sequence[Measured], trial: Trial) -> None:
+def show(found: Sequence[Measured], cost: BlockCost, tokens: int, taken: str) -> None:
+    """Print a table of the laws; the text ``taken`` says of what they are."""
     console = Console(highlight=False, markup=False, emoji=False)
     print_table(console, _COLUMNS, [(" - ".join(each.key[1:]), *_law(each)) for each in found])
-    least, most = trial.samples
     lines = [
-        ("u, v", f"a block's seconds of a sample and of a micro-batch, of {least} and {most}"),
+        ("u, v", f"a block's seconds of a sample and of a micro-batch{taken}"),
         ("w, l", "a hop's, there and back; the last device's leads to the control unit"),
         ("off", "how far the law is from what was measured: root mean square"),
-        ("sample", f"{trial.tokens} tokens, {amount(trial.cost.activation_bits / 8, 'B')}"),
-        ("block", f"{amount(trial.cost.flops, 'FLOP')} per sample; laws hold for this model only"),
+        ("sample", f"{tokens} tokens, {amount(cost.activation_bits / 8, 'B')}"),
+        ("block", f"{amount(cost.flops, 'FLOP')} per sample; laws hold for this model only"),
         ("as it is", "control_unit, uplinks, channels and limits, which are not measured"),
     ]
     print_lines(console, lines)
