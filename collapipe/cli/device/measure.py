@@ -219,6 +219,7 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     known = {each.key: each.law for each in found if each.law is not None}
     if write and known:
         write_laws(file, known, cost)
+        step_file(file).unlink(missing_ok=True)  # its times are relative to the earlier laws
         planned = "" if overrides else f"; collapipe plan {quote(str(file))}"
         print(f"written     {counted(len(known), 'law')} to {file}{planned}")
     for fault in (each.fault for each in found if each.fault):
@@ -229,7 +230,6 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
         print("first round of a run: measure with its options and --write, to plan it as well")
         return 0
     _report("rounds of a trial run")
-    step_file(file).unlink(missing_ok=True)  # else the trial run would begin with it
     step_s = max(
         least_step_s(spec.num_blocks * batch_size, [known[each.name, d.name] for d in each.devices])
         for each in section.clusters

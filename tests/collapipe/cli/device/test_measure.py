@@ -212,6 +212,8 @@ def test_steps_are_measured_with_options_and_write_and_never_begin_with_old_ones
         assert measure.measure_devices(file, overrides, repeats=1, write=write) == 0
     assert asked == [(file, 1, OPTIONS, 8, False)] * 2
     assert step_file(file).exists()
+    assert measure.measure_devices(file, [], repeats=1, write=True) == 0
+    assert not step_file(file).exists()
     measured.append(None)
     assert measure.measure_devices(file, OPTIONS, repeats=1, write=True) == 1
     assert "error: a: its steps were not measured" in capsys.readouterr().err
