@@ -10,9 +10,6 @@ from scipy.special import exp1, lambertw
 from collapipe.state import Channel, Uplink
 from optim.problem import Floats, Ints
 
-Fading = str
-"""``none`` or ``rayleigh``, see ``RoundOptions``."""
-
 # A pair is infeasible if its budget over the cost at vanishing power is below this.
 _FEASIBLE_FROM = 1.0 + 1e-9
 # For smaller budgets the Lambert form loses digits.
@@ -45,7 +42,7 @@ class Links:
     model_bits: Floats  # θ
     upload_bits: Floats  # z + θ
     paid_bits: Floats  # bits that E^max must cover: all, or θ as printed in C8
-    fading: Fading = field(kw_only=True)
+    fading: str = field(kw_only=True)  # see ``RoundOptions``
 
     def at(self, *places: Ints | int | slice | None) -> "Links":
         """Pick the pairs at these places of the arrays, [A] each."""
@@ -81,37 +78,18 @@ class Links:
 
 
 def links(
-    uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str
+    uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: str, energy: str
 ) -> Links:
-    """Return the pairs of N units with J channels; ``energy`` as in ``RoundOptions``."""
-    bits = np.array([[(up.model_bits, up.activation_bits) for up in uplinks]], dtype=np.float64)
-    return _links(bits.reshape(1, -1, 2), uplinks, channels, fading, energy).at(0)
+    """Return the pairs of N units with J channels for each unit's q-th payload, [Q, N, J].
 
-
-def payload_links(
-    uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str
-) -> Links:
-    """Return the pairs for each unit's q-th payload, [Q, N, J].
-
-    Q is 1 if units have no choice of payloads. Pairs with a payload that the unit lacks have a
-    maximum power of 0.
+    ``fading`` and ``energy`` are as in ``RoundOptions``. Q is 1 if units have no choice of
+    payloads. Pairs with a payload that the unit lacks have a maximum power of 0.
     """
     most = max((len(up.payloads) for up in uplinks), default=0) or 1
-    bits = np.full((most, len(uplinks), 2), np.nan)
+    bits = np.full((most, len(uplinks), 2), np.nan)  # of model and activations
     for unit, up in enumerate(uplinks):
         sent = [(each.model_bits, each.activation_bits) for each in up.payloads]
         bits[: len(sent) or 1, unit] = sent or (up.model_bits, up.activation_bits)
-    return _links(bits, uplinks, channels, fading, energy)
-
-
-def _links(
-    bits: Floats,
-    uplinks: Sequence[Uplink],
-    channels: Sequence[Channel],
-    fading: Fading,
-    energy: str,
-) -> Links:
-    """Return the pairs for ``bits`` of model and activations, [Q, N, 2]; NaN: no such payload."""
     units = np.array([(up.max_power_w, up.energy_j) for up in uplinks], dtype=np.float64)
     bands = np.array(
         [(each.bandwidth_hz, each.interference_w, each.noise_w_per_hz) for each in channels],
@@ -139,13 +117,13 @@ def upload_time(bits: Floats | float, rate_bps: Floats) -> Floats:
         return np.where(np.asarray(bits) > 0, bits / rate_bps, 0.0)
 
 
-def nats_per_hz(snr: Floats, fading: Fading) -> Floats:
+def nats_per_hz(snr: Floats, fading: str) -> Floats:
     """Return the nats per second and hertz at the (mean) signal-to-noise ratio ρ: ln(1 + ρ), or its
     mean."""
     return mean_nats_and_shortfall(snr)[0] if fading == "rayleigh" else np.log1p(snr)
 
 
-def required_snr(nats: Floats, fading: Fading) -> tuple[Floats, Floats]:
+def required_snr(nats: Floats, fading: str) -> tuple[Floats, Floats]:
     """Return the ratio ρ that gives ``nats`` > 0 per second and hertz, and dρ/dnats; both are
     convex."""
     if fading != "rayleigh":
@@ -204,7 +182,7 @@ def power_limits(pairs: Links) -> Floats:
     return limits
 
 
-def _energy_snr(budget: Floats, fading: Fading) -> Floats:
+def _energy_snr(budget: Floats, fading: str) -> Floats:
     """Return the ratio ρ > 0 with ρ = k·nats(ρ), for budgets k > 1."""
     # ρ = k·ln(1 + ρ) by the lower branch of Lambert's W, which loses digits as k nears 1.
     branch = lambertw(-np.exp(-1.0 / budget) / budget, -1).real

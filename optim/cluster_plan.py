@@ -14,7 +14,7 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
 from collapipe.state import Channel, ClusterState, HeadPlace, SharingLaw, Uplink
 from collapipe.step_law import StepLaw
-from optim.channel import payload_links, power_limits
+from optim.channel import links, power_limits
 from optim.partition.baselines import even_blocks
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest, present_devices
@@ -222,7 +222,7 @@ def activation_times(
     """
     if options.uplink == "after" or not (uplinks and channels):
         return [(0.0,)] * len(uplinks)
-    pairs = payload_links(uplinks, channels, options.fading, options.energy)
+    pairs = links(uplinks, channels, options.fading, options.energy)
     limits = power_limits(pairs)
     seconds, _ = pairs.parts(limits)
     found = []

@@ -13,7 +13,7 @@ from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
 from collapipe.step_law import StepLaw
-from optim.channel import Fading, links
+from optim.channel import links
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.latency import streamed_s
 from optim.planner import RoundRequest, present_devices
@@ -34,7 +34,7 @@ class _Step:
 
 
 def round_cost(
-    plan: RoundPlan, request: RoundRequest, latency: Latency, fading: Fading, uplink: str
+    plan: RoundPlan, request: RoundRequest, latency: Latency, fading: str, uplink: str
 ) -> RoundCost:
     """Return time and energy of a verified plan's units; a round without units takes no time.
 
@@ -48,7 +48,7 @@ def round_cost(
     return RoundCost(max((cost.ends_s for cost in costs), default=0.0), costs)
 
 
-def sending_s(bits: Mapping[int, float], request: RoundRequest, fading: Fading) -> float:
+def sending_s(bits: Mapping[int, float], request: RoundRequest, fading: str) -> float:
     """Return the seconds in which units send ``bits`` outside of a round's local steps.
 
     Units send one after another, each at full power on its fastest channel. A unit without a
@@ -56,7 +56,7 @@ def sending_s(bits: Mapping[int, float], request: RoundRequest, fading: Fading) 
     """
     states = [each for each in request.clusters if each.uplink and bits.get(each.unit)]
     uplinks = [each.uplink for each in states if each.uplink]
-    pairs = links(uplinks, request.channels, fading, energy="all")
+    pairs = links(uplinks, request.channels, fading, energy="all").at(0)
     rates = pairs.rates(pairs.max_power_w).max(axis=1, initial=0.0)
     amounts = np.array([bits[each.unit] for each in states])
     return float(np.sum(amounts[rates > 0] / rates[rates > 0]))
@@ -85,7 +85,7 @@ def _cluster_cost(
     state: ClusterState,
     request: RoundRequest,
     latency: Latency,
-    fading: Fading,
+    fading: str,
     uplink: str,
 ) -> ClusterCost:
     law, state = law_for(state), as_planned(state, cluster.uplink)
@@ -144,12 +144,12 @@ def _replicated(state: ClusterState, request: RoundRequest) -> _Step:
 
 
 def _upload(
-    planned: UplinkPlan, state: ClusterState, channels: tuple[Channel, ...], fading: Fading
+    planned: UplinkPlan, state: ClusterState, channels: tuple[Channel, ...], fading: str
 ) -> tuple[float, float]:
     """Return the upload seconds of the activations and of the model at the planned power; their sum
     is τ_n^Up (eq. 11)."""
     assert state.uplink is not None, "a verified plan has no channel for a unit without an uplink"
     uplink = replace(state.uplink, gains=(state.uplink.gains[planned.channel],))
-    pair = links([uplink], [channels[planned.channel]], fading, energy="all")
+    pair = links([uplink], [channels[planned.channel]], fading, energy="all").at(0)
     activation_s, model_s = pair.parts(np.array(planned.power_w))
     return float(activation_s.item()), float(model_s.item())

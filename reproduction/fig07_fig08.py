@@ -106,7 +106,7 @@ def _uploads(seed: int, round_number: int) -> tuple[Floats, Floats]:
     Unit n has channel n.
     """
     channels, uplinks = paper_presets().radio(seed, CLUSTERS, round_number)
-    pairs = links(uplinks, channels, "none", "adapters")
+    pairs = links(uplinks, channels, "none", "adapters").at(0)
     own, adapters = np.diagonal(pairs.rates(power_limits(pairs))), pairs.model_bits[:, 0]
     activations = upload_time(pairs.upload_bits[:, 0] - adapters, own)
     return activations, upload_time(adapters, own)

@@ -8,7 +8,7 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.formatting import amount
 from collapipe.inventory.file import DescribedCluster, Inventory
 from collapipe.state import HeadPlace
-from optim.channel import payload_links, power_limits
+from optim.channel import links, power_limits
 from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
 from optim.latency import model_too_large, round_up
@@ -286,7 +286,7 @@ def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:
     """Return an error about the cluster nearest to affording an upload, with its energy need."""
     options = problem.options
-    pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
+    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
     if power_limits(pairs).any():
         return ConfigError(f"{inventory.document.file}: round: {why}")
     offered = pairs.max_power_w > 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from optim.allocation.options import FrontPoints, OptionTable
-from optim.channel import Fading, required_snr
+from optim.channel import required_snr
 from optim.problem import Bools, Floats, Ints, RoundProblem
 
 _ROUNDING = 1e-9
@@ -26,7 +26,7 @@ class PowerCurves:
     """
 
     def __init__(
-        self, loads: Ints, shape: tuple[int, ...], figures: Floats, links: Floats, fading: Fading
+        self, loads: Ints, shape: tuple[int, ...], figures: Floats, links: Floats, fading: str
     ) -> None:
         self.loads, self.shape, self.figures, self.links = loads, shape, figures, links
         self.fading = fading

@@ -12,7 +12,7 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
 from collapipe.state import HeadPlace, Payload, Uplink
-from optim.channel import Links, payload_links, power_limits
+from optim.channel import Links, links, power_limits
 from optim.convergence import (
     error_drift,
     gamma_power,
@@ -95,7 +95,7 @@ def option_table(problem: RoundProblem) -> OptionTable:
     that every option violates, the numbers, and a sufficient change.
     """
     options = problem.options
-    pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
+    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
     points, (errors, heads) = FrontPoints.of(problem), _of_payloads(problem, len(pairs.gains))
     allowed = errors <= problem.largest_error
     pairs = replace(pairs, max_power_w=np.where(allowed, pairs.max_power_w, 0.0))

@@ -19,7 +19,6 @@ from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
-from optim.channel import Fading
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
@@ -142,7 +141,7 @@ class Scheduler:
         left_out = {u: f"{f.kind}: {f.message}" for u, f in state.roster.excluded.items()}
         # the cost follows the same laws as the strategy's plan, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
-        fading: Fading = getattr(self._planner, "fading", "none")
+        fading: str = getattr(self._planner, "fading", "none")
         uplink: str = getattr(self._planner, "uplink", "streamed")
         cost = round_cost(plan, request, latency, fading, uplink)
         excluded = left_out | state.roster.resting(round_)
@@ -198,7 +197,7 @@ class Scheduler:
         """Modelled seconds in which the units send these bytes; 0 if the plan has no channels."""
         if all(each.uplink is None for each in decision.plan.clusters):
             return 0.0
-        fading: Fading = getattr(self._planner, "fading", "none")
+        fading: str = getattr(self._planner, "fading", "none")
         bits = {unit: 8.0 * each for unit, each in sent.items()}
         return sending_s(bits, decision.request, fading)
 

@@ -104,7 +104,7 @@ def planned(seed: int, weight: float, gamma_max: float = 0.84, num_rounds: int =
 def selected(seed: int, pick: Pick) -> Run:
     """Rounds of the units that a rule picks, each as fast as it can, on channels in order."""
     fixed, rng = scenario(seed), np.random.default_rng(1000 + seed)
-    pairs = links(fixed.uplinks, fixed.channels, "none", "all")
+    pairs = links(fixed.uplinks, fixed.channels, "none", "all").at(0)
     uploads = pairs.uploads(np.array(0.5))
     counts, delays = np.zeros(UNITS), []
     for _ in range(ROUNDS):

@@ -62,7 +62,8 @@ def rich(asked: RoundRequest, factor: float) -> RoundRequest:
 
 def finish_times(asked: RoundRequest, fading: str, uplink: str, energy: str) -> Finish:
     """Of a unit on a channel, with all power that it can pay and the best split for just that."""
-    pairs = links([state.uplink for state in asked.clusters], asked.channels, fading, energy)
+    uplinks = [state.uplink for state in asked.clusters]
+    pairs = links(uplinks, asked.channels, fading, energy).at(0)
     activations, models = pairs.parts(power_limits(pairs))
     steps = asked.local_steps
 

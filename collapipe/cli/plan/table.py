@@ -26,7 +26,7 @@ from collapipe.formatting import (
 from collapipe.inventory.model import Model
 from collapipe.inventory.planning import EXACT, SHARED, InventoryPlan, JointRound, PlannedCluster
 from collapipe.state import received_gradients
-from optim.channel import payload_links, power_limits
+from optim.channel import links, power_limits
 from optim.latency import round_up
 from optim.problem import ClusterProblem, Partition
 from optim.sharing.law import energy_j, stages_of
@@ -390,7 +390,7 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
 def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
     """Return the idle clusters, and whether their energy would have allowed an upload."""
     problem, options = joint.problem, joint.problem.options
-    pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
+    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
     possible, offered = power_limits(pairs).max(axis=(0, 2)) > 0, pairs.max_power_w > 0
     needed, at_full_power = (
         np.where(offered, joules, np.inf).min(axis=(0, 2))

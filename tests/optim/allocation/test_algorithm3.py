@@ -12,7 +12,7 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.state import Channel, Uplink
 from optim.allocation.algorithm3 import Senders, controlled_power, match_channels, paper_allocation
 from optim.allocation.exact import exact_allocation
-from optim.channel import Fading, Links
+from optim.channel import Links
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
@@ -182,7 +182,7 @@ def auxiliary(pairs: list[Any], uploads: Floats, drift: Floats, weight: float) -
     return weight * max(uploads[pair] for pair in pairs) + sum(drift[pair] for pair in pairs)
 
 
-def senders(seed: int, count: int, fading: Fading, drift: str) -> Senders:
+def senders(seed: int, count: int, fading: str, drift: str) -> Senders:
     rng = np.random.default_rng(seed)
     interference, high = rng.uniform(0.001, 0.1, count), rng.uniform(0.05, 1, count)
     prices = 10 ** rng.uniform(-2, 2, count)
@@ -202,7 +202,7 @@ def senders(seed: int, count: int, fading: Fading, drift: str) -> Senders:
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_power_against_a_fine_grid(count: int, drift: str, fading: Fading) -> None:
+def test_power_against_a_fine_grid(count: int, drift: str, fading: str) -> None:
     for seed in range(cases(3, 6)):
         problem = senders(seed, count, fading, drift)
         power = controlled_power(problem, problem.high_w)
@@ -225,7 +225,7 @@ def least_on_a_grid(problem: Senders) -> float:
 
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-def test_power_does_not_depend_on_the_start(drift: str, fading: Fading) -> None:
+def test_power_does_not_depend_on_the_start(drift: str, fading: str) -> None:
     for seed in range(cases(3, 6)):
         problem = senders(seed, 3, fading, drift)
         low = np.maximum(problem.low_w, 0.01 * problem.high_w)
