@@ -7,60 +7,34 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import ROUNDING, DeviceProfile, EnergyBudget
-from optim.problem import ClusterProblem, Floats, Ints, Latency, Partition
-
-
-def sum_and_slowest(
-    devices: Sequence[DeviceProfile],
-    blocks: Sequence[int],
-    batch_size: float,
-    num_micro_batches: int,
-    latency: Latency,
-    behind_s: Sequence[float] = (),
-) -> tuple[float, float]:
-    """Return the sum of all stages Σ and the slowest stage M, s, of a micro-batch of b/m samples.
-
-    With compute C and hop H of a chunk on each of the S devices that hold blocks:
-
-    - ``bound`` (eq. 15, without subtracting a hop): each of the S stages takes max (C + H).
-    - ``flow_shop``: C + H is one stage; a device computes, sends, then continues.
-    - ``overlap``: C and H are separate stages; a device sends while it computes.
-
-    ``behind_s`` are stages after the uplink in seconds of a whole batch: the head and the transfer
-    of gradients to the unit.
-    """
-    size = batch_size / num_micro_batches
-    held = [(device.time, count) for device, count in zip(devices, blocks, strict=True) if count]
-    computes = [law.compute(count, size) for law, count in held]
-    hops = [law.hop(size) for law, _ in held]
-    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
-    slowest = max(*computes, *hops) if latency == "overlap" else max(chunks)
-    encoder = len(held) * slowest if latency == "bound" else sum(chunks)
-    behind = [seconds / num_micro_batches for seconds in behind_s]
-    return encoder + sum(behind), max(slowest, *behind, 0.0)
-
-
-def pipeline_latency(
-    devices: Sequence[DeviceProfile],
-    blocks: Sequence[int],
-    batch_size: float,
-    num_micro_batches: int,
-    latency: Latency,
-) -> float:
-    """Return the seconds of a batch in m micro-batches, Σ + (m - 1)·M of ``sum_and_slowest``."""
-    total, slowest = sum_and_slowest(devices, blocks, batch_size, num_micro_batches, latency)
-    return total + (num_micro_batches - 1) * slowest
+from optim.problem import ClusterProblem, Floats, Ints, Partition
 
 
 def partition_of(
     problem: ClusterProblem, blocks: Sequence[int], num_micro_batches: int
 ) -> Partition:
-    """Return the partition with its times under the problem's latency law."""
-    behind = problem.head_s, problem.gradient_s
-    total, slowest = sum_and_slowest(
-        problem.devices, blocks, problem.batch_size, num_micro_batches, problem.latency, behind
-    )
-    latency = total + (num_micro_batches - 1) * slowest
+    """Return the partition with its times under the problem's latency law.
+
+    With the sum of all stages Σ and the slowest stage M of a micro-batch of b/m samples, a batch
+    takes Σ + (m - 1)·M. With compute C and hop H of a chunk on each of the S devices that hold
+    blocks:
+
+    - ``bound`` (eq. 15, without subtracting a hop): each of the S stages takes max (C + H).
+    - ``flow_shop``: C + H is one stage; a device computes, sends, then continues.
+    - ``overlap``: C and H are separate stages; a device sends while it computes.
+
+    The head and the transfer of gradients to the unit are further stages.
+    """
+    size = problem.batch_size / num_micro_batches
+    held = [(d.time, count) for d, count in zip(problem.devices, blocks, strict=True) if count]
+    computes = [law.compute(count, size) for law, count in held]
+    hops = [law.hop(size) for law, _ in held]
+    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
+    slowest = max(*computes, *hops) if problem.latency == "overlap" else max(chunks)
+    encoder = len(held) * slowest if problem.latency == "bound" else sum(chunks)
+    behind = problem.head_s / num_micro_batches, problem.gradient_s / num_micro_batches
+    slowest = max(slowest, *behind)
+    latency = encoder + sum(behind) + (num_micro_batches - 1) * slowest
     return Partition(tuple(blocks), num_micro_batches, latency, slowest)
 
 
@@ -92,17 +66,14 @@ def block_caps(problem: ClusterProblem) -> Ints:
     Rows below the problem's least m are 0. The memory cap (C7) depends on m through
     ``ClusterProblem.kept``, the energy cap (C9') through b̂.
     """
-    return np.stack([device_caps(problem, device) for device in problem.devices], axis=1)
-
-
-def device_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
-    """Return the most blocks of one device, [M], as ``block_caps`` does."""
-    sizes = micro_batch_sizes(problem)
-    caps = np.array([memory_cap(problem, device, m + 1) for m in range(len(sizes))])
-    if (budget := device.energy) is not None:
-        caps = np.minimum(caps, _energy_caps(budget, sizes, problem)).astype(np.int64)
-    caps[: problem.min_micro_batches - 1] = 0
-    return caps
+    sizes, caps = micro_batch_sizes(problem), list[Ints]()
+    for device in problem.devices:
+        own = np.array([memory_cap(problem, device, m + 1) for m in range(len(sizes))])
+        if (budget := device.energy) is not None:
+            own = np.minimum(own, _energy_caps(budget, sizes, problem)).astype(np.int64)
+        own[: problem.min_micro_batches - 1] = 0
+        caps.append(own)
+    return np.stack(caps, axis=1)
 
 
 def memory_cap(problem: ClusterProblem, device: DeviceProfile, num_micro_batches: int) -> int:

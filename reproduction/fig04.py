@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.state import DeviceProfile
-from optim.latency import pipeline_latency
 from optim.partition.baselines import even_blocks
-from optim.problem import Floats
+from optim.partition.single_point import split_latency
+from optim.problem import ClusterProblem, Floats
 from reproduction import drawing
 from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, above, share_over_seeds
 from reproduction.paper_world import (
@@ -40,7 +40,8 @@ def latencies(devices: Sequence[DeviceProfile]) -> Floats:
     seconds = np.empty((most, BATCH_SIZE))
     for place, m in np.ndindex(seconds.shape):
         chosen, blocks = fastest[: place + 1], even_blocks(TRANSFORMER_BLOCKS, place + 1)
-        seconds[place, m] = pipeline_latency(chosen, blocks, BATCH_SIZE, m + 1, "bound")
+        problem = ClusterProblem(chosen, TRANSFORMER_BLOCKS, BATCH_SIZE, BATCH_SIZE, "bound")
+        seconds[place, m] = split_latency(problem, blocks, m + 1)
     return seconds
 
 

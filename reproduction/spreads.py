@@ -6,11 +6,12 @@ split over S random devices, or over the S fastest. S and m are CollaPipe's.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure, SubFigure
 
-from optim.latency import pipeline_latency
 from optim.partition.baselines import even_blocks
+from optim.partition.single_point import split_latency
 from optim.problem import ClusterProblem
 from reproduction import drawing
 from reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
@@ -74,7 +75,7 @@ def even_on_fastest_s(cluster: ClusterProblem, segments: int, micro_batches: int
     """Return seconds of a batch if blocks are split evenly over the S fastest devices."""
     fastest = sorted(cluster.devices, key=lambda device: device.time.compute(1, 1.0))[:segments]
     blocks = even_blocks(cluster.num_blocks, segments)
-    return pipeline_latency(tuple(fastest), blocks, BATCH_SIZE, micro_batches, "bound")
+    return split_latency(replace(cluster, devices=tuple(fastest)), blocks, micro_batches)
 
 
 def _rows(seed: int, seconds: Seconds) -> Iterator[Row]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from optim.latency import block_caps, micro_batch_sizes, pipeline_latency
+from optim.latency import block_caps, micro_batch_sizes
 from optim.problem import ClusterProblem, Floats, Ints
+from tests.optim.laws import pipeline_latency
 
 
 def with_stages_behind(

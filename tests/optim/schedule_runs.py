@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collapipe.state import AffineLaw, DeviceProfile
-from optim.latency import batch_s, streamed_s, sum_and_slowest
+from optim.latency import batch_s, partition_of
 from optim.partition.exact import exact_partition
-from optim.problem import Latency
+from optim.problem import ClusterProblem, Latency
 from pipeline.schedule import Schedule, alternate
 from tests.optim.discrete_event import Behind, Chunk, Sender, makespan
 from tests.optim.instances import paper_like
@@ -41,11 +41,12 @@ class Case:
             AffineLaw(f.compute_s + b.compute_s, 0.0, 0.0, f.hop_s + b.hop_s)
             for f, b in zip(self.forward, self.backward, strict=True)
         ]
-        devices = [DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws)]
-        rest = [self.m * self.behind.head_s, self.m * self.behind.gradient_s]
-        total, slowest = sum_and_slowest(devices, [1] * len(laws), self.m, self.m, latency, rest)
-        pipeline_s = total + (self.m - 1) * slowest
-        return float(streamed_s(pipeline_s, slowest, self.m, self.m * self.behind.uplink_s))
+        devices = tuple(DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws))
+        rest = self.m * self.behind.head_s, self.m * self.behind.gradient_s
+        problem = ClusterProblem(devices, len(laws), self.m, self.m, latency, (0.0,), *rest)
+        return batch_s(
+            partition_of(problem, [1] * len(laws), self.m), self.m * self.behind.uplink_s
+        )
 
 
 def draws(

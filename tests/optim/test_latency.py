@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
-from optim.latency import block_caps, micro_batch_sizes, pipeline_latency, round_up
+from optim.latency import block_caps, micro_batch_sizes, round_up
 from optim.problem import ClusterProblem, Latency
 from optim.step import in_flight
 from pipeline.schedule import gpipe, one_f_one_b
 from tests.optim.discrete_event import Chunk, Sender, makespan
+from tests.optim.laws import pipeline_latency
 
 SENDERS: dict[Latency, Sender] = {"flow_shop": "device", "overlap": "link"}
 

@@ -5,13 +5,14 @@ flight for each stage: 1F1B keeps one more than there are segments, for the upli
 """
 
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collapipe.state import AffineLaw, DeviceProfile
-from optim.latency import batch_s, partition_of, streamed_s, sum_and_slowest
+from optim.latency import batch_s, partition_of, streamed_s
 from optim.problem import ClusterProblem, Latency, Partition
 from pipeline.schedule import gpipe, one_f_one_b
 from tests.optim.discrete_event import Behind, Chunk, Line, Station
@@ -70,11 +71,22 @@ def test_the_numbers_are_those_of_the_equation() -> None:
     assert streamed_s(18.0, 4.0, 3, 18.0) == 10 + 6 + 2 * 6
     assert streamed_s(18.0, 0.0, 3, 18.0) == 18 + 18  # waits for the whole batch
     assert batch_s(Partition((1,), 3, 18.0, 4.0), 18.0) == 28
-    devices = [DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 2.0))]
+    alone = ClusterProblem(
+        (DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 2.0)),),
+        1,
+        12,
+        3,
+        "flow_shop",
+        (0.0,),
+        24.0,
+        9.0,
+    )
     # b̂ = 4: C = 4, H = 2; of a batch 24 s in the head and 9 s of gradients.
-    assert sum_and_slowest(devices, [1], 12, 3, "flow_shop", (24.0, 9.0)) == (6 + 8 + 3, 8)
-    assert sum_and_slowest(devices, [1], 12, 3, "bound", (9.0, 9.0)) == (6 + 3 + 3, 6)
-    assert sum_and_slowest(devices, [1], 12, 3, "overlap", (9.0, 9.0)) == (6 + 3 + 3, 4)
+    found = partition_of(alone, [1], 3)
+    assert (found.latency_s, found.slowest_s) == (6 + 8 + 3 + 2 * 8, 8)
+    for latency, slowest_s in (("bound", 6), ("overlap", 4)):
+        found = partition_of(replace(alone, latency=latency, head_s=9.0), [1], 3)
+        assert (found.latency_s, found.slowest_s) == (6 + 3 + 3 + 2 * slowest_s, slowest_s)
 
 
 @given(st.floats(1, 50), st.floats(0, 1), st.integers(1, 16), st.lists(st.floats(0, 100)))

@@ -18,7 +18,6 @@ from matplotlib.colors import to_rgb
 from scipy import stats
 
 from collapipe.runs.evidence import Interval, over_seeds
-from optim.latency import pipeline_latency
 from reproduction import (
     command,
     fig04,
@@ -32,6 +31,7 @@ from reproduction import (
 )
 from reproduction.drawing import MARKS
 from reproduction.figure import above, near, share_over_seeds
+from tests.optim.laws import pipeline_latency
 
 FIGURES = (
     *("fig04", "fig05", "fig08", "spreads"),

@@ -10,7 +10,7 @@ import pytest
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
-from optim.latency import block_caps, pipeline_latency
+from optim.latency import block_caps
 from optim.partition.algorithm2 import (
     alternate,
     best_blocks,
@@ -23,6 +23,7 @@ from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, Latency
 from optim.verify import verify_cluster
 from tests.optim.instances import heterogeneous, paper_like, uneven
+from tests.optim.laws import pipeline_latency
 from tests.optim.partition_references import by_enumeration
 from tests.thorough import cases
 

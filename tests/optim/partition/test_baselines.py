@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
-from optim.latency import batch_s, block_caps, pipeline_latency
+from optim.latency import batch_s, block_caps
 from optim.partition.baselines import (
     best_subset,
     gpipe,
@@ -29,6 +29,7 @@ from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
 from optim.verify import verify_cluster
 from tests.optim.instances import heterogeneous
+from tests.optim.laws import pipeline_latency
 
 LAWS: tuple[Latency, ...] = get_args(Latency)
 each_law = pytest.mark.parametrize("latency", LAWS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
-from optim.latency import block_caps, pipeline_latency
+from optim.latency import block_caps
 from optim.partition import additive
 from optim.partition.exact import exact_partition
 from optim.partition.knapsack import Bottleneck, Nodes
@@ -22,6 +22,7 @@ from optim.partition.rates import Rates
 from optim.problem import ClusterProblem, ClusterSolution, Floats, Latency, Partition
 from optim.verify import verify_cluster
 from tests.optim.instances import heterogeneous, paper_like
+from tests.optim.laws import pipeline_latency
 from tests.optim.partition_references import (
     by_dynamic_programme,
     by_enumeration,
