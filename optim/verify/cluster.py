@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from collapipe.state import AffineLaw
+from collapipe.state import AffineLaw, DeviceProfile, SharingLaw, received_gradients
 from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints, Partition
-from optim.verify.limits import possible
+from optim.verify.limits import needed_bytes, possible
 from optim.verify.stages import check_stages, latency_of_stages, over_links, places_from_the_end
 from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, is_count, violation
 from optim.verify.witness import check_witness
@@ -60,11 +59,7 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
         raise violation("C2", "replicas have no stages")
     if point.stages:
         check_stages(point, problem)
-        alone = [each.devices[0] for each in point.stages if len(each.devices) == 1]
-        held_alone = [n * (device in alone) for device, n in enumerate(point.blocks)]
-        _check_caps(replace(point, blocks=tuple(held_alone)), problem)
-        return
-    if not point.replicated:
+    elif not point.replicated:
         total, most = sum(point.blocks), min(len(problem.devices), num_blocks)
         if total != num_blocks:
             raise violation("C1", f"{_named(point)} sum up to {total}, not L={num_blocks}")
@@ -76,50 +71,53 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_caps(point: Partition, problem: ClusterProblem) -> None:
-    problem, held_by, m = over_links(point, problem), point.blocks, point.num_micro_batches
-    places = places_from_the_end(point)
-    for k, (device, held) in enumerate(zip(problem.devices, held_by, strict=True)):
-        if device.max_blocks is not None and held > device.max_blocks:
+    problem, m, b = over_links(point, problem), point.num_micro_batches, problem.batch_size
+    places, replicas = places_from_the_end(point), len(point.blocks) if point.replicated else 0
+    shared = [stage for stage in point.stages if len(stage.devices) > 1]
+    members = {k: (s, own) for s in shared for k, own in zip(s.devices, s.rows, strict=True)}
+    for k, (device, held) in enumerate(zip(problem.devices, point.blocks, strict=True)):
+        limits: DeviceProfile | SharingLaw = device
+        rows, gradients, size = math.ceil(b / (replicas or m)), 0.0, b / (replicas or m)
+        if k in members:
+            if device.sharing is None:
+                raise violation("sharing", f"{device.name} shares a stage without a law for it")
+            limits, (stage, rows) = device.sharing, members[k]
+            size, count = rows, len(stage.devices)
+            gradients = received_gradients(held, rows / sum(stage.rows), count)
+        of_rows = f" of {rows} rows" if k in members else ""
+        if limits.max_blocks is not None and held > limits.max_blocks:
             raise violation(
-                "C7", f"{device.name} holds {held} blocks, its limit is {device.max_blocks}"
+                "C7", f"{device.name} holds {held} blocks, its limit is {limits.max_blocks}"
             )
-        if (memory := device.memory) is not None and held:
-            samples = math.ceil(problem.batch_size / (len(held_by) if point.replicated else m))
-            kept = samples / problem.batch_size if point.replicated else problem.kept(m, places[k])
-            others = 1 - kept
-            needed = memory.segment_bytes - others * memory.batch_segment_bytes
-            needed += held * (memory.block_bytes - others * memory.batch_block_bytes)
-            needed += held * memory.sample_bytes * samples
+        if (memory := limits.memory) is not None and held:
+            in_flight = 1.0 if replicas else problem.kept(m, places[k])
+            kept = in_flight * rows / (b if replicas else math.ceil(b / m))
+            needed = float(needed_bytes(memory, held, rows, kept))
+            needed += gradients * memory.trained_bytes
             if exceeds(needed, memory.limit_bytes):
                 raise violation(
                     "C7",
-                    f"{device.name} holds {held} blocks, which with m={m} take "
+                    f"{device.name} holds {held} blocks{of_rows}, which with m={m} take "
                     f"{needed:.12g} bytes of {memory.limit_bytes:.12g}",
                 )
-        if device.energy is None or not held:
+        if (budget := device.energy) is None or not held:
             continue
-        times = point.num_micro_batches if device.energy.scope == "batch" else 1
-        spent = times * _once(device.energy.law, held, point, problem)
-        if exceeds(spent, device.energy.limit_j):
+        spent = (m if budget.scope == "batch" else 1) * _once(budget.law, held, size, point)
+        if exceeds(spent, budget.limit_j):
             raise violation(
                 "C9'",
-                f"{device.name} spends {spent:.12g} J a {device.energy.scope} on {held} blocks "
-                f"with m={point.num_micro_batches}, its limit is {device.energy.limit_j:.12g} J",
+                f"{device.name} spends {spent:.12g} J a {budget.scope} on {held} blocks "
+                f"with m={m}, its limit is {budget.limit_j:.12g} J",
             )
 
 
 def _check_latency(point: Partition, problem: ClusterProblem) -> None:
-    problem = over_links(point, problem)
-    if point.stages:
-        expected, slowest = latency_of_stages(point, problem)
-    elif point.replicated:
-        held = zip(problem.devices, point.blocks, strict=True)
-        expected = max(_once(device.time, count, point, problem) for device, count in held)
-        slowest = 0.0
+    if point.replicated:
+        held, size = zip(problem.devices, point.blocks, strict=True), problem.batch_size
+        each = (_once(d.time, count, size / len(problem.devices), point) for d, count in held)
+        expected, slowest = max(each), 0.0
     else:
-        blocks, m = np.array([point.blocks]), np.array([point.num_micro_batches])
-        passed, slowest = (float(each[0]) for each in _stages(blocks, m, problem))
-        expected = passed + slowest * (point.num_micro_batches - 1)
+        expected, slowest = latency_of_stages(point, over_links(point, problem))
     for what, given, right in (
         ("latency", point.latency_s, expected),
         ("slowest stage", point.slowest_s, slowest),
@@ -175,12 +173,10 @@ def _named(point: Partition) -> str:
     return f"blocks {', '.join(map(str, point.blocks))}"
 
 
-def _once(law: AffineLaw, held: int, point: Partition, problem: ClusterProblem) -> float:
-    """Return the seconds or joules of one micro-batch; for a replica, of all its samples."""
-    if point.replicated:
-        return held * (law.u * problem.batch_size / len(problem.devices) + law.v)
-    size = problem.batch_size / point.num_micro_batches
-    return held * law.u * size + held * law.v + law.w * size + law.ell
+def _once(law: AffineLaw, held: int, size: float, point: Partition) -> float:
+    """Return the seconds or joules of ``size`` samples; replicas send nothing."""
+    compute = held * law.u * size + held * law.v
+    return compute if point.replicated else compute + law.w * size + law.ell
 
 
 def _refute_bound(solution: ClusterSolution, problem: ClusterProblem) -> None:

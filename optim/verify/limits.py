@@ -32,7 +32,7 @@ def possible(
         if device.max_blocks is not None:
             within &= blocks <= device.max_blocks
         budgets = _budgets(device, device.memory)
-        needed = (_needed_bytes(each, blocks, np.ceil(size), kept) for each in budgets)
+        needed = (needed_bytes(each, blocks, np.ceil(size), kept) for each in budgets)
         held.append((within & _any_within(budgets, needed, margin)) | (blocks == 0))
     return np.stack(held, axis=1)
 
@@ -52,7 +52,7 @@ def possible_rows(problem: ClusterProblem, device: DeviceProfile, m: int, member
     budgets, kept = _budgets(device, law.memory), problem.kept(m, place=1) * rows / most
     # of how many blocks it receives gradients: see ``received_gradients``
     led = (members - 1) * np.minimum(blocks, (blocks + members - 1) * rows / most)
-    needed = (_needed_bytes(b, blocks, rows, kept) + led * b.trained_bytes for b in budgets)
+    needed = (needed_bytes(b, blocks, rows, kept) + led * b.trained_bytes for b in budgets)
     return within & _any_within(budgets, needed, _UP_TO_ROUNDING)
 
 
@@ -67,8 +67,8 @@ def _any_within(budgets: Sequence[MemoryBudget], needed: Iterable[Floats], margi
     return np.asarray(np.logical_or.reduce(within) if within else True)
 
 
-def _needed_bytes(
-    memory: MemoryBudget, blocks: Ints, samples: NDArray[Any], kept: Floats | float
+def needed_bytes(
+    memory: MemoryBudget, blocks: Ints | int, samples: NDArray[Any] | int, kept: Floats | float
 ) -> Floats:
     """Return the bytes of a stage that keeps tensors of ``kept`` of a batch's rows."""
     each = memory.block_bytes - (1 - kept) * memory.batch_block_bytes
