@@ -6,14 +6,13 @@ from dataclasses import replace
 from itertools import chain, islice, pairwise
 from typing import TypeVar
 
-from collapipe.errors import PlanViolationError
 from collapipe.state import MOST_LAW, AffineLaw, ClusterState, DeviceProfile, Link, admitted
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
 from optim.sharing.modes import held_in_order, in_modes, needing
 from optim.step import DEFAULT, StageWork, beyond, pace_s, step_s, works_of
-from optim.verify.cluster import check_point
+from optim.verified import is_possible
 
 Hop = TypeVar("Hop", AffineLaw, Link)
 
@@ -205,11 +204,7 @@ def _point(
 
 def _fits(point: Partition, problem: ClusterProblem) -> bool:
     """Whether the devices can hold the point's stages in their order."""
-    try:
-        check_point(point, in_modes(problem, needing(problem, point)))
-    except PlanViolationError:
-        return False
-    return True
+    return is_possible(in_modes(problem, needing(problem, point)), point)
 
 
 def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:
