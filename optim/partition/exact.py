@@ -88,7 +88,7 @@ def bound_splits(rates: Rates, best: Envelope, max_nodes: float) -> float:
         _offer(best, rates, pairs.fastest(rates, activation_s))
     pairs = pairs.below(rates, best)
     if len(pairs.row) <= max_nodes:
-        _offer(best, rates, pairs, prune=True)
+        _offer(best, rates, pairs)
         pairs = pairs.where(np.zeros(len(pairs.row), bool))
     return float(pairs.latency(rates, pairs.low, float(best.times[0])).min(initial=math.inf))
 
@@ -126,9 +126,9 @@ class _Brackets:
         return self.where(order[first])
 
 
-def _offer(best: Envelope, rates: Rates, pairs: _Brackets, prune: bool = False) -> None:
-    """Make the pairs exact and offer them; ``prune`` drops pairs that cannot improve ``best``."""
-    pairs = _exact(rates, pairs, best if prune else None)
+def _offer(best: Envelope, rates: Rates, pairs: _Brackets) -> None:
+    """Make the pairs exact and offer those that can improve ``best``."""
+    pairs = _exact(rates, pairs, best)
     held = rates.held(pairs.row, pairs.high)
     blocks = _filled(rates, pairs.row, held, pairs.segments)
     best.offer(Splits.of(rates, pairs.row, blocks))
@@ -150,7 +150,7 @@ def _pairs(rates: Rates) -> _Brackets:
     )
 
 
-def _exact(rates: Rates, pairs: _Brackets, best: Envelope | None) -> _Brackets:
+def _exact(rates: Rates, pairs: _Brackets, best: Envelope) -> _Brackets:
     """Find the smallest feasible thresholds by bisection. Each step moves a threshold to a real
     chunk of a device, so the result is exact.
 
@@ -161,8 +161,7 @@ def _exact(rates: Rates, pairs: _Brackets, best: Envelope | None) -> _Brackets:
         enough, chunk = _probe(rates, pairs.row, pairs.segments, middle)
         high = np.where(enough, np.minimum(chunk, pairs.high), pairs.high)
         low = np.where(enough, pairs.low, np.maximum(chunk, pairs.low))
-        pairs = _Brackets(pairs.row, pairs.segments, low, high)
-        pairs = pairs.below(rates, best) if best else pairs
+        pairs = _Brackets(pairs.row, pairs.segments, low, high).below(rates, best)
     return pairs
 
 
