@@ -254,11 +254,7 @@ def _front(
         # The framework's rule ignores limits. Draw the same numbers, so that limits do not change
         # the choice.
         rng.bit_generator.state = before
-        free = (
-            replace(device.in_mode(False), max_blocks=None, energy=None, memory=None)
-            for device in problem.devices
-        )
-        front = solve_cached(replace(problem, devices=tuple(free)), solve, rng)
+        front = solve_cached(problem.unlimited(), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
     kept = [point for point in front if most is None or point.num_segments <= most]
     if kept and (law := law_for(cluster)) is not None:
@@ -351,22 +347,14 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
 def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
     """Extend the blocks to all K devices, with 0 for absent ones, and the times to all local
     steps."""
-    names = [device.name for device in present_devices(cluster)]
-    held = dict(zip(names, point.blocks, strict=True))
-    places = {device.name: place for place, device in enumerate(cluster.devices)}
-    stages = (
-        replace(each, devices=tuple(places[names[k]] for k in each.devices))
-        for each in point.stages
-    )
+    present = {device.name for device in present_devices(cluster)}
+    used = [k for k, device in enumerate(cluster.devices) if device.name in present]
     steps, (first, last) = request.local_steps, point.fastest_s
     return replace(
-        point,
-        blocks=tuple(held.get(device.name, 0) for device in cluster.devices),
+        point.among(used, len(cluster.devices)),
         latency_s=steps * point.latency_s,
         slowest_s=steps * point.slowest_s,
         fastest_s=UplinkTimes(steps * first, steps * last),
-        stages=tuple(stages),
-        recomputing=tuple(places[names[k]] for k in point.recomputing),
     )
 
 

@@ -74,6 +74,16 @@ class ClusterProblem:
         first = min(place, len(self.in_flight)) - 1
         return replace(self, in_flight=self.in_flight[first : first + 1])
 
+    def unlimited(self) -> "ClusterProblem":
+        """Return the problem without limits of memory and energy, in which no device recomputes."""
+        return replace(
+            self,
+            devices=tuple(
+                replace(each.in_mode(False), max_blocks=None, energy=None, memory=None)
+                for each in self.devices
+            ),
+        )
+
 
 class UplinkTimes(NamedTuple):
     """A range of seconds that a batch's activations take on the uplink."""
@@ -135,6 +145,15 @@ class Partition:
     def shares(self) -> bool:
         """Whether several devices share a stage."""
         return any(len(stage.devices) > 1 for stage in self.stages)
+
+    def among(self, used: Sequence[int], count: int) -> "Partition":
+        """Return the partition of the devices ``used`` as one of all ``count`` devices."""
+        blocks = [0] * count
+        for k, held in zip(used, self.blocks, strict=True):
+            blocks[k] = held
+        stages = (replace(s, devices=tuple(used[k] for k in s.devices)) for s in self.stages)
+        recomputing = tuple(used[k] for k in self.recomputing)
+        return replace(self, blocks=tuple(blocks), stages=tuple(stages), recomputing=recomputing)
 
     def segments(self, devices: Sequence[DeviceProfile]) -> tuple[SegmentPlan, ...]:
         """Return the plan's segments in pipeline order; none for replicas."""

@@ -162,7 +162,7 @@ def _decided(
             few = replace(problem, devices=tuple(problem.devices[k] for k in used))
             with suppress(InfeasibleRoundError):
                 points = _decided(few, solve, shares, nodes).front
-                front += tuple(_among(point, used, len(everybody)) for point in points)
+                front += tuple(point.among(used, len(everybody)) for point in points)
     certificate = replace(certificate, solve_time_s=perf_counter() - started)
     return _answer(problem, front, certificate, complete=placed is not None and placed.complete)
 
@@ -176,7 +176,7 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
         few = replace(problem, devices=tuple(problem.devices[k] for k in used))
         try:
             if (placed := placed_partition(few, max_nodes=nodes)) is not None:
-                return [_among(point, used, everybody) for point in placed.front]
+                return [point.among(used, everybody) for point in placed.front]
         except InfeasibleRoundError as error:
             if held_in_order(problem)[0].max() < problem.num_blocks:
                 raise no_plan(problem) from error
@@ -194,16 +194,6 @@ def _rooms(problem: ClusterProblem) -> Iterator[tuple[int, ...]]:
         hops = [own.time_to(each.name).hop(problem.batch_size) for each in problem.devices]
         usual_s = own.time.hop(problem.batch_size)
         yield tuple(k for k, hop_s in enumerate(hops) if hop_s <= usual_s)
-
-
-def _among(point: Partition, used: Sequence[int], count: int) -> Partition:
-    """Return the point of the devices ``used`` as one of all ``count`` devices."""
-    blocks = [0] * count
-    for k, held in zip(used, point.blocks, strict=True):
-        blocks[k] = held
-    stages = (replace(s, devices=tuple(used[k] for k in s.devices)) for s in point.stages)
-    recomputing = tuple(used[k] for k in point.recomputing)
-    return replace(point, blocks=tuple(blocks), stages=tuple(stages), recomputing=recomputing)
 
 
 def _answer(

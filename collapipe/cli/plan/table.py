@@ -4,7 +4,6 @@ import io
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -301,11 +300,7 @@ def _even(problem: ClusterProblem, partition: Partition) -> str:
     try:
         even = solve_verified(problem, solve, rng).best
     except InfeasibleRoundError:
-        free = tuple(
-            replace(each.in_mode(False), max_blocks=None, energy=None, memory=None)
-            for each in problem.devices
-        )
-        even = solve(replace(problem, devices=free), rng).best
+        even = solve(problem.unlimited(), rng).best
         stages, m = stages_of(problem, even), even.num_micro_batches
         over = [
             problem.devices[stage.devices[0]].name
