@@ -67,8 +67,10 @@ def block_caps(problem: ClusterProblem) -> Ints:
     ``ClusterProblem.kept``, the energy cap (C9') through b̂.
     """
     sizes, caps = micro_batch_sizes(problem), list[Ints]()
+    # those of memory depend on the whole rows of a micro-batch alone
+    _, first, same = np.unique(np.ceil(sizes), return_index=True, return_inverse=True)
     for device in problem.devices:
-        own = np.array([memory_cap(problem, device, m + 1) for m in range(len(sizes))])
+        own = np.array([memory_cap(problem, device, m + 1) for m in first.tolist()])[same]
         if (budget := device.energy) is not None:
             own = np.minimum(own, _energy_caps(budget, sizes, problem)).astype(np.int64)
         own[: problem.min_micro_batches - 1] = 0

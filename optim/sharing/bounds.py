@@ -132,26 +132,28 @@ class _Choices:
     def least_pace(self, num_blocks: int, longest: Floats) -> Floats:
         """Return a pace below which the devices cannot compute all rows of all blocks, [M]."""
         needed, low, high = self.rows * num_blocks, np.zeros(len(longest)), longest
-        possible = self._within(high) >= needed
+        caps = self.caps.astype(float)
+        possible = self._within(high, caps) >= needed
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            enough = self._within(middle) >= needed
+            enough = self._within(middle, caps) >= needed
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         return np.where(possible, low, np.inf)
 
-    def _within(self, pace: Floats) -> Floats:
+    def _within(self, pace: Floats, caps: Floats) -> Floats:
         """Return the rows times blocks that the devices can compute within the pace, [M]."""
         u, v, w, ell = self.laws
         # rounding must not take the last row away
-        each, blocks = (pace * (1 + 1e-12))[:, None, None], np.arange(1, self.caps.shape[2] + 1)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        each, blocks = (pace * (1 + 1e-12))[:, None, None], np.arange(1, caps.shape[2] + 1)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             if self.overlap:
-                rows = np.minimum(
-                    (each / blocks - v) / u, np.where(w > 0, (each - ell) / w, np.inf)
-                )
+                rows = (each / blocks - v) / u
+                np.minimum(rows, np.where(w > 0, (each - ell) / w, np.inf), out=rows)
                 rows = np.where(each >= ell, rows, 0.0)
             else:
                 rows = (each - blocks * v - ell) / (blocks * u + w)
-        rows = np.floor(np.clip(np.nan_to_num(rows) * (1 + 1e-9), 0, self.caps) + 1e-9)
+            rows *= 1 + 1e-9
+        np.minimum(np.maximum(rows, 0.0, out=rows), caps, out=rows)
+        np.floor(rows + 1e-9, out=rows)
         rows = np.where(self.alone_pace <= each, self.rows[:, None, None], rows)
         return np.asarray((blocks * rows).max(axis=2).sum(axis=1))
