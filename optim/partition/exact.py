@@ -7,6 +7,7 @@ T sum to L or more. One sort for given m and T thus decides for every S.
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,15 @@ from optim.latency import batch_s, model_too_large, partition_of
 from optim.partition.additive import sum_splits
 from optim.partition.envelope import Envelope, Splits
 from optim.partition.rates import PROGRESS, Rates, batch_seconds, segments_needed
-from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints, UplinkTimes
+from optim.problem import (
+    Bools,
+    ClusterProblem,
+    ClusterSolution,
+    Floats,
+    Ints,
+    Partition,
+    UplinkTimes,
+)
 
 GRID = 12
 
@@ -31,13 +40,36 @@ def exact_partition(
 
     Raises ``InfeasibleRoundError`` if the caps cannot hold the model for any m.
     """
-    start = time.perf_counter()
+    start, low = time.perf_counter(), problem.activation_s[0]
+    front, open_s, least_s = pipelines(problem, max_nodes)
+    # Of equally fast points the first one has the fewest segments.
+    times = [batch_s(point, low) for point in front]
+    fastest = min(range(len(front)), key=times.__getitem__)
+    # After a complete search the gap is only rounding.
+    lower = min(least_s, open_s)
+    lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
+    certificate = Certificate(times[fastest], lower, "exact", time.perf_counter() - start)
+    return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
+
+
+def pipelines(
+    problem: ClusterProblem, max_nodes: float, known: Sequence[Partition] = ()
+) -> tuple[tuple[Partition, ...], float, float]:
+    """Return the front, a lower bound, s, of what the search left open, infinite if nothing, and
+    the least time at the first uplink time. Pipelines that take longer than a plan of ``known`` by
+    more than rounding may be missing."""
     rates = Rates.of(problem)
     if not rates.sufficient_rows().size:
         raise model_too_large(problem)
-    asked, low = _times(problem, rates), problem.activation_s[0]
-    continuous = math.isinf(problem.activation_s[-1])
-    best = Envelope(asked, continuous, rates.max_segments, _alone(rates))
+    continuous, splits = math.isinf(problem.activation_s[-1]), _alone(rates)
+    slower = [each for each in known if each.slowest_s > 0]
+    if slower:
+        row = np.array([each.num_micro_batches - 1 for each in slower])
+        slowest = np.array([each.slowest_s for each in slower]) * (1 + 10 * PROGRESS)
+        total = np.array([each.latency_s for each in slower]) * (1 + 10 * PROGRESS) - row * slowest
+        blocks = np.zeros((len(row), rates.caps.shape[1]), dtype=int)
+        splits += Splits(np.ones_like(row), row, total, slowest, blocks)
+    best = Envelope(_times(problem, rates), continuous, rates.max_segments, splits)
     search = bound_splits if rates.paced else sum_splits
     open_s = search(rates, best, max_nodes)
     splits, ranges = best.front()
@@ -45,15 +77,9 @@ def exact_partition(
     front = tuple(
         replace(partition_of(problem, blocks, row + 1), fastest_s=UplinkTimes(first, last))
         for blocks, row, (first, last) in found
+        if any(blocks)
     )
-    # Of equally fast points the first one has the fewest segments.
-    times = [batch_s(point, low) for point in front]
-    fastest = min(range(len(front)), key=times.__getitem__)
-    # After a complete search the gap is only rounding.
-    lower = min(best.least, open_s)
-    lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
-    certificate = Certificate(times[fastest], lower, "exact", time.perf_counter() - start)
-    return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
+    return front, open_s, best.least
 
 
 def _times(problem: ClusterProblem, rates: Rates) -> Floats:
