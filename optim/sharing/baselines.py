@@ -14,7 +14,7 @@ from optim.latency import block_caps, fitting_micro_batches, partition_of
 from optim.partition.baselines import even_blocks
 from optim.partition.single_point import answer
 from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints, Partition
-from optim.sharing.costs import Caps, stage_costs
+from optim.sharing.costs import Caps, Tables
 from optim.sharing.law import partition_of_stages, stage_of
 from optim.sharing.states import states_of
 
@@ -61,7 +61,7 @@ def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Part
     """Return the cut into runs with the fastest slowest stage for one m; None if none fits."""
     kinds, states = [[k] for k in order], states_of((1,) * len(order))
     every = np.arange(1, problem.num_blocks + 1)
-    pace = stage_costs(problem, states, kinds, [caps], m, every).pace[0, 0]
+    pace = Tables.of(problem, states, kinds, [caps]).costs(np.array([m]), every).pace[0, 0, 0]
     numbers = {tuple(counts): number for number, counts in enumerate(states.counts.tolist())}
 
     def run(first: int, stop: int) -> Floats:

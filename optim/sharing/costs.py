@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from optim.latency import block_caps
 from optim.problem import Bools, ClusterProblem, Floats, Ints
-from optim.sharing.law import largest_rows, row_caps
+from optim.sharing.law import row_caps
 from optim.sharing.modes import in_modes
 from optim.sharing.states import States
 
@@ -28,6 +28,10 @@ class Costs:
     pace: Floats  # between two micro-batches, s
     least: Floats  # a lower bound of the pace with other rows, s
 
+    def of(self, place: int | slice) -> "Costs":
+        """Return the costs for some of several m, if their first axis is m."""
+        return Costs(self.once[place], self.pace[place], self.least[place])
+
 
 @dataclass(frozen=True, slots=True)
 class Caps:
@@ -40,10 +44,12 @@ class Caps:
     def of(cls, problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> "Caps":
         """Return the caps of the first device of each kind."""
         behind, most = _by_class(problem, kinds), np.maximum.accumulate
-        ways, first = ((), range(len(kinds))), behind[-1].devices
-        rows = [[row_caps(problem, each.in_mode(on)) for on in (False, True)] for each in first]
+        first = behind[-1].devices
+        modes = (False, True) if any(each.recomputing for each in first) else (False,)
+        ways = [range(len(kinds)) if on else () for on in modes]
+        rows = [[row_caps(problem, each.in_mode(on)) for on in modes] for each in first]
         blocks = [[block_caps(in_modes(each, on)) for on in ways] for each in behind]
-        return cls(most(np.array(rows), axis=1), most(np.array(blocks), axis=1))
+        return cls(*(most(np.array(each)[:, [0, -1]], axis=1) for each in (rows, blocks)))
 
     @property
     def chosen(self) -> bool:
@@ -54,63 +60,113 @@ class Caps:
         """Whether both have the same caps."""
         return np.array_equal(self.rows, other.rows) and np.array_equal(self.blocks, other.blocks)
 
-    def of_groups(self, states: States, m: int, most: int) -> list[tuple[int, Ints]]:
-        """Return the numbers of the sets of at most ``most`` devices that share a stage, by the
-        place g - 2 of their caps."""
-        places, rows = states.counts.sum(axis=1) - 2, self.rows[..., m - 1, :]
-        if (rows == rows[:, :, :1]).all():
-            places = np.minimum(places, 0)
-        places[states.counts.sum(axis=1) > most] = -1
-        return [(each, np.flatnonzero(places == each)) for each in range(places.max() + 1)]
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The times of devices from which those of all sets are made."""
 
-def stage_costs(
-    problem: ClusterProblem,
-    states: States,
-    kinds: Sequence[Sequence[int]],
-    caps: Sequence[Caps],
-    m: int,
-    blocks: Ints,
-    threshold: float = np.inf,
-    wanted: Bools | None = None,
-) -> Costs:
-    """Return the costs of stages of ``blocks`` [D] blocks; ``caps`` are those of each place. Those
-    that are not ``wanted``, [N, D], may be infinite.
+    states: States
+    caps: Sequence[Caps]  # at each place
+    rows: Ints  # n, [M]
+    times: Floats  # and paces of each kind with rows of a shared stage: see ``_of_rows``
+    alone: Floats  # costs of stages on one device, [3, M, P, C, T, L]
+    sync: Floats  # s, [N, L]
+    bound: bool  # the law
 
-    A device that shares a stage has no more rows than its pace allows within the ``threshold``, so
-    that ``once`` is the least of all rows with such a pace.
-    """
-    rows = np.arange(1, largest_rows(problem, m) + 1)
-    behind, bound = _by_class(problem, kinds), problem.latency == "bound"
-    costs = np.full((3, len(caps), len(behind), len(states.counts), len(blocks)), np.inf)
-    wanted = np.full(costs.shape[3:], True) if wanted is None else wanted
-    sets, held = wanted.max(axis=1), np.flatnonzero(wanted.any(axis=0))
-    blocks = blocks[held]
-    fast, slow = (_of_rows(behind[-1], blocks, rows, on) for on in (False, True))
-    sync = _syncs(behind[-1], states)[:, None] * blocks
-    single = np.flatnonzero(states.alone)
-    for place, own in enumerate(caps):
-        for others, every in own.of_groups(states, m, len(rows)) if own.rows.any() else ():
-            number = every[sets[every]]
-            most = own.rows[:, :, others, m - 1, blocks - 1].swapaxes(0, 2)[..., None]
-            plain, either = rows <= most[:, 0], rows <= most[:, 1]
-            times = np.where(plain, fast, slow)  # and paces
-            times = np.where(either & (times[1] <= threshold), times, np.inf)
-            shared = _shared(times, states.counts[number], len(rows))
-            shared[0] = np.where(bound & np.isfinite(shared[0]), 0.0, shared[0]) + sync[number]
-            costs[:, place][:, :, number[:, None], held] = shared[:, None]
-        for each, hops in enumerate(behind):
-            alone = _alone(hops, own.blocks[each, :, m - 1], m, blocks)[:, states.first[single]]
-            costs[:, place, each][:, single[:, None], held] = alone
-    return Costs(*costs)
+    @classmethod
+    def of(
+        cls,
+        problem: ClusterProblem,
+        states: States,
+        kinds: Sequence[Sequence[int]],
+        caps: Sequence[Caps],
+    ) -> "Tables":
+        """Return the tables; ``caps`` are those of each place from the end."""
+        behind, counts = _by_class(problem, kinds), np.arange(1, problem.max_micro_batches + 1)
+        blocks, usual = np.arange(1, problem.num_blocks + 1), behind[-1]
+        alone = [
+            [_alone(each, own.blocks[number], counts, blocks) for number, each in enumerate(behind)]
+            for own in caps
+        ]
+        return cls(
+            states,
+            caps,
+            -(-problem.batch_size // counts),
+            _of_rows(usual, blocks, np.arange(1, problem.batch_size + 1)),
+            np.moveaxis(np.array(alone)[..., states.first[states.alone], :], (0, 1), (2, 3)),
+            _syncs(usual, states)[:, None] * blocks,
+            problem.latency == "bound",
+        )
 
+    def costs(
+        self, counts: Ints, blocks: Ints, threshold: float = np.inf, wanted: Bools | None = None
+    ) -> Costs:
+        """Return the costs of stages of ``blocks`` [D] blocks for m of ``counts`` [R], [R, P, C, N,
+        D]. Those that are not ``wanted``, [N, D], may be infinite.
 
-def device_paces(
-    problem: ClusterProblem, kinds: Sequence[Sequence[int]], m: int, blocks: Ints
-) -> Floats:
-    """Return the paces, s, that devices with rows of a shared stage may have, ascending."""
-    rows, usual = np.arange(1, largest_rows(problem, m)), _by_class(problem, kinds)[-1]
-    return np.unique([_of_rows(usual, blocks, rows, on)[1] for on in (False, True)])
+        A device that shares a stage has no more rows than its pace allows within the ``threshold``,
+        so that ``once`` is the least of all rows with such a pace.
+        """
+        places, classes = self.alone.shape[2:4]
+        shape = len(self.states.counts), len(blocks)
+        costs = np.full((3, len(counts), places, classes, *shape), np.inf)
+        wanted = np.full(shape, True) if wanted is None else wanted
+        held, shares = np.flatnonzero(wanted.any(axis=0)), self.states.counts.sum(axis=1) > 1
+        group, blocks = np.flatnonzero(wanted.any(axis=1) & shares), blocks[held]
+        for place, own in enumerate(self.caps if len(group) else ()):
+            if own.rows.any():
+                shared = self._shared(own, counts, blocks, group, threshold)
+                costs[:, :, place][..., group[:, None], held] = shared[:, :, None]
+        single = np.flatnonzero(self.states.alone)[:, None]
+        costs[..., single, held] = self.alone[:, counts - 1][..., blocks - 1]
+        return Costs(*costs)
+
+    def _shared(
+        self, caps: Caps, counts: Ints, blocks: Ints, group: Ints, threshold: float
+    ) -> Floats:
+        """Return the costs of stages that these sets [N] share, [3, R, N, D]; equal ones of several
+        m are computed once."""
+        most = caps.rows[..., counts - 1, :][..., blocks - 1].transpose(3, 2, 4, 1, 0)
+        first, rows = dict[tuple[int, bytes], int](), self.rows[counts - 1]
+        keys = zip(rows.tolist(), (each.tobytes() for each in most), strict=True)
+        same = [first.setdefault(key, len(first)) for key in keys]
+        own = np.unique(same, return_index=True)[1]
+        found, sizes = np.empty((3, len(own), len(blocks), len(group))), np.frexp(rows[own] - 1)[1]
+        for size in set(sizes.tolist()):  # of about as many rows together
+            near = np.flatnonzero(sizes == size)
+            found[:, near] = self._of_sets(
+                most[own[near]], rows[own[near]], blocks, group, threshold
+            )
+        shared = found[:, same].swapaxes(2, 3)
+        shared[0] = np.where(self.bound & np.isfinite(shared[0]), 0.0, shared[0])
+        shared[0] += self.sync[group[:, None], blocks - 1]
+        shared[:, self.states.counts[group].sum(axis=1) > rows[:, None]] = np.inf
+        return shared
+
+    def _of_sets(
+        self, most: Ints, rows: Ints, blocks: Ints, group: Ints, threshold: float
+    ) -> Floats:
+        """Return times of sets for each number of rows [R] and caps [R, K - 1, D, 2, T], [3, R, D,
+        N]."""
+        counts = self.states.counts[group]
+        places, given = counts.sum(axis=1) - 2, np.arange(1, rows.max() + 1)
+        found = np.empty((3, *most.shape[0:3:2], len(group)))
+        for others in range(places.max() + 1):
+            # most caps are often equal to those of two devices
+            differ = (most[:, others] != most[:, 0]).any(axis=(2, 3)) | (others == 0)
+            own = np.flatnonzero((places == others) | (others == 0))
+            row, held = differ.nonzero()
+            if len(row) and len(own):
+                plain, either = np.moveaxis(most[row, others, held], 1, 0)[..., None]
+                times = self.times[:, :, blocks[held] - 1, :, : len(given)]
+                each = np.where(given <= plain, times[0], times[-1])  # and paces
+                each = np.where((given <= either) & (each[1] <= threshold), each, np.inf)
+                found[:, row[:, None], held[:, None], own] = _shared(each, counts[own], rows[row])
+        return found
+
+    def paces(self, m: int, blocks: Ints) -> Floats:
+        """Return the paces, s, that devices with rows of a shared stage may have, ascending."""
+        return np.unique(self.times[:, 1, blocks - 1, :, : self.rows[m - 1] - 1])
 
 
 def _by_class(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> list[ClusterProblem]:
@@ -122,22 +178,27 @@ def _by_class(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> list[C
     return [replace(problem, devices=own) for own in hops]
 
 
-def _of_rows(problem: ClusterProblem, blocks: Ints, rows: NDArray[Any], recomputes: bool) -> Floats:
-    """Return a device's time and pace of each kind for ``rows`` [n] rows, [2, D, T, n]."""
-    laws = [each.in_mode(recomputes).time for each in problem.devices]
-    u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T[..., None]
-    compute = blocks[:, None, None] * (u * rows + v)
-    hop = np.broadcast_to(w * rows + ell, compute.shape)
-    once = compute + hop
-    return np.array([once, np.maximum(compute, hop) if problem.latency == "overlap" else once])
+def _of_rows(problem: ClusterProblem, blocks: Ints, rows: NDArray[Any]) -> Floats:
+    """Return a device's time and pace of each kind for ``rows`` [n] rows without recomputing, and
+    with it if a device may, [1 or 2, 2, D, T, n]."""
+    may, found = any(each.recomputing for each in problem.devices), list[list[Floats]]()
+    for recomputes in (False, True) if may else (False,):
+        laws = [each.in_mode(recomputes).time for each in problem.devices]
+        u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T[..., None]
+        compute = blocks[:, None, None] * (u * rows + v)
+        hop = np.broadcast_to(w * rows + ell, compute.shape)
+        once = compute + hop
+        pace = np.maximum(compute, hop) if problem.latency == "overlap" else once
+        found.append([once, pace])
+    return np.array(found)
 
 
-def _shared(times: Floats, counts: Ints, rows: int) -> Floats:
+def _shared(times: Floats, counts: Ints, rows: Ints) -> Floats:
     """Give each row to the device that is then done first, of several to that with the least pace.
 
     The time of a set is the n-th smallest of its devices' times, and its pace the largest of their
-    paces at these rows; ``times`` are both, [2, D, T, n]. Returns time and pace, and a lower bound
-    of the pace with other rows, [3, N, D].
+    paces at these rows, n of ``rows`` [D]; ``times`` are both, [2, D, T, ≥ n]. Returns time and
+    pace, and a lower bound of the pace with other rows, [3, D, N].
     """
     (done, longest), (sizes, kinds, most) = times, times.shape[1:]
     flat = done.reshape(sizes, -1)
@@ -145,34 +206,32 @@ def _shared(times: Floats, counts: Ints, rows: int) -> Floats:
     ascending = np.take_along_axis(flat, order, axis=1)
     # how many rows each kind has taken within each time, [D, T, T·n]
     taken = np.cumsum(order[:, None] // most == np.arange(kinds)[:, None], axis=2, dtype=np.float32)
-    enough = counts.astype(np.float32) @ taken >= rows  # [D, N, T·n]
+    enough = counts.astype(np.float32) @ taken >= rows[:, None, None]  # [D, N, T·n]
     place = enough.argmax(axis=2)  # 0 if there are never enough, or for the empty set
     places = np.arange(sizes)[:, None]
     fits = enough[places, np.arange(len(counts)), place]
     once = np.where(fits, ascending[places, place], np.inf)
-    own = taken.swapaxes(1, 2)[places, place].astype(int)  # rows of a device, [D, N, T]
-    last = (order[places, place] // most)[..., None] == np.arange(kinds)
+    kind = np.arange(kinds)[:, None, None]
+    own = taken.swapaxes(0, 1)[:, places, place].astype(int)  # rows of a device, [T, D, N]
+    last = order[places, place] // most == kind
+    held = counts.T[:, None] > 0
 
     def paces(rows: Ints) -> Floats:
-        each = np.clip(rows - 1, 0, most - 1).swapaxes(1, 2)
-        return np.take_along_axis(longest, each, axis=2).swapaxes(1, 2)
+        return np.asarray(longest[places, kind, np.minimum(np.maximum(rows - 1, 0), most - 1)])
 
-    pace = np.where((own > 0) & (counts > 0), paces(own), 0.0).max(axis=2)
+    pace = np.where((own > 0) & held, paces(own), 0.0).max(axis=0)
     # With other rows a device has more: of the last kind, as many as another one, of others one.
-    more = np.where(counts > 0, paces(own + ~last), np.inf).min(axis=2)
+    more = np.where(held, paces(own + ~last), np.inf).min(axis=0)
     pace, least = np.where(np.isfinite(once), (pace, np.minimum(pace, more)), np.inf)
-    return np.array([once, pace, least]).swapaxes(1, 2)
+    return np.array([once, pace, least])
 
 
-def _alone(problem: ClusterProblem, caps: Ints, m: int, blocks: Ints) -> Floats:
-    """Return the costs of stages on one device of each kind, [3, T, D], as without sharing.
-    ``caps`` are [2, T]."""
-    size = np.array([problem.batch_size / m])
-    fast, slow = (
-        _of_rows(problem, blocks, size, on)[..., 0].swapaxes(1, 2) for on in (False, True)
-    )
+def _alone(problem: ClusterProblem, caps: Ints, counts: Ints, blocks: Ints) -> Floats:
+    """Return the costs of stages on one device of each kind, [3, R, T, D], as without sharing.
+    ``caps`` are [2, R, T]."""
+    times = _of_rows(problem, blocks, problem.batch_size / counts).transpose(0, 1, 4, 3, 2)
     plain, either = caps[..., None] >= blocks
-    once, pace = np.where(either, np.where(plain, fast, slow), np.inf)
+    once, pace = np.where(either, np.where(plain, times[0], times[-1]), np.inf)
     if problem.latency == "bound":
         once = np.where(either, 0.0, np.inf)
     return np.array([once, pace, pace])

@@ -10,6 +10,8 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
 from optim.latency import batch_s, block_caps, model_too_large
 from optim.partition.envelope import Envelope, Splits
-from optim.partition.exact import exact_partition
+from optim.partition.exact import pipelines
 from optim.partition.rates import PROGRESS, batch_seconds
 from optim.problem import (
     Bools,
@@ -30,8 +32,8 @@ from optim.problem import (
     UplinkTimes,
 )
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
-from optim.sharing.costs import Caps, Costs, device_paces, stage_costs
-from optim.sharing.law import largest_rows, stage_of
+from optim.sharing.costs import Caps, Costs, Tables
+from optim.sharing.law import stage_of
 from optim.sharing.modes import decided, no_plan, relaxed, with_hops
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, states_of
@@ -40,6 +42,8 @@ MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which only pipelines and one shared stage are compared."""
 _MOST_ORDERED = 2**16  # the same if stages have an order
 _PAIRS_PER_NODE = 1000
+_GROWTH = 4  # a search tries so many times more m at once than before,
+_MOST_STAGES = 2**20  # but of at most so many stages
 _TINY = 1e-200
 
 
@@ -53,12 +57,17 @@ def shared_partition(
     ``rng`` is not used. Raises ``InfeasibleRoundError`` if the devices cannot hold the model.
     """
     start, kinds, open_s = time.perf_counter(), kinds_of(problem.devices), math.inf
-    search = _Search(problem, stage_bounds(problem), [Caps.of(problem, kinds)], 1, max_nodes)
-    if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-        single = exact_partition(problem, max_nodes=max_nodes)
-        search.offer(single.front)
-        open_s = math.inf if single.complete else single.certificate.lower_bound
     few = num_pairs(tuple(map(len, kinds))) <= MOST_PAIRS
+    caps, bounds = Caps.of(problem, kinds), stage_bounds(problem)
+    plain = not (problem.linked or caps.chosen)
+    scout, search = (_Search(problem, bounds, [caps], 1, max_nodes) for _ in range(2))
+    if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
+        if few and plain:
+            scout.glance()
+        single, open_s, _ = pipelines(problem, max_nodes, scout.points)
+        search.offer(single)
+        search.offer(scout.points)
+    search.only_shared = plain and math.isinf(open_s)
     open_s = min(open_s, search.run() if few else search.one_stage_of_all())
     return search.solution(open_s, start)
 
@@ -116,12 +125,15 @@ class _Search:
         self._problem, self._bounds, self._caps = problem, bounds, caps
         self._sizes, self._left, self._most = sizes, max_nodes, most
         self._max_nodes = max_nodes
+        self.only_shared = False  # plans without shared stages are known
+        every = np.arange(problem.num_blocks + 1)
+        self._roots = least_roots(every[:, None], every)
         self._kinds = kinds_of(problem.devices)
         self._kind_of = {k: kind for kind, own in enumerate(self._kinds) for k in own}
         counts = np.arange(1, problem.max_micro_batches + 1)
         behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
         self._behind, self._floor = behind.sum(axis=0), behind.max(axis=0)
-        self._points = list[Partition]()
+        self.points = list[Partition]()
         asked, continuous = np.array(problem.activation_s), math.isinf(problem.activation_s[-1])
         if continuous:  # from here on the uplink is the slowest stage of every plan
             slowest = np.maximum(self._bounds.longest, self._floor)
@@ -129,6 +141,13 @@ class _Search:
         empty = np.zeros(0, dtype=int)
         none = Splits(empty, empty, np.zeros(0), np.zeros(0), np.zeros((0, 1), dtype=int))
         self._best = Envelope(asked, continuous, sizes, none)
+
+    def glance(self) -> None:
+        """Offer plans of one stage for the most promising m."""
+        once, blocks = self._bounds.once, np.array([self._problem.num_blocks])
+        first = self._promising(once)[:1]
+        for row, costs in self._worthwhile(first, once, blocks, None).items():
+            self._descend(row, costs, blocks, None, once[row])
 
     def run(self) -> float:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
@@ -140,21 +159,33 @@ class _Search:
             (one, bounds.once, every_count[-1:]),
             (more, bounds.several, every_count),
         ):
-            for row in self._promising(once):
-                pace = bounds.pace[row]
-                wanted = [most for most in sizes if self._improves(row, once[row], pace, most)]
-                if self._left < 0:
-                    open_s = min(open_s, self._least_s(row, once[row]))
-                elif wanted:
-                    costs = self._costs(row, blocks)
-                    for most in wanted:
-                        self._descend(row, costs, blocks, most, once[row])
+            left, size, stages = self._promising(once), 1, len(self._states.counts) * len(blocks)
+            stages *= math.prod(self._tables.alone.shape[2:4]) if left else 1
+            while left:
+                tried, left = left[:size], left[size:]
+                size = max(1, min(_GROWTH * size, _MOST_STAGES // stages))
+                found, known = self._worthwhile(tried, once, blocks, sizes[0]), self._best.splits
+                for row in tried:
+                    if self._left < 0:
+                        open_s = min(open_s, self._least_s(row, once[row]))
+                    elif row in found:
+                        for most in sizes:
+                            if not self._improves(row, once[row], bounds.pace[row], most):
+                                continue
+                            costs = found[row]
+                            if most != sizes[0] or self._best.splits is not known:
+                                costs = self._hopeful(np.array([row]), costs, blocks, most)
+                            self._descend(row, costs, blocks, most, once[row])
         return open_s
 
-    @property
+    @cached_property
     def _states(self) -> States:
         sizes = tuple(map(len, self._kinds))
         return states_of(sizes, self._most is not None, self._problem.linked)
+
+    @cached_property
+    def _tables(self) -> Tables:
+        return Tables.of(self._problem, self._states, self._kinds, self._caps)
 
     def solution(self, open_s: float, start: float) -> ClusterSolution:
         """Return the found front; ``open_s`` is a lower bound of what the search left open."""
@@ -173,17 +204,32 @@ class _Search:
         certificate = Certificate(times[fastest], lower, "shared", time.perf_counter() - start)
         return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
 
-    def _costs(
-        self, row: int, blocks: Ints, threshold: float = math.inf, wanted: Bools | None = None
-    ) -> Costs:
-        own = self._problem, self._states, self._kinds, self._caps
-        return stage_costs(*own, row + 1, blocks, threshold, wanted)
+    def _costs(self, rows: Ints, blocks: Ints, stages: int | None, *within: Any) -> Costs:
+        """Return the costs, [R, P, C, N, D], without the stages that no better plan has."""
+        return self._hopeful(rows, self._tables.costs(rows + 1, blocks, *within), blocks, stages)
+
+    def _worthwhile(
+        self, tried: Sequence[int], once: Floats, blocks: Ints, stages: int | None
+    ) -> dict[int, Costs]:
+        """Return the costs of each of these rows that may have a better plan."""
+        rows = np.array(tried, dtype=int)
+        rows = rows[self._improves(rows, once[rows], self._bounds.pace[rows], stages)]
+        if self._left < 0 or not len(rows):
+            return {}
+        costs = self._costs(rows, blocks, stages)
+        places = np.flatnonzero(self._may_help(costs)).tolist()
+        return {int(rows[place]): costs.of(slice(place, place + 1)) for place in places}
+
+    def _may_help(self, costs: Costs) -> Bools:
+        """Whether a plan that is not known has only such stages, [R]."""
+        sets = self._states.counts.sum(axis=1) > self.only_shared
+        return np.asarray(np.isfinite(costs.pace[..., sets, :]).any(axis=(1, 2, 3, 4)))
 
     def front(self) -> tuple[Partition, ...]:
         """Return the fastest plans, by S, then by the uplink times for which they are fastest."""
         splits, ranges = self._best.front()
         found = [
-            replace(self._points[place], fastest_s=UplinkTimes(first, last))
+            replace(self.points[place], fastest_s=UplinkTimes(first, last))
             for place, (first, last) in zip(splits.blocks[:, 0], ranges.tolist(), strict=True)
         ]
         return tuple(sorted(found, key=lambda point: point.num_segments))
@@ -201,40 +247,46 @@ class _Search:
         return float(batch_seconds(total, slowest, rows, float(self._best.times[0]))[0])
 
     def _improves(
-        self, row: int, once: Floats | float, pace: Floats | float, most: int | None
+        self, row: Ints | int, once: Floats | float, pace: Floats | float, most: int | None
     ) -> Bools:
         """Whether a plan with these times, and at most ``most`` stages, would be the fastest for
         some uplink time, [N]."""
         slowest = np.atleast_1d(np.maximum(pace, self._floor[row]))
-        goal = self._best.goal(np.full(len(slowest), row), slowest)
+        goal = self._best.goal(np.broadcast_to(row, slowest.shape), slowest)
         return np.asarray(once + self._behind[row] < goal[:, min(most or 1, self._sizes) - 1])
 
-    def _hopeful(self, row: int, costs: Costs, blocks: Ints, stages: int | None) -> Costs:
+    def _hopeful(self, rows: Ints, costs: Costs, blocks: Ints, stages: int | None) -> Costs:
         """Drop the stages that no better plan can have: its other blocks take some time, too."""
         first, bounds, states = [own[0] for own in self._kinds], self._bounds, self._states
-        left, rows = self._problem.num_blocks - blocks, largest_rows(self._problem, row + 1)
-        held = _most_blocks(states, costs, self._caps[0], row, blocks, rows)
-        most = held[::-1, None]  # of all other devices
-        rates, paces = (
-            (states.counts @ each[row, first])[::-1, None] for each in (bounds.rates, bounds.paces)
+        left, number = self._problem.num_blocks - blocks, -(-self._problem.batch_size // (rows + 1))
+        number = number[:, None, None]
+        most = _most_blocks(states, costs, self._caps[0], rows, blocks, number)[:, ::-1, None]
+        rates, paces = (  # of all other devices
+            (each[rows][:, first] @ states.counts.T)[:, ::-1, None]
+            for each in (bounds.rates, bounds.paces)
         )
         with np.errstate(divide="ignore", invalid="ignore"):
-            others_s = np.where(left, rows * least_roots(left, most) / rates, 0.0)
-            pace = np.where(left, rows * left / paces, 0.0)
+            others_s = np.where(left, number * self._roots[left, most] / rates, 0.0)[:, None, None]
+            pace = np.where(left, number * left / paces, 0.0)[:, None, None]
         if self._problem.latency == "bound":
             others_s = pace + np.maximum(costs.pace, pace)
-        pace = np.maximum(costs.least, np.maximum(pace, self._bounds.pace[row]))
-        once, hopeful = costs.once + others_s, np.isfinite(pace)
-        hopeful[hopeful] = self._improves(row, once[hopeful], pace[hopeful], stages)
+        pace = np.maximum(pace, bounds.pace[rows].reshape(-1, 1, 1, 1, 1))
+        once, pace = costs.once + others_s, np.maximum(costs.least, pace)
+        hopeful = np.isfinite(pace)
+        places = rows[hopeful.nonzero()[0]]
+        hopeful[hopeful] = self._improves(places, once[hopeful], pace[hopeful], stages)
         return Costs(*(np.where(hopeful, e, np.inf) for e in (costs.once, costs.pace, costs.least)))
 
     def _descend(self, row: int, costs: Costs, blocks: Ints, most: int | None, once: float) -> None:
         """Offer the plans of ever lower thresholds on the pace, while a better one may exist."""
-        costs, law = self._hopeful(row, costs, blocks, most), self._problem.latency
+        rows, law = np.array([row]), self._problem.latency
+        if not self._may_help(costs).any():
+            return
+        costs = costs.of(0)
         paces = np.unique(costs.pace[np.isfinite(costs.pace)])
         threshold = longest = float(paces[-1]) if len(paces) else 0.0
         if law == "overlap":
-            of_devices = device_paces(self._problem, self._kinds, row + 1, blocks)
+            of_devices = self._tables.paces(row + 1, blocks)
             paces = np.union1d(paces, of_devices[of_devices < longest])
         while True:
             sums = once * (paces / max(threshold, _TINY)) if law == "bound" else once
@@ -245,21 +297,24 @@ class _Search:
             threshold = float(paces[-1])
             if law == "overlap" and threshold < longest:
                 wanted = np.isfinite(costs.pace.min(axis=(0, 1)))
-                within = self._costs(row, blocks, threshold, wanted)
-                costs = self._hopeful(row, within, blocks, most)
+                within = self._costs(rows, blocks, most, threshold, wanted)
+                if not self._may_help(within).any():
+                    return
+                costs = within.of(0)
             self._left -= 1 + len(self._states.sets) * (most or 1) // _PAIRS_PER_NODE
             programme = Programme(self._states, costs, most)
             found = programme.cheapest(threshold, threshold if law == "bound" else 0.0)
             if found is None:
                 return
             once, groups = found
-            self.offer([self._plan(groups, blocks, row + 1, threshold)])
             last, classes = len(costs.pace) - 1, self._states.classes
             behind = [*(int(classes[own]) for own, _ in groups[1:]), -1]
             slowest = max(
                 float(costs.pace[min(len(groups) - 1 - place, last), to, own, count - 1])
                 for place, ((own, count), to) in enumerate(zip(groups, behind, strict=True))
             )
+            if law == "bound" or self._improves(row, once, slowest, most):
+                self.offer([self._plan(groups, blocks, row + 1, threshold)])
             # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
             paces = paces[paces < (threshold if law == "bound" else slowest)]
 
@@ -299,21 +354,21 @@ class _Search:
         """Add these plans to the envelope."""
         if not points:
             return
-        first, rows = len(self._points), np.array([each.num_micro_batches - 1 for each in points])
+        first, rows = len(self.points), np.array([each.num_micro_batches - 1 for each in points])
         slowest = np.array([each.slowest_s for each in points])
         total = np.array([each.latency_s for each in points]) - rows * slowest
         places = np.arange(first, first + len(points))[:, None]
         sizes = np.array([min(each.num_segments, self._sizes) for each in points])
-        self._points += points
+        self.points += points
         self._best.offer(Splits(sizes, rows, total, slowest, places))
 
 
 def _most_blocks(
-    states: States, costs: Costs, caps: Caps, row: int, blocks: Ints, rows: int
+    states: States, costs: Costs, caps: Caps, rows: Ints, blocks: Ints, number: Ints
 ) -> Ints:
-    """Return the blocks of the largest stage that any devices of each set can hold, [N]."""
-    shared = states.counts @ caps.rows[:, 1, 0, row, blocks - 1] >= rows
-    alone = np.isfinite(costs.pace[0]).any(axis=0) & states.alone[:, None]
-    kinds = np.array([alone[states.first == kind].any(axis=0) for kind in range(len(caps.rows))])
-    held = shared | ((states.counts > 0).astype(int) @ kinds > 0)
-    return np.asarray(np.where(held, blocks, 0).max(axis=1))
+    """Return the blocks of the largest stage that any devices of each set can hold, [R, N]."""
+    most = caps.rows[:, 1, 0, rows][..., blocks - 1].swapaxes(0, 1)
+    alone = np.isfinite(costs.pace[:, 0, :, states.alone, :].min(axis=2)).swapaxes(0, 1)
+    single = states.counts[states.alone]  # of one kind each
+    held = (states.counts @ most >= number) | ((states.counts @ single.T > 0) @ alone)
+    return np.asarray(np.where(held, blocks, 0).max(axis=2))

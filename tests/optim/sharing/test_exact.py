@@ -13,7 +13,7 @@ from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
 from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition
 from optim.sharing.baselines import adaptis, asteroid
-from optim.sharing.costs import Caps, stage_costs
+from optim.sharing.costs import Caps, Tables
 from optim.sharing.exact import MOST_PAIRS, caps_by_place, shared_partition
 from optim.sharing.law import (
     partition_of_stages,
@@ -94,7 +94,8 @@ def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
         kind_of = {k: kind for kind, own in enumerate(kinds) for k in own}
         states, caps = states_of(tuple(map(len, kinds))), caps_by_place(problem, kinds)
         every = np.arange(1, problem.num_blocks + 1)
-        pace = stage_costs(problem, states, kinds, caps, m, every).pace[:, 0]
+        tables = Tables.of(problem, states, kinds, caps)
+        pace = tables.costs(np.array([m]), every).pace[0, :, 0]
         for place, group, held in np.argwhere(np.isfinite(pace) & (pace > 0)).tolist():
             members = zip(kinds, states.counts[group].tolist(), strict=True)
             devices = [k for own, n in members for k in own[:n]]
@@ -122,12 +123,13 @@ def test_within_a_threshold_no_rows_take_less_time() -> None:
         rows, kinds = math.ceil(problem.batch_size / m), kinds_of(devices)
         states = states_of(tuple(map(len, kinds)))
         every = np.arange(1, problem.num_blocks + 1)
-        own = problem, states, kinds, [Caps.of(problem, kinds)], m, every
-        sizes, free = states.counts.sum(axis=1), stage_costs(*own)
+        tables = Tables.of(problem, states, kinds, [Caps.of(problem, kinds)])
+        own = np.array([m]), every
+        sizes, free = states.counts.sum(axis=1), tables.costs(*own).of(0)
         shared = np.flatnonzero((sizes > 1) & (sizes <= rows))
         paces = free.pace[0, 0, shared].ravel()
         threshold = float(rng.uniform(0.7, 1) * rng.choice(paces)) if len(paces) else 0.0
-        within = stage_costs(*own, threshold)
+        within = tables.costs(*own, threshold).of(0)
         for group, blocks in product(shared.tolist(), every.tolist()):
             held = zip(kinds, states.counts[group].tolist(), strict=True)
             members = [devices[k] for own, n in held for k in own[:n]]
