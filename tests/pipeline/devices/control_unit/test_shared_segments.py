@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from collapipe.models.lora import LoraSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from collapipe.state import Precision
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit import placement
 from pipeline.devices.control_unit.connection import DeviceConnection
@@ -177,6 +179,27 @@ def test_a_loss_beside_other_segments() -> None:
     work, plan = Work(), plan_of(*PLANS["pairs"])
     with daemons(4) as there, planted([Fault(there[2], 2, True, True, kind="GRADIENT")]):
         found = work.remote(plan, there, lost=[device_name(2)])
+    assert found.equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("sender", [1, 2])
+def test_who_sends_other_rows_than_planned_is_lost(
+    sender: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the device that receives them, nor another one that sends to it."""
+    work, plan, send = Work(), plan_of(*PLANS["pairs"]), FrameStream.send
+    monkeypatch.setattr(placement, "SILENT_S", 0.5)
+    with daemons(4) as there:
+
+        def fewer(stream: FrameStream, frame: Frame) -> None:
+            session = there[sender]._session
+            hops = frame.kind in (FrameKind.ACTIVATION, FrameKind.GRADIENT)
+            if hops and session is not None and stream in session.neighbours.values():
+                frame = replace(frame, tensors=tuple(each[1:] for each in frame.tensors))
+            send(stream, frame)
+
+        monkeypatch.setattr(FrameStream, "send", fewer)
+        found = work.remote(plan, there, lost=[device_name(sender)])
     assert found.equals(work.inline(plan))
 
 
