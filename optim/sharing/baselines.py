@@ -13,7 +13,7 @@ from collapipe.errors import InfeasibleRoundError
 from optim.latency import block_caps, fitting_micro_batches, partition_of
 from optim.partition.baselines import even_blocks
 from optim.partition.single_point import answer
-from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints, Partition
+from optim.problem import ClusterProblem, ClusterSolution, Ints, Partition
 from optim.sharing.costs import Caps, Tables
 from optim.sharing.law import partition_of_stages, stage_of
 from optim.sharing.states import states_of
@@ -26,7 +26,7 @@ def asteroid(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
     """Asteroid's dynamic programme (Ye et al. 2024): the fastest slowest stage.
 
     Devices are in one order, by memory from the largest; a stage is a run of devices in this order,
-    each with some rows. All devices are used. The m with the least latency is kept.
+    each with some rows or none. The m with the least latency is kept.
 
     Raises ``InfeasibleRoundError`` for more than 10 devices, or if no such plan fits.
     """
@@ -42,8 +42,8 @@ def asteroid(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
     found = [plan for plan in plans if plan is not None]
     if not found:
         raise InfeasibleRoundError(
-            f"asteroid: no cut into runs of all {len(problem.devices)} devices fits; choose "
-            "another solver"
+            f"asteroid: no cut into runs of {len(problem.devices)} devices fits; choose another "
+            "solver"
         )
     return answer("asteroid", problem, min(found, key=lambda each: each.latency_s), started)
 
@@ -63,10 +63,16 @@ def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Part
     every = np.arange(1, problem.num_blocks + 1)
     pace = Tables.of(problem, states, kinds, [caps]).costs(np.array([m]), every).pace[0, 0, 0]
     numbers = {tuple(counts): number for number, counts in enumerate(states.counts.tolist())}
+    used = np.broadcast_to(np.arange(len(pace))[:, None], pace.shape).copy()
+    for counts in sorted(numbers, key=sum):  # a device may have no row
+        for k in (k for k, there in enumerate(counts) if there and sum(counts) > 1):
+            own, fewer = numbers[counts], numbers[*counts[:k], 0, *counts[k + 1 :]]
+            better = pace[fewer] < pace[own]
+            for each in (pace, used):
+                each[own] = np.where(better, each[fewer], each[own])
 
-    def run(first: int, stop: int) -> Floats:
-        counts = [int(first <= k < stop) for k in range(len(order))]
-        return np.asarray(pace[numbers[tuple(counts)]])
+    def run(first: int, stop: int) -> int:
+        return numbers[tuple(int(first <= k < stop) for k in range(len(order)))]
 
     # slowest[d][l]: of the first d devices with l blocks
     slowest = np.full((len(order) + 1, problem.num_blocks + 1), np.inf)
@@ -74,7 +80,7 @@ def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Part
     chosen = dict[tuple[int, int], tuple[int, int]]()
     for stop in range(1, len(order) + 1):
         for first in range(stop):
-            for held, own in enumerate(run(first, stop).tolist(), start=1):
+            for held, own in enumerate(pace[run(first, stop)].tolist(), start=1):
                 for before in range(problem.num_blocks - held + 1):
                     value = max(slowest[first, before], own)
                     if value < slowest[stop, before + held]:
@@ -85,8 +91,9 @@ def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Part
     stages, stop, left = [], len(order), problem.num_blocks
     while stop:
         first, held = chosen[stop, left]
-        own = order[first:stop]
-        stages.append(stage_of(problem, own, held, m, list(caps.rows[first:stop])))
+        kept = states.counts[used[run(first, stop), held - 1]].nonzero()[0].tolist()
+        own = [order[k] for k in kept]
+        stages.append(stage_of(problem, own, held, m, [caps.rows[k] for k in kept]))
         stop, left = first, left - held
     return partition_of_stages(problem, stages[::-1], m)
 

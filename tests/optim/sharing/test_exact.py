@@ -234,6 +234,18 @@ def test_rules_of_other_systems_are_never_faster(solve: ClusterSolver) -> None:
     assert solved > 10
 
 
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_asteroid_leaves_a_hopeless_device_without_rows(slow: int) -> None:
+    """Wherever it is in the order of devices."""
+    laws = [AffineLaw(1e6 if k == slow else 1.0, 0.0, 1.0, 0.0) for k in range(3)]
+    devices = tuple(
+        DeviceProfile(str(k), law, sharing=SharingLaw(1e-3)) for k, law in enumerate(laws)
+    )
+    found = asteroid(ClusterProblem(devices, 4, 8, 4, "flow_shop"), np.random.default_rng(0))
+    assert slow not in {k for stage in found.best.stages for k in stage.devices}
+    assert found.best.latency_s < 100.0
+
+
 @pytest.mark.parametrize("max_nodes", [0, 1, 3])
 def test_a_limit_of_nodes_leaves_a_valid_bound(max_nodes: int) -> None:
     """The bound never exceeds the best plan, nor does the plan that was found fall below it."""
