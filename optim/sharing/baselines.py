@@ -37,8 +37,9 @@ def asteroid(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
             "tabulates every set; choose another solver or list fewer devices"
         )
     order = sorted(range(len(problem.devices)), key=lambda k: -_memory(problem, k))
-    caps = Caps.of(problem, [[k] for k in order])
-    plans = (_runs(problem, order, caps, m) for m in _counts(problem))
+    kinds, states = [[k] for k in order], states_of((1,) * len(order))
+    tables = Tables.of(problem, states, kinds, [Caps.of(problem, kinds)])
+    plans = (_runs(problem, order, tables, m) for m in _counts(problem))
     found = [plan for plan in plans if plan is not None]
     if not found:
         raise InfeasibleRoundError(
@@ -57,19 +58,19 @@ def _counts(problem: ClusterProblem) -> range:
     return range(problem.min_micro_batches, problem.max_micro_batches + 1)
 
 
-def _runs(problem: ClusterProblem, order: list[int], caps: Caps, m: int) -> Partition | None:
+def _runs(problem: ClusterProblem, order: list[int], tables: Tables, m: int) -> Partition | None:
     """Return the cut into runs with the fastest slowest stage for one m; None if none fits."""
-    kinds, states = [[k] for k in order], states_of((1,) * len(order))
-    every = np.arange(1, problem.num_blocks + 1)
-    pace = Tables.of(problem, states, kinds, [caps]).costs(np.array([m]), every).pace[0, 0, 0]
+    states, (caps,) = tables.states, tables.caps
+    blocks = np.arange(1, problem.num_blocks + 1)
+    pace = tables.costs(np.array([m]), blocks).pace[0, 0, 0]
     numbers = {tuple(counts): number for number, counts in enumerate(states.counts.tolist())}
     used = np.broadcast_to(np.arange(len(pace))[:, None], pace.shape).copy()
     for counts in sorted(numbers, key=sum):  # a device may have no row
         for k in (k for k, there in enumerate(counts) if there and sum(counts) > 1):
-            own, fewer = numbers[counts], numbers[*counts[:k], 0, *counts[k + 1 :]]
-            better = pace[fewer] < pace[own]
+            every, fewer = numbers[counts], numbers[*counts[:k], 0, *counts[k + 1 :]]
+            better = pace[fewer] < pace[every]
             for each in (pace, used):
-                each[own] = np.where(better, each[fewer], each[own])
+                each[every] = np.where(better, each[fewer], each[every])
 
     def run(first: int, stop: int) -> int:
         return numbers[tuple(int(first <= k < stop) for k in range(len(order)))]
