@@ -219,7 +219,9 @@ def measure_devices(file: Path, overrides: Sequence[str], repeats: int, write: b
     known = {each.key: each.law for each in found if each.law is not None}
     if write and known:
         write_laws(file, known, cost)
-        step_file(file).unlink(missing_ok=True)  # its times are relative to the earlier laws
+        if (earlier := step_file(file)).exists():
+            earlier.unlink()
+            print(f"removed     {earlier}: its times are relative to the earlier laws")
         planned = "" if overrides else f"; collapipe plan {quote(str(file))}"
         print(f"written     {counted(len(known), 'law')} to {file}{planned}")
     for fault in (each.fault for each in found if each.fault):
