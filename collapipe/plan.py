@@ -117,9 +117,7 @@ class SegmentPlan:
 
     def device_rows(self, rows: int) -> list[tuple[int, int]]:
         """Return the range of rows of each device, of a micro-batch of ``rows`` rows."""
-        ends = (0, *row_ends(self.rows, rows))
-        owns = map(self.shares_of, self.devices)
-        return [(ends[own.start], ends[own.stop]) for own in owns]
+        return common_rows((1,), 0, self.parts, rows)
 
     def without(self, gone: Collection[str]) -> "SegmentPlan | None":
         """Return the segment with the shares of devices that are ``gone`` on the nearest device

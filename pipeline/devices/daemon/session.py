@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ class Session:
 
     def attach(self, name: str, secret: str, stream: FrameStream) -> None:
         """Attach the stream of a neighbour that dialled this device. Raises ``RefusedLinkError`` if
-        it is none or its secret is wrong, and ``BusyLinkError`` for a second stream."""
+        it is no neighbour or its secret is wrong, and ``BusyLinkError`` for a second stream."""
         with self._changing:  # the session's thread may replace the segment at the same time
             held = self.held
             if held is None or secret_for(held.description.session, name) != secret:
@@ -220,7 +220,7 @@ class Session:
         """Return the streams to the devices of the stage on a ``side``, by their numbers."""
         places = ((place_of(name), stream) for name, stream in self.neighbours.items())
         streams = {at[1]: stream for at, stream in places if at is not None and at[0] == side}
-        return Side(streams, partial(own.rows_with, side))
+        return Side(streams, cache(partial(own.rows_with, side)))  # asked for every action
 
     def _wait_for(self, held: HeldSegment, ports: TimedPorts, block: str) -> None:
         """Wait for a block's weights during an action, which begins after them."""

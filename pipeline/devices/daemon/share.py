@@ -15,7 +15,7 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.models.part import Part
-from collapipe.plan import row_ends
+from collapipe.plan import common_rows
 from collapipe.tensors import Tensors
 from collapipe.wire.parts import grouped, joined, separated
 from pipeline.devices.block_form import BlockForm
@@ -44,9 +44,8 @@ class ShareStage(SegmentStage):
 
 def own_rows(description: SegmentDescription, totals: Sequence[int]) -> list[int]:
     """Return the number of own rows of micro-batches with these ``totals``."""
-    own = description.shares_of(description.member)
-    all_ends = ((0, *row_ends(description.shares, total)) for total in totals)
-    return [ends[own.stop] - ends[own.start] for ends in all_ends]
+    ranges = (common_rows((1,), 0, description.rows, total) for total in totals)
+    return [end - first for first, end in (each[description.member] for each in ranges)]
 
 
 class Exchange:
