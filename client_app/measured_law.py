@@ -8,7 +8,7 @@ from itertools import islice
 from collapipe.formatting import seconds
 from collapipe.plan import ClusterPlan
 from collapipe.process.host import Host
-from collapipe.state import AffineLaw, DeviceProfile, ring_s
+from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.step_law import (
     LEAST_FACTOR,
     MOST_MEASURED,
@@ -19,7 +19,7 @@ from collapipe.step_law import (
     StepLaw,
     interval,
 )
-from optim.step import DeviceWork, StageWork, alone, like_hop, step_s, ways, works_of
+from optim.step import DeviceWork, StageWork, alone, like_hop, step_s, syncs_s, ways, works_of
 from pipeline.devices.control_unit.action_times import StepTimes
 
 _RENEWED = 0.5  # weight of a round's measurements
@@ -106,11 +106,8 @@ def _with_sync(
 ) -> tuple[StepLaw, list[StageWork]]:
     """Return the law and the works with the time of adding gradients: what a step takes beyond its
     actions, and beyond the same time of plans without shared stages if they were measured."""
-    syncs_s = [
-        ring_s([described[name].sharing for name in stage.devices], stage.blocks)
-        for stage in law.stages
-    ]
-    if not (longest_s := max(syncs_s)):
+    each_s = [syncs_s(stage, described) for stage in law.stages]
+    if not (longest_s := max(each_s)):
         return law, list(works)
     overhead_s = min(before.overhead_s, law.overhead_s) if before else 0.0
     ratio = (law.overhead_s - overhead_s + late_s) / longest_s
@@ -118,7 +115,7 @@ def _with_sync(
     if ratio <= 0 and law.sync_slowness is not None:  # noise
         slowness = law.sync_slowness
     law = replace(law, overhead_s=overhead_s, sync_slowness=slowness)
-    pairs = zip(works, syncs_s, strict=True)
+    pairs = zip(works, each_s, strict=True)
     return law, [replace(work, sync_s=slowness * sync_s) for work, sync_s in pairs]
 
 
@@ -135,7 +132,8 @@ def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int
     the measured hops."""
     if law is None:
         return described
-    times, time, sharing = law.devices.get(described.name), described.time, described.sharing
+    times, time = law.devices.get(described.name), described.time
+    sharing, links = described.sharing, described.links
     time = time.taking(law.usual_slowness if times is None else times.slowness)
     if times is not None:
         time = replace(time, v=time.v + times.launch_s)
@@ -144,7 +142,10 @@ def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int
         if slowness is None:
             slowness = max(1.0, 2 * times.send_s / hop_s) if times is not None and hop_s else 1.0
         sharing = replace(sharing, sync_s=slowness * sharing.sync_s)
-    return replace(described, time=time, sharing=sharing)
+        links = tuple(
+            replace(each, sync_s=each.sync_s and slowness * each.sync_s) for each in links
+        )
+    return replace(described, time=time, sharing=sharing, links=links)
 
 
 def updated(before: StepLaw, now: StepLaw, planned_s: float, step_s: float) -> StepLaw:

@@ -1,7 +1,7 @@
 """A unit's state before a round is planned: devices, uplink and estimates, in SI units."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -160,15 +160,17 @@ class Recomputing:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A device's hop to another one whose stage is next, if it differs from its usual hop: it takes
-    w·b̂ + ell seconds for b̂ samples."""
+    """A device's hop to another one, if it differs from its usual hop: it takes w·b̂ + ell seconds
+    for b̂ samples."""
 
     to: str  # the other device's name
     w: float
     ell: float
+    sync_s: float | None = None  # see ``SharingLaw``; None: the device's own
 
     def __post_init__(self) -> None:
         _check_within(self, ("w", "ell"), MOST_LAW)
+        _check_within(self, ("sync_s",) if self.sync_s is not None else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class DeviceProfile:
     memory: MemoryBudget | None = None  # applies in addition to ``max_blocks``; None: no limit
     sharing: SharingLaw | None = None  # None: it shares no stage
     recomputing: Recomputing | None = None  # None: the planner does not choose it
-    links: tuple[Link, ...] = ()  # between stages of one device each; else its usual hop counts
+    links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.name) > _MOST_NAME or not is_printable(self.name):
@@ -209,19 +211,29 @@ class DeviceProfile:
         )
         return replace(self, time=self.time.taking(times, sent), energy=energy, links=links)
 
-    def time_to(self, name: str | None) -> AffineLaw:
-        """Return its time if the next stage is on the device ``name`` alone; None: it is not on one
-        device."""
-        return _over(self.links, name, self.time)
+    def time_to(self, names: Collection[str]) -> AffineLaw:
+        """Return its time if it sends to devices of these ``names``: over the slowest link to them.
+        Without names it sends to the control unit."""
+        return _over(self.links, names, self.time)
 
-    def before(self, name: str | None) -> "DeviceProfile":
-        """Return the profile without links, with the time and joules of this hop."""
+    def before(self, names: Collection[str], beside: Collection[str] = ()) -> "DeviceProfile":
+        """Return the profile without links, with the time and joules of hops to these ``names`` and
+        the sync of a stage that it shares with the devices ``beside``."""
         if not self.links:
             return self
-        time, energy = self.time_to(name), self.energy
-        if energy and time is not self.time:
-            energy = replace(energy, law=_over(energy.links, name, energy.law))
-        return replace(self, time=time, energy=energy, links=())
+        energy, sharing = self.energy, self.sharing
+        if energy:
+            law = _over(energy.links, names, energy.law)
+            energy = replace(energy, law=law, links=())
+        if sharing:
+            syncs = (self._sync_with(name, sharing) for name in beside if name != self.name)
+            sharing = replace(sharing, sync_s=max(syncs, default=sharing.sync_s))
+        time = self.time_to(names)
+        return replace(self, time=time, energy=energy, sharing=sharing, links=())
+
+    def _sync_with(self, name: str, law: SharingLaw) -> float:
+        own = (link.sync_s for link in self.links if link.to == name)
+        return next((each for each in own if each is not None), law.sync_s)
 
     def _may_recompute(self, other: MemoryBudget) -> bool:
         """Whether ``other`` may be its memory if it recomputes."""
@@ -478,10 +490,11 @@ def _check_count(what: str, count: int) -> None:
         raise ConfigError(f"{what} must be within 0 … {MOST:g}")
 
 
-def _over(links: Sequence[Link], name: str | None, law: AffineLaw) -> AffineLaw:
-    """Return the law with the hop of the link to the device ``name``, if there is one."""
-    link = next((each for each in links if each.to == name), None)
-    return replace(law, w=link.w, ell=link.ell) if link else law
+def _over(links: Sequence[Link], names: Collection[str], law: AffineLaw) -> AffineLaw:
+    """Return the law with the slowest hop to these devices; to one without a link it is usual."""
+    own = {each.to: each for each in links}
+    hops = [own.get(name, law) for name in names] or [law]
+    return replace(law, w=max(each.w for each in hops), ell=max(each.ell for each in hops))
 
 
 def admitted(value: float, most: float) -> float:

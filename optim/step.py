@@ -228,11 +228,17 @@ def works_of(
             send_s, back_s = (like_hop(times.send_s, sent_s, way.hop(rows)) for way in to[name])
             host = times.host if name in law.devices else None
             found.append(DeviceWork(forward_s, seconds - forward_s, send_s, host, back_s))
-        sync_s = ring_s([devices[name].sharing for name in stage.devices], stage.blocks)
+        sync_s = syncs_s(stage, devices)
         if law.sync_slowness is None and stage.rows:  # gradients and weights are hops, too
             sync_s += 2 * max(each.send_s for each in found)
         works.append(StageWork(tuple(found), sync_s, stage.rows or (1,)))
     return works
+
+
+def syncs_s(stage: HeldStage, devices: Mapping[str, DeviceProfile]) -> float:
+    """Return the seconds in which a stage's devices add their gradients."""
+    own = (devices[name].before((), beside=stage.devices) for name in stage.devices)
+    return ring_s([each.sharing for each in own], stage.blocks)
 
 
 def schedules(asked: str, measured: bool) -> tuple[str, ...]:
@@ -258,15 +264,13 @@ def ways(
     stages: Sequence[HeldStage], devices: Mapping[str, DeviceProfile]
 ) -> dict[str, tuple[AffineLaw, AffineLaw]]:
     """Return each device's time if it sends to the stage after its own, and to the one before."""
-    found = {}
-    for before, stage, behind in zip([None, *stages], stages, [*stages[1:], None], strict=False):
-        ahead, back = (
-            each.devices[0] if each and len(each.devices) == len(stage.devices) == 1 else None
-            for each in (behind, before)
-        )
-        for name in stage.devices:
-            found[name] = devices[name].time_to(ahead), devices[name].time_to(back)
-    return found
+    ahead, back = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for stage, behind in pairwise(stages):
+        for a, b in connected(stage.rows or (1,), behind.rows or (1,)):
+            ahead[stage.devices[a]].append(behind.devices[b])
+            back[behind.devices[b]].append(stage.devices[a])
+    names = (name for stage in stages for name in stage.devices)
+    return {k: (devices[k].time_to(ahead[k]), devices[k].time_to(back[k])) for k in names}
 
 
 def like_hop(send_s: float, described_s: float, other_s: float) -> float:

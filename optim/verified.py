@@ -135,7 +135,7 @@ def _decided(
 ) -> ClusterSolution:
     """Return the exact solution, with shared stages or for each number of single devices."""
     kinds = kinds_of(problem.devices)
-    last, first = (Caps.of(each, kinds) for each in (problem.at(1), problem))
+    last, first = (Caps.of([each], kinds) for each in (problem.at(1), problem))
     if last.same(first) and not first.chosen and not problem.linked:
         return solve(in_modes(problem, ()))
     started, loose = perf_counter(), solve(relaxed(problem))
@@ -191,7 +191,7 @@ def _rooms(problem: ClusterProblem) -> Iterator[tuple[int, ...]]:
     """Yield, for each device, those that it reaches by hops that are not slower than its usual
     one."""
     for own in problem.devices:
-        hops = [own.time_to(each.name).hop(problem.batch_size) for each in problem.devices]
+        hops = [own.time_to([each.name]).hop(problem.batch_size) for each in problem.devices]
         usual_s = own.time.hop(problem.batch_size)
         yield tuple(k for k, hop_s in enumerate(hops) if hop_s <= usual_s)
 
@@ -260,9 +260,8 @@ def _by_hops(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Iterat
     size, devices = problem.batch_size / m, problem.devices
 
     def hop_s(stage: Stage, behind: Stage) -> float:
-        alone = len(stage.devices) == len(behind.devices) == 1
-        name = devices[behind.devices[0]].name if alone else None
-        return devices[stage.devices[0]].time_to(name).hop(size)
+        names = [devices[k].name for k in behind.devices]
+        return max(devices[k].time_to(names).hop(size) for k in stage.devices)
 
     hops = {(a, b): hop_s(a, b) for a in stages for b in stages}
     for first in stages:

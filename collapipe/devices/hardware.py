@@ -38,7 +38,12 @@ class PhysicalDevice:
         """Return the chunk law, the block limit and the energy law for blocks of ``cost``."""
         time = self.chunk or self._law(cost)
         links = tuple(
-            Link(name, cost.hop_bits / rate_bps, time.ell if latency_s is None else latency_s)
+            Link(
+                name,
+                cost.hop_bits / rate_bps,
+                time.ell if latency_s is None else latency_s,
+                8 * cost.trained_bytes / rate_bps,
+            )
             for name, rate_bps, latency_s in self.links
         )
         energy = None

@@ -38,7 +38,7 @@ def asteroid(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
         )
     order = sorted(range(len(problem.devices)), key=lambda k: -_memory(problem, k))
     kinds, states = [[k] for k in order], states_of((1,) * len(order))
-    tables = Tables.of(problem, states, kinds, [Caps.of(problem, kinds)])
+    tables = Tables.of(problem, states, [problem], kinds, [Caps.of([problem], kinds)])
     plans = (_runs(problem, order, tables, m) for m in _counts(problem))
     found = [plan for plan in plans if plan is not None]
     if not found:
@@ -94,7 +94,7 @@ def _runs(problem: ClusterProblem, order: list[int], tables: Tables, m: int) -> 
         first, held = chosen[stop, left]
         kept = states.counts[used[run(first, stop), held - 1]].nonzero()[0].tolist()
         own = [order[k] for k in kept]
-        stages.append(stage_of(problem, own, held, m, [caps.rows[k] for k in kept]))
+        stages.append(stage_of(problem, own, held, m, [caps.rows[0, k] for k in kept]))
         stop, left = first, left - held
     return partition_of_stages(problem, stages[::-1], m)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collapipe.state import DeviceProfile
 from optim.latency import block_caps
 from optim.problem import Bools, ClusterProblem, Floats, Ints
 from optim.sharing.law import row_caps
@@ -37,24 +38,27 @@ class Costs:
 class Caps:
     """What a device of each kind can hold: without recomputing, and in either way."""
 
-    rows: Ints  # of a stage that g = 2 … K devices share, [T, 2, K - 1, M, L]
-    blocks: Ints  # of a stage of its own before one of each class, [C, 2, M, T]
+    rows: Ints  # of a stage that g = 2 … K devices share, [C, T, 2, K - 1, M, L]
+    blocks: Ints  # of a stage of its own, [C, 2, M, T]; both before a stage of each class
 
     @classmethod
-    def of(cls, problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> "Caps":
-        """Return the caps of the first device of each kind."""
-        behind, most = _by_class(problem, kinds), np.maximum.accumulate
-        first = behind[-1].devices
-        modes = (False, True) if any(each.recomputing for each in first) else (False,)
-        ways = [range(len(kinds)) if on else () for on in modes]
-        rows = [[row_caps(problem, each.in_mode(on)) for on in modes] for each in first]
-        blocks = [[block_caps(in_modes(each, on)) for on in ways] for each in behind]
-        return cls(*(most(np.array(each)[:, [0, -1]], axis=1) for each in (rows, blocks)))
+    def of(cls, behind: Sequence[ClusterProblem], kinds: Sequence[Sequence[int]]) -> "Caps":
+        """Return the caps of the first device of each kind, in each of the problems ``behind``."""
+        first, most = [own[0] for own in kinds], np.maximum.accumulate
+        may = any(each.recomputing for each in behind[-1].devices)
+        ways = [(), range(len(behind[-1].devices))] if may else [()]
+        rows, blocks = list[object](), list[object]()
+        for each in behind:
+            of_modes = [in_modes(each, on) for on in ways]
+            rows.append([[row_caps(own, own.devices[k]) for own in of_modes] for k in first])
+            blocks.append([block_caps(own)[:, first] for own in of_modes])
+        every_row, every_block = np.array(rows)[:, :, [0, -1]], np.array(blocks)[:, [0, -1]]
+        return cls(most(every_row, axis=2), most(every_block, axis=1))
 
     @property
     def chosen(self) -> bool:
         """Whether a device can hold more if it recomputes."""
-        return bool((self.rows[:, 0] < self.rows[:, 1]).any() or np.ptp(self.blocks, axis=1).any())
+        return bool(np.ptp(self.rows, axis=2).any() or np.ptp(self.blocks, axis=1).any())
 
     def same(self, other: "Caps") -> bool:
         """Whether both have the same caps."""
@@ -68,7 +72,7 @@ class Tables:
     states: States
     caps: Sequence[Caps]  # at each place
     rows: Ints  # n, [M]
-    times: Floats  # and paces of each kind with rows of a shared stage: see ``_of_rows``
+    times: Floats  # and paces with rows of a shared stage, [C, D, 1 or 2, 2, T, n]: ``_of_rows``
     alone: Floats  # costs of stages on one device, [3, M, P, C, T, L]
     sync: Floats  # s, [N, L]
     bound: bool  # the law
@@ -78,12 +82,15 @@ class Tables:
         cls,
         problem: ClusterProblem,
         states: States,
+        behind: Sequence[ClusterProblem],
         kinds: Sequence[Sequence[int]],
         caps: Sequence[Caps],
     ) -> "Tables":
-        """Return the tables; ``caps`` are those of each place from the end."""
-        behind, counts = _by_class(problem, kinds), np.arange(1, problem.max_micro_batches + 1)
-        blocks, usual = np.arange(1, problem.num_blocks + 1), behind[-1]
+        """Return the tables; ``behind`` are the problems before a stage of each class, ``caps`` of
+        each place from the end."""
+        behind = [replace(each, devices=_first(each, kinds)) for each in behind]
+        most = problem.max_micro_batches, problem.num_blocks, problem.batch_size
+        counts, blocks, rows = (np.arange(1, each + 1) for each in most)
         alone = [
             [_alone(each, own.blocks[number], counts, blocks) for number, each in enumerate(behind)]
             for own in caps
@@ -92,9 +99,9 @@ class Tables:
             states,
             caps,
             -(-problem.batch_size // counts),
-            _of_rows(usual, blocks, np.arange(1, problem.batch_size + 1)),
+            np.moveaxis(np.array([_of_rows(each, blocks, rows) for each in behind]), 3, 1),
             np.moveaxis(np.array(alone)[..., states.first[states.alone], :], (0, 1), (2, 3)),
-            _syncs(usual, states)[:, None] * blocks,
+            _syncs(_first(problem, kinds), states)[:, None] * blocks,
             problem.latency == "bound",
         )
 
@@ -116,7 +123,7 @@ class Tables:
         for place, own in enumerate(self.caps if len(group) else ()):
             if own.rows.any():
                 shared = self._shared(own, counts, blocks, group, threshold)
-                costs[:, :, place][..., group[:, None], held] = shared[:, :, None]
+                costs[:, :, place][..., group[:, None], held] = shared
         single = np.flatnonzero(self.states.alone)[:, None]
         costs[..., single, held] = self.alone[:, counts - 1][..., blocks - 1]
         return Costs(*costs)
@@ -124,30 +131,32 @@ class Tables:
     def _shared(
         self, caps: Caps, counts: Ints, blocks: Ints, group: Ints, threshold: float
     ) -> Floats:
-        """Return the costs of stages that these sets [N] share, [3, R, N, D]; equal ones of several
-        m are computed once."""
-        most = caps.rows[..., counts - 1, :][..., blocks - 1].transpose(3, 2, 4, 1, 0)
-        first, rows = dict[tuple[int, bytes], int](), self.rows[counts - 1]
-        keys = zip(rows.tolist(), (each.tobytes() for each in most), strict=True)
+        """Return the costs of stages that these sets [N] share, [3, R, C, N, D]; equal ones of
+        several m are computed once."""
+        most = caps.rows[..., counts - 1, :][..., blocks - 1].transpose(4, 0, 3, 5, 2, 1)
+        shape, most = most.shape[:2], most.reshape(-1, *most.shape[2:])
+        behind, rows = np.tile(np.arange(shape[1]), shape[0]), self.rows[counts - 1]
+        rows = np.repeat(rows, shape[1])
+        first, of_most = dict[tuple[int, int, bytes], int](), (each.tobytes() for each in most)
+        keys = zip(behind.tolist(), rows.tolist(), of_most, strict=True)
         same = [first.setdefault(key, len(first)) for key in keys]
         own = np.unique(same, return_index=True)[1]
         found, sizes = np.empty((3, len(own), len(blocks), len(group))), np.frexp(rows[own] - 1)[1]
         for size in set(sizes.tolist()):  # of about as many rows together
             near = np.flatnonzero(sizes == size)
-            found[:, near] = self._of_sets(
-                most[own[near]], rows[own[near]], blocks, group, threshold
-            )
+            each = behind[own[near]], rows[own[near]], most[own[near]]
+            found[:, near] = self._of_sets(*each, blocks, group, threshold)
         shared = found[:, same].swapaxes(2, 3)
         shared[0] = np.where(self.bound & np.isfinite(shared[0]), 0.0, shared[0])
         shared[0] += self.sync[group[:, None], blocks - 1]
         shared[:, self.states.counts[group].sum(axis=1) > rows[:, None]] = np.inf
-        return shared
+        return shared.reshape(3, *shape, *shared.shape[2:])
 
     def _of_sets(
-        self, most: Ints, rows: Ints, blocks: Ints, group: Ints, threshold: float
+        self, behind: Ints, rows: Ints, most: Ints, blocks: Ints, group: Ints, threshold: float
     ) -> Floats:
-        """Return times of sets for each number of rows [R] and caps [R, K - 1, D, 2, T], [3, R, D,
-        N]."""
+        """Return times of sets for each class behind [R], its number of rows [R] and its caps
+        [R, K - 1, D, 2, T], [3, R, D, N]."""
         counts = self.states.counts[group]
         places, given = counts.sum(axis=1) - 2, np.arange(1, rows.max() + 1)
         found = np.empty((3, *most.shape[0:3:2], len(group)))
@@ -157,25 +166,22 @@ class Tables:
             own = np.flatnonzero((places == others) | (others == 0))
             row, held = differ.nonzero()
             if len(row) and len(own):
-                plain, either = np.moveaxis(most[row, others, held], 1, 0)[..., None]
-                times = self.times[:, :, blocks[held] - 1, :, : len(given)]
-                each = np.where(given <= plain, times[0], times[-1])  # and paces
-                each = np.where((given <= either) & (each[1] <= threshold), each, np.inf)
-                found[:, row[:, None], held[:, None], own] = _shared(each, counts[own], rows[row])
+                plain, either = np.moveaxis(most[row, others, held], 1, 0)[:, :, None, :, None]
+                times = self.times[behind[row], blocks[held] - 1][..., : len(given)]
+                each = np.where(given <= plain, times[:, 0], times[:, -1])  # and paces
+                each = np.where((given <= either) & (each[:, 1:] <= threshold), each, np.inf)
+                of_sets = _shared(each.swapaxes(0, 1), counts[own], rows[row])
+                found[:, row[:, None], held[:, None], own] = of_sets
         return found
 
     def paces(self, m: int, blocks: Ints) -> Floats:
         """Return the paces, s, that devices with rows of a shared stage may have, ascending."""
-        return np.unique(self.times[:, 1, blocks - 1, :, : self.rows[m - 1] - 1])
+        return np.unique(self.times[:, blocks - 1, :, 1, :, : self.rows[m - 1] - 1])
 
 
-def _by_class(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> list[ClusterProblem]:
-    """Return the problem of the first device of each kind, with the hops of stages of one device
-    before a stage of each class; the last problem has the usual hops."""
-    first = [problem.devices[own[0]] for own in kinds]
-    names = [*(each.name for each in first), None] if problem.linked else [None]
-    hops = (tuple(each.before(name) for each in first) for name in names)
-    return [replace(problem, devices=own) for own in hops]
+def _first(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> tuple[DeviceProfile, ...]:
+    """Return the first device of each kind."""
+    return tuple(problem.devices[own[0]] for own in kinds)
 
 
 def _of_rows(problem: ClusterProblem, blocks: Ints, rows: NDArray[Any]) -> Floats:
@@ -237,10 +243,14 @@ def _alone(problem: ClusterProblem, caps: Ints, counts: Ints, blocks: Ints) -> F
     return np.array([once, pace, pace])
 
 
-def _syncs(problem: ClusterProblem, states: States) -> Floats:
-    """Return the seconds of a block's sync in each set, [N]; infinite if a device shares none."""
-    laws = [device.sharing for device in problem.devices]
-    each = np.array([np.inf if law is None else law.sync_s for law in laws])
-    number = np.maximum(states.counts.sum(axis=1), 1)
-    slowest = np.where(states.counts > 0, each, 0.0).max(axis=1)
+def _syncs(devices: Sequence[DeviceProfile], states: States) -> Floats:
+    """Return the seconds of a block's sync in each set, [N], for devices of each kind; infinite if
+    one shares none."""
+    laws = [[each.before((), beside=[to.name]).sharing for to in devices] for each in devices]
+    each = np.array([[np.inf if law is None else law.sync_s for law in own] for own in laws])
+    number, held = np.maximum(states.counts.sum(axis=1), 1), states.counts > 0
+    pairs = held[:, :, None] & held[:, None, :]
+    kinds = np.arange(len(devices))
+    pairs[:, kinds, kinds] = states.counts > 1
+    slowest = np.where(pairs, each, 0.0).max(axis=(1, 2))
     return np.asarray(2 * (number - 1) / number * np.where(number > 1, slowest, 0.0))

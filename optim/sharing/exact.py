@@ -36,11 +36,12 @@ from optim.sharing.costs import Caps, Costs, Tables
 from optim.sharing.law import stage_of
 from optim.sharing.modes import decided, no_plan, relaxed, with_hops
 from optim.sharing.programme import Group, Programme
-from optim.sharing.states import States, kinds_of, num_pairs, states_of
+from optim.sharing.states import States, kinds_of, num_pairs, ordered_states, states_of
 
 MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which only pipelines and one shared stage are compared."""
-_MOST_ORDERED = 2**16  # the same if stages have an order
+_MOST_ORDERED = 2**16  # the same if stages have an order,
+_MOST_LINKED = 2**16  # and for all classes of stages behind them
 _PAIRS_PER_NODE = 1000
 _GROWTH = 4  # a search tries so many times more m at once than before,
 _MOST_STAGES = 2**20  # but of at most so many stages
@@ -58,9 +59,10 @@ def shared_partition(
     """
     start, kinds, open_s = time.perf_counter(), kinds_of(problem.devices), math.inf
     few = num_pairs(tuple(map(len, kinds))) <= MOST_PAIRS
-    caps, bounds = Caps.of(problem, kinds), stage_bounds(problem)
+    usual = replace(problem, devices=tuple(each.before(()) for each in problem.devices))
+    caps, bounds = Caps.of([usual], kinds), stage_bounds(problem)
     plain = not (problem.linked or caps.chosen)
-    scout, search = (_Search(problem, bounds, [caps], 1, max_nodes) for _ in range(2))
+    scout, search = (_Search(usual, bounds, [caps], 1, max_nodes) for _ in range(2))
     if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
         if few and plain:
             scout.glance()
@@ -87,23 +89,31 @@ def placed_partition(
     start, kinds = time.perf_counter(), kinds_of(problem.devices)
     if num_pairs(tuple(map(len, kinds))) > _MOST_ORDERED:
         return None
+    states, behind = ordered_states(problem, kinds)
+    if len(states.sets) * len(behind) > _MOST_LINKED:
+        return None
     most = min(len(problem.devices), problem.num_blocks)
-    bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(problem, kinds)
+    bounds, caps = stage_bounds(relaxed(problem), shares=False), caps_by_place(behind, kinds)
     slowest = max(each.recomputing.times if each.recomputing else 1.0 for each in problem.devices)
     # the slowest hops instead of the fastest, as in ``relaxed``
     hops_s = (each.time.hop(problem.batch_size) for each in with_hops(problem, max).devices)
     bounds = replace(bounds, longest=bounds.longest * slowest + problem.linked * max(hops_s))
-    search = _Search(problem, bounds, caps, most if by_segments else 1, max_nodes, most)
+    sizes = most if by_segments else 1
+    search = _Search(problem, bounds, caps, sizes, max_nodes, most, (states, behind))
     search.offer(known)
     return search.solution(search.run(), start)
 
 
-def caps_by_place(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> list[Caps]:
+def caps_by_place(behind: Sequence[ClusterProblem], kinds: Sequence[Sequence[int]]) -> list[Caps]:
     """Return the caps at each place from the end, one if they are equal at all places."""
-    most, last = len(problem.in_flight), Caps.of(problem.at(1), kinds)
-    if most < 2 or last.same(first := Caps.of(problem.at(most), kinds)):
+
+    def at(place: int) -> Caps:
+        return Caps.of([each.at(place) for each in behind], kinds)
+
+    most, last = len(behind[-1].in_flight), at(1)
+    if most < 2 or last.same(first := at(most)):
         return [last]
-    return [last, *(Caps.of(problem.at(place), kinds) for place in range(2, most)), first]
+    return [last, *map(at, range(2, most)), first]
 
 
 class _Search:
@@ -121,18 +131,19 @@ class _Search:
         sizes: int,
         max_nodes: float,
         most: int | None = None,
+        ordered: tuple[States, Sequence[ClusterProblem]] | None = None,
     ) -> None:
         self._problem, self._bounds, self._caps = problem, bounds, caps
         self._sizes, self._left, self._most = sizes, max_nodes, most
-        self._max_nodes = max_nodes
+        self._max_nodes, self._ordered = max_nodes, ordered
         self.only_shared = False  # plans without shared stages are known
         every = np.arange(problem.num_blocks + 1)
         self._roots = least_roots(every[:, None], every)
         self._kinds = kinds_of(problem.devices)
         self._kind_of = {k: kind for kind, own in enumerate(self._kinds) for k in own}
         counts = np.arange(1, problem.max_micro_batches + 1)
-        behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
-        self._behind, self._floor = behind.sum(axis=0), behind.max(axis=0)
+        after = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
+        self._after, self._floor = after.sum(axis=0), after.max(axis=0)
         self.points = list[Partition]()
         asked, continuous = np.array(problem.activation_s), math.isinf(problem.activation_s[-1])
         if continuous:  # from here on the uplink is the slowest stage of every plan
@@ -180,12 +191,16 @@ class _Search:
 
     @cached_property
     def _states(self) -> States:
-        sizes = tuple(map(len, self._kinds))
-        return states_of(sizes, self._most is not None, self._problem.linked)
+        return self._ordered[0] if self._ordered else states_of(tuple(map(len, self._kinds)))
+
+    @property
+    def _behind(self) -> Sequence[ClusterProblem]:
+        """The problems before a stage of each class."""
+        return self._ordered[1] if self._ordered else [self._problem]
 
     @cached_property
     def _tables(self) -> Tables:
-        return Tables.of(self._problem, self._states, self._kinds, self._caps)
+        return Tables.of(self._problem, self._states, self._behind, self._kinds, self._caps)
 
     def solution(self, open_s: float, start: float) -> ClusterSolution:
         """Return the found front; ``open_s`` is a lower bound of what the search left open."""
@@ -243,7 +258,7 @@ class _Search:
     def _least_s(self, row: int, once: float) -> float:
         """Return the bound of a batch's seconds at the first uplink time."""
         slowest = np.array([max(self._bounds.pace[row], self._floor[row])])
-        total, rows = np.array([once + self._behind[row]]), np.array([row])
+        total, rows = np.array([once + self._after[row]]), np.array([row])
         return float(batch_seconds(total, slowest, rows, float(self._best.times[0]))[0])
 
     def _improves(
@@ -253,7 +268,7 @@ class _Search:
         some uplink time, [N]."""
         slowest = np.atleast_1d(np.maximum(pace, self._floor[row]))
         goal = self._best.goal(np.broadcast_to(row, slowest.shape), slowest)
-        return np.asarray(once + self._behind[row] < goal[:, min(most or 1, self._sizes) - 1])
+        return np.asarray(once + self._after[row] < goal[:, min(most or 1, self._sizes) - 1])
 
     def _hopeful(self, rows: Ints, costs: Costs, blocks: Ints, stages: int | None) -> Costs:
         """Drop the stages that no better plan can have: its other blocks take some time, too."""
@@ -307,8 +322,7 @@ class _Search:
             if found is None:
                 return
             once, groups = found
-            last, classes = len(costs.pace) - 1, self._states.classes
-            behind = [*(int(classes[own]) for own, _ in groups[1:]), -1]
+            last, behind = len(costs.pace) - 1, self._classes_behind(groups)
             slowest = max(
                 float(costs.pace[min(len(groups) - 1 - place, last), to, own, count - 1])
                 for place, ((own, count), to) in enumerate(zip(groups, behind, strict=True))
@@ -318,23 +332,34 @@ class _Search:
             # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
             paces = paces[paces < (threshold if law == "bound" else slowest)]
 
+    def _classes_behind(self, groups: Sequence[Group]) -> list[int]:
+        """Return the class of the stage after each of these."""
+        return [*(int(self._states.classes[own]) for own, _ in groups[1:]), -1]
+
     def _plan(self, groups: Sequence[Group], blocks: Ints, m: int, threshold: float) -> Partition:
         """Name the devices of each group, and give them their rows."""
         free, stages = [list(own) for own in self._kinds], list[Stage]()
-        for place, (group, count) in zip(range(len(groups), 0, -1), groups, strict=True):
+        places, behind = range(len(groups), 0, -1), self._classes_behind(groups)
+        for place, to, (group, count) in zip(places, behind, groups, strict=True):
             held = enumerate(self._states.counts[group].tolist())
             taken = [free[kind].pop(0) for kind, n in held for _ in range(n)]
-            stages.append(self._stage(taken, int(blocks[count - 1]), m, place, threshold))
+            stages.append(self._stage(taken, int(blocks[count - 1]), m, place, to, threshold))
         if self._most is None:
             stages.sort(key=lambda each: each.devices)
         return decided(self._problem, stages, m)
 
     def _stage(
-        self, devices: Sequence[int], blocks: int, m: int, place: int, threshold: float = math.inf
+        self,
+        devices: Sequence[int],
+        blocks: int,
+        m: int,
+        place: int,
+        to: int = -1,
+        threshold: float = math.inf,
     ) -> Stage:
-        own = self._caps[min(place, len(self._caps)) - 1]
-        caps = [own.rows[self._kind_of[k]] for k in devices]
-        return stage_of(self._problem, devices, blocks, m, caps, threshold)
+        own = self._caps[min(place, len(self._caps)) - 1].rows[to]
+        caps = [own[self._kind_of[k]] for k in devices]
+        return stage_of(self._behind[to], devices, blocks, m, caps, threshold)
 
     def one_stage_of_all(self) -> float:
         """Offer one stage on all devices, and return the bound of everything else."""
@@ -367,7 +392,7 @@ def _most_blocks(
     states: States, costs: Costs, caps: Caps, rows: Ints, blocks: Ints, number: Ints
 ) -> Ints:
     """Return the blocks of the largest stage that any devices of each set can hold, [R, N]."""
-    most = caps.rows[:, 1, 0, rows][..., blocks - 1].swapaxes(0, 1)
+    most = caps.rows.max(axis=0)[:, 1, 0, rows][..., blocks - 1].swapaxes(0, 1)
     alone = np.isfinite(costs.pace[:, 0, :, states.alone, :].min(axis=2)).swapaxes(0, 1)
     single = states.counts[states.alone]  # of one kind each
     held = (states.counts @ most >= number) | ((states.counts @ single.T > 0) @ alone)

@@ -8,7 +8,6 @@ pipeline without sharing. After the batch the devices of a stage add their gradi
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,7 +107,8 @@ def stage_of(
     threshold: float = math.inf,
 ) -> Stage:
     """Return a stage with balanced rows; devices without rows are left out, all if none fit.
-    ``caps`` are these devices' rows of ``costs.Caps``, [2, K - 1, M, L] each."""
+    ``caps`` are these devices' rows of ``costs.Caps``, [2, K - 1, M, L] each. The problem has the
+    hops to the next stage."""
     rows, others = largest_rows(problem, m), len(devices) - 1
     if len(devices) == 1:
         return Stage(tuple(devices), (rows,), blocks)
@@ -169,17 +169,18 @@ def sync_s(problem: ClusterProblem, stage: Stage) -> float:
 
 
 def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem:
-    """Return the problem without links, in which devices have the hops that these stages give them.
+    """Return the problem without links, in which devices have the hops and syncs that these stages
+    give them.
 
-    Hops from or to a shared stage go to several devices, and count as the usual ones.
+    A device sends as slowly to each device of the next stage as to the slowest of them.
     """
     if not problem.linked:
         return problem
-    devices = [each.before(None) for each in problem.devices]
-    for stage, behind in pairwise(stages):
-        if len(stage.devices) == len(behind.devices) == 1:
-            (k,), (to,) = stage.devices, behind.devices
-            devices[k] = problem.devices[k].before(problem.devices[to].name)
+    names = [[problem.devices[k].name for k in stage.devices] for stage in stages]
+    devices = [each.before(()) for each in problem.devices]
+    for stage, own, behind in zip(stages, names, [*names[1:], ()], strict=True):
+        for k in stage.devices:
+            devices[k] = problem.devices[k].before(behind, beside=own)
     return replace(problem, devices=tuple(devices))
 
 

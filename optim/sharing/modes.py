@@ -14,7 +14,7 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.state import MOST, AffineLaw, DeviceProfile, MemoryBudget, admitted
 from optim.latency import block_caps, memory_cap, model_too_large
 from optim.problem import ClusterProblem, Ints, Partition, Stage
-from optim.sharing.law import partition_of_stages, row_caps, stages_of
+from optim.sharing.law import in_order, partition_of_stages, row_caps, stages_of
 
 _MOST_ORDERED = 12  # devices of which all sets are compared
 
@@ -79,6 +79,7 @@ def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:
     if point.replicated:
         return ()
     stages, m = stages_of(problem, point), point.num_micro_batches
+    problem = in_order(problem, stages)
     places = zip(range(len(stages), 0, -1), stages, strict=True)
     return tuple(
         sorted(
@@ -119,7 +120,7 @@ def relaxed(problem: ClusterProblem) -> ClusterProblem:
 
 def with_hops(problem: ClusterProblem, pick: Callable[[Iterable[float]], float]) -> ClusterProblem:
     """Return the problem without links, in which each device has the least time and joules of its
-    hops, or with ``max`` the most."""
+    hops and syncs, or with ``max`` the most."""
     if not problem.linked:
         return problem
 
@@ -127,12 +128,15 @@ def with_hops(problem: ClusterProblem, pick: Callable[[Iterable[float]], float])
         w, ell = map(pick, zip(*((each.w, each.ell) for each in laws), strict=True))
         return replace(laws[0], w=w, ell=ell)
 
-    names, devices = [None, *(each.name for each in problem.devices)], list[DeviceProfile]()
+    names, devices = [(), *([each.name] for each in problem.devices)], list[DeviceProfile]()
     for device in problem.devices:
-        ways = [device.before(name) for name in names]
+        first, *_ = ways = [device.before(each, beside=each) for each in names]
         laws = [each.energy.law for each in ways if each.energy]
-        energy = ways[0].energy and replace(ways[0].energy, law=picked(laws))
-        devices.append(replace(ways[0], time=picked([each.time for each in ways]), energy=energy))
+        energy = first.energy and replace(first.energy, law=picked(laws))
+        syncs = [each.sharing.sync_s for each in ways if each.sharing]
+        sharing = first.sharing and replace(first.sharing, sync_s=pick(syncs))
+        time = picked([each.time for each in ways])
+        devices.append(replace(first, time=time, energy=energy, sharing=sharing))
     return replace(problem, devices=tuple(devices))
 
 

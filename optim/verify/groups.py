@@ -1,11 +1,12 @@
 """The stages that several devices can share, independently of the solver."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 
 import numpy as np
 
+from collapipe.state import AffineLaw, DeviceProfile, Link
 from optim.problem import ClusterProblem, Floats, Ints
 from optim.verify.limits import possible_rows
 
@@ -29,14 +30,15 @@ class Groups:
     @classmethod
     def of(cls, problem: ClusterProblem, counts: Ints) -> Iterator["Groups"]:
         """Yield the groups of two devices or more, a part at a time, for these values of m."""
-        laws = [(k, law) for k, each in enumerate(problem.devices) if (law := each.sharing)]
-        blocks = np.arange(1, problem.num_blocks + 1)
-        for size in range(2, len(laws) + 1):
+        sharing = [k for k, each in enumerate(problem.devices) if each.sharing]
+        blocks, each_s = np.arange(1, problem.num_blocks + 1), _syncs(problem.devices)
+        for size in range(2, len(sharing) + 1):
             each = max(1, _MOST_CELLS // (size * len(blocks) * problem.batch_size))
-            groups = combinations(laws, size)
+            groups = combinations(sharing, size)
             while own := list(islice(groups, each)):
-                devices = np.array([[k for k, _ in group] for group in own])
-                sync_s = np.array([max(law.sync_s for _, law in group) for group in own])
+                devices = np.array(own)
+                pairs = devices[:, :, None], devices[:, None, :]
+                sync_s = np.where(np.eye(size, dtype=bool), 0.0, each_s[pairs]).max(axis=(1, 2))
                 times = [_times(problem, devices, m) for m in counts.tolist()]
                 most = max(map(len, times))
                 padded = np.full((len(times), most, 2, len(own), len(blocks)), np.inf)
@@ -44,9 +46,25 @@ class Groups:
                     row[: len(found)] = found
                 shape = len(times), most * len(own), len(blocks)
                 seconds, once = (found.reshape(shape) for found in np.moveaxis(padded, 2, 0))
-                sets, syncs = (1 << devices).sum(axis=1), 2 * (1 - 1 / size) * sync_s
-                sync = np.tile(syncs, most)[:, None] * blocks
+                sets, ring = (1 << devices).sum(axis=1), 2 * (1 - 1 / size)
+                sync: Floats = np.tile(ring * sync_s, most)[:, None] * blocks
                 yield cls(np.tile(sets, most), seconds, once, sync)
+
+
+def _syncs(devices: Sequence[DeviceProfile]) -> Floats:
+    """Return the seconds in which each device sends what trains in a block to each one, [K, K]."""
+    found, place = list[list[float]](), {each.name: k for k, each in enumerate(devices)}
+    for each in devices:
+        found.append([each.sharing.sync_s if each.sharing else 0.0] * len(devices))
+        for link in each.links:
+            if link.sync_s is not None and link.to in place:
+                found[-1][place[link.to]] = link.sync_s
+    return np.array(found)
+
+
+def _fastest_hop(device: DeviceProfile, rows: Ints) -> Floats:
+    ways: tuple[AffineLaw | Link, ...] = (device.time, *device.links)
+    return np.asarray(np.min([each.w * rows + each.ell for each in ways], axis=0))
 
 
 def _times(problem: ClusterProblem, groups: Ints, m: int) -> Floats:
@@ -57,7 +75,8 @@ def _times(problem: ClusterProblem, groups: Ints, m: int) -> Floats:
     rows, blocks = np.arange(1, most + 1), np.arange(1, problem.num_blocks + 1)[:, None]
     laws = [device.time for device in problem.devices]
     compute = np.array([blocks * (law.u * rows + law.v) for law in laws])  # [K, L, rows]
-    hop = np.array([np.broadcast_to(law.w * rows + law.ell, compute[0].shape) for law in laws])
+    hops = np.array([_fastest_hop(each, rows) for each in problem.devices])
+    hop = np.broadcast_to(hops[:, None], compute.shape)
     pace = np.maximum(compute, hop) if problem.latency == "overlap" else compute + hop
     fits = [possible_rows(problem, each, m, size)[:, :most] for each in problem.devices]
     # each row of each device, [G, L, rows], by the time at which it is done, then by pace

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collapipe.state import ROUNDING, DeviceProfile, MemoryBudget
+from collapipe.state import ROUNDING, AffineLaw, DeviceProfile, Link, MemoryBudget
 from optim.problem import Bools, ClusterProblem, Floats, Ints
 
 _UP_TO_ROUNDING = 1 + ROUNDING  # as the solvers count limits of exactly n blocks
@@ -26,9 +26,7 @@ def possible(
     kept = np.array([[problem.kept(int(each), place)] for each in m[:, 0]])
     size, held = problem.batch_size / m, list[Bools]()
     for device in problem.devices:
-        ways = (device.before(to) for to in (None, *(link.to for link in device.links)))
-        affords = [_within_energy(each, blocks, size, m, margin) for each in ways]
-        within = np.logical_or.reduce(affords)
+        within = _within_energy(device, blocks, size, m, margin)
         if device.max_blocks is not None:
             within &= blocks <= device.max_blocks
         budgets = _budgets(device, device.memory)
@@ -79,8 +77,11 @@ def needed_bytes(
 def _within_energy(
     device: DeviceProfile, blocks: Ints, size: NDArray[Any], m: NDArray[Any] | int, margin: float
 ) -> Bools:
+    """Return whether the device's energy is enough, over its usual hop or a link."""
     if (budget := device.energy) is None:
         return np.full(np.broadcast_shapes(blocks.shape, size.shape), True)
     law, times = budget.law, m if budget.scope == "batch" else 1
-    spent = times * (blocks * law.u * size + blocks * law.v + law.w * size + law.ell)
+    hops: tuple[AffineLaw | Link, ...] = (law, *budget.links)
+    hop = np.minimum.reduce([each.w * size + each.ell for each in hops])
+    spent = times * (blocks * law.u * size + blocks * law.v + hop)
     return np.asarray(spent <= budget.limit_j * margin)

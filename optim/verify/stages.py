@@ -35,11 +35,13 @@ def places_from_the_end(point: Partition) -> dict[int, int]:
 
 
 def over_links(point: Partition, problem: ClusterProblem) -> ClusterProblem:
-    """Return the problem without links, in which devices have this partition's hops: over links
-    between stages of one device."""
-    pairs = pairwise(_in_order(point))
-    to = {own: problem.devices[k].name for (own, *more), (k, *others) in pairs if not more + others}
-    devices = (each.before(to.get(k)) for k, each in enumerate(problem.devices))
+    """Return the problem without links, in which devices have this partition's hops and syncs."""
+    order = [[problem.devices[k].name for k in own] for own in _in_order(point)]
+    beside = {name: own for own in order for name in own}
+    ahead = {name: behind for own, behind in pairwise(order) for name in own}
+    devices = (
+        each.before(ahead.get(each.name, ()), beside.get(each.name, ())) for each in problem.devices
+    )
     return replace(problem, devices=tuple(devices))
 
 

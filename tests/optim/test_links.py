@@ -10,7 +10,7 @@ import pytest
 
 import optim.sharing.exact
 from collapipe.errors import ConfigError, InfeasibleRoundError, PlanViolationError
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link, SharingLaw
 from collapipe.step_law import DeviceTimes
 from optim.latency import batch_s
 from optim.partition.exact import exact_partition
@@ -239,9 +239,11 @@ def test_joules_of_links_scale_with_what_is_sent() -> None:
     device = replace(device, links=(Link("b", 0.0, 7.0),)).taking(2.0, 0.5)
     assert device.energy and device.energy.law == AffineLaw(2.0, 4.0, 1.5, 4.0)
     assert device.energy.links == (Link("b", 2.5, 6.0),)
-    over = device.before("b")
+    over = device.before(["b"])
     assert over.time.ell == 7 and over.energy and over.energy.law == AffineLaw(2.0, 4.0, 2.5, 6.0)
-    assert device.before("c") == device.before(None) == replace(device, links=())
+    usual = replace(device, energy=replace(device.energy, links=()), links=())
+    assert device.before(["c"]) == device.before([]) == usual
+    assert device.before(["b", "c"]).time == replace(device.time, ell=7.0)
 
 
 def test_links_to_devices_that_are_away_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,15 +277,27 @@ def test_devices_with_the_same_links_are_interchangeable() -> None:
     assert kinds_of((dear, *others)) == [[0], [1], [2, 4], [3, 5]]
 
 
-def test_a_shared_stage_has_its_devices_usual_hops() -> None:
-    problem, rows = two_rooms(Link("", 1.0, 0.5), "abc"), 2
-    alone = [Stage((0,), (rows,), 2), Stage((1,), (rows,), 2), Stage((2,), (rows,), 2)]
-    both = [Stage((0,), (rows,), 3), Stage((1, 2), (1, 1), 3)]
+def test_a_shared_stage_sends_over_its_slowest_links() -> None:
+    """And adds its gradients over them; the device in the other room is ``b``."""
+    problem = two_rooms(Link("", 1.0, 0.5, sync_s=4.0), "abc")
+    law = SharingLaw(0.25)
+    devices = (replace(each, sharing=law, max_blocks=None) for each in problem.devices)
+    problem = replace(problem, devices=tuple(devices))
     usual = replace(problem, devices=tuple(replace(d, links=()) for d in problem.devices))
-    for stages, more_s in ((alone, 2 * (2 * 1.0 + 0.5 - 2 * 0.01)), (both, 0.0)):
+    slow_s, one_row_s = 2 * 1.0 + 0.5 - 2 * 0.01, 1.0 + 0.5 - 0.01
+    for stages, more_s in (
+        ([Stage((0,), (2,), 2), Stage((1,), (2,), 2), Stage((2,), (2,), 2)], 2 * slow_s),
+        ([Stage((0,), (2,), 3), Stage((1, 2), (1, 1), 3)], slow_s + 3 * (4.0 - 0.25)),
+        ([Stage((1, 2), (1, 1), 3), Stage((0,), (2,), 3)], one_row_s + 3 * (4.0 - 0.25)),
+        ([Stage((0, 2), (1, 1), 6)], 0.0),
+    ):
         own, other = (partition_of_stages(each, stages, 4) for each in (problem, usual))
         sums = [each.latency_s - 3 * each.slowest_s for each in (own, other)]
         assert sums[0] - sums[1] == pytest.approx(more_s)
+        check_plan(own, problem)
+        if more_s:
+            with pytest.raises(PlanViolationError, match="latency"):
+                check_plan(other, problem)
 
 
 @pytest.mark.parametrize("stages", [True, False])

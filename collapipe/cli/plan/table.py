@@ -4,7 +4,7 @@ import io
 import math
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, combinations, pairwise, product
 
 import numpy as np
 from rich.console import Console
@@ -252,11 +252,11 @@ def _links(planned: PlannedCluster) -> str:
     """Return which of the file's links the plan uses; empty if it has none."""
     devices, partition = planned.chosen.problem.devices, planned.partition
     total, used = sum(len(each.links) for each in devices) // 2, list[str]()
-    for pair in pairwise(stages_of(planned.chosen.problem, partition)):
-        if all(len(stage.devices) == 1 for stage in pair):
-            sender, target = (devices[stage.devices[0]] for stage in pair)
-            if target.name in {link.to for link in sender.links}:
-                used.append(f"{sender.name} to {target.name}")
+    stages = stages_of(planned.chosen.problem, partition)
+    hops = chain.from_iterable(product(a.devices, b.devices) for a, b in pairwise(stages))
+    for k, to in chain(hops, *(combinations(stage.devices, 2) for stage in stages)):
+        if devices[to].name in {link.to for link in devices[k].links}:
+            used.append(f"{devices[k].name} to {devices[to].name}")
     return f"{len(used)} of {total} in use{': ' if used else ''}{', '.join(used)}" if total else ""
 
 

@@ -59,12 +59,12 @@ def test_a_link_is_both_devices_hop_to_each_other(tmp_path: Path) -> None:
     """Without a latency the sender's counts; energy is counted for each hop."""
     link = "{between: [b, a], d2d_rate_bps: 1e6}"
     a, b = read(tmp_path, with_links(link)).clusters[0].profiles
-    assert a.links == (Link("b", 2.0, 0.02),) and a.time.w == 2e6 / 1e9
-    assert b.links == (Link("a", 2.0, 0.1),) and b.time.w == 0.5
+    assert a.links == (Link("b", 2.0, 0.02, sync_s=0.0),) and a.time.w == 2e6 / 1e9
+    assert b.links == (Link("a", 2.0, 0.1, sync_s=0.0),) and b.time.w == 0.5
     assert b.energy and b.energy.law == AffineLaw(2.0, 0.0, 1.0, 0.2)
     assert b.energy.links == (Link("a", 4.0, 0.2),)
     given = with_links(link.replace("}", ", hop_latency_s: 0}"))
-    assert read(tmp_path, given).clusters[0].profiles[0].links == (Link("b", 2.0, 0.0),)
+    assert read(tmp_path, given).clusters[0].profiles[0].links == (Link("b", 2.0, 0.0, sync_s=0.0),)
 
 
 @pytest.mark.parametrize(

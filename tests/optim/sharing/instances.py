@@ -85,12 +85,13 @@ def _device(name: str, rng: np.random.Generator, num_blocks: int, batch: int) ->
 
 def linked(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
     """The problem with links between some pairs of devices, slow, fast or without any time."""
-    devices = list(problem.devices)
+    devices, syncs = list(problem.devices), rng.spawn(1)[0]
     for pair in combinations(range(len(devices)), 2):
         if rng.random() < 0.6:
             w, ell = (float(rng.choice([0.0, 0.05, most])) for most in (1.0, 1.5))
+            sync_s = float(syncs.choice([0.0, 0.05, 1.0])) if syncs.random() < 0.8 else None
             for k, other in (pair, pair[::-1]):
-                link = Link(devices[other].name, w, ell)
+                link = Link(devices[other].name, w, ell, sync_s)
                 devices[k] = replace(devices[k], links=(*devices[k].links, link))
     return replace(problem, devices=tuple(devices))
 

@@ -64,25 +64,18 @@ def _stage(
     """Pace, compute and hop, and sync of the stage, s: for all whole rows of its devices, each in
     either mode."""
     ways = [{d.in_mode(on) for on in (False, True)} for d in (problem.devices[k] for k in group)]
+    names = [problem.devices[k].name for k in behind]
+    ways = [{_sending(device, names) for device in own} for own in ways]
     if len(group) == 1:
-        names = [problem.devices[k].name for k in behind]
         for device in ways[0]:
-            for link in device.links:
-                if names == [link.to]:
-                    own = replace(device.time, w=link.w, ell=link.ell)
-                    device = replace(device, time=own)
-            for link in device.energy.links if device.energy else ():
-                if names == [link.to]:
-                    joules = replace(device.energy.law, w=link.w, ell=link.ell)
-                    device = replace(device, energy=replace(device.energy, law=joules, links=()))
             if fits_alone(problem, device, blocks, m, place):
                 yield *times(problem, [device], [problem.batch_size / m], blocks), 0.0
         return
     if any(problem.devices[k].sharing is None for k in group):
         return
     rows = math.ceil(problem.batch_size / m)
-    ring, laws = 2 * (len(group) - 1) / len(group), [problem.devices[k].sharing for k in group]
-    sync = ring * blocks * max(each.sync_s for each in laws if each)
+    ring, pairs = 2 * (len(group) - 1) / len(group), permutations(group, 2)
+    sync = ring * blocks * max(_sync_s(*(problem.devices[k] for k in pair)) for pair in pairs)
     for devices in product(*ways):
         for split in shares(rows, len(devices)):
             if all(
@@ -90,6 +83,30 @@ def _stage(
                 for d, y in zip(devices, split, strict=True)
             ):
                 yield *times(problem, devices, split, blocks), sync
+
+
+def _sending(device: DeviceProfile, names: Sequence[str]) -> DeviceProfile:
+    """The device with the time and joules of its slowest hop to devices with these names."""
+    if not names:
+        return device
+    own = {link.to: link for link in device.links}
+    hops = [own.get(name, device.time) for name in names]
+    time = replace(device.time, w=max(h.w for h in hops), ell=max(h.ell for h in hops))
+    device = replace(device, time=time)
+    if device.energy:
+        joules = {link.to: link for link in device.energy.links}
+        hops = [joules.get(name, device.energy.law) for name in names]
+        law = replace(device.energy.law, w=max(h.w for h in hops), ell=max(h.ell for h in hops))
+        device = replace(device, energy=replace(device.energy, law=law))
+    return device
+
+
+def _sync_s(device: DeviceProfile, to: DeviceProfile) -> float:
+    assert device.sharing
+    for link in device.links:
+        if link.to == to.name and link.sync_s is not None:
+            return link.sync_s
+    return device.sharing.sync_s
 
 
 def times(

@@ -92,14 +92,14 @@ def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
         problem = replace(tight(np.random.default_rng(number)), latency="flow_shop")
         kinds, m = kinds_of(problem.devices), problem.max_micro_batches
         kind_of = {k: kind for kind, own in enumerate(kinds) for k in own}
-        states, caps = states_of(tuple(map(len, kinds))), caps_by_place(problem, kinds)
+        states, caps = states_of(tuple(map(len, kinds))), caps_by_place([problem], kinds)
         every = np.arange(1, problem.num_blocks + 1)
-        tables = Tables.of(problem, states, kinds, caps)
+        tables = Tables.of(problem, states, [problem], kinds, caps)
         pace = tables.costs(np.array([m]), every).pace[0, :, 0]
         for place, group, held in np.argwhere(np.isfinite(pace) & (pace > 0)).tolist():
             members = zip(kinds, states.counts[group].tolist(), strict=True)
             devices = [k for own, n in members for k in own[:n]]
-            own = [caps[place].rows[kind_of[k]] for k in devices]
+            own = [caps[place].rows[0, kind_of[k]] for k in devices]
             stage = stage_of(problem, devices, held + 1, m, own)
             if len(stage.devices) < len(devices):
                 continue
@@ -123,7 +123,7 @@ def test_within_a_threshold_no_rows_take_less_time() -> None:
         rows, kinds = math.ceil(problem.batch_size / m), kinds_of(devices)
         states = states_of(tuple(map(len, kinds)))
         every = np.arange(1, problem.num_blocks + 1)
-        tables = Tables.of(problem, states, kinds, [Caps.of(problem, kinds)])
+        tables = Tables.of(problem, states, [problem], kinds, [Caps.of([problem], kinds)])
         own = np.array([m]), every
         sizes, free = states.counts.sum(axis=1), tables.costs(*own).of(0)
         shared = np.flatnonzero((sizes > 1) & (sizes <= rows))
