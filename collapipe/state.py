@@ -16,6 +16,7 @@ _MOST_ERROR = 1.0  # relative, of a gradient: the error of sending nothing
 
 Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
 """Precision of a sent tensor, see ``collapipe.wire.compression``; float32 keeps its own dtype."""
+EnergyScope = Literal["batch", "micro_batch"]
 HeadPlace = Literal["server", "control_unit"]
 """Where a unit's head trains."""
 
@@ -62,17 +63,18 @@ class EnergyBudget:
     """Energy limit of a device (E_k^max, C9); ``law`` gives the joules of one micro-batch.
 
     ``links`` are in joules, too, for links of the device whose hops take others than usual ones.
-    The limit applies to all m micro-batches of a batch together or, with scope ``micro_batch``, to
-    each micro-batch, as the paper prints C9'.
+    The limit applies to all m micro-batches of a batch and the adding of gradients together or,
+    with scope ``micro_batch``, to each micro-batch, as the paper prints C9'.
     """
 
     limit_j: float
     law: AffineLaw
-    scope: Literal["batch", "micro_batch"] = "batch"
+    scope: EnergyScope = "batch"
     links: tuple["Link", ...] = ()
+    sync_j: float = 0.0  # of sending what trains in a block over the usual hop, see ``SharingLaw``
 
     def __post_init__(self) -> None:
-        _check_within(self, ("limit_j",))
+        _check_within(self, ("limit_j", "sync_j"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,18 +46,18 @@ class PhysicalDevice:
             )
             for name, rate_bps, latency_s in self.links
         )
-        energy = None
-        if self.energy_j is not None and self.power_w is not None:
-            watts = self.power_w
-            law = AffineLaw(*(watts * part for part in (time.u, time.v, time.w, time.ell)))
-            sent = tuple(Link(each.to, watts * each.w, watts * each.ell) for each in links)
-            energy = EnergyBudget(self.energy_j, law, links=sent)
-        memory = None
+        memory, energy = None, None
         if self.memory_bytes is not None:
             own = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
             of_batch = cost.batch_segment_bytes, cost.batch_block_bytes
             memory = MemoryBudget(self.memory_bytes, *own, *of_batch, cost.trained_bytes)
         sharing = self._sharing(cost, memory)
+        if self.energy_j is not None and self.power_w is not None:
+            watts = self.power_w
+            law = AffineLaw(*(watts * part for part in (time.u, time.v, time.w, time.ell)))
+            sent = tuple(Link(each.to, watts * each.w, watts * each.ell) for each in links)
+            sync_j = watts * sharing.sync_s if sharing else 0.0
+            energy = EnergyBudget(self.energy_j, law, links=sent, sync_j=sync_j)
         held = self.max_blocks, energy, memory, sharing
         return DeviceProfile(self.name, time, *held, links=links)
 

@@ -131,12 +131,13 @@ class PaperCluster(_DrawnCluster):
             w=0.0,
             ell=power * hop_s,
         )
+        sync_s = 8 * cost.trained_bytes / rate_bps
         return DeviceProfile(
             f"device-{number}",
             time,
             self.max_blocks,
-            EnergyBudget(self.energy_j, energy, "micro_batch"),
-            sharing=SharingLaw(8 * cost.trained_bytes / rate_bps, self.max_blocks),
+            EnergyBudget(self.energy_j, energy, "micro_batch", sync_j=power * sync_s),
+            sharing=SharingLaw(sync_s, self.max_blocks),
         )
 
 

@@ -56,6 +56,8 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     if (budget := device.energy) is not None:
         once, times = budget.law, m if budget.scope == "batch" else 1
         left_j = budget.limit_j * (1 + ROUNDING) / times - (blocks * once.v + once.ell)
+        if budget.scope == "batch":
+            left_j = left_j - 2 * (members - 1) / members * blocks * budget.sync_j / m
         np.minimum(caps, _fitting(left_j, blocks * once.u + once.w), out=caps)
     return np.asarray(np.maximum(caps, 0), dtype=np.int64)
 
@@ -187,13 +189,14 @@ def in_order(problem: ClusterProblem, stages: Sequence[Stage]) -> ClusterProblem
 def energy_j(problem: ClusterProblem, partition: Partition) -> dict[int, float]:
     """Return the joules of a batch on each device with a budget that holds blocks."""
     stages, m = stages_of(problem, partition), partition.num_micro_batches
-    devices = in_order(problem, stages).devices
-    return {
-        k: m * budget.law.chunk(stage.blocks, rows_of(problem, stage, rows, m))
-        for stage in stages
-        for k, rows in zip(stage.devices, stage.rows, strict=True)
-        if (budget := devices[k].energy)
-    }
+    devices, spent = in_order(problem, stages).devices, dict[int, float]()
+    for stage in stages:
+        ring = 2 * (len(stage.devices) - 1) / len(stage.devices)
+        for k, rows in zip(stage.devices, stage.rows, strict=True):
+            if budget := devices[k].energy:
+                spent[k] = m * budget.law.chunk(stage.blocks, rows_of(problem, stage, rows, m))
+                spent[k] += ring * stage.blocks * budget.sync_j
+    return spent
 
 
 def partition_of_stages(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:

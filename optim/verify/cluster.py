@@ -78,6 +78,7 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
     for k, (device, held) in enumerate(zip(problem.devices, point.blocks, strict=True)):
         limits: DeviceProfile | SharingLaw = device
         rows, gradients, size = math.ceil(b / (replicas or m)), 0.0, b / (replicas or m)
+        count = 1
         if k in members:
             if device.sharing is None:
                 raise violation("sharing", f"{device.name} shares a stage without a law for it")
@@ -102,7 +103,9 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
                 )
         if (budget := device.energy) is None or not held:
             continue
-        spent = (m if budget.scope == "batch" else 1) * _once(budget.law, held, size, point)
+        spent = _once(budget.law, held, size, point)
+        if budget.scope == "batch":
+            spent = m * spent + 2 * (1 - 1 / count) * held * budget.sync_j
         if exceeds(spent, budget.limit_j):
             raise violation(
                 "C9'",

@@ -44,7 +44,7 @@ def possible_rows(problem: ClusterProblem, device: DeviceProfile, m: int, member
     blocks, rows = np.arange(1, problem.num_blocks + 1)[:, None], np.arange(1, most + 1)
     if law is None:
         return np.full((len(blocks), most), False)
-    within = _within_energy(device, blocks, rows, m, _UP_TO_ROUNDING)
+    within = _within_energy(device, blocks, rows, m, _UP_TO_ROUNDING, members)
     if law.max_blocks is not None:
         within &= blocks <= law.max_blocks
     budgets, kept = _budgets(device, law.memory), problem.kept(m, place=1) * rows / most
@@ -75,13 +75,19 @@ def needed_bytes(
 
 
 def _within_energy(
-    device: DeviceProfile, blocks: Ints, size: NDArray[Any], m: NDArray[Any] | int, margin: float
+    device: DeviceProfile,
+    blocks: Ints,
+    size: NDArray[Any],
+    m: NDArray[Any] | int,
+    margin: float,
+    members: int = 1,
 ) -> Bools:
     """Return whether the device's energy is enough, over its usual hop or a link."""
     if (budget := device.energy) is None:
         return np.full(np.broadcast_shapes(blocks.shape, size.shape), True)
-    law, times = budget.law, m if budget.scope == "batch" else 1
+    of_batch, law = budget.scope == "batch", budget.law
     hops: tuple[AffineLaw | Link, ...] = (law, *budget.links)
     hop = np.minimum.reduce([each.w * size + each.ell for each in hops])
-    spent = times * (blocks * law.u * size + blocks * law.v + hop)
+    spent = (m if of_batch else 1) * (blocks * law.u * size + blocks * law.v + hop)
+    spent = spent + of_batch * 2 * (1 - 1 / members) * blocks * budget.sync_j
     return np.asarray(spent <= budget.limit_j * margin)

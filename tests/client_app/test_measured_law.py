@@ -244,6 +244,9 @@ def test_before_it_is_measured_adding_gradients_is_as_slow_as_hops() -> None:
     assert known.sharing == SharingLaw(3 * SYNC_S)
     slow = replace(law, sync_slowness=7.0)
     assert known_profile(described, slow, SIZE).sharing == SharingLaw(7 * SYNC_S)
+    links = Link("b", 0.0, 0.0, sync_s=2.0), Link("c", 0.0, 0.0)
+    linked = known_profile(replace(described, links=links), slow, SIZE).links
+    assert linked == (replace(links[0], sync_s=14.0), links[1])
     unknown = known_profile(replace(described, name="b"), law, SIZE)
     assert unknown == replace(described, name="b")
 

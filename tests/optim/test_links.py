@@ -11,7 +11,7 @@ import pytest
 import optim.sharing.exact
 from collapipe.errors import ConfigError, InfeasibleRoundError, PlanViolationError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link, SharingLaw
-from collapipe.step_law import DeviceTimes
+from collapipe.step_law import DeviceTimes, HeldStage
 from optim.latency import batch_s
 from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition, Stage
@@ -337,6 +337,24 @@ def test_a_simulated_step_sends_over_the_links_of_its_order() -> None:
         for order in ("abc", "bac")
     )
     assert twice > once
+
+
+def test_a_simulated_shared_stage_sends_over_its_slowest_link() -> None:
+    """To devices with which it has rows in common; ``b`` is in the other room."""
+    problem = two_rooms(Link("", 1.0, 0.5, sync_s=4.0), "abcd")
+    devices = {each.name: replace(each, sharing=SharingLaw(0.25)) for each in problem.devices}
+    law = replace(law_of("abcd", m=4, send_s=0.02, apart=True), sync_slowness=1.0)
+    stages = HeldStage(("a", "c"), 2, (1, 1)), HeldStage(("d", "b"), 2, (1, 1))
+    first, last = works_of(law, stages, devices, 8)
+    slow = [[each.send_s > 0.02 for each in work.devices] for work in (first, last)]
+    back = [[(each.back_s or 0.0) > 0.02 for each in work.devices] for work in (first, last)]
+    assert slow == [[True, True], [False, False]] and back == [[False, False], [True, True]]
+    stages = HeldStage(("a", "c"), 2, (1, 1)), HeldStage(("e", "b"), 2, (1, 1))
+    devices["e"] = replace(devices["a"], name="e")
+    first, _ = works_of(law, stages, devices, 8)
+    assert [each.send_s > 0.02 for each in first.devices] == [False, True]
+    (whole,) = works_of(law, [HeldStage(("a", "b"), 4, (1, 1))], devices, 8)
+    assert whole.sync_s == 2 * (1 / 2) * 4 * 4.0
 
 
 @pytest.mark.parametrize(

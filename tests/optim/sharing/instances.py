@@ -7,7 +7,15 @@ from itertools import combinations
 
 import numpy as np
 
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, Link, MemoryBudget, SharingLaw
+from collapipe.state import (
+    AffineLaw,
+    DeviceProfile,
+    EnergyBudget,
+    EnergyScope,
+    Link,
+    MemoryBudget,
+    SharingLaw,
+)
 from optim.problem import LATENCIES, ClusterProblem
 
 
@@ -78,7 +86,9 @@ def _device(name: str, rng: np.random.Generator, num_blocks: int, batch: int) ->
         limit = int(rng.integers(0, num_blocks + 1))
     if rng.random() < 0.3:
         joules = float(rng.uniform(0.25, 1) * num_blocks * batch)
-        energy = EnergyBudget(joules, time, "batch" if rng.random() < 0.5 else "micro_batch")
+        sync_j = float(rng.spawn(1)[0].choice([0.0, 0.3, 3.0]))
+        scope: EnergyScope = "batch" if rng.random() < 0.5 else "micro_batch"
+        energy = EnergyBudget(joules, time, scope, sync_j=sync_j)
     sharing = None if rng.random() < 0.1 else SharingLaw(some(0.3), limit, memory)
     return DeviceProfile(name, time, limit, energy, memory, sharing)
 
@@ -106,9 +116,10 @@ def budgeted(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProble
         pairs = zip(each.links, sending.tolist(), strict=True)
         links = tuple(Link(link.to, watts * link.w, watts * link.ell) for link, watts in pairs)
         whole = each.time.chunk(problem.num_blocks, problem.batch_size)
-        scope = "batch" if rng.random() < 0.7 else "micro_batch"
+        scope: EnergyScope = "batch" if rng.random() < 0.7 else "micro_batch"
         limit_j = float(rng.uniform(0.2, 2) * watts * whole)
-        energy = EnergyBudget(limit_j, AffineLaw(*parts), scope, links)
+        sync_j = float(rng.spawn(1)[0].choice([0.0, 1.0]))
+        energy = EnergyBudget(limit_j, AffineLaw(*parts), scope, links, sync_j)
         devices.append(replace(each, energy=energy if rng.random() < 0.8 else None))
     return replace(problem, devices=tuple(devices))
 

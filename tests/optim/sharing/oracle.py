@@ -162,15 +162,17 @@ def fits(
         gradients = (members - 1) * led * own.trained_bytes
         if segment + blocks * each + gradients > own.limit_bytes:
             return False
-    return _affords(device, blocks, rows, m)
+    return _affords(device, blocks, rows, m, members)
 
 
-def _affords(device: DeviceProfile, blocks: int, rows: float, m: int) -> bool:
+def _affords(device: DeviceProfile, blocks: int, rows: float, m: int, members: int = 1) -> bool:
     if (budget := device.energy) is None:
         return True
     law = budget.law
     spent = blocks * (law.u * rows + law.v) + law.w * rows + law.ell
-    return (m if budget.scope == "batch" else 1) * spent <= budget.limit_j
+    if budget.scope == "batch":
+        spent = m * spent + 2 * (members - 1) / members * blocks * budget.sync_j
+    return spent <= budget.limit_j
 
 
 def _groups(devices: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:

@@ -8,14 +8,15 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from collapipe.errors import InfeasibleRoundError
-from collapipe.state import AffineLaw, DeviceProfile, SharingLaw
+from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, EnergyScope, SharingLaw
 from optim.partition.exact import exact_partition
-from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition
+from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition, Stage
 from optim.sharing.baselines import adaptis, asteroid
 from optim.sharing.costs import Caps, Tables
 from optim.sharing.exact import MOST_PAIRS, caps_by_place, shared_partition
 from optim.sharing.law import (
+    energy_j,
     partition_of_stages,
     row_caps,
     stage_of,
@@ -30,6 +31,7 @@ from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
 from optim.verified import solve_verified
 from optim.verify import verify_cluster
+from optim.verify.cluster import check_plan
 from tests.optim.sharing.instances import drawn, lopsided, tight, timeless
 from tests.optim.sharing.oracle import fastest_at, fastest_s, fits, shares, times
 from tests.optim.uplink_times import asked, solved
@@ -48,6 +50,30 @@ def test_no_plan_is_faster(draw: Callable[..., ClusterProblem], seed: int) -> No
         orders = [[each.devices for each in point.stages] for point in front]
         ordered += any(order != sorted(order) for order in orders)
     assert draw is not tight or ordered
+
+
+@pytest.mark.parametrize("scope", ["batch", "micro_batch"])
+def test_adding_gradients_takes_energy(scope: EnergyScope) -> None:
+    """Of a batch; a limit of each micro-batch does not count it."""
+    law, m, blocks = AffineLaw(1.0, 0.0, 0.1, 0.0), 4, 3
+    adding_j = 2 * (1 / 2) * blocks * 5.0
+    spent_j = m * (blocks * 1.0 + 0.1) + adding_j
+
+    def limited(part: float) -> ClusterProblem:
+        limit_j = part * (spent_j if scope == "batch" else (spent_j - adding_j) / m)
+        budget = EnergyBudget(limit_j, law, scope, sync_j=5.0)
+        devices = (DeviceProfile(name, law, 2, budget, sharing=SharingLaw(0.0)) for name in "ab")
+        return ClusterProblem(tuple(devices), blocks, 8, m, "overlap", min_micro_batches=m)
+
+    plan = partition_of_stages(limited(1.0), [Stage((0, 1), (1, 1), blocks)], m)
+    assert energy_j(limited(1.0), plan) == pytest.approx({0: spent_j, 1: spent_j})
+    check_plan(plan, limited(1.0))
+    rng = np.random.default_rng(0)
+    assert solve_verified(limited(1.0), shared_partition, rng).best.stages == plan.stages
+    with pytest.raises(PlanViolationError, match="C9'"):
+        check_plan(plan, limited(0.99))
+    if scope == "batch":
+        assert solve_verified(limited(0.99), shared_partition, rng).best.num_segments == 2
 
 
 def test_no_plan_of_five_devices_is_faster() -> None:
