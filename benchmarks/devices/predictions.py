@@ -83,8 +83,8 @@ def main(arguments: Namespace) -> None:
     save(arguments.output, "predictions", {"about": about(arguments), "rows": rows})
 
 
-def run_rounds(num_rounds: int, measured: bool, setting: Setting) -> list[dict[str, float]]:
-    """Return planned and measured seconds, and the spread, of each round."""
+def run_rounds(num_rounds: int, measured: bool, setting: Setting) -> list[dict[str, Any]]:
+    """Return planned and measured seconds, the spread and the plan of each round."""
     with tempfile.TemporaryDirectory() as folder, daemons_of(setting, Path(folder)) as inventory:
         options = "federation.num_units=1", "pipeline.threads=1", *setting.options
         if measured:
@@ -96,9 +96,19 @@ def run_rounds(num_rounds: int, measured: bool, setting: Setting) -> list[dict[s
                 "planned_s": each["cost"]["clusters"][0]["pipeline_s"],
                 "measured_s": each["pipeline_s"]["0"],
                 "spread": each["cost"]["clusters"][0]["spread"],
+                "plan": _plan_text(each["plan"]["clusters"][0]),
             }
             for each in run_lines(Path(folder, "run"), *there, *options, *rounds)
         ]
+
+
+def _plan_text(plan: dict[str, Any]) -> str:
+    """The blocks of each stage, with the rows of its devices if they share it."""
+    stages = []
+    for each in plan["segments"]:
+        rows = ", ".join(str(share["rows"]) for share in each["shares"])
+        stages.append(f"{each['span']['blocks']}{f' ({rows})' if rows else ''}")
+    return f"{' + '.join(stages) or 'replicas'}, m = {plan['num_micro_batches']}"
 
 
 def daemons_of(setting: Setting, folder: Path) -> AbstractContextManager[Path]:

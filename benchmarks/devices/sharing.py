@@ -4,12 +4,15 @@ Three rules plan the same rounds in turns: the exact pipeline of single devices,
 share stages, and VanillaFL, whose devices all hold the whole encoder. The inventory describes each
 device by a block's times on one core of this machine, measured before, and by its quota; later
 rounds are planned with measured times. A gain is how far the median of a rule's rounds, from the
-third one on, is below that of the exact pipeline."""
+third one on of every turn, is below that of the exact pipeline. The plan is the last one: if it is
+that of ``exact``, the gain is this machine's noise."""
 
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +25,8 @@ from collapipe.models.dropout import DropoutKey
 
 _WIDE = "model.dim=256", "model.feed_forward_dim=1024", "federation.local_steps=4"
 _HEAD = ("decoder.mode=control_unit",)
-COLUMNS = ["run and rule", "a round", "planned", "measured gain", "planned gain"]
+COLUMNS = ["run and rule", "a round", "planned", "measured gain", "planned gain", "plan"]
+_TIMES = "measured_s", "planned_s"
 RULES = {
     "exact": ("strategy.sharing=never",),
     "auto": ("strategy.sharing=auto",),
@@ -52,9 +56,9 @@ def main(arguments: Namespace) -> None:
     for name in arguments.settings:
         found[name] = _row(SETTINGS[name], arguments)
         for rule, own in found[name].items():
-            seconds = (f"{own[key]:.2f} s" for key in ("measured_s", "planned_s"))
+            seconds = (f"{own[key]:.2f} s" for key in _TIMES)
             gains = (f"{own[key]:.0%}" for key in ("measured_gain", "planned_gain"))
-            rows.append([f"{name}, {rule}", *seconds, *gains])
+            rows.append([f"{name}, {rule}", *seconds, *gains, own["plan"]])
             print(" | ".join(rows[-1]), flush=True)
     content = {"about": about(arguments), "columns": COLUMNS, "rows": rows, "found": found}
     save(arguments.output, "sharing", content)
@@ -83,21 +87,23 @@ def _block_s(block: nn.Module, rows: int, tokens: int, dim: int) -> float:
     return statistics.median(taken)
 
 
-def _row(setting: Setting, arguments: Namespace) -> dict[str, dict[str, float]]:
-    medians, setting = {}, _described(setting)
-    for rule, options in RULES.items():
-        own = replace(setting, options=(*setting.options, *options))
-        rounds = run_rounds(arguments.rounds, False, own)[FIRST - 1 :]
-        medians[rule] = {
-            key: statistics.median(each[key] for each in rounds)
-            for key in ("measured_s", "planned_s")
-        }
-    best = medians["exact"]
+def _row(setting: Setting, arguments: Namespace) -> dict[str, dict[str, Any]]:
+    setting, rounds = _described(setting), defaultdict[str, list[dict[str, Any]]](list)
+    for _ in range(arguments.turns):
+        for rule, options in RULES.items():
+            own = replace(setting, options=(*setting.options, *options))
+            rounds[rule] += run_rounds(arguments.rounds, False, own)[FIRST - 1 :]
+    found = {
+        rule: {key: statistics.median(each[key] for each in own) for key in _TIMES}
+        for rule, own in rounds.items()
+    }
+    best = found["exact"]
     return {
         rule: {
-            **found,
-            "measured_gain": 1 - found["measured_s"] / best["measured_s"],
-            "planned_gain": 1 - found["planned_s"] / best["planned_s"],
+            **own,
+            "measured_gain": 1 - own["measured_s"] / best["measured_s"],
+            "planned_gain": 1 - own["planned_s"] / best["planned_s"],
+            "plan": rounds[rule][-1]["plan"],
         }
-        for rule, found in medians.items()
+        for rule, own in found.items()
     }
