@@ -272,6 +272,8 @@ def test_devices_with_the_same_links_are_interchangeable() -> None:
     first, *others = problem.devices
     one_way = replace(others[0], links=others[0].links[1:])  # it has no link to ``first`` back
     assert kinds_of((first, one_way, *others[1:])) == [[0], [1], [2, 4], [3, 5]]
+    links = (replace(first.links[0], sync_s=2.0), *first.links[1:])
+    assert kinds_of((replace(first, links=links), *others)) == [[0], [1], [2, 4], [3, 5]]
     links = (replace(first.links[0], w=2.0), *first.links[1:])
     dear = replace(first, energy=EnergyBudget(1.0, first.time, links=links))
     assert kinds_of((dear, *others)) == [[0], [1], [2, 4], [3, 5]]
@@ -337,6 +339,14 @@ def test_a_simulated_step_sends_over_the_links_of_its_order() -> None:
         for order in ("abc", "bac")
     )
     assert twice > once
+
+
+def test_only_a_fast_link_makes_a_shared_stage_worthwhile() -> None:
+    problem = two_rooms(Link("", 0.01, 0.0, sync_s=0.0), "ab")
+    free = (replace(each, sharing=SharingLaw(100.0), max_blocks=None) for each in problem.devices)
+    problem = replace(problem, devices=tuple(free), latency="flow_shop")
+    best = solve(problem, shared_partition).best
+    assert best.shares and best.latency_s == pytest.approx(fastest_s(problem))
 
 
 def test_a_simulated_shared_stage_sends_over_its_slowest_link() -> None:
