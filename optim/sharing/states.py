@@ -80,11 +80,13 @@ def ordered_states(
     """Return the states for stages with an order, and the problem without links in which each
     device's next stage is of each class."""
     states, devices = states_of(tuple(map(len, kinds)), ordered=True), problem.devices
+    if not problem.linked:
+        return states, [problem]
     first = [devices[own[0]] for own in kinds]
     alone = np.array([each.sharing is None for each in first])
     possible = states.alone | ~(states.counts > 0)[:, alone].any(axis=1)  # as a stage
     names, of_set = dict[tuple[DeviceProfile, ...], list[str]](), list[tuple[DeviceProfile, ...]]()
-    for held in (states.counts > 0) & possible[:, None] & problem.linked:
+    for held in (states.counts > 0) & possible[:, None]:
         behind = [each.name for each, has in zip(first, held.tolist(), strict=True) if has]
         of_set.append(tuple(each.before(behind) for each in first))
         names.setdefault(of_set[-1], behind)

@@ -78,7 +78,7 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
     for k, (device, held) in enumerate(zip(problem.devices, point.blocks, strict=True)):
         limits: DeviceProfile | SharingLaw = device
         rows, gradients, size = math.ceil(b / (replicas or m)), 0.0, b / (replicas or m)
-        count = 1
+        count = 1  # devices of its stage
         if k in members:
             if device.sharing is None:
                 raise violation("sharing", f"{device.name} shares a stage without a law for it")
