@@ -178,7 +178,7 @@ class _Search:
                 found, known = self._worthwhile(tried, once, blocks, sizes[0]), self._best.splits
                 for row in tried:
                     if self._left < 0:
-                        open_s = min(open_s, self._least_s(row, once[row]))
+                        open_s = min(open_s, self._least_s(once)[row])
                     elif row in found:
                         for most in sizes:
                             if not self._improves(row, once[row], bounds.pace[row], most):
@@ -251,15 +251,14 @@ class _Search:
 
     def _promising(self, once: Floats) -> list[int]:
         """Return the rows m - 1 that the bounds do not exclude, the most promising first."""
-        rows = np.flatnonzero(np.isfinite(once + self._bounds.pace))
-        least = [self._least_s(row, once[row]) for row in rows.tolist()]
-        return [int(rows[place]) for place in np.argsort(least, kind="stable")]
+        least_s = self._least_s(once)
+        order: list[int] = np.argsort(least_s, kind="stable").tolist()
+        return order[: np.isfinite(least_s).sum()]
 
-    def _least_s(self, row: int, once: float) -> float:
-        """Return the bound of a batch's seconds at the first uplink time."""
-        slowest = np.array([max(self._bounds.pace[row], self._floor[row])])
-        total, rows = np.array([once + self._after[row]]), np.array([row])
-        return float(batch_seconds(total, slowest, rows, float(self._best.times[0]))[0])
+    def _least_s(self, once: Floats) -> Floats:
+        """Return the bounds of a batch's seconds at the first uplink time, [M]."""
+        slowest, rows = np.maximum(self._bounds.pace, self._floor), np.arange(len(once))
+        return batch_seconds(once + self._after, slowest, rows, float(self._best.times[0]))
 
     def _improves(
         self, row: Ints | int, once: Floats | float, pace: Floats | float, most: int | None
@@ -372,7 +371,7 @@ class _Search:
         for once in (self._bounds.once, self._bounds.several):
             for row in self._promising(once):
                 if self._improves(row, once[row], self._bounds.pace[row], None):
-                    open_s = min(open_s, self._least_s(row, once[row]))
+                    open_s = min(open_s, self._least_s(once)[row])
         return open_s
 
     def offer(self, points: Sequence[Partition]) -> None:
