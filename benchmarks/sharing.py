@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import machine
+from machine import record
 
 from collapipe import config
 from collapipe.devices.presets import HardwareCluster, PaperCluster
@@ -49,7 +49,7 @@ BATCH, TOKENS, BLOCKS = 64, 64, 12
 BERT = TransformerSpec(BLOCKS, 1, 768, 12, 3072, 0.0)
 COLUMNS = [
     *("clusters", "best plan", "plans that share", "Asteroid, found", "AdaPtis, found"),
-    *("shared, ms (slowest)", "exact, ms"),
+    *("six devices, ms (slowest)", "exact, ms"),
 ]
 Solver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
 
@@ -251,7 +251,9 @@ def _cells(found: dict[str, Any]) -> list[str]:
     rules = (found[name] for name in ("asteroid", "adaptis"))
     return [
         f"{found['preset']}{link}, {found['trains']}, memory {found['memory']}",
-        "{:.0%} ({:.0%} … {:.0%})".format(*(gain[each] for each in ("mean", "low", "high"))),
+        "{:.0%} ({:.0%} … {:.0%})".format(
+            *(round(gain[each], 2) + 0.0 for each in ("mean", "low", "high"))
+        ),
         f"{found['plans_that_share']:.0%}",
         *(f"{each['above_best']:+.1%}, {each['found_best']:.0%}" for each in rules),
         f"{found['six_devices_ms']:.0f} ({times['most']:.0f})",
@@ -262,6 +264,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clusters", type=int, default=25, help="of each number of devices")
+    parser.add_argument("--load", default="unknown", help="other work of this machine")
     parser.add_argument("--output", type=Path, default=Path("results/sharing.json"))
     arguments = parser.parse_args()
     found, rows = [], []
@@ -271,9 +274,7 @@ def main() -> None:
         rows.append(_cells(found[-1]))
         print(" | ".join(rows[-1]), flush=True)
     content = {
-        "about": machine(),
-        "columns": COLUMNS,
-        "rows": rows,
+        **record(arguments.load, range(arguments.clusters), COLUMNS, rows),
         "cases": found,
         "ten_devices": large(5),
         "joint_round": joint(5),
