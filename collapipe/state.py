@@ -494,6 +494,8 @@ def _check_count(what: str, count: int) -> None:
 
 def _over(links: Sequence[Link], names: Collection[str], law: AffineLaw) -> AffineLaw:
     """Return the law with the slowest hop to these devices; to one without a link it is usual."""
+    if not links:
+        return law
     own = {each.to: each for each in links}
     hops = [own.get(name, law) for name in names] or [law]
     return replace(law, w=max(each.w for each in hops), ell=max(each.ell for each in hops))

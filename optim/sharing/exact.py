@@ -8,9 +8,10 @@ the possible thresholds are tried. Bounds exclude most m.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -162,32 +163,38 @@ class _Search:
 
     def run(self) -> float:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
-        bounds, open_s = self._bounds, math.inf
-        every_count = np.arange(1, self._problem.num_blocks + 1)
-        one: list[int | None] = [self._most and 1]
+        bounds, blocks = self._bounds, np.arange(1, self._problem.num_blocks + 1)
         more = [self._most] if self._sizes == 1 else list(range(2, self._sizes + 1))
-        for sizes, once, blocks in (
-            (one, bounds.once, every_count[-1:]),
-            (more, bounds.several, every_count),
-        ):
-            left, size, stages = self._promising(once), 1, len(self._states.counts) * len(blocks)
-            stages *= math.prod(self._tables.alone.shape[2:4]) if left else 1
-            while left:
-                tried, left = left[:size], left[size:]
-                size = max(1, min(_GROWTH * size, _MOST_STAGES // stages))
-                found, known = self._worthwhile(tried, once, blocks, sizes[0]), self._best.splits
-                for row in tried:
-                    if self._left < 0:
-                        open_s = min(open_s, self._least_s(once)[row])
-                    elif row in found:
-                        for most in sizes:
-                            if not self._improves(row, once[row], bounds.pace[row], most):
-                                continue
-                            costs = found[row]
-                            if most != sizes[0] or self._best.splits is not known:
-                                costs = self._hopeful(np.array([row]), costs, blocks, most)
-                            self._descend(row, costs, blocks, most, once[row])
-        return open_s
+        one_s = self._open_s([self._most and 1], bounds.once, blocks[-1:])
+        return min(one_s, self._open_s(more, bounds.several, blocks))
+
+    def _open_s(self, sizes: Sequence[int | None], once: Floats, blocks: Ints) -> float:
+        """Search the plans with at most so many stages of ``blocks``, for each of ``sizes``. Return
+        a lower bound, s, of those that are left open."""
+        for tried in self._portions(once, blocks):
+            found, known = self._worthwhile(tried, once, blocks, sizes[0]), self._best.splits
+            for row, most in product(tried, sizes):
+                if self._left < 0:  # the most promising ones come first
+                    return float(self._least_s(once)[row])
+                costs = found.get(row)
+                if costs is None or not self._improves(
+                    row, once[row], self._bounds.pace[row], most
+                ):
+                    continue
+                if most != sizes[0] or self._best.splits is not known:
+                    costs = self._hopeful(np.array([row]), costs, blocks, most)
+                self._descend(row, costs, blocks, most, once[row])
+        return math.inf
+
+    def _portions(self, once: Floats, blocks: Ints) -> Iterator[list[int]]:
+        """Yield the promising rows m - 1 in growing portions, whose costs are computed together."""
+        left, size = self._promising(once), 1
+        stages = len(self._states.counts) * len(blocks)
+        stages *= math.prod(self._tables.alone.shape[2:4]) if left else 1
+        while left:
+            yield left[:size]
+            left = left[size:]
+            size = max(1, min(_GROWTH * size, _MOST_STAGES // stages))
 
     @cached_property
     def _states(self) -> States:

@@ -87,7 +87,7 @@ def _stage(
 
 def _sending(device: DeviceProfile, names: Sequence[str]) -> DeviceProfile:
     """The device with the time and joules of its slowest hop to devices with these names."""
-    if not names:
+    if not (names and device.links):
         return device
     own = {link.to: link for link in device.links}
     hops = [own.get(name, device.time) for name in names]
