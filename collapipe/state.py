@@ -62,7 +62,7 @@ class AffineLaw:
 class EnergyBudget:
     """Energy limit of a device (E_k^max, C9); ``law`` gives the joules of one micro-batch.
 
-    ``links`` are in joules, too, for links of the device whose hops take others than usual ones.
+    ``links`` give the joules of some of the device's links, whose hops take others than usual ones.
     The limit applies to all m micro-batches of a batch and the adding of gradients together or,
     with scope ``micro_batch``, to each micro-batch, as the paper prints C9'.
     """
@@ -83,9 +83,9 @@ class MemoryBudget:
 
     bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·⌈b̂⌉), for δ blocks and b̂ samples;
     the largest micro-batch has ⌈b̂⌉ samples. ``segment_bytes`` and ``block_bytes`` include what is
-    kept for all rows of a batch. A device keeps a part of it: of the micro-batches that are under
-    way in its schedule, and of its own rows if it shares a stage. Then it also receives gradients:
-    see ``received_gradients``.
+    kept for all rows of a batch. A device keeps this only for the micro-batches that are under way
+    in its schedule, and of a shared stage for its own rows. A shared stage adds
+    ``received_gradients``.
     """
 
     limit_bytes: float
@@ -99,6 +99,10 @@ class MemoryBudget:
     def __post_init__(self) -> None:
         own = "limit_bytes", "segment_bytes", "block_bytes", "sample_bytes"
         _check_within(self, (*own, "batch_segment_bytes", "batch_block_bytes", "trained_bytes"))
+        for name in ("segment_bytes", "block_bytes"):
+            whole, part = getattr(self, name), getattr(self, f"batch_{name}")
+            if part > whole:
+                raise ConfigError(f"MemoryBudget: batch_{name}={part} is more than {name}={whole}")
 
     def blocks(self, micro_batch_size: float, most: int, kept: float = 1.0) -> int:
         """Return how many blocks fit, at most ``most``, if the tensors of ``kept`` of a batch's
@@ -126,6 +130,7 @@ class SharingLaw:
 
     def __post_init__(self) -> None:
         _check_within(self, ("sync_s",))
+        _check_count("SharingLaw: max_blocks", self.max_blocks or 0)
 
 
 def received_gradients(blocks: int, part: float, members: int) -> float:
@@ -195,9 +200,12 @@ class DeviceProfile:
                 "all printable"
             )
         _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
-        ends = {self.name, *(each.to for each in self.links)}
-        if not len(self.links) < len(ends) <= _MOST_DEVICES:
+        others = {each.to for each in self.links} - {self.name}
+        if not len(self.links) == len(others) < _MOST_DEVICES:
             raise ConfigError(f"device {self.name}: needs at most one link to each other device")
+        joules = self.energy.links if self.energy else ()
+        if len(joules) > len(others & {each.to for each in joules}):
+            raise ConfigError(f"device {self.name}: each of energy.links needs one of its links")
         if self.recomputing and not self._may_recompute(self.recomputing.memory):
             raise ConfigError(f"device {self.name}: recomputing needs memory of the same device")
 
@@ -214,8 +222,8 @@ class DeviceProfile:
         return replace(self, time=self.time.taking(times, sent), energy=energy, links=links)
 
     def time_to(self, names: Collection[str]) -> AffineLaw:
-        """Return its time if it sends to devices of these ``names``: over the slowest link to them.
-        Without names it sends to the control unit."""
+        """Return its time if it sends to devices of these ``names``, with the largest w and ℓ of
+        the links to them. Without names it sends to the control unit."""
         return _over(self.links, names, self.time)
 
     def before(self, names: Collection[str], beside: Collection[str] = ()) -> "DeviceProfile":
@@ -244,11 +252,6 @@ class DeviceProfile:
             own is not None
             and own.limit_bytes == other.limit_bytes
             and (self.sharing is None or self.sharing.memory == own)
-            and all(
-                each.batch_segment_bytes <= each.segment_bytes
-                and each.batch_block_bytes <= each.block_bytes
-                for each in (own, other)
-            )
         )
 
     def or_recomputing(self, times: float, smaller: "DeviceProfile") -> "DeviceProfile":
@@ -493,7 +496,8 @@ def _check_count(what: str, count: int) -> None:
 
 
 def _over(links: Sequence[Link], names: Collection[str], law: AffineLaw) -> AffineLaw:
-    """Return the law with the slowest hop to these devices; to one without a link it is usual."""
+    """Return the law with the largest w and ℓ of the hops to these devices, which are usual ones to
+    a device without a link."""
     if not links:
         return law
     own = {each.to: each for each in links}

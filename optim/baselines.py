@@ -24,7 +24,7 @@ from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, Partition, RoundOptions, check_choice
-from optim.sharing.modes import in_modes, needing
+from optim.sharing.modes import needing
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 from optim.step import schedules
 
@@ -60,7 +60,7 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
     blocks = even_blocks(request.num_blocks, count) + [0] * (len(devices) - count)
     point = Partition(tuple(blocks), m, 0.0)
     point = replace(point, recomputing=needing(problem, point))
-    require_within_caps("even", in_modes(problem, point.recomputing), blocks, m)
+    require_within_caps("even", problem.in_modes(point.recomputing), blocks, m)
     (schedule,) = schedules(request.schedule, measured=False)
     return ClusterPlan(cluster.unit, point.segments(devices), m, schedule)
 

@@ -1,7 +1,7 @@
 """Problems and solutions of the planner: the interfaces of all solvers."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -74,15 +74,16 @@ class ClusterProblem:
         first = min(place, len(self.in_flight)) - 1
         return replace(self, in_flight=self.in_flight[first : first + 1])
 
+    def in_modes(self, recomputing: Collection[int]) -> "ClusterProblem":
+        """Return the problem in which these devices recompute, and no others."""
+        devices = tuple(each.in_mode(k in recomputing) for k, each in enumerate(self.devices))
+        return replace(self, devices=devices)
+
     def unlimited(self) -> "ClusterProblem":
         """Return the problem without limits of memory and energy, in which no device recomputes."""
-        return replace(
-            self,
-            devices=tuple(
-                replace(each.in_mode(False), max_blocks=None, energy=None, memory=None)
-                for each in self.devices
-            ),
-        )
+        plain = self.in_modes(()).devices
+        free = (replace(each, max_blocks=None, energy=None, memory=None) for each in plain)
+        return replace(self, devices=tuple(free))
 
 
 class UplinkTimes(NamedTuple):

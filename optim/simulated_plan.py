@@ -10,7 +10,7 @@ from collapipe.state import MOST_LAW, AffineLaw, ClusterState, DeviceProfile, Li
 from collapipe.step_law import DeviceTimes, HeldStage, StepLaw, interval
 from optim.problem import EVERY_TIME, ClusterProblem, Partition, Stage
 from optim.sharing.law import largest_rows, stages_of
-from optim.sharing.modes import held_in_order, in_modes, needing
+from optim.sharing.modes import held_in_order, needing
 from optim.step import DEFAULT, StageWork, beyond, pace_s, step_s, works_of
 from optim.verified import is_possible
 
@@ -86,7 +86,7 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
 
 def works_in(point: Partition, problem: ClusterProblem, law: StepLaw) -> list[StageWork]:
     """Return the work of each stage, in pipeline order, with the law of the point's m."""
-    devices = {each.name: each for each in in_modes(problem, point.recomputing).devices}
+    devices = {each.name: each for each in problem.in_modes(point.recomputing).devices}
     return works_of(law, _held(point, problem), devices, problem.batch_size)
 
 
@@ -204,7 +204,7 @@ def _point(
 
 def _fits(point: Partition, problem: ClusterProblem) -> bool:
     """Whether the devices can hold the point's stages in their order."""
-    return is_possible(in_modes(problem, needing(problem, point)), point)
+    return is_possible(problem.in_modes(needing(problem, point)), point)
 
 
 def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition]:

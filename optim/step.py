@@ -310,7 +310,7 @@ def alone(law: StepLaw, works: Sequence[StageWork], name: str) -> tuple[StepLaw,
     Returns the law and the works whose simulated durations are the measured ones, approximately.
     """
     own = DeviceWork(law.embedding_forward_s, law.embedding_backward_s, law.send_s, law.host)
-    told = devices = [own, *(each for work in works for each in work.devices)]
+    measured = devices = [own, *(each for work in works for each in work.devices)]
     stages = list(works)
     for _ in range(_FITS):
         ran = play(law, stages, name)
@@ -321,7 +321,7 @@ def alone(law: StepLaw, works: Sequence[StageWork], name: str) -> tuple[StepLaw,
                 backward_s=each.backward_s * _ratio(now.backward_s, ran, number, BACKWARD),
                 send_s=each.send_s * _ratio(now.send_s, ran, "send", number),
             )
-            for number, (now, each) in enumerate(zip(told, devices, strict=True), start=-1)
+            for number, (now, each) in enumerate(zip(measured, devices, strict=True), start=-1)
         ]
         own, left = devices[0], iter(devices[1:])
         stages = [replace(work, devices=tuple(islice(left, len(work.devices)))) for work in works]

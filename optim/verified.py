@@ -30,7 +30,6 @@ from optim.sharing.modes import (
     either_caps,
     fits,
     held_in_order,
-    in_modes,
     no_plan,
     relaxed,
     with_hops,
@@ -116,7 +115,7 @@ def _for_all_or_none(
     may = [k for k, device in enumerate(problem.devices) if device.recomputing]
     for on in ([], may) if may else ([],):
         try:
-            solution = solve(in_modes(problem, on))
+            solution = solve(problem.in_modes(on))
         except InfeasibleRoundError as error:
             reasons.append(error)
             continue
@@ -137,7 +136,7 @@ def _decided(
     kinds = kinds_of(problem.devices)
     last, first = (Caps.of([each], kinds) for each in (problem.at(1), problem))
     if last.same(first) and not first.chosen and not problem.linked:
-        return solve(in_modes(problem, ()))
+        return solve(problem.in_modes(()))
     started, loose = perf_counter(), solve(relaxed(problem))
     known = _possible(loose.front, problem)
     rounding = ROUNDING if problem.linked else 0.0  # which the order of stages changes
@@ -158,7 +157,7 @@ def _decided(
     elif problem.linked:
         best = min(known, key=lambda each: each.latency_s)
         everybody, used_now = range(len(problem.devices)), np.flatnonzero(best.blocks).tolist()
-        for used in sorted({tuple(used_now), *_rooms(problem)} - {tuple(everybody)}):
+        for used in sorted({tuple(used_now), *_near_devices(problem)} - {tuple(everybody)}):
             few = replace(problem, devices=tuple(problem.devices[k] for k in used))
             with suppress(InfeasibleRoundError):
                 points = _decided(few, solve, shares, nodes).front
@@ -187,9 +186,8 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
     raise no_plan(problem)
 
 
-def _rooms(problem: ClusterProblem) -> Iterator[tuple[int, ...]]:
-    """Yield, for each device, those that it reaches by hops that are not slower than its usual
-    one."""
+def _near_devices(problem: ClusterProblem) -> Iterator[tuple[int, ...]]:
+    """Yield, for each device, those to which its hop is not slower than its usual one."""
     for own in problem.devices:
         hops = [own.time_to([each.name]).hop(problem.batch_size) for each in problem.devices]
         usual_s = own.time.hop(problem.batch_size)
@@ -205,7 +203,7 @@ def _answer(
     """Return the verified front of these plans; the certificate is adapted to the best one."""
     front, low = _front(plans, problem), problem.activation_s[0]
     for point in front:
-        check_plan(point, in_modes(problem, point.recomputing))
+        check_plan(point, problem)
     best = min(front, key=lambda each: batch_s(each, low))
     best_s = batch_s(best, low)
     bound_s = min(certificate.lower_bound, best_s)
@@ -238,7 +236,7 @@ def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Parti
                 filter(None, (plan, *found, *others)), key=lambda each: each.latency_s, default=None
             )
         if plan is not None:
-            kept = plan.latency_s == point.latency_s  # else other times have it the fastest
+            kept = plan.latency_s == point.latency_s  # else its range of uplink times is another
             plans.append(replace(plan, fastest_s=point.fastest_s) if kept else plan)
     return plans
 
@@ -250,7 +248,7 @@ def _of_orders(
     for order in orders:
         plan = decided(problem, order, m)
         with suppress(PlanViolationError):
-            check_plan(plan, in_modes(problem, plan.recomputing))
+            check_plan(plan, problem)
             yield plan
 
 

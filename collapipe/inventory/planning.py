@@ -22,7 +22,7 @@ from optim.problem import (
     RoundSolution,
 )
 from optim.sharing.law import in_order, stages_of
-from optim.sharing.modes import held_in_order, in_modes
+from optim.sharing.modes import held_in_order
 from optim.solvers import cluster_solver, round_solver
 from optim.step import DEFAULT, in_flight
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
@@ -61,7 +61,7 @@ class PlannedCluster:
         device as it computes and sends in the plan."""
         problem, partition = self.chosen.problem, self.partition
         ordered = in_order(problem, stages_of(problem, partition))
-        return in_modes(ordered, partition.recomputing)
+        return ordered.in_modes(partition.recomputing)
 
     @property
     def fastest(self) -> SolvedCluster:

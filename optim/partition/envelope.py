@@ -105,9 +105,10 @@ class Envelope:
         at the a where its two lines meet.
         """
         goal = np.full((len(row), self.max_segments), -np.inf)
+        waited = np.where(row > 0, slowest, 0.0)[:, None]  # which may be infinite
         for knot, value in zip(self.knot, self.value * (1 - PROGRESS), strict=True):
             each = knot / (row + 1)[:, None]
-            added = np.maximum(slowest[:, None], each)
+            added = np.maximum(waited, each)
             added *= row[:, None]
             added += each
             np.maximum(goal, value - added, out=goal)

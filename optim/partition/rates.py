@@ -121,7 +121,8 @@ def batch_seconds(
     """Return Σ + A + (m - 1)·max(M, A), s, for Σ ``total``, M ``slowest`` and m - 1 ``row``,
     broadcast."""
     each = activation_s / (row + 1)
-    return np.asarray(total + each + row * np.maximum(slowest, each))
+    waited = np.where(row > 0, slowest, 0.0)  # which may be infinite
+    return np.asarray(total + each + row * np.maximum(waited, each))
 
 
 def segments_needed(blocks: Floats, num_blocks: int) -> Ints:

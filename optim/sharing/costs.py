@@ -15,7 +15,6 @@ from collapipe.state import DeviceProfile
 from optim.latency import block_caps
 from optim.problem import Bools, ClusterProblem, Floats, Ints
 from optim.sharing.law import row_caps
-from optim.sharing.modes import in_modes
 from optim.sharing.states import States
 
 
@@ -49,7 +48,7 @@ class Caps:
         ways = [(), range(len(behind[-1].devices))] if may else [()]
         rows, blocks = list[object](), list[object]()
         for each in behind:
-            of_modes = [in_modes(each, on) for on in ways]
+            of_modes = [each.in_modes(on) for on in ways]
             rows.append([[row_caps(own, own.devices[k]) for own in of_modes] for k in first])
             blocks.append([block_caps(own)[:, first] for own in of_modes])
         every_row, every_block = np.array(rows)[:, :, [0, -1]], np.array(blocks)[:, [0, -1]]
@@ -170,7 +169,7 @@ class Tables:
                 times = self.times[behind[row], blocks[held] - 1][..., : len(given)]
                 each = np.where(given <= plain, times[:, 0], times[:, -1])  # and paces
                 each = np.where((given <= either) & (each[:, 1:] <= threshold), each, np.inf)
-                of_sets = _shared(each.swapaxes(0, 1), counts[own], rows[row])
+                of_sets = _balanced(each.swapaxes(0, 1), counts[own], rows[row])
                 found[:, row[:, None], held[:, None], own] = of_sets
         return found
 
@@ -199,7 +198,7 @@ def _of_rows(problem: ClusterProblem, blocks: Ints, rows: NDArray[Any]) -> Float
     return np.array(found)
 
 
-def _shared(times: Floats, counts: Ints, rows: Ints) -> Floats:
+def _balanced(times: Floats, counts: Ints, rows: Ints) -> Floats:
     """Give each row to the device that is then done first, of several to that with the least pace.
 
     The time of a set is the n-th smallest of its devices' times, and its pace the largest of their

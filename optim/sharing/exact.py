@@ -34,15 +34,15 @@ from optim.problem import (
 )
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, Tables
-from optim.sharing.law import stage_of
+from optim.sharing.law import row_caps, stage_of
 from optim.sharing.modes import decided, no_plan, relaxed, with_hops
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, ordered_states, states_of
 
 MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which only pipelines and one shared stage are compared."""
-_MOST_ORDERED = 2**16  # the same if stages have an order,
-_MOST_LINKED = 2**16  # and for all classes of stages behind them
+_MOST_ORDERED = 2**16  # pairs if stages have an order
+_MOST_LINKED = 2**16  # pairs times classes of the next stage
 _PAIRS_PER_NODE = 1000
 _GROWTH = 4  # a search tries so many times more m at once than before,
 _MOST_STAGES = 2**20  # but of at most so many stages
@@ -72,7 +72,26 @@ def shared_partition(
         search.offer(scout.points)
     search.only_shared = plain and math.isinf(open_s)
     open_s = min(open_s, search.run() if few else search.one_stage_of_all())
+    if not (few or search.points):
+        search.offer(_of_some(problem, max_nodes))
     return search.solution(open_s, start)
+
+
+def _of_some(problem: ClusterProblem, max_nodes: float) -> list[Partition]:
+    """Return plans with shared stages of those devices that can hold most rows, as many as can be
+    searched; none if they cannot hold the model."""
+    everybody = range(len(problem.devices))
+    order = sorted(everybody, key=lambda k: -row_caps(problem, problem.devices[k])[0].sum())
+    for count in reversed(everybody):
+        used = sorted(order[:count])
+        few = replace(problem, devices=tuple(problem.devices[k] for k in used))
+        if num_pairs(tuple(map(len, kinds_of(few.devices)))) <= MOST_PAIRS:
+            break
+    try:
+        front = shared_partition(few, max_nodes=max_nodes).front
+    except InfeasibleRoundError:
+        return []
+    return [point.among(used, len(everybody)) for point in front]
 
 
 def placed_partition(
@@ -213,6 +232,11 @@ class _Search:
         """Return the found front; ``open_s`` is a lower bound of what the search left open."""
         front, low = self.front(), self._problem.activation_s[0]
         if not front and math.isfinite(open_s):
+            if math.isinf(self._max_nodes):
+                raise InfeasibleRoundError(
+                    f"{len(self._problem.devices)} different devices are too many to compare all "
+                    "shared stages, and those that hold most have no plan; list fewer devices"
+                )
             raise InfeasibleRoundError(
                 f"the search ended after max_nodes={self._max_nodes:g} without a plan; raise "
                 "strategy.max_nodes"
@@ -244,7 +268,7 @@ class _Search:
 
     def _may_help(self, costs: Costs) -> Bools:
         """Whether a plan that is not known has only such stages, [R]."""
-        sets = self._states.counts.sum(axis=1) > self.only_shared
+        sets = self._states.counts.sum(axis=1) >= (2 if self.only_shared else 1)
         return np.asarray(np.isfinite(costs.pace[..., sets, :]).any(axis=(1, 2, 3, 4)))
 
     def front(self) -> tuple[Partition, ...]:

@@ -5,7 +5,7 @@ Recomputing takes time, so that a device recomputes only if what it holds does n
 its place in the pipeline.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,20 +16,14 @@ from optim.latency import block_caps, memory_cap, model_too_large
 from optim.problem import ClusterProblem, Ints, Partition, Stage
 from optim.sharing.law import in_order, partition_of_stages, row_caps, stages_of
 
-_MOST_ORDERED = 12  # devices of which all sets are compared
-
-
-def in_modes(problem: ClusterProblem, recomputing: Collection[int]) -> ClusterProblem:
-    """Return the problem in which these devices recompute, and no others."""
-    devices = enumerate(problem.devices)
-    return replace(problem, devices=tuple(each.in_mode(k in recomputing) for k, each in devices))
+_MOST_IN_SETS = 12  # devices of which all sets are compared
 
 
 def either_caps(problem: ClusterProblem) -> Ints:
     """Return the most blocks of each device, [M, K], recomputing or not, over the hop that takes
     least; see ``block_caps``."""
     problem, everybody = with_hops(problem, min), range(len(problem.devices))
-    return np.maximum(*(block_caps(in_modes(problem, on)) for on in ((), everybody)))
+    return np.maximum(*(block_caps(problem.in_modes(on)) for on in ((), everybody)))
 
 
 def held_in_order(problem: ClusterProblem) -> tuple[Ints, tuple[int, list[int]]]:
@@ -40,7 +34,7 @@ def held_in_order(problem: ClusterProblem) -> tuple[Ints, tuple[int, list[int]]]
     """
     count = len(problem.devices)
     caps = np.array([either_caps(problem.at(place + 1)) for place in range(count)])
-    if count > _MOST_ORDERED or (caps == caps[0]).all():
+    if count > _MOST_IN_SETS or (caps == caps[0]).all():
         row = int(caps[0].sum(axis=1).argmax())
         totals = (-np.sort(-caps[0], axis=1)).cumsum(axis=1).T
         return totals, (row + 1, caps[0][row].tolist())
@@ -94,7 +88,7 @@ def needing(problem: ClusterProblem, point: Partition) -> tuple[int, ...]:
 def decided(problem: ClusterProblem, stages: Sequence[Stage], m: int) -> Partition:
     """Return the partition of these stages in which devices recompute that must, with its times."""
     recomputing = needing(problem, partition_of_stages(problem, stages, m))
-    plan = partition_of_stages(in_modes(problem, recomputing), stages, m)
+    plan = partition_of_stages(problem.in_modes(recomputing), stages, m)
     return replace(plan, recomputing=recomputing)
 
 

@@ -33,13 +33,15 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
 
 
 def check_plan(point: Partition, problem: ClusterProblem) -> None:
-    """Check one partition and its times. Raises like ``verify_cluster``."""
+    """Check one partition, whose devices recompute or not as it says, and its times. Raises like
+    ``verify_cluster``."""
     check_point(point, problem)
-    _check_latency(point, problem)
+    _check_latency(point, problem.in_modes(point.recomputing))
 
 
 def check_point(point: Partition, problem: ClusterProblem) -> None:
     """Check C1, C2, C7 and C9' of one partition. Raises like ``verify_cluster``."""
+    problem = problem.in_modes(point.recomputing)
     num_blocks, m = problem.num_blocks, point.num_micro_batches
     if len(point.blocks) != len(problem.devices):
         raise violation("C1", f"{_named(point)} are for {len(problem.devices)} devices")
@@ -183,6 +185,10 @@ def _once(law: AffineLaw, held: int, size: float, point: Partition) -> float:
 
 
 def _refute_bound(solution: ClusterSolution, problem: ClusterProblem) -> None:
+    """Compare the lower bound with plans near the best one, whose times are simple: in the devices'
+    order without links, and without recomputing."""
+    if problem.linked or any(device.recomputing for device in problem.devices):
+        return
     blocks, m = _near(solution.best, problem)
     passed, slowest = _stages(blocks, m, problem)
     each = problem.activation_s[0] / m
@@ -216,7 +222,7 @@ def _near(point: Partition, problem: ClusterProblem) -> tuple[Ints, Ints]:
         for amount in {1, int(held[source])}
     ]
     blocks = np.concatenate([np.tile(held, (len(every_m), 1)), *moved, alone])
-    rest = np.full(len(blocks) - len(every_m), point.num_micro_batches)
+    rest = np.full(len(blocks) - len(every_m), max(point.num_micro_batches, every_m[0]))
     return blocks, np.concatenate([every_m, rest])
 
 

@@ -1,4 +1,5 @@
-"""Verify the stages of partitions: rows and times, independently of the solver."""
+"""Verify the stages of partitions: rows and times, by formulas of their own but for links, whose
+hops are those of ``DeviceProfile.before``."""
 
 import math
 from dataclasses import replace

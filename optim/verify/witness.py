@@ -24,7 +24,7 @@ from optim.verify.tolerance import exceeds, violation
 _SAME = 1e-12  # stages with a smaller relative difference are equal
 _LEAST_S = math.ulp(0.0)  # divides stages that take no time from all others
 _MOST_CELLS = 2**22  # of an array
-_MOST_STAGES = 2**17  # of all m, groups and numbers of blocks: half a second on one core
+_MOST_STAGES = 6 * 10**5  # of all m, pairs and numbers of blocks: about a second on one core
 
 
 def check_witness(certificate: Certificate, problem: ClusterProblem) -> None:
@@ -54,9 +54,9 @@ def check_witness(certificate: Certificate, problem: ClusterProblem) -> None:
 
 def is_small(problem: ClusterProblem, shared: bool) -> bool:
     """Whether a witness takes little time."""
-    groups = 2 ** len(problem.devices) if shared else len(problem.devices)
+    pairs = 3 ** len(problem.devices) if shared else len(problem.devices)  # of a set and a group
     counts = problem.max_micro_batches + 1 - problem.min_micro_batches
-    return counts * groups * problem.num_blocks <= _MOST_STAGES
+    return counts * pairs * problem.num_blocks <= _MOST_STAGES
 
 
 def witness_of(problem: ClusterProblem, lower_bound: float, shared: bool = False) -> Witness | None:

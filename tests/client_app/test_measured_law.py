@@ -242,6 +242,8 @@ def test_before_it_is_measured_adding_gradients_is_as_slow_as_hops() -> None:
     law = replace(real_law(64, True), devices={"a": DeviceTimes(1 / 3, 0.09, "a")})
     known = known_profile(described, law, SIZE)  # six rows take 0.06 s, both ways
     assert known.sharing == SharingLaw(3 * SYNC_S)
+    four = replace(law, devices={"a": DeviceTimes(1 / 3, 0.09, "a", rows=4)})
+    assert known_profile(described, four, SIZE).sharing == SharingLaw(4.5 * SYNC_S)
     slow = replace(law, sync_slowness=7.0)
     assert known_profile(described, slow, SIZE).sharing == SharingLaw(7 * SYNC_S)
     links = Link("b", 0.0, 0.0, sync_s=2.0), Link("c", 0.0, 0.0)

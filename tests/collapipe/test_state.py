@@ -12,8 +12,11 @@ from collapipe.state import (
     BlockCost,
     ClusterState,
     DeviceProfile,
+    EnergyBudget,
+    Link,
     MemoryBudget,
     Payload,
+    SharingLaw,
     Uplink,
     received_gradients,
 )
@@ -57,6 +60,20 @@ def test_a_number_that_no_float_or_text_holds_is_refused(digits: int) -> None:
             DeviceProfile("a", LAW, max_blocks=count)
         with pytest.raises(ConfigError, match=r"unit 3: num_samples must be within 0 … 1e\+18"):
             ClusterState(3, (DeviceProfile("a", LAW),), count)
+
+
+def test_limits_of_a_share_and_joules_of_a_link_are_possible_ones() -> None:
+    """A unit may report any."""
+    with pytest.raises(ConfigError, match="SharingLaw: max_blocks must be within"):
+        SharingLaw(0.0, max_blocks=-1)
+    with pytest.raises(ConfigError, match=r"batch_block_bytes=2\.0 is more than block_bytes=1\.0"):
+        MemoryBudget(9.0, 0.0, 1.0, 0.0, batch_block_bytes=2.0)
+    links = Link("b", 0.0, 1.0), Link("c", 0.0, 1.0)
+    for names in ("d", "bb", "a"):
+        energy = EnergyBudget(1.0, LAW, links=tuple(Link(to, 0.0, 0.0) for to in names))
+        with pytest.raises(ConfigError, match=r"device a: each of energy\.links needs one"):
+            DeviceProfile("a", LAW, energy=energy, links=links)
+    assert DeviceProfile("a", LAW, energy=replace(energy, links=links[:1]), links=links).links
 
 
 def test_an_uplink_without_power_and_bits_is_none() -> None:

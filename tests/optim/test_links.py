@@ -235,8 +235,9 @@ def test_energy_is_that_of_the_hops_of_a_plan(stages: bool) -> None:
 
 def test_joules_of_links_scale_with_what_is_sent() -> None:
     energy = EnergyBudget(1.0, AffineLaw(1.0, 2.0, 3.0, 4.0), links=(Link("b", 5.0, 6.0),))
-    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), energy=energy)
-    device = replace(device, links=(Link("b", 0.0, 7.0),)).taking(2.0, 0.5)
+    links = (Link("b", 0.0, 7.0),)
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), energy=energy, links=links)
+    device = device.taking(2.0, 0.5)
     assert device.energy and device.energy.law == AffineLaw(2.0, 4.0, 1.5, 4.0)
     assert device.energy.links == (Link("b", 2.5, 6.0),)
     over = device.before(["b"])

@@ -10,6 +10,7 @@ from collapipe.errors import InfeasibleRoundError
 from optim.latency import batch_s
 from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver
 from optim.verified import solve_verified
+from optim.verify.cluster import verify_cluster
 
 _BETWEEN = (0.3, 2.0, 9.0, 30.0, 1e3)  # of a range of uplink times
 
@@ -23,13 +24,14 @@ def asked(problem: ClusterProblem) -> list[float]:
 def solved(
     problem: ClusterProblem, solver: ClusterSolver, expected_s: Sequence[float]
 ) -> ClusterSolution | None:
-    """The verified solution, which is complete and as fast as expected at each time that is asked
-    for; None if no plan fits, as expected."""
+    """The solution, which anybody can verify, is complete, and as fast as expected at each time
+    that is asked for; None if no plan fits, as expected."""
     if math.isinf(expected_s[0]):
         with pytest.raises(InfeasibleRoundError):
             solve_verified(problem, solver, np.random.default_rng(0))
         return None
     solution = solve_verified(problem, solver, np.random.default_rng(0))
+    verify_cluster(solution, problem)
     found_s = [min(batch_s(each, time_s) for each in solution.front) for time_s in asked(problem)]
     assert found_s == pytest.approx(expected_s, rel=1e-9)
     assert solution.certificate.gap == pytest.approx(0, abs=1e-9) and solution.complete

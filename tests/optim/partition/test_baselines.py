@@ -142,6 +142,8 @@ def test_vanilla_fl_waits_for_the_slowest_replica() -> None:
     assert best.replicated
     assert best.blocks == (10, 10)
     assert best.num_segments == 1
+    kept = ClusterProblem(devices, 10, 64, 8, "overlap", min_micro_batches=4)
+    assert answer(vanilla_fl, kept) == best
 
 
 def test_vanilla_fl_names_who_cannot_hold_the_model() -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, EnergyScope, SharingLaw
+from collapipe.state import (
+    AffineLaw,
+    DeviceProfile,
+    EnergyBudget,
+    EnergyScope,
+    MemoryBudget,
+    SharingLaw,
+)
 from optim.partition.exact import exact_partition
 from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition, Stage
 from optim.sharing.baselines import adaptis, asteroid
@@ -25,7 +32,6 @@ from optim.sharing.law import (
     stages_of,
 )
 from optim.sharing.modes import fits as fits_at
-from optim.sharing.modes import in_modes
 from optim.sharing.states import kinds_of, num_pairs, states_of
 from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
@@ -130,7 +136,7 @@ def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
             if len(stage.devices) < len(devices):
                 continue
             must = [k for k in devices if not fits_at(problem, stage, k, m, place + 1, False)]
-            expected = stage_pace(in_modes(problem, must), stage, m)
+            expected = stage_pace(problem.in_modes(must), stage, m)
             assert pace[place, group, held] == pytest.approx(expected)
             recomputing += len(devices) > 1 and bool(must)
     assert recomputing
@@ -307,6 +313,24 @@ def test_a_large_cluster_states_its_gap() -> None:
     assert len(solution.best.stages[0].devices) > 20
     assert solution.best.latency_s < 0.7 * exact_partition(problem).best.latency_s
     assert 0 < solution.certificate.gap < 0.2
+
+
+def test_of_many_small_devices_those_that_hold_most_share_stages() -> None:
+    """Of twelve different ones, none of which holds a block for a whole micro-batch."""
+    devices = []
+    for k in range(12):
+        memory = MemoryBudget(2.1 + 0.001 * k, 0.0, 1.0, 0.3)
+        law = AffineLaw(1 + 0.01 * k, 0.0, 0.1, 0.0)
+        sharing = SharingLaw(0.01, 0 if k < 2 else None, memory)
+        devices.append(DeviceProfile(f"d{k}", law, memory=memory, sharing=sharing))
+    problem = ClusterProblem(tuple(devices), 2, 4, 1, "overlap")
+    assert num_pairs(tuple(map(len, kinds_of(problem.devices)))) > MOST_PAIRS
+    solution = shared_partition(problem)
+    verify_cluster(solution, problem)
+    ten = shared_partition(replace(problem, devices=problem.devices[2:]))
+    assert solution.best.latency_s == ten.best.latency_s and not solution.complete
+    with pytest.raises(InfeasibleRoundError, match="12 different devices are too many"):
+        shared_partition(replace(problem, num_blocks=30))
 
 
 def test_devices_that_are_alike_need_few_states() -> None:
