@@ -184,7 +184,7 @@ class _Search:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
         bounds, blocks = self._bounds, np.arange(1, self._problem.num_blocks + 1)
         more = [self._most] if self._sizes == 1 else list(range(2, self._sizes + 1))
-        one_s = self._open_s([self._most and 1], bounds.once, blocks[-1:])
+        one_s = self._open_s([1 if self._most else None], bounds.once, blocks[-1:])
         return min(one_s, self._open_s(more, bounds.several, blocks))
 
     def _open_s(self, sizes: Sequence[int | None], once: Floats, blocks: Ints) -> float:
