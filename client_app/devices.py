@@ -323,7 +323,7 @@ class DevicePipeline:
             for name, times in law.devices.items():
                 if name in had and name not in has:
                     yield (
-                        f"{name} holds no block from now on: its blocks took {times.slowness:.3g} "
+                        f"{name} holds no block now; its blocks took {times.slowness:.3g} "
                         f"times as long as described (usual: {law.usual_slowness:.3g})"
                     )
                 elif name in has and name not in had:

@@ -132,8 +132,9 @@ def simulated_front(
         if most_segments is None or each.num_segments <= most_segments
     )
     if (stays := next(few_enough, None)) is not None:
+        gain = max(_LEAST_GAIN, min(law.spread, _MOST_DOUBT))
         for known in few_enough:
-            if known.latency_s < (1 - _LEAST_GAIN) * stays.latency_s:
+            if known.latency_s < (1 - gain) * stays.latency_s:
                 stays = known
         points = [stays, *(each for each in points if not _as_good(each, stays, law))]
     return _descending(points)

@@ -299,8 +299,9 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     draw(trace, tmp_path / "trace.svg")
     drawn = (tmp_path / "trace.svg").read_text(encoding="utf-8")
     assert all(f"device-{k}" in drawn for k in range(stages))
-    with pytest.raises(ConfigError, match="--plot"):
-        draw(trace, tmp_path / "trace.txt")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        draw(trace, tmp_path / "folder.png")
 
 
 class _Skewed:

@@ -46,6 +46,19 @@ app.add_typer(device.app, name="device")
 app.add_typer(deploy.app, name="deploy")
 
 
+def _picture(file: Path | None) -> Path | None:
+    """Check the file of ``--plot`` before anything is computed."""
+    if file is None:
+        return None
+    if file.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"--plot {file}: must end in .svg or .png")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--plot {file}: there is no folder {file.parent}; make it first")
+    if file.is_dir():
+        raise ConfigError(f"--plot {file}: is a folder; name a file")
+    return file
+
+
 def child_command(*arguments: str) -> Sequence[str]:
     """Return the command of ``collapipe ARGUMENTS`` as a child that ends with this process.
 
@@ -298,12 +311,14 @@ def plan(
             "asteroid, adaptis, no_segment_scheduling or vanilla_fl."
         ),
     ] = "exact",
-    plot: Annotated[Path | None, Option(help="Gantt chart to write, .svg or .png.")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Gantt chart to write, .svg or .png.", callback=_picture)
+    ] = None,
 ) -> None:
     """Split a model over the devices of an inventory, and compute a batch's time.
 
     INVENTORY is a YAML file that describes your devices and the cost of a block of the model;
-    docs/examples has three. docs/reference/inventory.md lists its keys.
+    docs/examples has some. docs/reference/inventory.md lists its keys.
     """
     from collapipe.cli.plan.command import run_plan
 
@@ -357,16 +372,20 @@ def status(
 
 @app.command()
 def trace(
-    run_dir: RunDir,
+    run_dir: Annotated[Path | None, Argument(help="Folder of a run; default: the latest.")] = None,
     round_: Annotated[int | None, Option("--round", help="Default: the last.")] = None,
     output: Annotated[
         Path | None, Option(help="File; default: trace-ROUND.json in the run's folder.")
     ] = None,
-    plot: Annotated[Path | None, Option(help="Picture of a step instead, .svg or .png.")] = None,
+    plot: Annotated[
+        Path | None, Option(help="Picture of a step instead, .svg or .png.", callback=_picture)
+    ] = None,
 ) -> None:
     """Write a timeline of the real devices in a round, for https://ui.perfetto.dev."""
     from collapipe.run_report.trace import draw, read_trace, write_trace
+    from collapipe.runs.reading import latest_run
 
+    run_dir = run_dir or latest_run()
     trace = read_trace(run_dir, round_)
     file = plot or output or run_dir / f"trace-{trace.round}.json"
     if plot is None:

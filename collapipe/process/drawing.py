@@ -1,10 +1,15 @@
-"""Draw pictures in one style, independent of a user's Matplotlib configuration."""
+"""Draw pictures in one style, independent of a user's Matplotlib configuration, and save them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 from matplotlib import style
+from matplotlib.figure import Figure
+
+from collapipe.process.files import PUBLIC, replace
 
 
 @contextmanager
@@ -12,3 +17,14 @@ def own_look(settings: Mapping[str, Any] = {}) -> Iterator[None]:
     """Draw with Matplotlib's defaults and these ``settings`` while the context is open."""
     with style.context(["default", dict(settings)]):
         yield
+
+
+def save_plot(figure: Figure, file: Path) -> None:
+    """Write a picture as SVG or PNG, depending on the file's suffix. Raises ``ConfigError`` if the
+    file cannot be written; an existing one is then unchanged."""
+    kind, picture = file.suffix.lower().removeprefix("."), BytesIO()
+    # without a date, so that a picture of the same figures is the same file
+    figure.savefig(
+        picture, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None
+    )
+    replace(file, picture.getvalue(), PUBLIC)

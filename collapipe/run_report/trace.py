@@ -20,7 +20,8 @@ from pydantic import TypeAdapter
 from collapipe.errors import ConfigError
 from collapipe.formatting import seconds
 from collapipe.plan import ClusterPlan
-from collapipe.process.drawing import own_look
+from collapipe.process.drawing import own_look, save_plot
+from collapipe.process.files import PUBLIC, write_new
 from collapipe.report import DeviceTrace, RoundReport, RoundTraces
 from collapipe.run_report.packed import read_packed, read_requests
 from collapipe.run_report.planned_step import planned_step
@@ -63,7 +64,9 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
     run, file = read_run(run_dir), run_dir / TRACES
     if not file.exists():
         raise ConfigError(
-            f"{run_dir}: has no {TRACES}; runs on real devices (cluster=devices) write one"
+            f"{run_dir}: has no {TRACES}; rounds of runs on real devices (cluster=devices) write it"
+            if run.rounds
+            else f"{run_dir}: no round has finished yet"
         )
     found = deque(read_packed(run, TRACES, _TRACES, _LONGEST, number), maxlen=1)
     if not found:
@@ -80,13 +83,7 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
 def write_trace(trace: Trace, file: Path) -> None:
     """Write the events as JSON. Raises ``ConfigError`` if the file exists or cannot be written."""
     tree = {"traceEvents": trace.events, "displayTimeUnit": "ms"}
-    try:
-        with file.open("x", encoding="utf-8") as stream:
-            json.dump(tree, stream)
-    except FileExistsError as error:
-        raise ConfigError(f"{file}: exists; remove it, or set --output") from error
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
+    write_new(file, json.dumps(tree).encode(), PUBLIC)
 
 
 def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
@@ -193,10 +190,7 @@ def draw(trace: Trace, file: Path) -> None:
     axes.tick_params(axis="y", length=0)
     patches = [Patch(facecolor=color, label=label) for label, *_, color in _LANES.values()]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False)
-    try:
-        figure.savefig(file, dpi=160)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot {file}: {error}; name a .svg or .png file") from error
+    save_plot(figure, file)
 
 
 def _typical_step(slices: Iterable[Event]) -> Iterator[tuple[Event, float]]:

@@ -26,8 +26,6 @@ def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
             f"--solver {solver}: must be one of {', '.join(CLUSTER_SOLVERS)}"
             f"{nearest(solver, CLUSTER_SOLVERS)}"
         )
-    if plot is not None:
-        _check_plot(plot)
     inventory = read_inventory(file)
     plan = plan_inventory(inventory, solver)
     for note in inventory.notes:
@@ -42,15 +40,6 @@ def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
         from collapipe.cli.plan.table import show
 
         show(plan)
-
-
-def _check_plot(file: Path) -> None:
-    if file.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(f"--plot {file}: must end in .svg or .png")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--plot {file}: there is no folder {file.parent}; make it first")
-    if file.is_dir():
-        raise ConfigError(f"--plot {file}: is a folder; name a file")
 
 
 def _json_answer(plan: InventoryPlan) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from collapipe.errors import ConfigError
 from collapipe.formatting import block_range, counted, seconds
 from collapipe.inventory.planning import InventoryPlan, PlannedCluster
-from collapipe.process.drawing import own_look
+from collapipe.process.drawing import own_look, save_plot
 from optim.timeline import SegmentTimes, StageTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
@@ -53,12 +52,7 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     if any(segment.rows for each in clusters for segment in each.segments):
         patches.append(Patch(facecolor=_SYNC, label="adding the gradients of a shared stage"))
     figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
-    suffix = file.suffix.lower().removeprefix(".")
-    metadata = {"Date": None} if suffix == "svg" else None
-    try:
-        figure.savefig(file, format=suffix, dpi=160, metadata=metadata)
-    except OSError as error:
-        raise ConfigError(f"--plot {file}: cannot be written ({error.strerror})") from error
+    save_plot(figure, file)
 
 
 def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bool) -> None:
