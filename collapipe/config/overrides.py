@@ -41,8 +41,10 @@ def _parsed(parser: OverridesParser, text: str) -> Override:
     try:
         return parser.parse_override(text)
     except HydraException as error:
-        cause = f"not an override KEY=VALUE: {one_line(error)}"
         name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{text}: not an override KEY=VALUE; write {text}=VALUE") from error
+        cause = f"not an override KEY=VALUE: {one_line(error)}"
         choices = [_plain(parser, choice.strip()) for choice in value.split(",")]
         whole = f"{name}{equals}{literal(value, references=True)}"
         try:

@@ -1,6 +1,7 @@
 """Show a run's progress: live lines on a terminal, plain lines elsewhere."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -111,11 +112,13 @@ class RunProgress:
         for unit, cost in report.costs.items():
             how = f"pipeline of {seconds(cost.pipeline_s)}, modelled"
             if measured_s := report.pipeline_s.get(unit):
-                share, planned = cost.pipeline_s / measured_s, seconds(cost.pipeline_s)
+                ratio = measured_s / (cost.pipeline_s or math.inf)
+                planned = seconds(cost.pipeline_s)
                 if cost.spread:
                     bounds = interval(cost.pipeline_s, cost.spread)
                     planned += f" ({' … '.join(map(seconds, bounds))})"
-                how = f"pipeline took {seconds(measured_s)}, planned {planned}, {share:.0%}"
+                took = seconds(measured_s)
+                how = f"pipeline took {took}, {ratio:.2f} times the planned {planned}"
             _log.info("round %d: %s: %s", report.round, self._called(unit), how)
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(

@@ -30,7 +30,9 @@ def device(
     context: typer.Context,
     listen: Annotated[str, Option(help="HOST:PORT; port 0: any free one.")] = "127.0.0.1:0",
     credentials: Annotated[Path | None, Option(help="This device's folder.")] = None,
-    name: Annotated[str | None, Option(help="Default: the machine's.")] = None,
+    name: Annotated[
+        str | None, Option(help="Default: the credentials' name, else the machine's.")
+    ] = None,
     memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
     threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
     torch_device: Annotated[
@@ -48,7 +50,11 @@ def device(
     if context.invoked_subcommand is not None:
         return
     _log_as(log_format)
-    given_bytes = memory_bytes(memory)
+    given_bytes, has_bytes = memory_bytes(memory), 2 * memory_bytes(None)
+    if torch_device == "cpu" and given_bytes > has_bytes:
+        raise ConfigError(f"--memory {memory}: this machine has {has_bytes / 1e9:.3g} GB")
+    if ":" not in listen:
+        raise ConfigError(f"--listen {listen}: expected HOST:PORT, such as 127.0.0.1:{listen}")
     own = None if insecure else _credentials(credentials, name)
     asked = _asked_to_end()
     import torch  # takes seconds, in which a signal may come

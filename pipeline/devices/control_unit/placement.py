@@ -1,5 +1,6 @@
 """Place a plan's segments on devices: load, connect, command and monitor them."""
 
+import logging
 import secrets
 import threading
 import time
@@ -11,7 +12,7 @@ from itertools import combinations, pairwise
 
 from torch import Tensor
 
-from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
+from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError, one_line
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan, connected
 from collapipe.process import cancellation
@@ -45,8 +46,10 @@ from pipeline.devices.messages import (
 
 _CLOCK_TRIPS = 3
 _BUSY_S = 0.2  # pause between attempts to dial a busy device
+_TELL_S = 2.0  # after which the user is told that a device is busy
 _LOOK_S = 0.1  # pause between checks of cancellation and signs of life
 _STOPPED_S = 1.0  # if checks are further apart, this process was paused
+_log = logging.getLogger(__name__)
 
 
 class UnreachedError(StageError):
@@ -281,6 +284,7 @@ class Placement:
 
         Raises ``BusyDeviceError`` after that, if the cluster has a ``busy_s``.
         """
+        silent_until, told = time.monotonic() + _TELL_S, set[str]()
         while names:
             with ThreadPoolExecutor(len(names)) as pool:
                 tried = zip(names, pool.map(self._try_to_dial, names), strict=True)
@@ -292,6 +296,9 @@ class Placement:
                     if self.cluster.busy_s is None:
                         raise why
                     raise BusyDeviceError(name, str(busy)) from why
+                if time.monotonic() > silent_until and name not in told:
+                    told.add(name)
+                    _log.warning("waiting for %s: %s", name, one_line(busy))
             if names := list(refused):
                 time.sleep(_BUSY_S)
                 cancellation.check()

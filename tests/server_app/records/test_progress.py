@@ -56,7 +56,7 @@ def test_units_are_named_and_a_round_is_one_line() -> None:
     ("measured", "told"),
     [
         ({}, "round 1: paris: pipeline of 1.50 s, modelled"),
-        ({1: 3.0}, "round 1: paris: pipeline took 3.00 s, planned 1.50 s, 50%"),
+        ({1: 3.0}, "round 1: paris: pipeline took 3.00 s, 2.00 times the planned 1.50 s"),
     ],
 )
 def test_how_long_a_pipeline_takes_is_a_detail(

@@ -73,6 +73,18 @@ def test_another_name_than_the_certificates_is_refused(command: Command, tmp_pat
     assert (status, err.count("\n")) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--listen", "7705"], "--listen 7705: expected HOST:PORT"),
+        (["--memory", "3000000GB"], "--memory 3000000GB: this machine has "),
+    ],
+)
+def test_slips_of_options_are_told(command: Command, options: list[str], fault: str) -> None:
+    status, _, err = command("device", "--insecure", *options)
+    assert (status, err.count("\n")) == (2, 1) and err.startswith(f"error: {fault}")
+
+
 @pytest.mark.thorough
 def test_a_device_comes_back_as_it_was() -> None:
     """Killed and started again: name and address are the same; nobody else may have its port."""

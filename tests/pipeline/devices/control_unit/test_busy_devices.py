@@ -97,12 +97,19 @@ def test_a_lost_device_is_not_waited_for_with_a_busy_one(monkeypatch: pytest.Mon
     assert set(refused) == set(NAMES)
 
 
-def test_devices_that_end_an_action_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_end_an_action_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The user is told once of each that is waited for."""
+    monkeypatch.setattr(placement, "_TELL_S", -1.0)
     with daemons(2) as there, left_in_an_action(there, monkeypatch) as let_go_on:
         refused = when_refused(monkeypatch, let_go_on)
         with Work().segments(PLAN, there) as segments:
             assert not segments.lost
     assert refused  # the first lets both go on, and the other may then come in time
+    told = [each.getMessage().split(":")[0] for each in caplog.records]
+    waits = [each for each in told if each.startswith("waiting")]
+    assert sorted(waits) == sorted(f"waiting for {name}" for name in set(refused))
 
 
 class Impatient(Work):
