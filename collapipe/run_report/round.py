@@ -8,6 +8,7 @@ from collapipe.run_report.html import Markup, join, note, table
 from collapipe.run_report.packed import read_requests
 from collapipe.run_report.planned_step import planned_step
 from collapipe.runs.reading import Run
+from collapipe.state import ROUNDING
 
 _STEM = Kind("frozen stem", "c3")
 _PIPELINE = Kind("pipeline, all local steps", "c0")
@@ -19,13 +20,14 @@ _SENT = Kind("hop to the next stage", QUIET, 0.8, 0.2)
 
 def gantt(run: Run, line: RoundReport) -> Markup:
     """Show the modelled times at which units compute and send in a round, one row per unit."""
-    bars, cells, costs = [], [], line.costs
+    bars, cells, costs, early = [], [], line.costs, False
     for cluster in line.plan.clusters:
         name, cost, uplink = run.called(cluster.unit), costs.get(cluster.unit), cluster.uplink
         pipeline_s, upload_s, ends_s = _times(cluster, cost)
         stem_s, rest_s = cost.stem_s if cost else 0.0, None
         if pipeline_s is not None and upload_s is not None:
             rest_s = ends_s - stem_s - pipeline_s
+            early |= rest_s < upload_s * (1 - ROUNDING)
         timed = ((_STEM, stem_s or None), (_PIPELINE, pipeline_s), (_UPLOAD, rest_s))
         parts = [(kind, value) for kind, value in timed if value is not None]
         if parts:
@@ -49,9 +51,11 @@ def gantt(run: Run, line: RoundReport) -> Markup:
         "Uploads not counted: the strategy planned no channel for them, and the round's modelled "
         "delay is that of the pipelines alone."
     )
+    during = "Uploads of activations begin during the pipeline, so both take less than their sum."
     without = not all(cluster.uplink for cluster in line.plan.clusters)
     told = table([*columns], cells, "The round's plan")
-    return join(chart, told, note(missing) if without else None)
+    notes = note(missing) if without else None, note(during) if early else None
+    return join(chart, told, *notes)
 
 
 def _times(

@@ -41,7 +41,7 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     Raises ``ConfigError`` if the file cannot be written.
     """
     clusters, joint = plan.clusters, plan.round is not None
-    rows = [len(each.cluster.devices) + len(_uploads(each)) for each in clusters]
+    rows = [len(each.cluster.devices) + len(_rows_behind(each)) for each in clusters]
     height = _ROW_IN * sum(rows) + _MARGIN_IN * len(rows) + _LEGEND_IN
     figure = Figure((_WIDTH_IN, height), layout="constrained")
     all_axes = figure.subplots(len(rows), squeeze=False, height_ratios=rows)[:, 0]
@@ -63,7 +63,7 @@ def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bo
         planned.problem.devices[k].name.replace("$", r"\$") + f"\n{_blocks(held.get(k))}"
         for k in planned.order
     ]
-    for name, color, bars in _uploads(planned):
+    for name, color, bars in _rows_behind(planned):
         top = len(names) - (_BAR + _HOP_BAR) / 2
         axes.broken_barh(bars, (top, _BAR), facecolors=color, edgecolors="white", linewidth=0.4)
         names.append(name)
@@ -76,16 +76,15 @@ def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bo
     axes.tick_params(axis="y", length=0)
 
 
-def _uploads(planned: PlannedCluster) -> list[_Row]:
-    """Return the rows of the stages after the encoder in a joint round."""
-    if not (allocation := planned.allocation):
-        return []
-    behind = {each.name: each for each in planned.behind}
-    model_s = allocation.upload_s - planned.activation_s
-    uplink: list[tuple[float, float]] = [(allocation.finish_s - model_s, model_s)]
-    if planned.activation_s:
-        uplink = [*_bars(behind.pop("uplink")), *uplink]
-    found = [(f"upload\nchannel {allocation.channel}", _UPLOAD, uplink)]
+def _rows_behind(planned: PlannedCluster) -> list[_Row]:
+    """Return the rows of the stages after the encoder: uploads in a joint round, the head."""
+    behind, found = {each.name: each for each in planned.behind}, list[_Row]()
+    if allocation := planned.allocation:
+        model_s = allocation.upload_s - planned.activation_s
+        uplink: list[tuple[float, float]] = [(allocation.finish_s - model_s, model_s)]
+        if planned.activation_s:
+            uplink = [*_bars(behind.pop("uplink")), *uplink]
+        found.append((f"upload\nchannel {allocation.channel}", _UPLOAD, uplink))
     return found + [(name, _BEHIND[name], _bars(each)) for name, each in behind.items()]
 
 

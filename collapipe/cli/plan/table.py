@@ -206,8 +206,11 @@ def _how(problem: ClusterProblem, partition: Partition) -> str:
 
 
 def _head(planned: PlannedCluster) -> str:
-    """Return the head's place in the round; empty if there was no choice."""
+    """Return the head's place if the round chose it, and its time for a cluster alone."""
     places = {"server": "the edge server", "control_unit": "the control unit"}
+    if not planned.allocation and (head_s := planned.problem.head_s):
+        each_s = head_s / planned.partition.num_micro_batches
+        return f"{seconds(each_s)} per micro-batch, after the last hop"
     if not planned.allocation or planned.partition.head is None:
         return ""
     return f"on {places[planned.partition.head]}, chosen by the round"

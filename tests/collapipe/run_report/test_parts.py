@@ -25,5 +25,9 @@ def test_a_frozen_stem_stands_before_the_pipeline(run: Path, stem_s: float) -> N
     cost = RoundCost(4.0 + stem_s, (ClusterCost(0, 3.0, 1.0, 0.0, {}, 4.0, stem_s),))
     drawn = str(gantt(read_run(run), round_report(plan=plan, cost=cost)))
     assert ("frozen stem" in drawn) == (stem_s > 0)
+    assert "begin during the pipeline" not in drawn
+    soon = RoundCost(3.5 + stem_s, (ClusterCost(0, 3.0, 1.0, 0.0, {}, 3.5, stem_s),))
+    sooner = str(gantt(read_run(run), round_report(plan=plan, cost=soon)))
+    assert "begin during the pipeline" in sooner
     for part in (3.0, 1.0, 4.0 + stem_s):
         assert seconds(part) in drawn

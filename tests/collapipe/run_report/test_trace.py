@@ -64,5 +64,13 @@ def test_a_file_in_which_no_round_is_whole_has_none_yet(run: Path) -> None:
         read_trace(run, None)
 
 
+def test_without_a_file_the_cause_is_told(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"real devices .* write it"):
+        read_trace(run, None)
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="no round has finished yet"):
+        read_trace(run, None)
+
+
 def test_the_step_of_median_length_is_drawn(slices: list[Event]) -> None:
     assert {(each["args"]["step"], begin) for each, begin in _typical_step(slices)} == {(2, 20e6)}

@@ -507,6 +507,16 @@ def test_the_chart_is_drawn_the_same_every_time(
     assert first.startswith(b"\x89PNG" if suffix.lower() == "png" else b"<?xml")
 
 
+def test_a_head_that_counts_has_a_row(command: Command, tmp_path: Path) -> None:
+    """Of a cluster alone, as in a round: the batch ends with it."""
+    chart, file = tmp_path / "chart.svg", ROOT / "docs" / "examples" / "language-model.yaml"
+    for text, counts in ((file.read_text(), True), (INVENTORY, False)):
+        text = text.replace("name: qwen2.5-1.5b", f"name: {file.parent / 'qwen2.5-1.5b'}")
+        status, out, _ = command(written(tmp_path, text), "--plot", chart)
+        assert status == 0 and ("\nhead " in out) == counts
+        assert ("<!-- head -->" in chart.read_text()) == counts
+
+
 def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None:
     text = INVENTORY.replace("jetson", "$a^{$").replace("workshop", "$\\frac$")
     status, _, err = command(written(tmp_path, text), "--plot", tmp_path / "chart.png")
