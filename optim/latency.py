@@ -173,9 +173,15 @@ def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequen
     if missing:
         named = list(zip(problem.devices, caps, limits, strict=False))
         full = [each for each in named if not _energy_binds(problem, m, *each[:2])] or named
-        keys = " or ".join(f"{device.name}'s {limit}" for device, _, limit in full) or "memory"
-        raises.append(f"{keys} by {'1 block' if missing == 1 else f'{missing} blocks in all'}")
+        keys = [f"{device.name}'s {_names(limit)}" for device, _, limit in full]
+        more_blocks = "1 block" if missing == 1 else f"{missing} blocks in all"
+        raises.append(f"{' or '.join(keys) or 'memory'} by {more_blocks}")
     return " and ".join(raises)
+
+
+def _names(limit: str) -> str:
+    """Return the options of a limit, without their values."""
+    return " ".join(each for each in limit.split() if "_" in each or each == "and")
 
 
 def _energy_binds(problem: ClusterProblem, m: int, device: DeviceProfile, cap: int) -> bool:
