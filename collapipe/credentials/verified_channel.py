@@ -15,6 +15,7 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role, check_name, dns_name
 from collapipe.errors import ConfigError, LinkError, WireError
 
+_OTHER_NAME = 62  # X509_V_ERR_HOSTNAME_MISMATCH of OpenSSL
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([\w.-]+)):(\d{1,5})", re.ASCII)
 
 
@@ -90,13 +91,16 @@ def cause(error: OSError | WireError) -> str:
     """Return why a connection failed, without the system's error number, and what to check."""
     match error:
         case ssl.SSLCertVerificationError():
-            return f"its certificate is refused: {error.verify_message}"
+            other = "; another one answers there" if error.verify_code == _OTHER_NAME else ""
+            return f"its certificate is refused: {error.verify_message}{other}"
         case ssl.SSLError():
             return f"TLS fails ({error.reason}); was it started with --credentials?"
         case TimeoutError():
             return "timed out"
         case ConnectionRefusedError():
             return "Connection refused; start `collapipe device` there, or correct the address"
+        case socket.gaierror():
+            return f"{error.strerror}; correct the address"
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 

@@ -200,7 +200,7 @@ def _revoked(cluster: Cluster, _: Cluster) -> Credentials:
         (_expired, "expired"),
         (_revoked, "revoked"),
         (lambda cluster, others: cluster.member(role=Role.CONTROL_UNIT), "purpose"),
-        (lambda cluster, others: cluster.member("pi"), "jetson.device.collapipe"),
+        (lambda cluster, others: cluster.member("pi"), "jetson.*; another one answers there"),
     ],
     ids=["authority", "expired", "revoked", "role", "name"],
 )
@@ -249,6 +249,17 @@ def test_nobody_and_somebody_silent_are_no_devices(cluster: Cluster) -> None:
             Dialer(unit, 0.2).channel("jetson", address)
     with pytest.raises(LinkError, match=f"jetson at {address}"):
         Dialer(unit).channel("jetson", address)
+
+
+def test_an_address_without_a_host_is_to_be_corrected(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    with pytest.raises(LinkError, match="not known; correct the address"):
+        Dialer(cluster.member("boss", Role.CONTROL_UNIT)).channel("jetson", "jetsom:7000")
 
 
 def test_who_sends_a_byte_now_and_then_is_no_device(cluster: Cluster) -> None:
