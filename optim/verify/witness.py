@@ -54,7 +54,8 @@ def check_witness(certificate: Certificate, problem: ClusterProblem) -> None:
 
 def is_small(problem: ClusterProblem, shared: bool) -> bool:
     """Whether a witness takes little time."""
-    pairs = 3 ** len(problem.devices) if shared else len(problem.devices)  # of a set and a group
+    # pairs of a set and a group, or devices, of which each takes as long as four pairs
+    pairs = 3 ** len(problem.devices) if shared else 4 * len(problem.devices)
     counts = problem.max_micro_batches + 1 - problem.min_micro_batches
     return counts * pairs * problem.num_blocks <= _MOST_STAGES
 
