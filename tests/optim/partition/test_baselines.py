@@ -142,7 +142,7 @@ def test_vanilla_fl_waits_for_the_slowest_replica() -> None:
     assert best.replicated
     assert best.blocks == (10, 10)
     assert best.num_segments == 1
-    kept = ClusterProblem(devices, 10, 64, 8, "overlap", min_micro_batches=4)
+    kept = ClusterProblem(devices, 10, 64, 4, "overlap", min_micro_batches=4)
     assert answer(vanilla_fl, kept) == best
 
 
