@@ -138,11 +138,10 @@ def known_profile(described: DeviceProfile, law: StepLaw | None, batch_size: int
     if times is not None:
         time = replace(time, v=time.v + times.launch_s)
     if sharing is not None:
-        slowness = law.sync_slowness
-        if slowness is None and times is not None:
+        slowness = 1.0 if law.sync_slowness is None else law.sync_slowness
+        if law.sync_slowness is None and times is not None:
             hop_s = time.hop(times.rows or batch_size / law.num_micro_batches)
             slowness = max(1.0, 2 * times.send_s / hop_s) if hop_s else 1.0
-        slowness = 1.0 if slowness is None else slowness
         sharing = replace(sharing, sync_s=slowness * sharing.sync_s)
         links = tuple(
             replace(each, sync_s=each.sync_s and slowness * each.sync_s) for each in links

@@ -23,8 +23,6 @@ def save_plot(figure: Figure, file: Path) -> None:
     """Write a picture as SVG or PNG, depending on the file's suffix. Raises ``ConfigError`` if the
     file cannot be written; an existing one is then unchanged."""
     kind, picture = file.suffix.lower().removeprefix("."), BytesIO()
-    # without a date, so that a picture of the same figures is the same file
-    figure.savefig(
-        picture, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None
-    )
+    undated = {"Date": None} if kind == "svg" else None  # so that equal pictures are equal files
+    figure.savefig(picture, format=kind, dpi=160, metadata=undated)
     replace(file, picture.getvalue(), PUBLIC)

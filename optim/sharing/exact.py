@@ -287,7 +287,9 @@ class _Search:
         return order[: np.isfinite(least_s).sum()]
 
     def _least_s(self, once: Floats) -> Floats:
-        """Return the bounds of a batch's seconds at the first uplink time, [M]."""
+        """Return the bounds of a batch's seconds at the first uplink time, [M]; infinite for an m
+        that the devices cannot hold."""
+        once = np.where(np.isfinite(self._bounds.pace), once, np.inf)
         slowest, rows = np.maximum(self._bounds.pace, self._floor), np.arange(len(once))
         return batch_seconds(once + self._after, slowest, rows, float(self._best.times[0]))
 

@@ -44,7 +44,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["task=date"], "there is no conf/task/date.yaml; nearest: dates"),
         (["experiment=[fig11,nope]"], "there is no conf/experiment/nope.yaml; known: chinese_ner"),
         (["strategy=dates"], "known: all, delay_only, dssra, dssra_paper, even, loss_only, random"),
-        (["nonsense"], "not an override KEY=VALUE"),
+        (["nonsense"], "nonsense: not an override KEY=VALUE; write nonsense=VALUE"),
         (["pipeline.num_segments=7", "cluster.num_devices=8"], "more than model.num_blocks=6"),
         (["pipeline.num_segments=4"], "more than cluster.num_devices=3"),
         (["pipeline.num_micro_batches=65"], "more than batch_size=64"),

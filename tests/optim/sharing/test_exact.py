@@ -330,6 +330,8 @@ def test_of_many_small_devices_those_that_hold_most_share_stages() -> None:
     ten = shared_partition(replace(problem, devices=problem.devices[2:]))
     assert solution.best.latency_s == ten.best.latency_s and not solution.complete
     with pytest.raises(InfeasibleRoundError, match="12 different devices are too many"):
+        shared_partition(replace(problem, num_blocks=6))
+    with pytest.raises(InfeasibleRoundError, match="hold at most 0 of 30 blocks"):
         shared_partition(replace(problem, num_blocks=30))
 
 
