@@ -122,7 +122,9 @@ def _with_sync(
 def held_stages(plan: ClusterPlan) -> tuple[HeldStage, ...]:
     """Return the stages of a plan."""
     return tuple(
-        HeldStage(each.devices, each.span.blocks, each.rows_of_devices) for each in plan.segments
+        HeldStage(names, each.span.blocks, each.rows_of_devices if len(names) > 1 else ())
+        for each in plan.segments
+        for names in (each.devices,)
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, combinations, groupby, pairwise
 from typing import Annotated
 
 from pydantic import Field
@@ -138,6 +138,14 @@ class SegmentPlan:
         shares = tuple(replace(share, device=device) for share in self.shares)
         recomputing = (device,) if self.recomputing else ()
         return replace(self, device=device, shares=shares, recomputing=recomputing)
+
+    def renamed(self, names: Mapping[str, str]) -> "SegmentPlan":
+        """Return the segment on other devices, by the names of its own ones."""
+        shares = (replace(share, device=names[share.device]) for share in self.shares)
+        recomputing = tuple(names[name] for name in self.recomputing)
+        return replace(
+            self, device=names[self.device], shares=tuple(shares), recomputing=recomputing
+        )
 
     def with_blocks_of(self, other: "SegmentPlan") -> "SegmentPlan":
         """Return the segment of one device with the blocks of a neighbouring one."""
@@ -323,6 +331,21 @@ class ClusterPlan:
     def shares(self) -> bool:
         """Whether several devices hold a segment, or did before a loss."""
         return any(segment.shares for segment in self.segments)
+
+    @property
+    def order_of_sums(self) -> tuple[int, tuple[tuple[Span, tuple[int, ...]], ...]]:
+        """The micro-batches, and each shared segment's blocks with its shares' rows. Plans that
+        are equal in this give equal weights."""
+        return self.num_micro_batches, tuple((e.span, e.rows) for e in self.segments if e.shares)
+
+    def swapping(self, spare: Sequence[str]) -> Iterator["ClusterPlan"]:
+        """Yield the plans in which two devices, of which one may be ``spare``, are exchanged. This
+        changes no bit."""
+        used = [name for segment in self.segments for name in segment.devices]
+        for a, b in combinations([*used, *self.unused(spare)], 2):
+            if a in used:
+                names = dict(zip(used, used, strict=True)) | {a: b, b: a}
+                yield replace(self, segments=tuple(e.renamed(names) for e in self.segments))
 
     def without(self, gone: Collection[str], spare: Sequence[str] = ()) -> Iterator["ClusterPlan"]:
         """Yield the plans in which others compute the shares of devices that are ``gone``, which

@@ -109,6 +109,7 @@ class PipelineSettings:
     dtype: Literal["float32", "float64"]
     threads: Count | None
     profile: bool | None
+    keep_shares: bool
     replicate_every: CountFrom0 | Literal["auto"]
     relay: bool
     wire_dtype: Literal["float32", "bfloat16", "int8"]

@@ -15,6 +15,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
 from collapipe.state import Channel, ClusterState, HeadPlace, SharingLaw, Uplink
 from collapipe.step_law import StepLaw
 from optim.channel import links, power_limits
+from optim.kept_plan import kept_front
 from optim.partition.baselines import even_blocks
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest, present_devices
@@ -39,6 +40,7 @@ from optim.simulated_plan import (
     simulated,
     simulated_front,
     simulates,
+    with_micro_batches,
 )
 from optim.step import in_flight, schedules
 from optim.verified import solve_verified
@@ -81,8 +83,12 @@ def cluster_problem(
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
         in_flight=in_flight(schedules(request.schedule, measured=False)[0], len(devices)),
     )
-    measured = cluster.step if cluster.real_devices else None
-    return problem if measured is None else as_measured(problem, measured)
+    law, kept = cluster.step if cluster.real_devices else None, request.kept_by(cluster.unit)
+    if law is not None:
+        problem = as_measured(problem, law)
+    if (known := kept or law) is None:
+        return problem
+    return with_micro_batches(problem, known.num_micro_batches, law.stages if law else ())
 
 
 def of_each(
@@ -241,11 +247,11 @@ def _front(
     rng: np.random.Generator,
 ) -> Front:
     most, before = request.num_segments, rng.bit_generator.state
-    if _shares(solve) and cluster.real_devices and cluster.step is None:
-        # without measured times stages are shared only if no pipeline of single devices fits
-        with suppress(InfeasibleRoundError):
-            solve_cached(problem, _single(solve), rng)
-            solve = _single(solve)
+    law, kept = law_for(cluster), request.kept_by(cluster.unit)
+    if kept and (points := kept_front(kept, problem, law, request.schedule)):
+        return tuple(_of_round(point, request, cluster) for point in points)
+    if _shares(solve) and not _may_share(cluster, problem, solve, kept, rng):
+        solve = _single(solve)
     try:
         front = solve_cached(problem, solve, rng)
     except InfeasibleRoundError:
@@ -256,15 +262,33 @@ def _front(
         rng.bit_generator.state = before
         front = solve_cached(problem.unlimited(), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
-    kept = [point for point in front if most is None or point.num_segments <= most]
-    if kept and (law := law_for(cluster)) is not None:
-        kept = _by_law(kept, problem, law, request, solve, rng)
-    if not kept:
+    few = [point for point in front if most is None or point.num_segments <= most]
+    if few and law is not None:
+        few = _by_law(few, problem, law, request, solve, rng)
+    if not few:
         raise InfeasibleRoundError(
             f"no plan was found with fewer than {front[0].num_segments} segments, "
             f"pipeline.num_segments={most}; raise it"
         )
-    return tuple(_of_round(point, request, cluster) for point in kept)
+    return tuple(_of_round(point, request, cluster) for point in few)
+
+
+def _may_share(
+    cluster: ClusterState,
+    problem: ClusterProblem,
+    solve: ClusterSolver,
+    kept: ClusterPlan | None,
+    rng: np.random.Generator,
+) -> bool:
+    """Whether its devices may share stages. Real ones without measured times, or after rounds
+    without shares, may only if no pipeline of single devices fits."""
+    if all(device.sharing is None for device in problem.devices):
+        return False
+    if not cluster.real_devices or (cluster.step is not None and kept is None):
+        return True
+    with suppress(InfeasibleRoundError):
+        return not solve_cached(problem, _single(solve), rng)
+    return True
 
 
 def _by_law(
@@ -278,7 +302,7 @@ def _by_law(
     """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones; other rules keep theirs."""
     if _shares(solve) and all(map(simulates, front)):
-        # their bits depend on measured times, so that m need not stay
+        # the first round chooses m, too
         most = request.num_micro_batches
         problem = replace(problem, min_micro_batches=1, max_micro_batches=most)
         for m in _sizes(law, most):
@@ -287,7 +311,8 @@ def _by_law(
                 with suppress(InfeasibleRoundError):
                     front += filter(simulates, solve_cached(of_m, each, rng))
     if _shares(solve) or _rule(solve) is exact_partition:
-        return simulated_front(front, problem, law, request.schedule, request.num_segments)
+        limits = request.num_segments, _shares(solve)
+        return simulated_front(front, problem, law, request.schedule, *limits)
     known = map(simulates, front)
     return [
         simulated(each, problem, law, request.schedule) if fits else each

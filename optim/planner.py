@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from collapipe.plan import RoundPlan
+from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
 
 
@@ -38,6 +38,12 @@ class RoundRequest:
     learning_rate: float = 0.0  # η of the round's first local step
     estimates: Estimates = field(default_factory=Estimates)  # β, φ² and ξ, estimated in training
     error_queues: tuple[float, ...] = ()  # Q_n(t) after the last round
+    # earlier plans of real devices, whose micro-batches and shares stay if devices can hold them
+    kept: tuple[ClusterPlan, ...] = ()
+
+    def kept_by(self, unit: int) -> ClusterPlan | None:
+        """Return the unit's plan whose micro-batches and shares stay; None if it has none."""
+        return next((plan for plan in self.kept if plan.unit == unit), None)
 
 
 def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:

@@ -1,8 +1,10 @@
 """Problems and solutions of the planner: the interfaces of all solvers."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -102,11 +104,20 @@ class Stage:
     micro-batch.
 
     The rows y_k of several devices sum to ⌈b/m⌉, in the devices' order; a device alone has all.
+    ``shares`` are the rows of each share if a device has several, which are next to each other.
     """
 
     devices: tuple[int, ...]  # indices among the cluster's K devices
     rows: tuple[int, ...]  # y_k, at least 1
     blocks: int  # δ
+    shares: tuple[int, ...] = ()
+
+    def shares_on(self, names: Sequence[str]) -> tuple[Share, ...]:
+        """Return the shares if its devices have these ``names``; none for one device's only one."""
+        rows = self.shares or (self.rows if len(self.devices) > 1 else ())
+        ends, starts = [*accumulate(self.rows)], accumulate(rows, initial=0)
+        pairs = zip(starts, rows, strict=False)  # the last start is the end
+        return tuple(Share(names[bisect_right(ends, start)], y) for start, y in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +172,8 @@ class Partition:
         segments, first = list[SegmentPlan](), 0
         for stage in self.stages:
             names = [devices[k].name for k in stage.devices]
-            shares = map(Share, names, stage.rows) if len(names) > 1 else ()
-            segments.append(SegmentPlan(names[0], Span(first, stage.blocks), tuple(shares)))
+            span = Span(first, stage.blocks)
+            segments.append(SegmentPlan(names[0], span, stage.shares_on(names)))
             first += stage.blocks
         if not self.stages and not self.replicated:
             segments += segment_plans(devices, self.blocks)
@@ -184,6 +195,7 @@ def stages_of_plan(
             tuple(places[name] for name in segment.devices),
             segment.rows_of_devices or (rows,),
             segment.span.blocks,
+            segment.rows if len(segment.shares) > len(segment.devices) else (),
         )
         for segment in plan.segments
     )

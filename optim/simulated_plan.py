@@ -23,25 +23,26 @@ _MOST_SIMULATED = 2**14  # the same, of all steps that are compared for a cluste
 
 
 def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
-    """Return the problem with the law's hops, and with the number of micro-batches m of the
-    measured rounds, because another m would change the weights' last bits.
-
-    If memory does not allow m any more, it is free.
-    """
-    m = law.num_micro_batches
+    """Return the problem with the law's hops."""
+    size = problem.batch_size / law.num_micro_batches
     devices = (
-        with_hops(each, times, problem.batch_size / m)
-        if (times := law.devices.get(each.name))
-        else each
+        with_hops(each, times, size) if (times := law.devices.get(each.name)) else each
         for each in problem.devices
     )
-    known = replace(problem, devices=tuple(devices))
+    return replace(problem, devices=tuple(devices))
+
+
+def with_micro_batches(
+    problem: ClusterProblem, m: int, stages: Sequence[HeldStage] = ()
+) -> ClusterProblem:
+    """Return the problem with m micro-batches alone, because others would change the weights' last
+    bits; with any number as before if memory does not allow m, not even for these ``stages``."""
     if m > problem.max_micro_batches:
-        return known
-    fixed = replace(known, min_micro_batches=m, max_micro_batches=m)
+        return problem
+    fixed = replace(problem, min_micro_batches=m, max_micro_batches=m)
     if held_in_order(fixed)[0].max() >= problem.num_blocks:
         return fixed
-    return fixed if _point(Partition((), m, 0.0), fixed, law.stages, m) else known
+    return fixed if _point(Partition((), m, 0.0), fixed, stages, m) else problem
 
 
 def with_hops(device: DeviceProfile, times: DeviceTimes, size: float) -> DeviceProfile:
@@ -109,8 +110,10 @@ def simulated_front(
     law: StepLaw,
     schedule: str,
     most_segments: int | None = None,
+    shares: bool = False,
 ) -> list[Partition]:
-    """Return the front by simulated times: of the ``front``, its neighbours and the last plan.
+    """Return the front by simulated times: of the ``front``, its neighbours and the last plan; with
+    shared stages only if ``shares``.
 
     If the same devices are present, the last plan stays unless another one is faster by more than
     the prediction's interval; an earlier plan that was is then the one to beat. Slower plans with
@@ -129,14 +132,15 @@ def simulated_front(
     few_enough = (
         simulated(each, problem, law, schedule)
         for each in _measured(front[0], problem, law)
-        if most_segments is None or each.num_segments <= most_segments
+        if (most_segments is None or each.num_segments <= most_segments)
+        and (shares or not each.shares)
     )
     if (stays := next(few_enough, None)) is not None:
         gain = max(_LEAST_GAIN, min(law.spread, _MOST_DOUBT))
         for known in few_enough:
             if known.latency_s < (1 - gain) * stays.latency_s:
                 stays = known
-        points = [stays, *(each for each in points if not _as_good(each, stays, law))]
+        points = [stays, *(each for each in points if not as_good(each, stays, law))]
     return _descending(points)
 
 
@@ -161,7 +165,7 @@ def _descending(points: Sequence[Partition]) -> list[Partition]:
     return kept
 
 
-def _as_good(point: Partition, known: Partition, law: StepLaw) -> bool:
+def as_good(point: Partition, known: Partition, law: StepLaw) -> bool:
     """Whether a point is not slower than a measured one, but not faster by more than the interval
     of predictions.
 
@@ -200,10 +204,10 @@ def _point(
     )
     if order != stages_of(problem, point):
         point = replace(point, stages=order)
-    return point if _fits(point, problem) and simulates(point) else None
+    return point if fits_in_order(point, problem) and simulates(point) else None
 
 
-def _fits(point: Partition, problem: ClusterProblem) -> bool:
+def fits_in_order(point: Partition, problem: ClusterProblem) -> bool:
     """Whether the devices can hold the point's stages in their order."""
     return is_possible(problem.in_modes(needing(problem, point)), point)
 
@@ -220,5 +224,5 @@ def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition
                 blocks[moved[place].devices[0]] += more
             order = tuple(moved) if point.stages else ()
             near = replace(point, blocks=tuple(blocks), stages=order)
-            if moved[source].blocks and _fits(near, problem):
+            if moved[source].blocks and fits_in_order(near, problem):
                 yield near

@@ -217,6 +217,22 @@ def test_micro_batches_stay_over_a_loss(tmp_path: Path) -> None:
     assert_same(real, kept)
 
 
+def test_shares_stay_over_a_loss(tmp_path: Path) -> None:
+    """In the next round another device has the lost one's rows, as shares of its own; without them
+    two devices would have halves."""
+    options = *STEADY, "framework=vanilla_fl", "decoder.mode=control_unit"
+    found = []
+    for name, lost in (("whole", []), ("lost", ["device-1"])):
+        with daemons(3) as there:
+            file = inventory(tmp_path / f"{name}.yaml", there, max_blocks=4)
+            with ending(there[1], at=2 if lost else 0):
+                found.append(run_on_devices(tmp_path / name, file, *options, lost=lost))
+    (segment,) = lines(tmp_path / "lost")[-1]["plan"]["clusters"][0]["segments"]
+    assert [each["rows"] for each in segment["shares"]] == [2, 2, 2]
+    assert "device-1" not in {each["device"] for each in segment["shares"]}
+    assert_same(*found)
+
+
 def test_frozen_weights_travel_to_a_device_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,7 +209,7 @@ def partition_of_stages(problem: ClusterProblem, stages: Sequence[Stage], m: int
     for stage in stages:
         for device in stage.devices:
             held[device] = stage.blocks
-    order = [stage.devices for stage in stages]
+    order = [stage.devices for stage in stages if not stage.shares]
     if order == [(device,) for device, blocks in enumerate(held) if blocks]:
         return partition_of(problem, held, m)
     times = [stage_times(problem, stage, m) for stage in stages]

@@ -12,7 +12,7 @@ from collapipe.config.settings import check_members
 from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_called
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
-from collapipe.plan import RoundPlan
+from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.report import BENCHMARKED, ClusterReport, RoundCost, RoundingErrors, RoundReport
 from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
@@ -20,7 +20,7 @@ from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, u
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
-from optim.planner import Planner, RoundRequest
+from optim.planner import Planner, RoundRequest, present_devices
 from optim.problem import Latency
 from optim.verify import verify_plan
 from server_app.roster import Reported, Roster
@@ -59,6 +59,7 @@ class SchedulerState:
     error_queues: tuple[float, ...] = ()  # Q_n of each unit
     # the last measured rounding errors ρ of each unit's payloads; empty before the first round
     rounding: tuple[RoundingErrors, ...] = ()
+    kept: tuple[ClusterPlan, ...] = ()  # of units with real devices, see ``RoundRequest``
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,7 @@ class Scheduler:
             observation=observation or state.observation,
             clock_s=state.clock_s + (cost.delay_s + kept_s if modelled else measured_s),
             rounding=_measured(state, found),
+            kept=self._next_kept(state.kept, decision, finished),
         )
         return after, RoundReport(
             round=decision.plan.round,
@@ -192,6 +194,23 @@ class Scheduler:
             checkpoint_bytes=sum(trained.kept_bytes.values()),
             checkpoint_s=kept_s,
         )
+
+    def _next_kept(
+        self, kept: tuple[ClusterPlan, ...], decision: RoundDecision, finished: Collection[int]
+    ) -> tuple[ClusterPlan, ...]:
+        """Return the plans whose micro-batches and shares stay, with the latest devices of units
+        that finished. A device that is not present does not change them: it may come back."""
+        if not self._settings.pipeline.keep_shares:
+            return ()
+        now = {plan.unit: plan for plan in kept}
+        states = {state.unit: state for state in decision.request.clusters}
+        for plan in decision.plan.clusters:
+            state, before = states[plan.unit], now.get(plan.unit)
+            same = before is not None and before.order_of_sums == plan.order_of_sums
+            away = len(present_devices(state)) < len(state.devices)
+            if state.real_devices and plan.unit in finished and not (same and away):
+                now[plan.unit] = plan
+        return tuple(now.values())
 
     def _sending_s(self, decision: RoundDecision, sent: Mapping[int, int]) -> float:
         """Modelled seconds in which the units send these bytes; 0 if the plan has no channels."""
@@ -306,6 +325,7 @@ class Scheduler:
             ),
             estimates=state.estimates,
             error_queues=state.error_queues,
+            kept=state.kept,
         )
         return request, environment
 

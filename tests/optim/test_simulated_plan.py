@@ -25,7 +25,7 @@ from optim.dssra import Dssra
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import ClusterProblem, Partition
-from optim.simulated_plan import as_measured, law_for, simulated_front
+from optim.simulated_plan import law_for, simulated_front, with_micro_batches
 from optim.step import step_s
 from optim.verified import solve_verified
 from optim.verify import verify_plan
@@ -333,10 +333,9 @@ def test_devices_that_fit_only_in_another_order_keep_it() -> None:
     )
     problem = ClusterProblem(devices, 6, 8, 8, "overlap", in_flight=(2, 3))
     law = law_of("ab", m=8, apart=True, blocks={"b": 2, "a": 4}, spread=2.0)
-    fixed = as_measured(problem, law)
+    fixed = with_micro_batches(problem, 8, law.stages)
     assert (fixed.min_micro_batches, fixed.max_micro_batches) == (8, 8)
-    elsewhere = replace(law, stages=stages_of({"sold": 6}))
-    assert as_measured(problem, elsewhere).min_micro_batches == 8
+    assert with_micro_batches(problem, 8, stages_of({"sold": 6})).min_micro_batches == 8
     solution = solve_verified(fixed, exact_partition, np.random.default_rng(0))
     assert [each.devices for each in solution.best.stages] == [(1,), (0,)]
     (point,) = simulated_front([solution.best], fixed, law, "one_f_one_b")

@@ -57,6 +57,7 @@ _TRIAL_ROUNDS, _FEWEST_STEPS, _MOST_STEPS = 4, 2, 8
 _TRIAL_S = 45.0  # of all steps, by the measured laws; a step's other parts take time, too
 _TRIAL_RUN = (  # short rounds, to measure the steps of later runs
     *("cluster=devices", "runtime=local", "environment=static", "pipeline.profile=null"),
+    "pipeline.keep_shares=false",
     *(f"federation.rounds={_TRIAL_ROUNDS}", f"federation.eval_every={_TRIAL_ROUNDS}"),
     *("federation.checkpoint_every=0", "federation.on_infeasible=stop", "tracking.mlflow=null"),
 )

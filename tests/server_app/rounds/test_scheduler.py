@@ -455,3 +455,31 @@ def test_a_resumed_run_plans_real_devices_with_the_times_that_it_had(tmp_path: P
     assert resumed.step == before.step
     assert [each.time for each in resumed.devices] == [each.time for each in before.devices]
     assert [each.max_blocks for each in resumed.devices] == [4, 0, 4]
+
+
+def test_the_plan_of_real_devices_is_kept_while_one_is_away(tmp_path: Path) -> None:
+    """Not that of a unit that failed, or of simulated devices. Other micro-batches, which devices
+    need if they cannot hold the kept ones, stay from then on."""
+    static = *MOBILE, "environment=static", "strategy=all"
+    real = [replace(cluster(unit), real_devices=True) for unit in range(2)]
+    own = Rounds(settings_of(tmp_path / "unused", static), [*real, cluster(2)])
+    first = own.decide(1)
+    own.end(first, {0: 1.0, 2: 1.0})
+    plan = next(each for each in first.plan.clusters if each.unit == 0)
+    assert own.state.kept == own.decide(2).request.kept == (plan,)
+    swapped = next(plan.swapping([each.name for each in real[0].devices]))
+    other = replace(plan, num_micro_batches=plan.num_micro_batches + 1)
+    without = replace(real[0].devices[0], max_blocks=0)
+    away = replace(real[0], devices=(without, *real[0].devices[1:]))
+    for state, planned, kept in (
+        (away, swapped, plan),
+        (real[0], swapped, swapped),
+        (away, other, other),
+    ):
+        request = replace(first.request, clusters=(state, *first.request.clusters[1:]))
+        now = replace(first.plan, clusters=(planned,))
+        own.end(replace(first, request=request, plan=now), {0: 1.0})
+        assert own.state.kept == (kept,)
+    free = Rounds(settings_of(tmp_path / "unused", [*static, "pipeline.keep_shares=false"]), real)
+    free.end(free.decide(1), {0: 1.0})
+    assert free.state.kept == ()
