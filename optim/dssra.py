@@ -31,7 +31,8 @@ class Dssra(RoundOptions):
     latency: str = "overlap"  # the law of the pipeline's time
     max_nodes: int = 100_000  # of ``exact``, per cluster and for the round; may leave a gap
     constants: str = "set"  # ``set`` takes κ and φ² from the options
-    sharing: str = "never"  # ``auto``: devices may share stages, if solver is ``exact``
+    # ``auto``: devices may share stages, if ``exact`` plans any number of segments without a price
+    sharing: str = "auto"
 
     def __post_init__(self) -> None:
         try:
@@ -42,11 +43,6 @@ class Dssra(RoundOptions):
         check_choice("strategy.latency", self.latency, LATENCIES)
         check_choice("strategy.constants", self.constants, ("set", "estimated"))
         check_choice("strategy.sharing", self.sharing, ("never", "auto"))
-        if self.sharing == "auto" and (self.solver != "exact" or self.prices_segments):
-            raise ConfigError(
-                "strategy.sharing=auto: finds the fastest plans of any number of segments; set "
-                "strategy.solver=exact, strategy.drift=gamma and strategy.segment_price=none"
-            )
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         """Return the round's plan.
@@ -74,12 +70,9 @@ class Dssra(RoundOptions):
                 f"strategy.solver={self.solver}: chooses no payload; set compression.activation, "
                 "compression.upload and decoder.mode, or solver=exact"
             )
-        name, exact = request.partition or self.solver, _exact(self.max_nodes, self.sharing)
-        if self.sharing == "auto" and name == "exact" and request.num_segments is not None:
-            raise ConfigError(
-                f"strategy.sharing=auto: bounds no segments; unset pipeline.num_segments="
-                f"{request.num_segments}"
-            )
+        name = request.partition or self.solver
+        bounded = request.num_segments is not None or self.prices_segments
+        exact = _exact(self.max_nodes, shares=self.sharing == "auto" and not bounded)
         splitter = exact if name == "exact" else cluster_solver(name)
         found = fronts(request, cast(Latency, self.latency), splitter, rng, self)
         allocate: RoundSolver = partial(exact_allocation, max_nodes=self.max_nodes)
@@ -107,6 +100,6 @@ class Dssra(RoundOptions):
 
 
 @cache  # the same object for the same limit, because ``solve_cached`` compares solvers
-def _exact(max_nodes: int, sharing: str) -> ClusterSolver:
-    solve = exact_partition if sharing == "never" else shared_partition
+def _exact(max_nodes: int, shares: bool) -> ClusterSolver:
+    solve = shared_partition if shares else exact_partition
     return partial(solve, max_nodes=max_nodes)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from federated import run, weights
 
-from collapipe.errors import ConfigError
 from collapipe.state import AffineLaw, SharingLaw
 from optim.cost import round_cost
 from optim.dssra import Dssra
@@ -30,7 +29,6 @@ clusters:
 """
 SHARED = (
     "cluster=file",
-    "strategy.sharing=auto",
     "adapter=lora",
     "federation.num_units=1",
     "federation.rounds=2",
@@ -82,8 +80,14 @@ def test_a_shared_round_is_verified_and_costs_what_was_planned(seed: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [{"solver": "paper"}, {"segment_price": "paper"}, {"drift": "paper"}]
+    ("options", "bound"),
+    [({"solver": "paper"}, None), ({"segment_price": "paper"}, None), ({}, 3)],
+    ids=["solver", "price", "bound"],
 )
-def test_a_price_of_segments_excludes_sharing(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"strategy\.sharing=auto: .*segment_price=none"):
-        Dssra(sharing="auto", **options)  # type: ignore[arg-type]
+def test_a_bound_or_price_of_segments_excludes_sharing(
+    options: dict[str, str], bound: int | None
+) -> None:
+    request = replace(_adapters(drawn_request("edge", 0)), num_segments=bound)
+    plan = Dssra(**options).plan_round(request, np.random.default_rng(0))  # type: ignore[arg-type]
+    verify_plan(plan, request)
+    assert not any(each.shares for own in plan.clusters for each in own.segments)

@@ -137,7 +137,7 @@ class PaperCluster(_DrawnCluster):
             time,
             self.max_blocks,
             EnergyBudget(self.energy_j, energy, "micro_batch", sync_j=power * sync_s),
-            sharing=SharingLaw(sync_s, self.max_blocks),
+            sharing=SharingLaw(sync_s, self.max_blocks) if sync_s else None,
         )
 
 
