@@ -41,7 +41,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "LoRA, int8, head on the control unit": (*_LORA, "compression=int8", _AT_HOME),
 }
 WORLDS = "paper", "edge"
-_ANY_ENERGY = "channel.energy_j=1.0e9"
+_ANY_ENERGY, _SINGLE = "channel.energy_j=1.0e9", "strategy.sharing=never"
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def modelled(world: str, options: Sequence[str]) -> dict[str, float | None]:
     not who was chosen.
     """
     real_bits = ("channel.model_bits=null", "channel.activation_bits=null")
-    set_in = [*options, f"cluster={world}", f"channel={world}", *real_bits]
+    set_in = [*options, f"cluster={world}", f"channel={world}", *real_bits, _SINGLE]
     try:
         within = seconds(set_in)
     except InfeasibleRoundError:

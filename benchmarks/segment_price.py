@@ -54,6 +54,7 @@ WORLDS = {
         "channel=paper",
         "environment=fading",
         "strategy.latency=bound",
+        "strategy.sharing=never",
         "strategy.energy=adapters",
         "pipeline.num_micro_batches=32",
         "federation.rounds=12",

@@ -12,7 +12,7 @@ from optim.problem import Floats
 from reproduction import drawing, learning_curves
 from reproduction.figure import Finding, Ours, PaperFigure, above, near
 from reproduction.learning_curves import LearningCurve, mean_over_seeds
-from reproduction.training import Experiment, Job
+from reproduction.training import SINGLE, Experiment, Job
 
 OWN = "collapipe"
 FRAMEWORKS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ Seeds = Sequence[Mapping[Key, LearningCurve]]
 
 def _jobs(seed: int) -> dict[Key, Job]:
     return {
-        (task, name): Job(experiment, name, seed, (f"framework={name}",))
+        (task, name): Job(experiment, name, seed, (f"framework={name}", SINGLE))
         for task, experiment in TASKS.items()
         for name in FRAMEWORKS
     }

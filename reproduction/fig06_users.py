@@ -13,7 +13,7 @@ from collapipe.runs.evidence import over_seeds
 from reproduction import drawing, fig06, learning_curves
 from reproduction.figure import Finding, Ours, PaperFigure, near
 from reproduction.learning_curves import LearningCurve, mean_over_seeds
-from reproduction.training import Job
+from reproduction.training import SINGLE, Job
 
 CLUSTERS, DEVICES = "vanilla_fl", "vanilla_fl_devices"
 LABELS: Mapping[str, str] = {CLUSTERS: "3 users, clusters", DEVICES: "18 users, devices"}
@@ -25,7 +25,7 @@ Seeds = Sequence[Mapping[Key, LearningCurve]]
 def _jobs(seed: int) -> dict[Key, Job]:
     experiment = fig06.TASKS["translation"]
     return {
-        (name,): Job(experiment, name, seed, (f"framework={name}", *_BATCH[name]))
+        (name,): Job(experiment, name, seed, (f"framework={name}", SINGLE, *_BATCH[name]))
         for name in LABELS
     }
 

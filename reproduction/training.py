@@ -46,6 +46,9 @@ class Job:
     derive: Callable[[Settings], tuple[str, ...]] | None = None
 
 
+SINGLE = "strategy.sharing=never"  # the paper's stages have one device
+
+
 @dataclass(frozen=True)
 class Training:
     """The folder of data, the folder of runs, and whether models have the paper's sizes."""

@@ -10,7 +10,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ SETTINGS = {
     "quotas, 100 Mbit/s, width 256": Setting((*WIDTH_256, "federation.local_steps=5"), 4, 100),
 }
 COMMAND = sys.executable, "-m", "collapipe"
+SINGLE = "strategy.sharing=never"
 FIRST = 3  # round from which plans have settled
 
 
@@ -70,7 +71,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(arguments: Namespace) -> None:
     print(f"{'':<26}{'measured':>10}{'planned/measured: round 1':>27}{'from 3':>8}{'range':>14}")
     rounds, measured = arguments.rounds, arguments.measured
-    rows = {name: run_rounds(rounds, measured, SETTINGS[name]) for name in arguments.settings}
+    settings = ((name, SETTINGS[name]) for name in arguments.settings)
+    rows = {
+        name: run_rounds(rounds, measured, replace(own, options=(*own.options, SINGLE)))
+        for name, own in settings
+    }
     for name, rounds in rows.items():
         ratios = [each["planned_s"] / each["measured_s"] for each in rounds]
         later = ratios[FIRST - 1 :]

@@ -2,8 +2,8 @@
 
 Three rules plan the same rounds in turns: the exact pipeline of single devices, ``auto``, which may
 share stages, and VanillaFL, whose devices all hold the whole encoder. The inventory describes each
-device by a block's times on one core of this machine, measured before, and by its quota; later
-rounds are planned with measured times. A gain is how far the median of a rule's rounds, from the
+device by a block's times on one core of this machine, measured before, and by its quota; a trial
+run measures the steps before each run. A gain is how far the median of a rule's rounds, from the
 third one on of every turn, is below that of the exact pipeline. The plan is the last one: if it is
 that of ``exact``, the gain is this machine's noise."""
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.devices.predictions import FIRST, LORA, Setting, run_rounds
+from benchmarks.devices.predictions import FIRST, LORA, SINGLE, Setting, run_rounds
 from benchmarks.devices.sides import about, save
 from collapipe.config import load_overrides
 from collapipe.models.cost import measure_cost
@@ -28,8 +28,8 @@ _HEAD = ("decoder.mode=control_unit",)
 COLUMNS = ["run and rule", "a round", "planned", "measured gain", "planned gain", "plan"]
 _TIMES = "measured_s", "planned_s"
 RULES = {
-    "exact": ("strategy.sharing=never",),
-    "auto": ("strategy.sharing=auto",),
+    "exact": (SINGLE,),
+    "auto": (),
     "vanilla_fl": ("framework=vanilla_fl",),
 }
 _EQUAL = 0.2, 0.2, 0.2, 0.2
@@ -92,7 +92,7 @@ def _row(setting: Setting, arguments: Namespace) -> dict[str, dict[str, Any]]:
     for _ in range(arguments.turns):
         for rule, options in RULES.items():
             own = replace(setting, options=(*setting.options, *options))
-            rounds[rule] += run_rounds(arguments.rounds, False, own)[FIRST - 1 :]
+            rounds[rule] += run_rounds(arguments.rounds, True, own)[FIRST - 1 :]
     found = {
         rule: {key: statistics.median(each[key] for each in own) for key in _TIMES}
         for rule, own in rounds.items()
