@@ -2,10 +2,10 @@
 
 Three rules plan the same rounds in turns: the exact pipeline of single devices, ``auto``, which may
 share stages, and VanillaFL, whose devices all hold the whole encoder. The inventory describes each
-device by a block's times on one core of this machine, measured before, and by its quota; a trial
-run measures the steps before each run. A gain is how far the median of a rule's rounds, from the
-third one on of every turn, is below that of the exact pipeline. The plan is the last one: if it is
-that of ``exact``, the gain is this machine's noise."""
+device by a block's times on one core of this machine, measured before, and by its quota; for
+``auto`` a trial run measures the steps before each run. A gain is how far the median of a rule's
+rounds, from the third one on of every turn, is below that of the exact pipeline. The plan is the
+last one: if it is that of ``exact``, the gain is this machine's noise."""
 
 import statistics
 import time
@@ -92,7 +92,7 @@ def _row(setting: Setting, arguments: Namespace) -> dict[str, dict[str, Any]]:
     for _ in range(arguments.turns):
         for rule, options in RULES.items():
             own = replace(setting, options=(*setting.options, *options))
-            rounds[rule] += run_rounds(arguments.rounds, True, own)[FIRST - 1 :]
+            rounds[rule] += run_rounds(arguments.rounds, rule == "auto", own)[FIRST - 1 :]
     found = {
         rule: {key: statistics.median(each[key] for each in own) for key in _TIMES}
         for rule, own in rounds.items()
