@@ -40,7 +40,12 @@ TorchDevice = Annotated[
     str | None, Option(help="auto, cpu, cuda, cuda:NUMBER or mps; default: server.torch_device.")
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    suggest_commands=False,  # click suggests
+)
 app.add_typer(credentials.app, name="credentials")
 app.add_typer(device.app, name="device")
 app.add_typer(deploy.app, name="deploy")

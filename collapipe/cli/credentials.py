@@ -14,7 +14,11 @@ from collapipe.errors import ConfigError
 if TYPE_CHECKING:
     from collapipe.credentials.bundle import Bundle
 
-app = typer.Typer(no_args_is_help=True, help="Manage access between machines by certificates.")
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Manage access between machines by certificates.",
+)
 AuthorityPath = Annotated[Path, Argument(metavar="AUTHORITY", help="Folder that init has made.")]
 Own = Annotated[Path, Argument(metavar="DIR", help="Folder of this member's credentials.")]
 As = Annotated[Role, Option(help="Permitted uses of the certificate.")]

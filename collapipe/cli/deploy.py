@@ -9,7 +9,11 @@ from typer import Argument, Option
 
 from collapipe.deployment import LINK_PORT, PORT
 
-app = typer.Typer(no_args_is_help=True, help="Put up a federation of several owners.")
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Put up a federation of several owners.",
+)
 Folder = Annotated[Path, Argument(metavar="DIR", help="Folder that init has made.")]
 
 
