@@ -83,6 +83,10 @@ def cluster_problem(
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
         in_flight=in_flight(schedules(request.schedule, measured=False)[0], len(devices)),
     )
+    if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
+        shared = (each.sharing or SharingLaw(0.0, memory=each.memory) for each in devices)
+        pairs = zip(devices, shared, strict=True)
+        problem = replace(problem, devices=tuple(replace(d, sharing=law) for d, law in pairs))
     law, kept = cluster.step if cluster.real_devices else None, request.kept_by(cluster.unit)
     if law is not None:
         problem = as_measured(problem, law)
@@ -246,7 +250,7 @@ def _front(
     solve: ClusterSolver,
     rng: np.random.Generator,
 ) -> Front:
-    most, before = request.num_segments, rng.bit_generator.state
+    before = rng.bit_generator.state
     law, kept = law_for(cluster), request.kept_by(cluster.unit)
     if kept and (points := kept_front(kept, problem, law, request.schedule)):
         return tuple(_of_round(point, request, cluster) for point in points)
@@ -262,7 +266,8 @@ def _front(
         rng.bit_generator.state = before
         front = solve_cached(problem.unlimited(), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
-    few = [point for point in front if most is None or point.num_segments <= most]
+    most = request.num_segments or request.num_blocks
+    few = [point for point in front if point.num_segments <= most]
     if few and law is not None:
         few = _by_law(few, problem, law, request, solve, rng)
     if not few:

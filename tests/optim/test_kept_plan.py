@@ -126,3 +126,23 @@ def test_all_is_free_if_nothing_can_hold_what_was_kept() -> None:
     plan = planned(request_of(SHARED, limits=small))
     assert sum(each.span.blocks for each in plan.segments) == BLOCKS
     assert plan.order_of_sums != SHARED.order_of_sums
+
+
+@pytest.mark.parametrize("over_limits", [False, True])
+def test_vanilla_fl_keeps_its_rows_whatever_its_devices_are(over_limits: bool) -> None:
+    """Without a law of sharing, or with less memory than a replica needs."""
+    request = request_of(None, None)
+    (cluster,) = request.clusters
+    devices = (
+        replace(each, sharing=None, max_blocks=3 if over_limits else None)
+        for each in cluster.devices
+    )
+    cluster = replace(cluster, devices=tuple(devices))
+    request = replace(request, clusters=(cluster,), partition="vanilla_fl")
+    first = planned(request)
+    assert first.over_limits == over_limits
+    without = replace(cluster.devices[0], max_blocks=0)
+    away = replace(cluster, devices=(without, *cluster.devices[1:]))
+    plan = planned(replace(request, clusters=(away,), kept=(first,)))
+    assert plan.order_of_sums == first.order_of_sums
+    assert [each.holders for each in plan.segments] == ["(2 b, 2 b, 2 c, 2 d)"]
