@@ -1,7 +1,9 @@
 """Plan every round from the units' reports, and keep the state that the next plan needs."""
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -10,6 +12,7 @@ import numpy as np
 from collapipe.config import Settings
 from collapipe.config.settings import check_members
 from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_called
+from collapipe.formatting import seconds
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
 from collapipe.plan import ClusterPlan, RoundPlan
@@ -17,6 +20,7 @@ from collapipe.report import BENCHMARKED, ClusterReport, RoundCost, RoundingErro
 from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster
+from collapipe.step_law import interval
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
@@ -82,6 +86,7 @@ class Scheduler:
 
     def __init__(self, settings: Settings, name: Callable[[int], str] = lambda unit: "") -> None:
         self._settings, self._name = settings, name
+        self._advised = set[int]()  # units
         self._planner: Planner = settings.planner
         check_members("strategy", self._planner, Planner)
         self._environment: Environment = settings.build("environment")
@@ -139,6 +144,7 @@ class Scheduler:
             )
         verify_plan(plan, request)
         self._check_chosen(plan)
+        self._advise(plan, request)
         left_out = {u: f"{f.kind}: {f.message}" for u, f in state.roster.excluded.items()}
         # the cost follows the same laws as the strategy's plan, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
@@ -254,6 +260,28 @@ class Scheduler:
                     f"{self.called(cluster.unit)}; set these options, or use a strategy that "
                     "chooses them: dssra with solver=exact, or all with as many channels as units"
                 )
+
+    def _advise(self, plan: RoundPlan, request: RoundRequest) -> None:
+        """Log once for each unit that keeps single devices if shared stages are planned to be
+        faster by more than the prediction's error."""
+        single = {each.unit for each in request.kept if not each.shares} - self._advised
+        steps = {c.unit: c.step for c in request.clusters if c.unit in single and c.step}
+        if not steps:
+            return
+        self._advised |= steps.keys()
+        now_s = {each.unit: each.latency_s or 0.0 for each in plan.clusters}
+        with suppress(InfeasibleRoundError):
+            rng, free = self._generator("plan", request.round), replace(request, kept=())
+            shared = (each for each in self._planner.plan_round(free, rng).clusters if each.shares)
+            for each in shared:
+                step, shared_s = steps.get(each.unit), each.latency_s or math.inf
+                if step and shared_s < interval(now_s.get(each.unit, 0.0), step.spread)[0]:
+                    _log.warning(
+                        "%s: with shared stages its devices would take about %s instead of %s a "
+                        "round; a run begins with them if its steps were measured before: "
+                        "collapipe device measure FILE OPTIONS --write",
+                        *(self.called(each.unit), seconds(shared_s), seconds(now_s[each.unit])),
+                    )
 
     @property
     def _left_open(self) -> str:

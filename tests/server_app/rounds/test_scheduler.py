@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from federated import rewritten, run, settings_of
 from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
 from scripted_units import UNTRAINED, scripted_units
-from step_laws import law_of
+from step_laws import law_of, stages_of
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
@@ -26,6 +27,7 @@ from collapipe.state import (
     Estimates,
     Payload,
     Precision,
+    SharingLaw,
     Uplink,
 )
 from collapipe.wire.messages import Failure
@@ -483,3 +485,34 @@ def test_the_plan_of_real_devices_is_kept_while_one_is_away(tmp_path: Path) -> N
     free = Rounds(settings_of(tmp_path / "unused", [*static, "pipeline.keep_shares=false"]), real)
     free.end(free.decide(1), {0: 1.0})
     assert free.state.kept == ()
+
+
+def test_a_run_is_told_once_that_shared_stages_would_be_faster(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By more than the prediction's error; not a run that shares or whose times are not known."""
+    options = *MOBILE, "environment=static", "strategy=dssra", "strategy.energy=adapters"
+    for spread, sync_s, known, told in (
+        (0.02, 1e-3, True, 1),
+        (2.0, 1e-3, True, 0),
+        (0.02, 1e3, True, 0),
+        (0.02, 1e-3, False, 0),
+    ):
+        state = cluster(0)
+        devices = tuple(replace(each, sharing=SharingLaw(sync_s)) for each in state.devices)
+        state = replace(state, devices=devices, real_devices=True)
+        own = Rounds(settings_of(tmp_path / "unused", options), [state])
+        own.end(own.decide(1), {0: 1.0})
+        law = law_of([each.name for each in devices], apart=True, spread=spread, send_s=0.02)
+        step = replace(law, stages=stages_of({"d0": 6})) if known else None
+        own.state = replace(
+            own.state, roster=own.state.roster.updated({0: replace(state, step=step)})
+        )
+        caplog.clear()
+        for number in (2, 3):
+            assert not any(each.shares for each in own.decide(number).plan.clusters)
+        lines = [each.getMessage() for each in caplog.records]
+        assert len(lines) == told
+        assert all(
+            re.match(r"unit 0: with shared stages .* about .* instead of ", e) for e in lines
+        )
