@@ -133,14 +133,19 @@ class SharingLaw:
         _check_count("SharingLaw: max_blocks", self.max_blocks or 0)
 
 
-def received_gradients(blocks: int, part: float, members: int) -> float:
-    """Return how many blocks' gradients a device with ``part`` of the rows receives at most from
-    the other members of a stage: (g - 1)·min(δ, (δ + g - 1)·part).
+def received_gradients(
+    blocks: int, part: float, members: int, own: int = 1, others: int | None = None
+) -> float:
+    """Return how many blocks' gradients a device with ``part`` of the rows has at most beyond one
+    set: (g - 1)·min(δ, (δ + g - 1)·part) from the other members of a stage.
 
     Each other member sends those of the blocks that the device leads. The second bound holds for
-    all divisions of leaders in proportion to rows by D'Hondt's method, see ``plan.leaders``.
+    all divisions of leaders in proportion to rows by D'Hondt's method, see ``plan.leaders``. With
+    several ``own`` shares after a loss it has a set of each, and receives those of ``others``.
     """
-    return (members - 1) * min(float(blocks), (blocks + members - 1) * part)
+    received = members - 1 if others is None else others
+    led = min(float(blocks), (blocks + members - 1) * part)
+    return (own - 1) * blocks + received * led
 
 
 def ring_s(laws: Sequence[SharingLaw | None], blocks: int) -> float:

@@ -2,7 +2,8 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
@@ -118,6 +119,12 @@ class Stage:
         ends, starts = [*accumulate(self.rows)], accumulate(rows, initial=0)
         pairs = zip(starts, rows, strict=False)  # the last start is the end
         return tuple(Share(names[bisect_right(ends, start)], y) for start, y in pairs)
+
+    def shares_of_each(self) -> Iterator[tuple[int, int]]:
+        """Yield each device and the number of its shares."""
+        names = [str(k) for k in self.devices]
+        held = Counter(share.device for share in self.shares_on(names))
+        return zip(self.devices, map(held.__getitem__, names), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

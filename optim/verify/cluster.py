@@ -77,6 +77,8 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
     places, replicas = places_from_the_end(point), len(point.blocks) if point.replicated else 0
     shared = [stage for stage in point.stages if len(stage.devices) > 1]
     members = {k: (s, own) for s in shared for k, own in zip(s.devices, s.rows, strict=True)}
+    split = [stage for stage in point.stages if stage.shares]  # more shares than devices
+    counts = {k: (n, len(s.shares) - n) for s in split for k, n in s.shares_of_each()}
     for k, (device, held) in enumerate(zip(problem.devices, point.blocks, strict=True)):
         limits: DeviceProfile | SharingLaw = device
         rows, gradients, size = math.ceil(b / (replicas or m)), 0.0, b / (replicas or m)
@@ -87,6 +89,9 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
             limits, (stage, rows) = device.sharing, members[k]
             size, count = rows, len(stage.devices)
             gradients = received_gradients(held, rows / sum(stage.rows), count)
+        if k in counts:
+            own, others = counts[k]
+            gradients = received_gradients(held, rows / math.ceil(b / m), count, own, others)
         of_rows = f" of {rows} rows" if k in members else ""
         if limits.max_blocks is not None and held > limits.max_blocks:
             raise violation(

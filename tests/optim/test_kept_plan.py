@@ -8,7 +8,7 @@ import pytest
 from step_laws import law_of, stages_of
 
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, SharingLaw
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, MemoryBudget, SharingLaw
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
 from optim.baselines import AllUnits
 from optim.cost import round_cost
@@ -146,3 +146,20 @@ def test_vanilla_fl_keeps_its_rows_whatever_its_devices_are(over_limits: bool) -
     plan = planned(replace(request, clusters=(away,), kept=(first,)))
     assert plan.order_of_sums == first.order_of_sums
     assert [each.holders for each in plan.segments] == ["(2 b, 2 b, 2 c, 2 d)"]
+
+
+def test_several_shares_of_a_device_need_gradients_of_each() -> None:
+    """Four blocks take 40 bytes. With a share of three rows of four, 15 more for gradients of the
+    other one; with both shares 16 for the second one's."""
+    (cluster,) = (request := request_of(SHARED, None, {"d": 0})).clusters
+    for limit, holds in ((55.5, False), (56.0, True)):
+        memory = MemoryBudget(limit, 0.0, 10.0, 0.0, trained_bytes=4.0)
+        devices = tuple(
+            replace(each, memory=memory, sharing=SharingLaw(1e-3, memory=memory))
+            for each in cluster.devices
+        )
+        state = replace(cluster, devices=devices)
+        assert planned(replace(request, clusters=(state,))).segments == SHARED.segments
+        away = replace(state, devices=(devices[0], replace(devices[1], max_blocks=0), *devices[2:]))
+        plan = planned(replace(request, clusters=(away,)))
+        assert (plan.order_of_sums == SHARED.order_of_sums) == holds
