@@ -43,7 +43,7 @@ def test_gradients_are_counted_for_each_share_that_a_device_keeps(
     rows: list[int], lost: set[int], blocks: int
 ) -> None:
     """Also after a loss, if it has shares of others: a set for each own share of a block, and for
-    each share of a block that it leads."""
+    each share of a block that it leads. The planner counts no fewer."""
     names = [f"device-{number}" for number in range(len(rows))]
     whole = SegmentPlan(names[0], Span(0, blocks), tuple(map(Share, names, rows)))
     segment = whole.without({name for number, name in enumerate(names) if number in lost})
@@ -53,6 +53,18 @@ def test_gradients_are_counted_for_each_share_that_a_device_keeps(
             for leader in segment.leaders
         )
         assert segment.extra_gradients(device) == kept - blocks
+        own, part = (
+            segment.shares_of(device),
+            dict(zip(segment.devices, segment.parts, strict=True)),
+        )
+        planned = received_gradients(
+            blocks,
+            part[device] / sum(segment.parts),
+            len(segment.devices),
+            len(own),
+            len(rows) - len(own),
+        )
+        assert kept - blocks <= planned * (1 + 1e-9)
 
 
 @given(
