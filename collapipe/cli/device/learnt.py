@@ -7,17 +7,14 @@ from pathlib import Path
 from client_app.cluster_state import block_cost, described
 from client_app.measured_law import known_profile
 from collapipe import config
-from collapipe.cli.device.measure import Measured, show
-from collapipe.devices.kept_law import unpack_law
+from collapipe.cli.device.measure import Measured, laws_of, show
 from collapipe.errors import ConfigError
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.inventory.measured_step import options_of, write_steps
 from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
 from collapipe.state import ClusterState, DeviceProfile
-from collapipe.wire.messages import STEP_LAW
 from optim.simulated_plan import with_hops
-from server_app.checkpoints.file import CheckpointFolder
 
 
 def take_steps(file: Path, run_dir: Path, overrides: Sequence[str], write: bool) -> int:
@@ -30,8 +27,7 @@ def take_steps(file: Path, run_dir: Path, overrides: Sequence[str], write: bool)
     was, own = options_of(run.tree), options_of(settings.tree)
     if other := [name for name in own if was[name] != own[name]]:
         raise ConfigError(f"{run_dir}: was run with another {', '.join(other)}; give its options")
-    cluster, kept = DeviceCluster(str(file), run.num_units), CheckpointFolder(run_dir).kept
-    laws = [unpack_law(kept.get(unit, {}).get(STEP_LAW, {})) for unit in range(run.num_units)]
+    cluster, laws = DeviceCluster(str(file), run.num_units), laws_of(run_dir, run.num_units)
     planned = {c.unit: c for each in read_requests(run) for c in each.clusters if c.real_devices}
     size, found = settings.batch_size, list[Measured]()
     for unit, law in enumerate(laws):

@@ -28,6 +28,7 @@ from collapipe.cli.device.trial_round import Trial, chunk_seconds, fit_hop
 from collapipe.cli.run import run_job
 from collapipe.config.overrides import merged, setting
 from collapipe.devices.fitting import Fit, fit
+from collapipe.devices.kept_law import unpack_law
 from collapipe.errors import CollaPipeError, LinkError, StageError, printable
 from collapipe.formatting import amount, counted, print_lines, print_table, seconds
 from collapipe.inventory.measured_step import step_file, write_steps
@@ -39,11 +40,12 @@ from collapipe.models.cost import measure_cost
 from collapipe.models.split import ModelSpec
 from collapipe.process.cancellation import cancellable
 from collapipe.process.folders import TemporaryFolder
-from collapipe.run_report.packed import read_requests
 from collapipe.runs.reading import read_run
 from collapipe.state import MOST, AffineLaw, BlockCost
 from collapipe.step_law import StepLaw
 from collapipe.wire.channels import Dialer
+from collapipe.wire.messages import STEP_LAW
+from server_app.checkpoints.file import CheckpointFolder
 
 _BITS = 8  # per byte
 # Passes over a host's devices, because a machine's load changes within seconds: the fewest, the
@@ -59,7 +61,8 @@ _TRIAL_RUN = (  # short rounds, to measure the steps of later runs
     *("cluster=devices", "runtime=local", "environment=static", "pipeline.profile=null"),
     "pipeline.keep_shares=false",
     *(f"federation.rounds={_TRIAL_ROUNDS}", f"federation.eval_every={_TRIAL_ROUNDS}"),
-    *("federation.checkpoint_every=0", "federation.on_infeasible=stop", "tracking.mlflow=null"),
+    *("federation.on_infeasible=stop", "tracking.mlflow=null"),
+    f"federation.checkpoint_every={_TRIAL_ROUNDS}",  # which has the laws
 )
 
 
@@ -279,9 +282,14 @@ def measured_steps(
             setting("hydra.run.dir", folder / "run"),
             f"federation.local_steps={local_steps}",
         )
-        run = read_run(run_job(merged(merged(units, overrides), [*_TRIAL_RUN, *own])))
-        *_, request = read_requests(run)
-    return run.tree, [each.step for each in request.clusters]
+        run_dir = run_job(merged(merged(units, overrides), [*_TRIAL_RUN, *own]))
+        return read_run(run_dir).tree, laws_of(run_dir, num_clusters)
+
+
+def laws_of(run_dir: Path, num_units: int) -> list[StepLaw | None]:
+    """Return the law of each unit's step in the run's last checkpoint, None if it has none."""
+    kept = CheckpointFolder(run_dir).kept
+    return [unpack_law(kept.get(unit, {}).get(STEP_LAW, {})) for unit in range(num_units)]
 
 
 def show(found: Sequence[Measured], cost: BlockCost, tokens: int, taken: str) -> None:
