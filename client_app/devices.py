@@ -349,8 +349,8 @@ class DevicePipeline:
         if not left:
             why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
             raise RoundFailedError(f"lost all its devices: {why}")
-        if self._plan.shares:
-            return self._taken_over(gone, left)
+        if self._plan.shares and (taken_over := self._taken_over(gone, left)):
+            return taken_over
         try:
             found = solve_verified(self._problem(left), exact_partition, np.random.default_rng(0))
         except InfeasibleRoundError as error:
@@ -374,30 +374,21 @@ class DevicePipeline:
             in_flight=in_flight(self._plan.schedule, len(devices)),
         )
 
-    def _taken_over(self, gone: Mapping[str, str], left: Sequence[DeviceProfile]) -> ClusterPlan:
-        """Return the fastest plan with the same shares over the devices that are ``left``.
-
-        After several losses not all plans are compared. Raises ``RoundFailedError`` if no device is
-        free for a segment, or none that can hold it.
-        """
+    def _taken_over(
+        self, gone: Mapping[str, str], left: Sequence[DeviceProfile]
+    ) -> ClusterPlan | None:
+        """Return the fastest plan with the same shares over the devices that are ``left``; None if
+        none can hold them. After several losses not all plans are compared."""
+        found = list[tuple[float, int, ClusterPlan]]()
         every = self._plan.without(gone, self._plan.unused([each.name for each in left]))
-        plans = list(islice(every, _MOST_PLANS))
-        lost = next((each for each in self._plan.segments if each.without(gone) is None), None)
-        if lost is None:
-            return plans[0]
-        found = list[tuple[float, int]]()
-        for number, plan in enumerate(plans):
+        for number, plan in enumerate(islice(every, _MOST_PLANS)):
             modes = plan.in_modes({each.name: each for each in left})
-            problem = self._problem(list(modes.values()))
+            problem = self._problem(list(modes.values())).sharing()
+            problem = problem.unlimited() if plan.over_limits else problem
             point = partition_of_plan(problem, plan)
             if is_possible(problem, point):
-                found.append((point.latency_s, number))
-        if not found:
-            raise RoundFailedError(
-                f"without {', '.join(sorted(gone))}: no other device is free for blocks "
-                f"{lost.span.first} … {lost.span.stop - 1} of {lost.holders}, or can hold them"
-            )
-        return plans[min(found)[1]]
+                found.append((point.latency_s, number, plan))
+        return min(found)[-1] if found else None
 
     def _hung_s(self, plan: ClusterPlan) -> float:
         """Return an upper bound of the seconds that an action takes on a healthy device."""

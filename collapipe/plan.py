@@ -333,6 +333,11 @@ class ClusterPlan:
         return any(segment.shares for segment in self.segments)
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of all devices that hold a segment."""
+        return tuple(name for segment in self.segments for name in segment.devices)
+
+    @property
     def order_of_sums(self) -> tuple[int, tuple[tuple[Span, tuple[int, ...]], ...]]:
         """The micro-batches, and each shared segment's blocks with its shares' rows. Plans that
         are equal in this give equal weights."""
@@ -341,7 +346,7 @@ class ClusterPlan:
     def swapping(self, spare: Sequence[str]) -> Iterator["ClusterPlan"]:
         """Yield the plans in which two devices, of which one may be ``spare``, are exchanged. This
         changes no bit."""
-        used = [name for segment in self.segments for name in segment.devices]
+        used = self.devices
         for a, b in combinations([*used, *self.unused(spare)], 2):
             if a in used:
                 names = dict(zip(used, used, strict=True)) | {a: b, b: a}
@@ -365,8 +370,7 @@ class ClusterPlan:
 
     def unused(self, names: Sequence[str]) -> list[str]:
         """Return those of the devices that hold no segment."""
-        used = {name for segment in self.segments for name in segment.devices}
-        return [name for name in names if name not in used]
+        return [name for name in names if name not in self.devices]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
 from collapipe.state import Channel, ClusterState, HeadPlace, SharingLaw, Uplink
 from collapipe.step_law import StepLaw
 from optim.channel import links, power_limits
-from optim.kept_plan import kept_front
+from optim.kept_plan import kept_point
 from optim.partition.baselines import even_blocks
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest, present_devices
@@ -84,15 +84,14 @@ def cluster_problem(
         in_flight=in_flight(schedules(request.schedule, measured=False)[0], len(devices)),
     )
     if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
-        shared = (each.sharing or SharingLaw(0.0, memory=each.memory) for each in devices)
-        pairs = zip(devices, shared, strict=True)
-        problem = replace(problem, devices=tuple(replace(d, sharing=law) for d, law in pairs))
+        problem = problem.sharing()
     law, kept = cluster.step if cluster.real_devices else None, request.kept_by(cluster.unit)
     if law is not None:
         problem = as_measured(problem, law)
     if (known := kept or law) is None:
         return problem
-    return with_micro_batches(problem, known.num_micro_batches, law.stages if law else ())
+    m, stages = known.num_micro_batches, law.stages if law else ()
+    return with_micro_batches(problem, m, stages, request.num_segments)
 
 
 def of_each(
@@ -189,6 +188,9 @@ def _of_all_schedules(
         found[schedule] = tuple(replace(point, schedule=schedule) for point in points)
     if not found:
         raise reasons[-1]
+    if kept := request.kept_by(cluster.unit):
+        same = {n: front for n, front in found.items() if _keeps(kept, front, request, cluster)}
+        found = same or found
     within = {name: front for name, front in found.items() if not front[0].over_limits}
     found = within or found
     if law is None or len(found) == 1:
@@ -252,8 +254,9 @@ def _front(
 ) -> Front:
     before = rng.bit_generator.state
     law, kept = law_for(cluster), request.kept_by(cluster.unit)
-    if kept and (points := kept_front(kept, problem, law, request.schedule)):
-        return tuple(_of_round(point, request, cluster) for point in points)
+    stays = _kept_front(kept, problem, request, cluster) if kept and kept.shares else ()
+    if stays:
+        return stays
     if _shares(solve) and not _may_share(cluster, problem, solve, kept, rng):
         solve = _single(solve)
     try:
@@ -275,7 +278,28 @@ def _front(
             f"no plan was found with fewer than {front[0].num_segments} segments, "
             f"pipeline.num_segments={most}; raise it"
         )
-    return tuple(_of_round(point, request, cluster) for point in few)
+    planned = tuple(_of_round(point, request, cluster) for point in few)
+    if kept and not _keeps(kept, planned, request, cluster):
+        return _kept_front(kept, problem, request, cluster) or planned
+    return planned
+
+
+def _kept_front(
+    kept: ClusterPlan, problem: ClusterProblem, request: RoundRequest, cluster: ClusterState
+) -> Front:
+    """Return the fastest plan with the shares of the ``kept`` one, if devices can hold them."""
+    over_limits = kept.over_limits and request.partition is not None
+    problem = problem.unlimited() if over_limits else problem
+    point = kept_point(kept, problem, law_for(cluster), request.schedule)
+    if point is None:
+        return ()
+    return (_of_round(replace(point, over_limits=over_limits), request, cluster),)
+
+
+def _keeps(kept: ClusterPlan, front: Front, request: RoundRequest, cluster: ClusterState) -> bool:
+    """Whether the front's plans give the same bits as the ``kept`` one."""
+    plans = (cluster_plan(request, cluster, point) for point in front)
+    return all(plan.order_of_sums == kept.order_of_sums for plan in plans)
 
 
 def _may_share(
@@ -291,9 +315,11 @@ def _may_share(
         return False
     if not cluster.real_devices or (cluster.step is not None and kept is None):
         return True
-    with suppress(InfeasibleRoundError):
-        return not solve_cached(problem, _single(solve), rng)
-    return True
+    try:
+        solve_cached(problem, _single(solve), rng)
+    except InfeasibleRoundError:
+        return True
+    return False
 
 
 def _by_law(

@@ -1,50 +1,64 @@
-"""Plans of later rounds with the shares that a run on real devices began with.
+"""Plans of later rounds with the shares of an earlier one, for real devices.
 
-The weights' last bits depend on the blocks and the rows of shares, but not on who computes them. So
-bits depend neither on the clock nor on a loss.
+The weights' last bits depend on micro-batches, and on the blocks and rows of shares, but not on who
+computes them.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from collapipe.plan import ClusterPlan
 from collapipe.step_law import StepLaw
-from optim.problem import ClusterProblem, Partition
-from optim.sharing.law import partition_of_plan
-from optim.simulated_plan import as_good, fits_in_order, simulated, simulates
+from optim.problem import ClusterProblem, Partition, stages_of_plan
+from optim.sharing.law import largest_rows
+from optim.sharing.modes import decided
+from optim.simulated_plan import MOST_SIMULATED, as_good, simulated, simulates
+from optim.verified import is_possible
 
-_MOST_PLANS = 100  # that are compared if devices are missing
+_MOST_PLANS = 1000  # that are compared
 
 
-def kept_front(
+def kept_point(
     kept: ClusterPlan, problem: ClusterProblem, law: StepLaw | None, schedule: str
-) -> list[Partition]:
-    """Return the fastest plan with the stages and shares of the ``kept`` one, alone; nothing if it
-    has no shares or devices cannot hold them.
+) -> Partition | None:
+    """Return the fastest plan with the stages and shares of the ``kept`` one, or None if devices
+    cannot hold them.
 
-    Only devices change: others take over the shares of those that are not present and, if a ``law``
-    was measured, two are exchanged if that is faster by more than the prediction's interval.
+    Only devices change: others take over the shares of those that are not present, after one or two
+    exchanges if they cannot hold them otherwise. If a ``law`` was measured, two are exchanged if
+    that is faster by more than the prediction's interval.
     """
-    if not kept.shares:
-        return []
-    problem = problem.unlimited() if kept.over_limits else problem
-    names = [device.name for device in problem.devices]
-    gone = {each for segment in kept.segments for each in segment.devices} - {*names}
+    m, devices = kept.num_micro_batches, problem.devices
+    names = [device.name for device in devices]
+    stops = [segment.span.stop for segment in kept.segments]
+    if m > problem.max_micro_batches or stops[-1:] != [problem.num_blocks]:
+        return None  # of another run
 
-    def points(plans: Iterator[ClusterPlan]) -> Iterator[tuple[Partition, ClusterPlan]]:
-        for plan in islice(plans, _MOST_PLANS):
-            point = replace(partition_of_plan(problem, plan), over_limits=kept.over_limits)
-            if fits_in_order(point, problem):
-                timed = law and simulates(point) and simulated(point, problem, law, schedule)
-                yield timed or point, plan
+    def possible(plans: Iterable[ClusterPlan]) -> Iterator[tuple[Partition, ClusterPlan]]:
+        """Yield the plans with these shares on devices that are present."""
+        present = (p.without({*p.devices} - {*names}, p.unused(names)) for p in plans)
+        for plan in islice(chain.from_iterable(present), _MOST_PLANS):
+            stages = stages_of_plan(plan, devices, largest_rows(problem, m))
+            point = decided(problem, stages, m)
+            if is_possible(problem.in_modes(point.recomputing), point):
+                yield point, plan
 
-    found = list(points(kept.without(gone, kept.unused(names))))
+    def timed(point: Partition) -> Partition:
+        fits = law is not None and simulates(point)
+        return simulated(point, problem, law, schedule) if law and fits else point
+
+    once = list(kept.swapping(names))
+    twice = chain.from_iterable(each.swapping(names) for each in once)
+    found = next(filter(None, (list(possible(each)) for each in ([kept], once, twice))), [])
+    most = max(1, MOST_SIMULATED // (m * max(1, len(kept.devices))))
+    found = sorted(found, key=lambda each: each[0].latency_s)[:most]
     if not found:
-        return []
-    best, plan = min(found, key=lambda each: each[0].latency_s)
-    if law is not None and simulates(best):
-        swapped = (point for point, _ in points(plan.swapping(names)))
-        others = [point for point in swapped if not as_good(point, best, law)]
-        best = min([best, *others], key=lambda each: each.latency_s)
-    return [best]
+        return None
+    best, plan = min(
+        ((timed(point), plan) for point, plan in found), key=lambda each: each[0].latency_s
+    )
+    if law is None:
+        return best
+    swapped = (timed(point) for point, _ in islice(possible(plan.swapping(names)), most))
+    others = (point for point in swapped if not as_good(point, best, law))
+    return min([best, *others], key=lambda each: each.latency_s)

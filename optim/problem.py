@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError, unit_called
 from collapipe.plan import Certificate, ClusterPlan, SegmentPlan, Share, Span, segment_plans
-from collapipe.state import Channel, DeviceProfile, HeadPlace, Payload, Uplink
+from collapipe.state import Channel, DeviceProfile, HeadPlace, Payload, SharingLaw, Uplink
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -82,11 +82,20 @@ class ClusterProblem:
         devices = tuple(each.in_mode(k in recomputing) for k, each in enumerate(self.devices))
         return replace(self, devices=devices)
 
+    def sharing(self) -> "ClusterProblem":
+        """Return the problem in which every device may share a stage; adding gradients takes no
+        time if nothing says how long it takes."""
+        own = (each.sharing or SharingLaw(0.0, memory=each.memory) for each in self.devices)
+        pairs = zip(self.devices, own, strict=True)
+        return replace(self, devices=tuple(replace(each, sharing=law) for each, law in pairs))
+
     def unlimited(self) -> "ClusterProblem":
         """Return the problem without limits of memory and energy, in which no device recomputes."""
         plain = self.in_modes(()).devices
         free = (replace(each, max_blocks=None, energy=None, memory=None) for each in plain)
-        return replace(self, devices=tuple(free))
+        shared = (d.sharing and replace(d.sharing, max_blocks=None, memory=None) for d in plain)
+        pairs = zip(free, shared, strict=True)
+        return replace(self, devices=tuple(replace(each, sharing=law) for each, law in pairs))
 
 
 class UplinkTimes(NamedTuple):

@@ -19,7 +19,7 @@ Hop = TypeVar("Hop", AffineLaw, Link)
 _MOST_ACTIONS = 1024  # segments times micro-batches of a simulated step
 _MOST_DOUBT = 0.1  # spread of predictions; a larger one would keep a wrong plan the longer
 _LEAST_GAIN = 0.05  # of an earlier plan that was measured, so that plans do not take turns
-_MOST_SIMULATED = 2**14  # the same, of all steps that are compared for a cluster: about a second
+MOST_SIMULATED = 2**14  # the same, of all steps that are compared for a cluster: about a second
 
 
 def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
@@ -33,16 +33,17 @@ def as_measured(problem: ClusterProblem, law: StepLaw) -> ClusterProblem:
 
 
 def with_micro_batches(
-    problem: ClusterProblem, m: int, stages: Sequence[HeldStage] = ()
+    problem: ClusterProblem, m: int, stages: Sequence[HeldStage], most_segments: int | None = None
 ) -> ClusterProblem:
     """Return the problem with m micro-batches alone, because others would change the weights' last
-    bits; with any number as before if memory does not allow m, not even for these ``stages``."""
+    bits; with any number as before if memory does not allow m in ``most_segments`` segments, not
+    even for these ``stages``."""
     if m > problem.max_micro_batches:
         return problem
     fixed = replace(problem, min_micro_batches=m, max_micro_batches=m)
-    if held_in_order(fixed)[0].max() >= problem.num_blocks:
+    if held_in_order(fixed)[0][:most_segments].max() >= problem.num_blocks:
         return fixed
-    return fixed if _point(Partition((), m, 0.0), fixed, stages, m) else problem
+    return fixed if stages and _point(Partition((), m, 0.0), fixed, stages, m) else problem
 
 
 def with_hops(device: DeviceProfile, times: DeviceTimes, size: float) -> DeviceProfile:
@@ -126,7 +127,7 @@ def simulated_front(
     any_m = replace(problem, min_micro_batches=1, max_micro_batches=most_m)
     near = chain(best, (each for point in best for each in _neighbours(point, any_m)))
     each_takes = max(_devices_of(each) * each.num_micro_batches for each in best)
-    few = islice(near, _MOST_SIMULATED // each_takes)
+    few = islice(near, MOST_SIMULATED // each_takes)
     compared = {(each.num_micro_batches, each.blocks, each.stages): each for each in few}
     points = [simulated(each, problem, law, schedule) for each in compared.values()]
     few_enough = (
@@ -204,10 +205,10 @@ def _point(
     )
     if order != stages_of(problem, point):
         point = replace(point, stages=order)
-    return point if fits_in_order(point, problem) and simulates(point) else None
+    return point if _fits(point, problem) and simulates(point) else None
 
 
-def fits_in_order(point: Partition, problem: ClusterProblem) -> bool:
+def _fits(point: Partition, problem: ClusterProblem) -> bool:
     """Whether the devices can hold the point's stages in their order."""
     return is_possible(problem.in_modes(needing(problem, point)), point)
 
@@ -224,5 +225,5 @@ def _neighbours(point: Partition, problem: ClusterProblem) -> Iterator[Partition
                 blocks[moved[place].devices[0]] += more
             order = tuple(moved) if point.stages else ()
             near = replace(point, blocks=tuple(blocks), stages=order)
-            if moved[source].blocks and fits_in_order(near, problem):
+            if moved[source].blocks and _fits(near, problem):
                 yield near

@@ -89,7 +89,11 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     if cluster.over_limits:
         devices = tuple(
             replace(
-                device, max_blocks=0 if device.max_blocks == 0 else None, energy=None, memory=None
+                device,
+                max_blocks=0 if device.max_blocks == 0 else None,
+                energy=None,
+                memory=None,
+                sharing=device.sharing and SharingLaw(device.sharing.sync_s),
             )
             for device in devices
         )

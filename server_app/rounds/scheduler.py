@@ -205,7 +205,7 @@ class Scheduler:
         self, kept: tuple[ClusterPlan, ...], decision: RoundDecision, finished: Collection[int]
     ) -> tuple[ClusterPlan, ...]:
         """Return the plans whose micro-batches and shares stay, with the latest devices of units
-        that finished. A device that is not present does not change them: it may come back."""
+        that finished. A device that is missing does not change them: it may come back."""
         if not self._settings.pipeline.keep_shares:
             return ()
         now = {plan.unit: plan for plan in kept}
@@ -213,7 +213,7 @@ class Scheduler:
         for plan in decision.plan.clusters:
             state, before = states[plan.unit], now.get(plan.unit)
             same = before is not None and before.order_of_sums == plan.order_of_sums
-            away = len(present_devices(state)) < len(state.devices)
+            away = before and {*before.devices} - {each.name for each in present_devices(state)}
             if state.real_devices and plan.unit in finished and not (same and away):
                 now[plan.unit] = plan
         return tuple(now.values())

@@ -131,12 +131,9 @@ def test_all_is_free_if_nothing_can_hold_what_was_kept() -> None:
 @pytest.mark.parametrize("over_limits", [False, True])
 def test_vanilla_fl_keeps_its_rows_whatever_its_devices_are(over_limits: bool) -> None:
     """Without a law of sharing, or with less memory than a replica needs."""
-    request = request_of(None, None)
-    (cluster,) = request.clusters
-    devices = (
-        replace(each, sharing=None, max_blocks=3 if over_limits else None)
-        for each in cluster.devices
-    )
+    (cluster,) = (request := request_of(None, None)).clusters
+    memory = MemoryBudget(59.0 if over_limits else 90.0, 0.0, 10.0, 0.0)
+    devices = (replace(each, sharing=None, memory=memory) for each in cluster.devices)
     cluster = replace(cluster, devices=tuple(devices))
     request = replace(request, clusters=(cluster,), partition="vanilla_fl")
     first = planned(request)
@@ -144,7 +141,7 @@ def test_vanilla_fl_keeps_its_rows_whatever_its_devices_are(over_limits: bool) -
     without = replace(cluster.devices[0], max_blocks=0)
     away = replace(cluster, devices=(without, *cluster.devices[1:]))
     plan = planned(replace(request, clusters=(away,), kept=(first,)))
-    assert plan.order_of_sums == first.order_of_sums
+    assert (plan.order_of_sums, plan.over_limits) == (first.order_of_sums, over_limits)
     assert [each.holders for each in plan.segments] == ["(2 b, 2 b, 2 c, 2 d)"]
 
 
