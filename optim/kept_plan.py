@@ -24,9 +24,9 @@ def kept_point(
     """Return the fastest plan with the stages and shares of the ``kept`` one, or None if devices
     cannot hold them.
 
-    Only devices change: others take over the shares of those that are not present, after one or two
-    exchanges if they cannot hold them otherwise. If a ``law`` was measured, two are exchanged if
-    that is faster by more than the prediction's interval.
+    Only devices change: others take over the shares of those that are not present; if they cannot,
+    two are exchanged, one more is left out, or two pairs are exchanged. If a ``law`` was measured,
+    two are also exchanged if that is faster by more than the prediction's interval.
     """
     m, devices = kept.num_micro_batches, problem.devices
     names = [device.name for device in devices]
@@ -34,9 +34,12 @@ def kept_point(
     if m > problem.max_micro_batches or stops[-1:] != [problem.num_blocks]:
         return None  # of another run
 
-    def possible(plans: Iterable[ClusterPlan]) -> Iterator[tuple[Partition, ClusterPlan]]:
-        """Yield the plans with these shares on devices that are present."""
-        present = (p.without({*p.devices} - {*names}, p.unused(names)) for p in plans)
+    def possible(
+        plans: Iterable[ClusterPlan], beside: str = ""
+    ) -> Iterator[tuple[Partition, ClusterPlan]]:
+        """Yield the plans with these shares on devices that are present, without one ``beside``."""
+        there = [name for name in names if name != beside]
+        present = (p.without({*p.devices} - {*there}, p.unused(there)) for p in plans)
         for plan in islice(chain.from_iterable(present), _MOST_PLANS):
             stages = stages_of_plan(plan, devices, largest_rows(problem, m))
             point = decided(problem, stages, m)
@@ -49,7 +52,9 @@ def kept_point(
 
     once = list(kept.swapping(names))
     twice = chain.from_iterable(each.swapping(names) for each in once)
-    found = next(filter(None, (list(possible(each)) for each in ([kept], once, twice))), [])
+    fewer = (pair for name in names for pair in possible([kept], beside=name))
+    ways = possible([kept]), possible(once), fewer, possible(twice)
+    found = next(filter(None, map(list, ways)), [])
     most = max(1, MOST_SIMULATED // (m * max(1, len(kept.devices))))
     found = sorted(found, key=lambda each: each[0].latency_s)[:most]
     if not found:

@@ -1,19 +1,29 @@
 """Plans of later rounds of real devices: the micro-batches and shares of the first one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
 from step_laws import law_of, stages_of
 
+from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, MemoryBudget, SharingLaw
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Link, MemoryBudget, SharingLaw
 from collapipe.step_law import HeldStage, MeasuredPlan, StepLaw
 from optim.baselines import AllUnits
+from optim.cluster_plan import cluster_problem
 from optim.cost import round_cost
 from optim.planner import RoundRequest
+from optim.problem import stages_of_plan
+from optim.sharing.law import largest_rows
+from optim.sharing.modes import decided
+from optim.step import schedules
+from optim.verified import is_possible
 from optim.verify import verify_plan
+from tests.thorough import cases
 
 NAMES, BLOCKS, ROWS = "abcd", 6, 8
 ALONE = ClusterPlan(0, (SegmentPlan("a", Span(0, 3)), SegmentPlan("b", Span(3, 3))), 2, "gpipe")
@@ -52,7 +62,7 @@ def request_of(
 
 
 def planned(request: RoundRequest, partition: str = "shared") -> ClusterPlan:
-    """The verified plan."""
+    """The verified plan, whose time is the computed one."""
     plan = AllUnits(partition=partition).plan_round(request, np.random.default_rng(0))
     verify_plan(plan, request)
     (cost,) = round_cost(plan, request, "overlap", "none", "streamed").clusters
@@ -160,3 +170,80 @@ def test_several_shares_of_a_device_need_gradients_of_each() -> None:
         away = replace(state, devices=(devices[0], replace(devices[1], max_blocks=0), *devices[2:]))
         plan = planned(replace(request, clusters=(away,)))
         assert (plan.order_of_sums == SHARED.order_of_sums) == holds
+
+
+def drawn_devices(rng: np.random.Generator, names: str) -> list[DeviceProfile]:
+    """With memory for a few blocks; they may recompute, have links, and limits of their owners."""
+    recomputes, linked, limited = rng.random(3) < 0.4
+    devices = []
+    for name in names:
+        limit, trained = float(rng.uniform(15, 70)), float(rng.choice([0.0, 0.5]))
+        memory = MemoryBudget(limit, 0.0, 10.0, 0.0, 0.0, 8.0, trained)
+        u, v, w = rng.uniform(0.05, [2.0, 0.3, 0.5]).tolist()
+        others = (each for each in names if each != name and rng.random() < 0.5)
+        links = [Link(each, float(rng.uniform(0, 1)), 0.0, 0.01) for each in others if linked]
+        most = int(rng.integers(2, 7)) if limited else None
+        sharing = SharingLaw(0.01, None, memory)
+        box = DeviceProfile(name, AffineLaw(u, v, w, 0.1), most, None, memory, sharing)
+        small = replace(box, memory=MemoryBudget(limit, 0.0, 3.0, 0.0, 0.0, 1.0, trained))
+        box = box.or_recomputing(4 / 3, small) if recomputes else box
+        devices.append(replace(box, links=tuple(links)))
+    return devices
+
+
+def parts_of(count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a count as a sum."""
+    yield from [(first, *rest) for first in range(1, count) for rest in parts_of(count - first)]
+    yield (count,)
+
+
+def assignments(segments: Sequence[SegmentPlan], names: set[str]) -> Iterator[list[SegmentPlan]]:
+    """All ways to give the segments' shares to devices."""
+    if not segments:
+        yield []
+        return
+    first, *others = segments
+    for counts in parts_of(len(first.rows)):
+        for own in permutations(sorted(names), len(counts)):
+            each = [name for name, count in zip(own, counts, strict=True) for _ in range(count)]
+            shares = tuple(map(Share, each, first.rows)) if first.shares else ()
+            for rest in assignments(others, names - {*own}):
+                yield [SegmentPlan(own[0], first.span, shares), *rest]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "auto"])
+def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
+    """As brute force over all devices of each share says."""
+    kept = others = 0
+    for seed in range(cases(few=12, many=1000)):
+        rng = np.random.default_rng(seed)
+        names = "abcd"[: rng.integers(3, 5)]
+        devices, m = drawn_devices(rng, names), int(rng.choice([1, 2, 4]))
+        law = law_of(names, m=m, apart=True, stages=stages_of({"a": 6}), send_s=0.1)
+        times = {name: replace(each, rows=ROWS / m) for name, each in law.devices.items()}
+        law = replace(law, devices=times)
+        request = replace(request_of(None, law), schedule=schedule)
+        cluster = replace(request.clusters[0], devices=tuple(devices))
+        try:
+            first = planned(replace(request, clusters=(cluster,)))
+        except InfeasibleRoundError:
+            continue
+        gone = rng.choice([*names], len(names) - 2, replace=False)
+        there = [replace(each, max_blocks=0) if each.name in gone else each for each in devices]
+        step = law if rng.random() < 0.7 else None
+        cluster = replace(cluster, devices=tuple(there), step=step)
+        request = replace(request, clusters=(cluster,), kept=(first,))
+        with suppress(InfeasibleRoundError):
+            if planned(request).order_of_sums == first.order_of_sums:
+                kept += first.shares
+                continue
+        others += 1
+        for each in schedules(schedule, measured=step is not None):
+            problem = cluster_problem(replace(request, schedule=each), cluster, "overlap")
+            rows = largest_rows(problem, first.num_micro_batches)
+            for segments in assignments(first.segments, {*names} - {*gone}):
+                plan = replace(first, segments=tuple(segments))
+                stages = stages_of_plan(plan, problem.devices, rows)
+                point = decided(problem, stages, first.num_micro_batches)
+                assert not is_possible(problem.in_modes(point.recomputing), point), seed
+    assert kept > 3 and others
