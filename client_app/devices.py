@@ -359,6 +359,11 @@ class DevicePipeline:
         allowed = [each for each in found.front if each.num_segments <= most]
         best = min(allowed or [found.best], key=lambda each: each.latency_s)
         unit, m, schedule = self._plan.unit, self._plan.num_micro_batches, self._plan.schedule
+        if self._plan.shares:
+            self._all.news.append(
+                f"without {', '.join(sorted(gone))} no devices can hold the shares: blocks are "
+                "planned anew, which changes the weights' last bits"
+            )
         return ClusterPlan(unit, best.segments(left), m, schedule)
 
     def _problem(self, devices: Sequence[DeviceProfile]) -> ClusterProblem:

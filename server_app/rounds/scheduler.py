@@ -216,6 +216,12 @@ class Scheduler:
             away = before and {*before.devices} - {each.name for each in present_devices(state)}
             if state.real_devices and plan.unit in finished and not (same and away):
                 now[plan.unit] = plan
+                if before and not same:
+                    _log.warning(
+                        "%s: its devices cannot hold the micro-batches and shares of earlier "
+                        "rounds; with other ones the weights' last bits differ",
+                        self.called(plan.unit),
+                    )
         return tuple(now.values())
 
     def _sending_s(self, decision: RoundDecision, sent: Mapping[int, int]) -> float:

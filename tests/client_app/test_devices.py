@@ -368,6 +368,30 @@ def test_a_lost_segment_that_no_device_is_free_for_is_planned_anew() -> None:
         assert (taken and taken.num_micro_batches) == m
 
 
+def test_a_loss_that_costs_bits_is_told() -> None:
+    """No other device can hold the lost one's segment besides its shares."""
+    shared = SegmentPlan("b", Span(1, 3), (Share("b", 2), Share("c", 2)))
+    plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 1)), shared), 1, "gpipe")
+    law = AffineLaw(1.0, 0.0, 0.0, 0.0)
+    pipeline = SimpleNamespace(num_segments=None)
+    news = list[str]()
+    own: Any = SimpleNamespace(
+        _plan=plan,
+        _all=SimpleNamespace(absent={}, news=news),
+        _devices={name: DeviceProfile(name, law, max_blocks=3) for name in "abc"},
+        _spec=SimpleNamespace(num_blocks=4),
+        _settings=SimpleNamespace(batch_size=4, pipeline=pipeline),
+        _taken_over=lambda *_: None,
+    )
+    own._problem = partial(DevicePipeline._problem, own)
+    found = DevicePipeline._replan(own, {"a": "ended"})
+    assert not found.shares and {*found.devices} == {"b", "c"}
+    assert news == [
+        "without a no devices can hold the shares: blocks are planned anew, which changes the "
+        "weights' last bits"
+    ]
+
+
 def test_who_is_left_out_is_named_with_its_slowness_and_once_when_it_is_back() -> None:
     """A block of the Jetson took four times the described second, one of the Pi 100 times."""
     own, settings = devices(), SimpleNamespace(batch_size=8)

@@ -516,3 +516,15 @@ def test_a_fit_of_two_numbers_of_rows_stays() -> None:
     assert found is not None
     time = known(described, found)["a"].time
     assert [time.compute(1, rows) for rows in (2, 8)] == pytest.approx([10.0, 16.0], rel=0.01)
+
+
+def test_a_device_with_all_shares_of_a_stage_is_one_alone() -> None:
+    """After a loss; a law refuses rows of a device alone."""
+    shares = Share("a", 3), Share("b", 1)
+    segment = SegmentPlan("a", Span(0, 4), shares)
+    for each, expected in (
+        (segment, HeldStage(("a", "b"), 4, (3, 1))),
+        (segment.without({"b"}), HeldStage(("a",), 4)),
+    ):
+        assert each is not None
+        assert held_stages(ClusterPlan(0, (each,), 1, "gpipe")) == (expected,)

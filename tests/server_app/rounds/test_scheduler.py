@@ -459,9 +459,11 @@ def test_a_resumed_run_plans_real_devices_with_the_times_that_it_had(tmp_path: P
     assert [each.max_blocks for each in resumed.devices] == [4, 0, 4]
 
 
-def test_the_plan_of_real_devices_is_kept_while_one_is_away(tmp_path: Path) -> None:
+def test_the_plan_of_real_devices_is_kept_while_one_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Not that of a unit that failed, or of simulated devices. Other micro-batches, which devices
-    need if they cannot hold the kept ones, stay from then on."""
+    need if they cannot hold the kept ones, stay from then on, and a line says so."""
     static = *MOBILE, "environment=static", "strategy=all"
     real = [replace(cluster(unit), real_devices=True) for unit in range(2)]
     own = Rounds(settings_of(tmp_path / "unused", static), [*real, cluster(2)])
@@ -482,6 +484,7 @@ def test_the_plan_of_real_devices_is_kept_while_one_is_away(tmp_path: Path) -> N
         now = replace(first.plan, clusters=(planned,))
         own.end(replace(first, request=request, plan=now), {0: 1.0})
         assert own.state.kept == (kept,)
+        assert ("the weights' last bits differ" in caplog.text) == (planned is other)
     free = Rounds(settings_of(tmp_path / "unused", [*static, "pipeline.keep_shares=false"]), real)
     free.end(free.decide(1), {0: 1.0})
     assert free.state.kept == ()
