@@ -364,8 +364,13 @@ def test_a_lost_segment_that_no_device_is_free_for_is_planned_anew() -> None:
     for limit, m in ((55.0, None), (56.0, 1)):
         memory = MemoryBudget(limit, 0.0, 10.0, 0.0, trained_bytes=4.0)
         boxes = {name: DeviceProfile(name, law, memory=memory) for name in "ab"}
-        taken = after_loss(ClusterPlan(0, (whole,), 1, "gpipe"), boxes, "a")
+        plan = ClusterPlan(0, (whole,), 1, "gpipe")
+        taken = after_loss(plan, boxes, "a")
         assert (taken and taken.num_micro_batches) == m
+        assert after_loss(replace(plan, over_limits=True), boxes, "a")
+    thirds = SegmentPlan("a", Span(0, 4), (*HALVES, Share("c", 2)))
+    boxes = {name: DeviceProfile(name, law) for name in "abc"}  # of VanillaFL
+    assert after_loss(ClusterPlan(0, (thirds,), 1, "gpipe"), boxes, "a")
 
 
 def test_a_loss_that_costs_bits_is_told() -> None:

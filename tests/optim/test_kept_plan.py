@@ -247,3 +247,85 @@ def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
                 point = decided(problem, stages, first.num_micro_batches)
                 assert not is_possible(problem.in_modes(point.recomputing), point), seed
     assert kept > 3 and others
+
+
+def with_memory(request: RoundRequest, limits: Sequence[float]) -> RoundRequest:
+    """Devices with these bytes, of which a block takes 2, and 8 for all rows of a batch; those with
+    0 are away."""
+    (cluster,) = request.clusters
+    devices = []
+    for device, limit in zip(cluster.devices, limits, strict=True):
+        memory = MemoryBudget(limit, 0.0, 10.0, 0.0, 0.0, 8.0)
+        own = replace(device, memory=memory, sharing=SharingLaw(1e-3, None, memory))
+        devices.append(own if limit else replace(own, max_blocks=0))
+    return replace(request, clusters=(replace(cluster, devices=tuple(devices)),))
+
+
+@pytest.mark.parametrize(
+    ("limits", "holders"),
+    [
+        ((33, 0, 21, 17), ["(3 a, 1 d)", "c"]),
+        ((33, 21, 0, 17), ["(3 a, 1 d)", "b"]),
+        ((17, 41, 21, 0), ["(3 b, 1 a)", "c"]),
+        ((0, 40, 21, 31), ["(3 b, 1 b)", "c"]),
+    ],
+    ids=["another heir", "two exchanges", "an exchange", "one left out"],
+)
+@pytest.mark.parametrize("law", [LAW, None])
+def test_memory_decides_who_takes_over(
+    limits: Sequence[float], holders: list[str], law: StepLaw | None
+) -> None:
+    """Three rows of four blocks take 32 bytes, one takes 16, and all take 40."""
+    plan = planned(with_memory(request_of(SHARED, law), limits))
+    assert [each.holders for each in plan.segments] == holders
+
+
+def test_what_a_damaged_checkpoint_says_is_not_kept() -> None:
+    """Of a larger model, of larger batches, or beyond limits that no framework ignores."""
+    first, last = SHARED.segments
+    more = replace(SHARED, segments=(first, replace(last, span=Span(4, 3))))
+    for kept in (more, replace(SHARED, num_micro_batches=9), replace(SHARED, segments=(first,))):
+        assert planned(request_of(kept)).num_micro_batches <= ROWS
+    assert not planned(request_of(replace(SHARED, over_limits=True))).over_limits
+
+
+def test_a_schedule_that_can_hold_the_shares_is_chosen() -> None:
+    """GPipe keeps the tensors of all micro-batches; a plan of its own may be faster."""
+    request = with_memory(request_of(replace(SHARED, num_micro_batches=4)), (24, 24, 13, 40))
+    kept = planned(replace(request, schedule="one_f_one_b"))
+    request = replace(request, kept=(replace(SHARED, num_micro_batches=4),))
+    for schedule in ("one_f_one_b", "auto"):
+        plan = planned(replace(request, schedule=schedule))
+        assert plan.schedule == "one_f_one_b"
+        assert plan.order_of_sums == kept.order_of_sums
+
+
+@pytest.mark.parametrize("framework", ["asteroid", "vanilla_fl"])
+def test_single_devices_stay_single_in_frameworks_that_share(framework: str) -> None:
+    """Though by its rule the framework would share now."""
+    kept = ClusterPlan(0, (SegmentPlan("a", Span(0, BLOCKS)),), 1, "gpipe")
+    (cluster,) = (request := request_of(kept, None)).clusters
+    devices = tuple(replace(each, sharing=SharingLaw(0.0)) for each in cluster.devices)
+    cluster = replace(cluster, devices=devices)
+    request = replace(request, clusters=(cluster,), partition=framework)
+    assert planned(replace(request, kept=())).shares
+    assert planned(request).segments == kept.segments
+
+
+def test_links_and_a_bound_of_segments_do_not_end_a_run() -> None:
+    """If its micro-batches cannot be kept, others are chosen."""
+    law = AffineLaw(0.5, 1.0, 0.1, 0.0)
+    (cluster,) = (request := request_of(None, None)).clusters
+    devices = []
+    for name in "abcd":
+        links = tuple(Link(other, 0.2, 0.0) for other in "abcd" if other != name)
+        own = 0.0 if name == "d" else 30.0
+        devices.append(DeviceProfile(name, law, memory=MemoryBudget(own, 0, 6, 2), links=links))
+    for used, bound in ((devices, None), ([replace(d, links=()) for d in devices], 2)):
+        state = replace(cluster, devices=tuple(used))
+        first = planned(replace(request, clusters=(state,), num_segments=bound), "exact")
+        for gone in "abc":
+            left = (replace(d, max_blocks=0) if d.name == gone else d for d in used)
+            state = replace(cluster, devices=tuple(left))
+            later = replace(request, clusters=(state,), num_segments=bound, kept=(first,))
+            assert gone not in planned(later, "exact").devices
