@@ -368,7 +368,7 @@ def test_a_lost_segment_that_no_device_is_free_for_is_planned_anew() -> None:
         taken = after_loss(plan, boxes, "a")
         assert (taken and taken.num_micro_batches) == m
         assert after_loss(replace(plan, over_limits=True), boxes, "a")
-    thirds = SegmentPlan("a", Span(0, 4), (*HALVES, Share("c", 2)))
+    thirds = SegmentPlan("a", Span(0, 4), (Share("a", 2), Share("b", 1), Share("c", 1)))
     boxes = {name: DeviceProfile(name, law) for name in "abc"}  # of VanillaFL
     assert after_loss(ClusterPlan(0, (thirds,), 1, "gpipe"), boxes, "a")
 

@@ -280,24 +280,37 @@ def test_memory_decides_who_takes_over(
     assert [each.holders for each in plan.segments] == holders
 
 
+def test_a_device_that_cannot_take_over_is_left_out() -> None:
+    """Device b can hold two rows of eight, and would get those of a in any order."""
+    shares = Share("a", 3), Share("b", 2), Share("c", 3)
+    kept = ClusterPlan(0, (SegmentPlan("a", Span(0, BLOCKS), shares),), 1, "gpipe")
+    plan = planned(with_memory(request_of(kept), (0, 25, 60, 0)))
+    assert [each.holders for each in plan.segments] == ["(3 c, 2 c, 3 c)"]
+
+
 def test_what_a_damaged_checkpoint_says_is_not_kept() -> None:
     """Of a larger model, of larger batches, or beyond limits that no framework ignores."""
+    (cluster,) = (request := with_memory(request_of(None), (33, 17, 21, 40))).clusters
+    devices = tuple(each.or_recomputing(4 / 3, each) for each in cluster.devices)
+    request = replace(request, clusters=(replace(cluster, devices=devices),))
     first, last = SHARED.segments
     more = replace(SHARED, segments=(first, replace(last, span=Span(4, 3))))
     for kept in (more, replace(SHARED, num_micro_batches=9), replace(SHARED, segments=(first,))):
-        assert planned(request_of(kept)).num_micro_batches <= ROWS
-    assert not planned(request_of(replace(SHARED, over_limits=True))).over_limits
+        assert planned(replace(request, kept=(kept,))).num_micro_batches <= ROWS
+    over = replace(SHARED, over_limits=True)
+    assert not planned(replace(request, kept=(over,))).over_limits
 
 
 def test_a_schedule_that_can_hold_the_shares_is_chosen() -> None:
     """GPipe keeps the tensors of all micro-batches; a plan of its own may be faster."""
-    request = with_memory(request_of(replace(SHARED, num_micro_batches=4)), (24, 24, 13, 40))
-    kept = planned(replace(request, schedule="one_f_one_b"))
-    request = replace(request, kept=(replace(SHARED, num_micro_batches=4),))
-    for schedule in ("one_f_one_b", "auto"):
+    measured = MeasuredPlan(stages_of({"a": 6}), 4, 1.0, "gpipe")
+    law = replace(LAW, num_micro_batches=4, measured=(measured,))
+    shares = Share("a", 1), Share("b", 1)
+    kept = ClusterPlan(0, (SegmentPlan("a", Span(0, 4), shares), SHARED.segments[1]), 4, "gpipe")
+    request = with_memory(request_of(kept, law, row_s={"d": 0.01}), (22, 22, 20, 60))
+    for schedule, same in (("gpipe", False), ("one_f_one_b", True), ("auto", True)):
         plan = planned(replace(request, schedule=schedule))
-        assert plan.schedule == "one_f_one_b"
-        assert plan.order_of_sums == kept.order_of_sums
+        assert (plan.order_of_sums == kept.order_of_sums) == same
 
 
 @pytest.mark.parametrize("framework", ["asteroid", "vanilla_fl"])
@@ -310,6 +323,13 @@ def test_single_devices_stay_single_in_frameworks_that_share(framework: str) -> 
     request = replace(request, clusters=(cluster,), partition=framework)
     assert planned(replace(request, kept=())).shares
     assert planned(request).segments == kept.segments
+
+
+def test_a_framework_may_share_beyond_limits() -> None:
+    request = replace(with_memory(request_of(None, None), (5, 5, 5, 5)), partition="asteroid")
+    plan = planned(request)
+    assert plan.shares and plan.over_limits
+    assert planned(replace(request, kept=(plan,))).segments == plan.segments
 
 
 def test_links_and_a_bound_of_segments_do_not_end_a_run() -> None:
