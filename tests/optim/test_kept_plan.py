@@ -349,3 +349,18 @@ def test_links_and_a_bound_of_segments_do_not_end_a_run() -> None:
             state = replace(cluster, devices=tuple(left))
             later = replace(request, clusters=(state,), num_segments=bound, kept=(first,))
             assert gone not in planned(later, "exact").devices
+
+
+def test_micro_batches_that_need_too_many_segments_are_not_kept() -> None:
+    """Without device a, four micro-batches need three segments, and eight need two."""
+    (cluster,) = (request := request_of(None, None)).clusters
+    memory = (MemoryBudget(limit, 0.0, 6.0, 2.0) for limit in (40.0, 24.0, 24.0, 24.0))
+    law = AffineLaw(0.5, 5.0, 0.0, 0.0)
+    devices = [DeviceProfile(n, law, memory=own) for n, own in zip(NAMES, memory, strict=True)]
+    cluster = replace(cluster, devices=tuple(devices))
+    first = planned(replace(request, clusters=(cluster,), num_segments=2), "exact")
+    assert first.num_micro_batches == 4
+    cluster = replace(cluster, devices=(replace(devices[0], max_blocks=0), *devices[1:]))
+    for bound, m in ((2, 8), (3, 4)):
+        later = replace(request, clusters=(cluster,), num_segments=bound, kept=(first,))
+        assert planned(later, "exact").num_micro_batches == m
