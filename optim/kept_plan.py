@@ -28,42 +28,50 @@ def kept_point(
     two are exchanged, one more is left out, or two pairs are exchanged. If a ``law`` was measured,
     two are also exchanged if that is faster by more than the prediction's interval.
     """
-    m, devices = kept.num_micro_batches, problem.devices
-    names = [device.name for device in devices]
     stops = [segment.span.stop for segment in kept.segments]
+    m = kept.num_micro_batches
     if m > problem.max_micro_batches or stops[-1:] != [problem.num_blocks]:
         return None  # of another run
 
-    def possible(
-        plans: Iterable[ClusterPlan], beside: str = ""
-    ) -> Iterator[tuple[Partition, ClusterPlan]]:
-        """Yield the plans with these shares on devices that are present, without one ``beside``."""
-        there = [name for name in names if name != beside]
-        present = (p.without({*p.devices} - {*there}, p.unused(there)) for p in plans)
-        for plan in islice(chain.from_iterable(present), _MOST_PLANS):
-            stages = stages_of_plan(plan, devices, largest_rows(problem, m))
-            point = decided(problem, stages, m)
-            if is_possible(problem.in_modes(point.recomputing), point):
-                yield point, plan
-
     def timed(point: Partition) -> Partition:
-        fits = law is not None and simulates(point)
-        return simulated(point, problem, law, schedule) if law and fits else point
+        if law is None or not simulates(point):
+            return point
+        return simulated(point, problem, law, schedule)
 
-    once = list(kept.swapping(names))
-    twice = chain.from_iterable(each.swapping(names) for each in once)
-    fewer = (pair for name in names for pair in possible([kept], beside=name))
-    ways = possible([kept]), possible(once), fewer, possible(twice)
-    found = next(filter(None, map(list, ways)), [])
     most = max(1, MOST_SIMULATED // (m * max(1, len(kept.devices))))
-    found = sorted(found, key=lambda each: each[0].latency_s)[:most]
+    found = sorted(_nearest(kept, problem), key=lambda each: each[0].latency_s)[:most]
     if not found:
         return None
-    best, plan = min(
-        ((timed(point), plan) for point, plan in found), key=lambda each: each[0].latency_s
-    )
+    every = [(timed(point), plan) for point, plan in found]
+    best, plan = min(every, key=lambda each: each[0].latency_s)
     if law is None:
         return best
-    swapped = (timed(point) for point, _ in islice(possible(plan.swapping(names)), most))
-    others = (point for point in swapped if not as_good(point, best, law))
-    return min([best, *others], key=lambda each: each.latency_s)
+    swapped = _possible(plan.swapping([device.name for device in problem.devices]), problem)
+    others = [timed(point) for point, _ in islice(swapped, most)]
+    faster = (point for point in others if not as_good(point, best, law))
+    return min([best, *faster], key=lambda each: each.latency_s)
+
+
+def _nearest(kept: ClusterPlan, problem: ClusterProblem) -> list[tuple[Partition, ClusterPlan]]:
+    """Return the possible plans that need the fewest changes; empty if there is none."""
+    names = [device.name for device in problem.devices]
+    once = list(kept.swapping(names))
+    twice = chain.from_iterable(each.swapping(names) for each in once)
+    fewer = (pair for name in names for pair in _possible([kept], problem, without=name))
+    ways = _possible([kept], problem), _possible(once, problem), fewer, _possible(twice, problem)
+    return next(filter(None, map(list, ways)), [])
+
+
+def _possible(
+    plans: Iterable[ClusterPlan], problem: ClusterProblem, without: str = ""
+) -> Iterator[tuple[Partition, ClusterPlan]]:
+    """Yield the plans with the shares of these on the problem's devices, ``without`` one of them,
+    as far as these can hold them."""
+    names = [device.name for device in problem.devices if device.name != without]
+    moved = (each.without({*each.devices} - {*names}, each.unused(names)) for each in plans)
+    for plan in islice(chain.from_iterable(moved), _MOST_PLANS):
+        m = plan.num_micro_batches
+        stages = stages_of_plan(plan, problem.devices, largest_rows(problem, m))
+        point = decided(problem, stages, m)
+        if is_possible(problem.in_modes(point.recomputing), point):
+            yield point, plan
