@@ -194,8 +194,10 @@ def _point(
     """Return the partition with these stages, or None if it is not possible."""
     places = {device.name: place for place, device in enumerate(problem.devices)}
     blocks = {name: each.blocks for each in stages for name in each.devices}
-    if not blocks.keys() <= places.keys():
-        return None
+    within = problem.min_micro_batches <= m <= problem.max_micro_batches
+    whole = sum(each.blocks for each in stages) == problem.num_blocks
+    if not (within and whole and blocks.keys() <= places.keys()):
+        return None  # of another run
     held = tuple(blocks.get(name, 0) for name in places)
     point = replace(like, blocks=held, num_micro_batches=m, stages=())
     rows = largest_rows(problem, m)

@@ -131,6 +131,27 @@ def test_a_run_of_single_devices_goes_on_with_them() -> None:
     assert planned(request_of(None, law)).shares
 
 
+@pytest.mark.parametrize("m", [1, 4])
+def test_measured_plans_with_other_micro_batches_do_not_count(m: int) -> None:
+    """Of the trial run of ``device measure``, which plans freely; devices may recompute."""
+    measured = MeasuredPlan((HeldStage(("a", "b"), 6, (1, 1)),), m, 1e-3, "gpipe")
+    law = replace(LAW, measured=(MeasuredPlan(LAW.stages, 2, 1.0, "gpipe"), measured))
+    (cluster,) = (request := with_memory(request_of(ALONE, law), (99, 99, 99, 99))).clusters
+    devices = tuple(each.or_recomputing(4 / 3, each) for each in cluster.devices)
+    request = replace(request, clusters=(replace(cluster, devices=devices),))
+    for partition in ("shared", "exact"):
+        assert planned(request, partition).order_of_sums == ALONE.order_of_sums
+
+
+def test_a_law_of_another_model_does_not_make_planning_fail() -> None:
+    """A unit may report stages of any number of blocks, on devices that may recompute."""
+    for blocks in (1, 4000):
+        law = replace(LAW, stages=(HeldStage(("a", "b"), blocks, (2, 2)),))
+        (cluster,) = (request := with_memory(request_of(None, law), (99, 99, 99, 99))).clusters
+        devices = tuple(each.or_recomputing(4 / 3, each) for each in cluster.devices)
+        assert planned(replace(request, clusters=(replace(cluster, devices=devices),)))
+
+
 def test_all_is_free_if_nothing_can_hold_what_was_kept() -> None:
     small = dict.fromkeys(NAMES, 2)
     plan = planned(request_of(SHARED, limits=small))
