@@ -279,7 +279,7 @@ def _front(
             f"pipeline.num_segments={most}; raise it"
         )
     planned = tuple(_of_round(point, request, cluster) for point in few)
-    if kept and not _keeps(kept, planned, request, cluster):
+    if kept and not kept.shares and not _keeps(kept, planned, request, cluster):
         return _kept_front(kept, problem, request, cluster) or planned
     return planned
 

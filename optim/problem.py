@@ -85,17 +85,25 @@ class ClusterProblem:
     def sharing(self) -> "ClusterProblem":
         """Return the problem in which every device may share a stage; adding gradients takes no
         time if nothing says how long it takes."""
-        own = (each.sharing or SharingLaw(0.0, memory=each.memory) for each in self.devices)
-        pairs = zip(self.devices, own, strict=True)
-        return replace(self, devices=tuple(replace(each, sharing=law) for each, law in pairs))
+        devices = (
+            replace(each, sharing=each.sharing or SharingLaw(0.0, memory=each.memory))
+            for each in self.devices
+        )
+        return replace(self, devices=tuple(devices))
 
     def unlimited(self) -> "ClusterProblem":
         """Return the problem without limits of memory and energy, in which no device recomputes."""
-        plain = self.in_modes(()).devices
-        free = (replace(each, max_blocks=None, energy=None, memory=None) for each in plain)
-        shared = (d.sharing and replace(d.sharing, max_blocks=None, memory=None) for d in plain)
-        pairs = zip(free, shared, strict=True)
-        return replace(self, devices=tuple(replace(each, sharing=law) for each, law in pairs))
+        free = (
+            replace(
+                each,
+                max_blocks=None,
+                energy=None,
+                memory=None,
+                sharing=each.sharing and SharingLaw(each.sharing.sync_s),
+            )
+            for each in self.in_modes(()).devices
+        )
+        return replace(self, devices=tuple(free))
 
 
 class UplinkTimes(NamedTuple):

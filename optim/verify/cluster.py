@@ -81,17 +81,15 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
     counts = {k: (n, len(s.shares) - n) for s in split for k, n in s.shares_of_each()}
     for k, (device, held) in enumerate(zip(problem.devices, point.blocks, strict=True)):
         limits: DeviceProfile | SharingLaw = device
-        rows, gradients, size = math.ceil(b / (replicas or m)), 0.0, b / (replicas or m)
+        rows, size = math.ceil(b / (replicas or m)), b / (replicas or m)
         count = 1  # devices of its stage
         if k in members:
             if device.sharing is None:
                 raise violation("sharing", f"{device.name} shares a stage without a law for it")
             limits, (stage, rows) = device.sharing, members[k]
             size, count = rows, len(stage.devices)
-            gradients = received_gradients(held, rows / sum(stage.rows), count)
-        if k in counts:
-            own, others = counts[k]
-            gradients = received_gradients(held, rows / math.ceil(b / m), count, own, others)
+        own, others = counts.get(k, (1, count - 1))
+        gradients = received_gradients(held, rows / math.ceil(b / m), count, own, others)
         of_rows = f" of {rows} rows" if k in members else ""
         if limits.max_blocks is not None and held > limits.max_blocks:
             raise violation(

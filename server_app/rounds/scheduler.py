@@ -218,8 +218,8 @@ class Scheduler:
                 now[plan.unit] = plan
                 if before and not same:
                     _log.warning(
-                        "%s: its devices cannot hold the micro-batches and shares of earlier "
-                        "rounds; with other ones the weights' last bits differ",
+                        "%s: its plan has other micro-batches or shares than in earlier rounds, "
+                        "so that the weights' last bits differ",
                         self.called(plan.unit),
                     )
         return tuple(now.values())
