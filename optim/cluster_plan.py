@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -269,6 +269,9 @@ def _front(
         rng.bit_generator.state = before
         front = solve_cached(problem.unlimited(), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
+    if _shares(solve) and law is None:
+        more = _of_fewer_segments(front, problem, solve, rng)
+        front = tuple(sorted((*more, *front), key=lambda point: point.num_segments))
     most = request.num_segments or request.num_blocks
     few = [point for point in front if point.num_segments <= most]
     if few and law is not None:
@@ -282,6 +285,18 @@ def _front(
     if kept and not kept.shares and not _keeps(kept, planned, request, cluster):
         return _kept_front(kept, problem, request, cluster) or planned
     return planned
+
+
+def _of_fewer_segments(
+    front: Front, problem: ClusterProblem, solve: ClusterSolver, rng: np.random.Generator
+) -> Iterator[Partition]:
+    """Yield the fastest pipelines with fewer segments than some of a front's plans: they may
+    suffice for a unit that is not the round's slowest."""
+    most = max(point.num_segments for point in front)
+    if most > 1:
+        with suppress(InfeasibleRoundError):
+            alone = solve_cached(problem, _single(solve), rng)
+            yield from (point for point in alone if point.num_segments < most)
 
 
 def _kept_front(
@@ -382,8 +397,7 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
     """Return the solver's verified front, from the cache if an equal problem was solved.
 
     A front is cached only if another call would find the same front. It is not cached if the solver
-    drew from ``rng`` or a limit ended its search. Raises like the solver and
-    ``verify_cluster``.
+    drew from ``rng``. Raises like the solver and ``verify_cluster``.
     """
     key = problem, solver
     if key in _fronts:
@@ -391,13 +405,14 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
         return _fronts[key]
     before = rng.bit_generator.state
     solution = solve_verified(problem, solver, rng)
+    front, open_s = solution.front, solution.certificate.lower_bound
     if not solution.complete:
-        return tuple(replace(point, proved=False) for point in solution.front)
+        front = tuple(replace(point, open_s=open_s) for point in front)
     if rng.bit_generator.state == before:
-        _fronts[key] = solution.front
+        _fronts[key] = front
         if len(_fronts) > _CAPACITY:
             _fronts.popitem(last=False)
-    return solution.front
+    return front
 
 
 def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
@@ -410,6 +425,7 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
         point.among(used, len(cluster.devices)),
         latency_s=steps * point.latency_s,
         slowest_s=steps * point.slowest_s,
+        open_s=steps * point.open_s,
         fastest_s=UplinkTimes(steps * first, steps * last),
     )
 
@@ -436,14 +452,30 @@ def solve_round(
     )
     solution = solve(problem)
     verify_round(solution, problem)
-    if not all(point.proved for front in fronts for point in front):
-        certificate = replace(solution.certificate, lower_bound=0.0)
+    if any(math.isfinite(point.open_s) for front in fronts for point in front):
+        loose = tuple(_with_open(front, request.num_micro_batches) for front in fronts)
+        bound = solve(replace(problem, fronts=loose)).certificate.lower_bound
+        bound = min(bound, solution.certificate.objective)
+        certificate = replace(solution.certificate, lower_bound=bound)
         solution = replace(solution, certificate=certificate)
     plans = (
         cluster_plan(request, request.clusters[each.unit], each.partition, _uplink_plan(each))
         for each in solution.allocations
     )
     return problem, solution, tuple(plans)
+
+
+def _with_open(front: Front, most: int) -> Front:
+    """Return the front with a point of one segment for each head's place that is at least as fast,
+    for all uplink times, as every plan with at most ``most`` micro-batches that a search left
+    open."""
+    open_s = dict[HeadPlace | None, float]()
+    for point in front:
+        if math.isfinite(point.open_s):
+            open_s[point.head] = min(point.open_s, open_s.get(point.head, math.inf))
+    # a batch's plans have Σ of at least 1/m of their time
+    fastest = (Partition((1,), most, s, s / most, head=head) for head, s in open_s.items())
+    return (*front, *fastest)
 
 
 def _uplink_plan(given: Allocation) -> UplinkPlan:

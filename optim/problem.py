@@ -168,7 +168,7 @@ class Partition:
     stages: tuple[Stage, ...] = ()
     recomputing: tuple[int, ...] = ()  # devices that recompute, ascending
     schedule: str = ""  # "": the request's
-    proved: bool = True  # False: the search for its front ended at a limit of nodes
+    open_s: float = math.inf  # no plan that the search for its front left open takes less
 
     @property
     def num_segments(self) -> int:

@@ -9,6 +9,7 @@ the possible thresholds are tried. Bounds exclude most m.
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -32,15 +33,17 @@ from optim.problem import (
     Stage,
     UplinkTimes,
 )
+from optim.sharing.alike import as_kinds, similar_kinds
 from optim.sharing.bounds import Bounds, least_roots, stage_bounds
 from optim.sharing.costs import Caps, Costs, Tables
-from optim.sharing.law import row_caps, stage_of
+from optim.sharing.law import row_caps, stage_of, stages_of
 from optim.sharing.modes import decided, no_plan, relaxed, with_hops
 from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, ordered_states, states_of
 
 MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which only pipelines and one shared stage are compared."""
+_MOST_MERGED = 2**16  # pairs of a set and a group of similar devices
 _MOST_ORDERED = 2**16  # pairs if stages have an order
 _MOST_LINKED = 2**16  # pairs times classes of the next stage
 _PAIRS_PER_NODE = 1000
@@ -72,6 +75,8 @@ def shared_partition(
         search.offer(scout.points)
     search.only_shared = plain and math.isinf(open_s)
     open_s = min(open_s, search.run() if few else search.one_stage_of_all())
+    if plain and not few:
+        open_s = max(open_s, search.of_kinds())
     if not (few or search.points):
         search.offer(_of_some(problem, max_nodes))
     return search.solution(open_s, start)
@@ -406,6 +411,32 @@ class _Search:
                 if self._improves(row, once[row], self._bounds.pace[row], None):
                     open_s = min(open_s, self._least_s(once)[row])
         return open_s
+
+    def of_kinds(self) -> float:
+        """Offer plans for devices that are as bad as the worst of a few kinds, and those for the
+        best as far as the real devices can hold them. Return a lower bound of all plans, s."""
+        devices, b, bound_s = self._problem.devices, self._problem.batch_size, 0.0
+        order = sorted(range(len(devices)), key=lambda k: devices[k].time.chunk(1, b))
+        problem = replace(self._problem.in_modes(()), devices=tuple(devices[k] for k in order))
+        kinds = similar_kinds(problem, _MOST_MERGED) or ()
+        for best in (True, False) if kinds else ():
+            with suppress(InfeasibleRoundError):
+                found = shared_partition(as_kinds(problem, kinds, best), max_nodes=self._max_nodes)
+                bound_s = max(bound_s, found.certificate.lower_bound) if best else bound_s
+                for point in found.front:
+                    self._offer_like(point.among(order, len(order)))
+        return bound_s
+
+    def _offer_like(self, point: Partition) -> None:
+        """Offer the plan with balanced rows, if the devices can hold it."""
+        m = point.num_micro_batches
+        stages = [
+            self._stage(each.devices, each.blocks, m, 1) for each in stages_of(self._problem, point)
+        ]
+        alone = [(each.devices[0], each.blocks) for each in stages if len(each.devices) == 1]
+        caps = block_caps(self._problem)[m - 1]
+        if all(each.rows for each in stages) and all(caps[k] >= held for k, held in alone):
+            self.offer([decided(self._problem, stages, m)])
 
     def offer(self, points: Sequence[Partition]) -> None:
         """Add these plans to the envelope."""

@@ -3,12 +3,13 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
-from collapipe.plan import ClusterPlan, RoundPlan
+from collapipe.plan import Certificate, ClusterPlan, RoundPlan
 from collapipe.state import (
     AffineLaw,
     Channel,
@@ -16,15 +17,19 @@ from collapipe.state import (
     DeviceProfile,
     EnergyBudget,
     MemoryBudget,
+    SharingLaw,
     Uplink,
 )
+from optim import cluster_plan
+from optim.allocation.exact import exact_allocation
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
-from optim.cluster_plan import activation_times, cluster_problem, fronts
+from optim.cluster_plan import activation_times, cluster_problem, fronts, solve_round
 from optim.dssra import Dssra
 from optim.latency import batch_s, partition_of
 from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest
-from optim.problem import Partition, RoundOptions
+from optim.problem import ClusterSolver, Partition, RoundOptions
+from optim.sharing.exact import shared_partition
 from optim.verify import verify_plan
 from tests.optim import rounds
 from tests.optim.drawn_requests import away, drawn_request
@@ -283,3 +288,57 @@ def test_what_is_away_is_named_where_the_others_are_too_few() -> None:
     with pytest.raises(InfeasibleRoundError) as caught:
         plan(request(*devices(2, 2, 2)))
     assert "on_infeasible" not in str(caught.value)
+
+
+@pytest.mark.parametrize("preset", ["paper", "edge"])
+def test_stages_that_are_too_dear_to_share_change_no_round(preset: str) -> None:
+    """Units that are not the slowest have as few segments as without sharing."""
+    several = 0
+    for seed in range(cases(few=3, many=20)):
+        asked = with_sharing(drawn_request(preset, seed), SharingLaw(1e6))
+        auto, never = (
+            Dssra(sharing=each).plan_round(asked, np.random.default_rng(0)).clusters
+            for each in ("auto", "never")
+        )
+        assert auto == never
+        several += any(len(one.segments) > 1 for one in auto)
+    assert several
+
+
+@pytest.mark.parametrize("uplink", ["streamed", "after"])
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_a_round_whose_clusters_were_not_searched_to_the_end_has_a_bound(
+    drift: str, uplink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After no node, or because devices were too many to tell apart."""
+    strategy, hurried = Dssra(drift=drift, uplink=uplink), partial(exact_partition, max_nodes=0)
+    useful = 0
+    for seed in range(cases(few=2, many=40)):
+        asked = with_sharing(drawn_request("paper", seed), SharingLaw(0.02))
+        pairs = [(hurried, 2**17, exact_partition), (shared_partition, 30, shared_partition)]
+        for solve, most, exact in pairs[: 1 if strategy.prices_segments else 2]:
+            best = solved(asked, strategy, exact)
+            monkeypatch.setattr("optim.sharing.exact.MOST_PAIRS", most)
+            monkeypatch.setattr("optim.sharing.exact._MOST_MERGED", most)
+            found = solved(asked, strategy, solve)
+            monkeypatch.undo()
+            assert best.gap == pytest.approx(0, abs=1e-12)
+            assert found.lower_bound <= best.objective * (1 + 1e-9) <= found.objective * (1 + 2e-9)
+            useful += found.lower_bound > 0
+    assert useful
+
+
+def solved(asked: RoundRequest, strategy: Dssra, solve: ClusterSolver) -> Certificate:
+    """The certificate of the round whose clusters are split by ``solve``."""
+    points = fronts(asked, "overlap", solve, np.random.default_rng(0), strategy)
+    cluster_plan._fronts.clear()
+    return solve_round(asked, points, asked.queues, strategy, exact_allocation)[1].certificate
+
+
+def with_sharing(asked: RoundRequest, law: SharingLaw) -> RoundRequest:
+    """The round in which all devices may share stages."""
+    clusters = (
+        replace(state, devices=tuple(replace(each, sharing=law) for each in state.devices))
+        for state in asked.clusters
+    )
+    return replace(asked, clusters=tuple(clusters))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -60,17 +61,16 @@ def test_who_draws_is_asked_every_time() -> None:
     assert len(found) > 1
 
 
-def test_a_search_that_a_limit_ended_is_searched_again() -> None:
-    """Also where its fastest point happens to be the best: the other points may not be."""
-    problem, limits = cluster(SLOW, FAST, SLOW, FAST), iter((0, math.inf))
-
-    def limited(asked: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
-        return exact_partition(asked, rng, next(limits))
-
-    solve_cached(problem, limited, rng())
-    complete = exact_partition(problem).front
-    assert solve_cached(problem, limited, rng()) == complete
-    assert solve_cached(problem, limited, rng()) == complete  # cached: no third limit is asked for
+def test_a_search_that_a_limit_ended_keeps_its_bound() -> None:
+    """The limit is part of the solver, so that another one searches anew."""
+    problem, hurried = cluster(SLOW, FAST, SLOW, FAST), partial(exact_partition, max_nodes=0)
+    found, complete = hurried(problem), exact_partition(problem)
+    assert not found.complete and found.certificate.lower_bound <= complete.best.latency_s
+    for _ in range(2):
+        points = solve_cached(problem, hurried, rng())
+        assert {point.open_s for point in points} == {found.certificate.lower_bound}
+    assert solve_cached(problem, exact_partition, rng()) == complete.front
+    assert all(math.isinf(point.open_s) for point in complete.front)
 
 
 def test_solvers_have_answers_of_their_own() -> None:

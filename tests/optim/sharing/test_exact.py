@@ -316,10 +316,11 @@ def test_a_large_cluster_states_its_gap() -> None:
 
 
 def test_of_many_small_devices_those_that_hold_most_share_stages() -> None:
-    """Of twelve different ones, none of which holds a block for a whole micro-batch."""
+    """Of twelve different ones, none of which holds a block for a whole micro-batch. Their blocks
+    differ in size, so that they are not merged."""
     devices = []
     for k in range(12):
-        memory = MemoryBudget(2.1 + 0.001 * k, 0.0, 1.0, 0.3)
+        memory = MemoryBudget(2.1 + 0.001 * k, 0.0, 1.0 - 1e-6 * k, 0.3)
         law = AffineLaw(1 + 0.01 * k, 0.0, 0.1, 0.0)
         sharing = SharingLaw(0.01, 0 if k < 2 else None, memory)
         devices.append(DeviceProfile(f"d{k}", law, memory=memory, sharing=sharing))

@@ -1,0 +1,114 @@
+"""Similar devices that count as one kind give bounds that hold, and plans."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
+from optim.latency import batch_s
+from optim.partition.exact import exact_partition
+from optim.problem import ClusterProblem
+from optim.sharing import exact
+from optim.sharing.alike import as_kinds, similar_kinds
+from optim.sharing.exact import shared_partition
+from optim.sharing.states import kinds_of, num_pairs
+from optim.verify import verify_cluster
+from tests.optim.sharing.instances import drawn
+from tests.thorough import chosen
+
+
+def of_one_form(problem: ClusterProblem) -> ClusterProblem:
+    """The problem in which all devices' rows and blocks take the memory of the first one's."""
+    like, devices = problem.devices[0], list[DeviceProfile]()
+    for each in problem.devices:
+        limit = each.memory.limit_bytes if each.memory else 3.0 * problem.num_blocks
+        memory = like.memory and replace(like.memory, limit_bytes=limit)
+        sharing = each.sharing and replace(each.sharing, max_blocks=None, memory=memory)
+        devices.append(replace(each, max_blocks=None, memory=memory, sharing=sharing))
+    return replace(problem, devices=tuple(devices))
+
+
+@pytest.mark.parametrize("seed", chosen(range(20), range(2)))
+def test_bounds_of_merged_kinds_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For up to five devices, as if these were too many."""
+    merged = shared = 0
+    for number in range(60):
+        problem = drawn(np.random.default_rng((seed, number)), most_devices=5)
+        problem = of_one_form(problem) if number % 3 else problem
+        monkeypatch.setattr(exact, "MOST_PAIRS", 2**17)
+        try:
+            best = shared_partition(problem).best
+        except InfeasibleRoundError:
+            continue
+        if num_pairs(tuple(map(len, kinds_of(problem.devices)))) <= 36:
+            continue
+        monkeypatch.setattr(exact, "MOST_PAIRS", 36)
+        monkeypatch.setattr(exact, "_MOST_MERGED", 36)
+        try:
+            found = shared_partition(problem)
+        except InfeasibleRoundError as error:
+            assert "too many" in str(error)
+            continue
+        verify_cluster(found, problem)
+        least_s = batch_s(best, problem.activation_s[0])
+        assert found.certificate.lower_bound <= least_s * (1 + 1e-9)
+        assert found.certificate.objective >= least_s * (1 - 1e-9)
+        merged += found.certificate.lower_bound > 0
+        shared += found.best.shares
+    assert merged > 5 and shared
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_who_is_as_good_as_the_best_is_as_fast_as_any(best: bool) -> None:
+    """And who is as bad as the worst no faster, in each respect."""
+    budget, law = MemoryBudget(8.0, 1.0, 1.0, 0.1), AffineLaw(1.0, 0.1, 0.2, 0.3)
+    one = DeviceProfile("a", law, memory=budget, sharing=SharingLaw(0.5, memory=budget))
+    small = replace(budget, limit_bytes=4.0)
+    other = replace(one, name="b", time=AffineLaw(0.5, 0.2, 0.1, 0.4), memory=small)
+    other = replace(other, sharing=SharingLaw(0.6, memory=small))
+    problem = ClusterProblem((one, other), 4, 8, 4, "overlap")
+    a, b = as_kinds(problem, [[0, 1]], best).devices
+    assert b == replace(a, name="b")
+    assert a.time == (AffineLaw(0.5, 0.1, 0.1, 0.3) if best else AffineLaw(1.0, 0.2, 0.2, 0.4))
+    memory = budget if best else small
+    assert a.memory == memory and a.sharing == SharingLaw(0.5 if best else 0.6, memory=memory)
+
+
+def test_the_most_similar_devices_are_merged_first() -> None:
+    """If their limits have one form: memory of other blocks keeps them apart."""
+    speeds = (1.0, 5.0, 1.01, 5.2, 20.0)
+    budget, laws = MemoryBudget(50.0, 0.0, 1.0, 0.0), [AffineLaw(u, 0.0, 0.1, 0.0) for u in speeds]
+    devices = [
+        DeviceProfile(f"d{k}", law, memory=budget, sharing=SharingLaw(0.1))
+        for k, law in enumerate(laws)
+    ]
+    problem = ClusterProblem(tuple(devices), 4, 8, 4, "overlap")
+    for most, expected in ((243, 5), (162, 4), (108, 3), (60, 2), (21, 1)):
+        kinds = similar_kinds(problem, most)
+        assert kinds is not None and len(kinds) == expected
+        assert num_pairs(tuple(map(len, kinds))) <= most
+    assert similar_kinds(problem, 108) == [[0, 2], [1, 3], [4]]
+    devices[2] = replace(devices[2], memory=replace(budget, block_bytes=1.5))
+    apart = replace(problem, devices=tuple(devices))
+    assert similar_kinds(apart, 162) == [[0], [1, 3], [2], [4]]
+    assert similar_kinds(apart, 21) is None
+
+
+def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
+    """None holds the model, nor do all of them one stage."""
+    rng = np.random.default_rng(0)
+    devices = []
+    for k, u in enumerate(rng.uniform(0.8, 1.2, 12).tolist()):
+        memory = MemoryBudget(4.0, 0.0, 1.4, 0.0, 0.0, 0.9, 0.05)
+        sharing = SharingLaw(0.01, memory=memory)
+        law = AffineLaw(u, 0.05, 0.5, 0.1)
+        devices.append(DeviceProfile(f"d{k}", law, memory=memory, sharing=sharing))
+    problem = ClusterProblem(tuple(devices), 12, 24, 12, "flow_shop")
+    found = shared_partition(problem)
+    verify_cluster(found, problem)
+    assert found.best.num_segments > 1 and found.best.shares
+    assert found.best.latency_s < 0.9 * exact_partition(problem).best.latency_s
+    assert 0 < found.certificate.gap < 0.1 and not math.isinf(found.certificate.lower_bound)
