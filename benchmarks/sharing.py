@@ -9,8 +9,8 @@ blocks for a whole batch, and fewer rows of more blocks. Prints for each case ho
 is below the exact pipeline (means with 95 % intervals), how far Asteroid's and AdaPtis' rules are
 from it, how often they find it, and how long ``shared`` takes; writes ``sharing.json``. Every
 answer is verified, and proved with gap 0. Then times and gaps for 10 to 24 devices and L = 24, the
-time of a joint round, and what it gains to count memory at each device's place under 1F1B (with 0.6 of the binding memory,
-law ``overlap``, m ≤ 16) against counting every device as the first one.
+time of a joint round, and what it gains to count memory at each device's place under 1F1B (with 0.6
+of the binding memory, law ``overlap``, m ≤ 16) against counting every device as the first one.
 """
 
 import argparse

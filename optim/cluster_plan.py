@@ -12,7 +12,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
-from collapipe.state import Channel, ClusterState, HeadPlace, SharingLaw, Uplink
+from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
 from collapipe.step_law import StepLaw
 from optim.channel import links, power_limits
 from optim.kept_plan import kept_point
@@ -521,9 +521,8 @@ def _replicas(request: RoundRequest, cluster: ClusterState) -> SegmentPlan:
 
 def _hold_gradients(request: RoundRequest, cluster: ClusterState, replicas: SegmentPlan) -> bool:
     """Whether replicas on real devices, which add their gradients, fit their memory."""
-    devices = present_devices(cluster)
-    problem = ClusterProblem(devices, request.num_blocks, request.batch_size, 1, "overlap")
+    devices, b = present_devices(cluster), request.batch_size
+    problem = ClusterProblem(devices, request.num_blocks, b, 1, "overlap").sharing()
     rows = dict(zip(replicas.devices, replicas.rows_of_devices, strict=False))  # none if alone
-    sharing = (SharingLaw(0.0, memory=device.memory) for device in devices)
-    laws = (replace(each, sharing=own) for each, own in zip(devices, sharing, strict=True))
-    return all(row_caps(problem, each)[-1, 0, -1] >= rows.get(each.name, 0) for each in laws)
+    held = ((row_caps(problem, each)[-1, 0, -1], each.name) for each in problem.devices)
+    return all(most >= rows.get(name, 0) for most, name in held)

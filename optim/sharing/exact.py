@@ -75,7 +75,7 @@ def shared_partition(
         search.offer(scout.points)
     search.only_shared = plain and math.isinf(open_s)
     open_s = min(open_s, search.run() if few else search.one_stage_of_all())
-    if plain and not few:
+    if plain and not few and math.isfinite(open_s):
         open_s = max(open_s, search.of_kinds())
     if not (few or search.points):
         search.offer(_of_some(problem, max_nodes))

@@ -97,15 +97,13 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
             )
             for device in devices
         )
-    if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
-        devices = tuple(
-            replace(each, sharing=SharingLaw(0.0, memory=each.memory)) for each in devices
-        )
     if cluster.schedule not in (allowed := schedules(request.schedule, measured=True)):
         raise violation("schedule", f"{cluster.schedule[:20]}, must be {' or '.join(allowed)}")
     b = request.batch_size
     kept = in_flight(cluster.schedule, len(present_devices(state)) or 1)
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=kept)
+    if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
+        problem = problem.sharing()
     rows = math.ceil(b / cluster.num_micro_batches)
     stages = stages_of_plan(cluster, devices, rows)
     point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated, stages=stages)

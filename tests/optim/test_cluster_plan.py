@@ -179,6 +179,16 @@ def test_replicas_on_real_devices_need_room_for_gradients(room: float, over: boo
     assert [len(each.devices) for each in cluster.segments] == [3]
 
 
+def test_replicas_on_real_devices_may_exceed_an_owners_limit_of_shared_blocks() -> None:
+    """With a word, as all of a framework's splits."""
+    limits = SharingLaw(0.1, max_blocks=11), SharingLaw(0.1, max_blocks=12), None
+    for law, over in zip(limits, (True, False, False), strict=True):
+        three = tuple(replace(each, sharing=law) for each in devices(None, None, None))
+        asked = request(*three, partition="vanilla_fl")
+        real = replace(asked, clusters=(replace(asked.clusters[0], real_devices=True),))
+        assert plan(real).clusters[0].over_limits == over
+
+
 def test_memory_counts_what_the_schedule_keeps() -> None:
     """A block keeps a byte for each of 16 samples: GPipe keeps all, 1F1B three of 16."""
     memory = MemoryBudget(40.0, 0.0, 1.0 + 16.0, 0.0, 0.0, 16.0)
