@@ -216,18 +216,21 @@ def placed(clusters: int) -> list[dict[str, object]]:
     return found
 
 
-def joint(rounds: int) -> dict[str, object]:
-    """Seconds of a round's plan with N = 30 units of K = 6 devices and J = 10 channels."""
+def joint(rounds: int, sets: int) -> dict[str, object]:
+    """Seconds and gaps of a round's plan with J = 10 channels and N = 30 units, each with ``sets``
+    sets of six different devices."""
     seconds: dict[str, list[float]] = {"never": [], "auto": []}
+    gaps = list[float]()
     for seed in range(rounds):
-        request = drawn_request("edge", seed, num_units=30)
+        request = drawn_request("paper", seed, num_units=30)
         rng = np.random.default_rng(seed)
         laws = (AffineLaw(float(u), 0.002, 1e-3, 3e-3) for u in rng.uniform(0.005, 0.05, 10**4))
         clusters = tuple(
             replace(
                 state,
                 devices=tuple(
-                    replace(each, time=next(laws), sharing=SharingLaw(0.01))
+                    replace(each, name=f"{each.name}-{k}", time=next(laws), sharing=SharingLaw(0.01))
+                    for k in range(sets)
                     for each in state.devices
                 ),
             )
@@ -236,12 +239,15 @@ def joint(rounds: int) -> dict[str, object]:
         asked = replace(request, clusters=clusters)
         for sharing, taken in seconds.items():
             began = time.perf_counter()
-            Dssra(sharing=sharing).plan_round(asked, np.random.default_rng(0))
+            plan = Dssra(sharing=sharing).plan_round(asked, np.random.default_rng(0))
             taken.append(time.perf_counter() - began)
+        gaps.append(plan.certificate.gap)
     ratios = [a / n for a, n in zip(seconds["auto"], seconds["never"], strict=True)]
     return {
+        "devices": 6 * sets,
         **{f"{name}_ms": 1e3 * statistics.median(each) for name, each in seconds.items()},
         "ratio": statistics.median(ratios),
+        "gap": statistics.median(gaps),
     }
 
 
@@ -285,10 +291,10 @@ def main() -> None:
         **record(arguments.load, range(arguments.clusters), COLUMNS, rows),
         "cases": found,
         "large": [large(count, 10) for count in (10, 12, 16, 24)],
-        "joint_round": joint(5),
+        "joint_rounds": [joint(5, sets=1), joint(2, sets=2)],
         "placed": placed(6),
     }
-    print(json.dumps({key: content[key] for key in ("large", "joint_round", "placed")}))
+    print(json.dumps({key: content[key] for key in ("large", "joint_rounds", "placed")}))
     arguments.output.write_text(json.dumps(content, indent=2) + "\n")
 
 

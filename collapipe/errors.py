@@ -46,6 +46,10 @@ class InfeasibleRoundError(CollaPipeError):
         self.queues = queues
 
 
+class UnfinishedSearchError(InfeasibleRoundError):
+    """A search ended without a plan, though there may be one."""
+
+
 class PlanViolationError(CollaPipeError):
     """A solver's answer violates a constraint, or its certificate is wrong."""
 

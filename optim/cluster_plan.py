@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError, UnfinishedSearchError
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, UplinkPlan
 from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
 from collapipe.step_law import StepLaw
@@ -49,6 +49,7 @@ from optim.verify import verify_round
 T = TypeVar("T")
 Front = tuple[Partition, ...]
 
+_UNFINISHED = Partition((), 1, math.inf, bound_s=0.0)
 _CAPACITY = 2**15  # problems: enough for two runs of 10,000 units, at a few kB each
 _fronts: OrderedDict[tuple[ClusterProblem, ClusterSolver], Front] = OrderedDict()
 
@@ -138,6 +139,9 @@ def fronts(
 ) -> tuple[Front, ...]:
     """Return each cluster's verified front, empty for a cluster that cannot hold the model.
 
+    If a search ended without a plan, there is a point for each head's place that takes infinitely
+    long.
+
     A point has blocks for all K devices of its cluster and times for all local steps of the round.
     If the place of the head is a choice, the front lists the points of each place in turn. With
     ``options`` points are the fastest for the possible uplink times of that round. ``order``,
@@ -155,11 +159,21 @@ def fronts(
             rng.bit_generator.state = before  # same draws, so that chance favours no place
             taking = (0.0,) if head == "control_unit" else times.get(cluster.unit, (0.0,))
             placed = replace(cluster, uplink=cluster.uplink and cluster.uplink.placed(head))
-            points = _of_all_schedules(request, placed, latency, taking, solve, rng)
+            try:
+                points = _of_all_schedules(request, placed, latency, taking, solve, rng)
+            except UnfinishedSearchError:
+                unfinished.add(cluster.unit)
+                raise
             found += (replace(point, head=head) for point in points)
         return tuple(found)
 
-    return tuple(front or () for front in of_each(request, front, order, most))
+    unfinished = set[int]()
+    pairs = zip(request.clusters, of_each(request, front, order, most), strict=True)
+    return tuple(
+        points or tuple(replace(_UNFINISHED, head=head) for head in places)
+        for state, points in pairs
+        for places in (head_places(state.uplink) if state.unit in unfinished else (),)
+    )
 
 
 def _of_all_schedules(
@@ -296,7 +310,8 @@ def _of_fewer_segments(
     if most > 1:
         with suppress(InfeasibleRoundError):
             alone = solve_cached(problem, _single(solve), rng)
-            yield from (point for point in alone if point.num_segments < most)
+            few = (point for point in alone if point.num_segments < most)
+            yield from (replace(point, bound_s=front[0].bound_s) for point in few)
 
 
 def _kept_front(
@@ -396,8 +411,9 @@ def fastest(front: Front) -> Partition:
 def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.Generator) -> Front:
     """Return the solver's verified front, from the cache if an equal problem was solved.
 
-    A front is cached only if another call would find the same front. It is not cached if the solver
-    drew from ``rng``. Raises like the solver and ``verify_cluster``.
+    A front is cached only if another call would find the same front: not if the solver drew from
+    ``rng``. Limits of searches count nodes, not seconds. Raises like the solver and
+    ``verify_cluster``.
     """
     key = problem, solver
     if key in _fronts:
@@ -405,9 +421,9 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
         return _fronts[key]
     before = rng.bit_generator.state
     solution = solve_verified(problem, solver, rng)
-    front, open_s = solution.front, solution.certificate.lower_bound
+    front, bound_s = solution.front, solution.certificate.lower_bound
     if not solution.complete:
-        front = tuple(replace(point, open_s=open_s) for point in front)
+        front = tuple(replace(point, bound_s=bound_s) for point in front)
     if rng.bit_generator.state == before:
         _fronts[key] = front
         if len(_fronts) > _CAPACITY:
@@ -425,7 +441,7 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
         point.among(used, len(cluster.devices)),
         latency_s=steps * point.latency_s,
         slowest_s=steps * point.slowest_s,
-        open_s=steps * point.open_s,
+        bound_s=steps * point.bound_s,
         fastest_s=UplinkTimes(steps * first, steps * last),
     )
 
@@ -447,17 +463,19 @@ def solve_round(
     if all(each == _no_uplink(len(channels)) for each in uplinks):
         raise InfeasibleRoundError(f"no uplink has gains for {len(channels)} channels; add them")
     names = tuple(cluster.called for cluster in request.clusters)
+    possible = tuple(tuple(filter(_is_finite, front)) for front in fronts)
     problem = RoundProblem(
-        fronts, uplinks, channels, queues, request.num_blocks, options, error_queues, names
+        possible, uplinks, channels, queues, request.num_blocks, options, error_queues, names
     )
     solution = solve(problem)
     verify_round(solution, problem)
-    if any(math.isfinite(point.open_s) for front in fronts for point in front):
-        loose = tuple(_with_open(front, request.num_micro_batches) for front in fronts)
-        bound = solve(replace(problem, fronts=loose)).certificate.lower_bound
-        bound = min(bound, solution.certificate.objective)
-        certificate = replace(solution.certificate, lower_bound=bound)
-        solution = replace(solution, certificate=certificate)
+    loose = tuple(_with_bounds(front, request.num_micro_batches) for front in fronts)
+    if loose != possible:
+        relaxed, found = solve(replace(problem, fronts=loose)), solution.certificate
+        # more units cost more, but there may be no plans for more
+        more = len(relaxed.allocations) > len(solution.allocations)
+        bound = 0.0 if more else min(relaxed.certificate.lower_bound, found.objective)
+        solution = replace(solution, certificate=replace(found, lower_bound=bound))
     plans = (
         cluster_plan(request, request.clusters[each.unit], each.partition, _uplink_plan(each))
         for each in solution.allocations
@@ -465,17 +483,18 @@ def solve_round(
     return problem, solution, tuple(plans)
 
 
-def _with_open(front: Front, most: int) -> Front:
-    """Return the front with a point of one segment for each head's place that is at least as fast,
-    for all uplink times, as every plan with at most ``most`` micro-batches that a search left
-    open."""
-    open_s = dict[HeadPlace | None, float]()
-    for point in front:
-        if math.isfinite(point.open_s):
-            open_s[point.head] = min(point.open_s, open_s.get(point.head, math.inf))
-    # a batch's plans have Σ of at least 1/m of their time
-    fastest = (Partition((1,), most, s, s / most, head=head) for head, s in open_s.items())
-    return (*front, *fastest)
+def _with_bounds(front: Front, most: int) -> Front:
+    """Return the front with a point of one segment for each head's place whose search left plans
+    open. It is at least as fast, for all uplink times, as all plans with at most ``most``
+    micro-batches."""
+    bounds = {point.head: point.bound_s for point in front if math.isfinite(point.bound_s)}
+    # the sum of a plan's stages is at least 1/m of its time
+    fastest = (Partition((1,), most, s, s / most, head=head) for head, s in bounds.items())
+    return (*filter(_is_finite, front), *fastest)
+
+
+def _is_finite(point: Partition) -> bool:
+    return math.isfinite(point.latency_s)
 
 
 def _uplink_plan(given: Allocation) -> UplinkPlan:

@@ -83,7 +83,7 @@ def simulated(point: Partition, problem: ClusterProblem, law: StepLaw, schedule:
         latency_s=law.expected_s(_held(point, problem), step_s(law, works, schedule), schedule),
         slowest_s=pace_s(law, works),
         fastest_s=EVERY_TIME,  # the closed law's times have another range
-        open_s=0.0 if math.isfinite(point.open_s) else math.inf,  # and another bound
+        bound_s=0.0 if math.isfinite(point.bound_s) else math.inf,  # and another bound
     )
 
 

@@ -16,7 +16,11 @@ from time import perf_counter
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.errors import (
+    InfeasibleRoundError,
+    PlanViolationError,
+    UnfinishedSearchError,
+)
 from collapipe.plan import Certificate
 from collapipe.state import ROUNDING
 from optim.latency import batch_s
@@ -179,7 +183,7 @@ def _of_some(problem: ClusterProblem, nodes: float) -> list[Partition]:
         except InfeasibleRoundError as error:
             if held_in_order(problem)[0].max() < problem.num_blocks:
                 raise no_plan(problem) from error
-            raise InfeasibleRoundError(
+            raise UnfinishedSearchError(
                 f"{everybody} devices are too many to try all orders; the {count} that hold most "
                 f"blocks: {error}"
             ) from error

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError, UnfinishedSearchError
 from collapipe.plan import Certificate
 from optim.latency import batch_s, block_caps, model_too_large
 from optim.partition.envelope import Envelope, Splits
@@ -42,8 +42,8 @@ from optim.sharing.programme import Group, Programme
 from optim.sharing.states import States, kinds_of, num_pairs, ordered_states, states_of
 
 MOST_PAIRS = 2**17
-"""Pairs of a set and a group, beyond which only pipelines and one shared stage are compared."""
-_MOST_MERGED = 2**16  # pairs of a set and a group of similar devices
+"""Pairs of a set and a group, beyond which similar devices count as one kind."""
+_MOST_MERGED = 2**12  # pairs then: more of them take longer than their bound is worth
 _MOST_ORDERED = 2**16  # pairs if stages have an order
 _MOST_LINKED = 2**16  # pairs times classes of the next stage
 _PAIRS_PER_NODE = 1000
@@ -238,11 +238,11 @@ class _Search:
         front, low = self.front(), self._problem.activation_s[0]
         if not front and math.isfinite(open_s):
             if math.isinf(self._max_nodes):
-                raise InfeasibleRoundError(
+                raise UnfinishedSearchError(
                     f"{len(self._problem.devices)} different devices are too many to compare all "
                     "shared stages, and those that hold most have no plan; list fewer devices"
                 )
-            raise InfeasibleRoundError(
+            raise UnfinishedSearchError(
                 f"the search ended after max_nodes={self._max_nodes:g} without a plan; raise "
                 "strategy.max_nodes"
             )
@@ -413,21 +413,27 @@ class _Search:
         return open_s
 
     def of_kinds(self) -> float:
-        """Offer plans for devices that are as bad as the worst of a few kinds, and those for the
-        best as far as the real devices can hold them. Return a lower bound of all plans, s."""
-        devices, b, bound_s = self._problem.devices, self._problem.batch_size, 0.0
+        """Offer the fastest plans, for the first uplink time, if devices are as bad as the worst of
+        a few kinds, and if they are as good as the best, as far as the real ones can hold these.
+        Return a lower bound of all plans, s; 0 if the devices' limits have too many forms."""
+        problem, bound_s = self._problem.in_modes(()), 0.0
+        devices, b = problem.devices, problem.batch_size
         order = sorted(range(len(devices)), key=lambda k: devices[k].time.chunk(1, b))
-        problem = replace(self._problem.in_modes(()), devices=tuple(devices[k] for k in order))
+        problem = replace(
+            problem,
+            devices=tuple(devices[k] for k in order),
+            activation_s=problem.activation_s[:1],
+        )
         kinds = similar_kinds(problem, _MOST_MERGED) or ()
         for best in (True, False) if kinds else ():
             with suppress(InfeasibleRoundError):
                 found = shared_partition(as_kinds(problem, kinds, best), max_nodes=self._max_nodes)
                 bound_s = max(bound_s, found.certificate.lower_bound) if best else bound_s
                 for point in found.front:
-                    self._offer_like(point.among(order, len(order)))
+                    self._offer_if_held(point.among(order, len(order)))
         return bound_s
 
-    def _offer_like(self, point: Partition) -> None:
+    def _offer_if_held(self, point: Partition) -> None:
         """Offer the plan with balanced rows, if the devices can hold it."""
         m = point.num_micro_batches
         stages = [

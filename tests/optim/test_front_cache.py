@@ -68,9 +68,9 @@ def test_a_search_that_a_limit_ended_keeps_its_bound() -> None:
     assert not found.complete and found.certificate.lower_bound <= complete.best.latency_s
     for _ in range(2):
         points = solve_cached(problem, hurried, rng())
-        assert {point.open_s for point in points} == {found.certificate.lower_bound}
+        assert {point.bound_s for point in points} == {found.certificate.lower_bound}
     assert solve_cached(problem, exact_partition, rng()) == complete.front
-    assert all(math.isinf(point.open_s) for point in complete.front)
+    assert all(math.isinf(point.bound_s) for point in complete.front)
 
 
 def test_solvers_have_answers_of_their_own() -> None:
