@@ -229,7 +229,9 @@ def joint(rounds: int, sets: int) -> dict[str, object]:
             replace(
                 state,
                 devices=tuple(
-                    replace(each, name=f"{each.name}-{k}", time=next(laws), sharing=SharingLaw(0.01))
+                    replace(
+                        each, name=f"{each.name}-{k}", time=next(laws), sharing=SharingLaw(0.01)
+                    )
                     for k in range(sets)
                     for each in state.devices
                 ),

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.errors import InfeasibleRoundError, PlanViolationError, UnfinishedSearchError
 from collapipe.plan import Certificate, ClusterPlan, RoundPlan
 from collapipe.state import (
     AffineLaw,
@@ -20,16 +21,27 @@ from collapipe.state import (
     SharingLaw,
     Uplink,
 )
-from optim import cluster_plan
 from optim.allocation.exact import exact_allocation
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
-from optim.cluster_plan import activation_times, cluster_problem, fronts, solve_round
+from optim.cluster_plan import (
+    _with_bounds,
+    activation_times,
+    cluster_problem,
+    fronts,
+    solve_round,
+)
 from optim.dssra import Dssra
 from optim.latency import batch_s, partition_of
 from optim.partition.exact import exact_partition
-from optim.planner import Planner, RoundRequest
-from optim.problem import ClusterSolver, Partition, RoundOptions
-from optim.sharing.exact import shared_partition
+from optim.planner import Planner, RoundRequest, present_devices
+from optim.problem import (
+    ClusterProblem,
+    ClusterSolution,
+    Latency,
+    Partition,
+    RoundOptions,
+    UplinkTimes,
+)
 from optim.verify import verify_plan
 from tests.optim import rounds
 from tests.optim.drawn_requests import away, drawn_request
@@ -317,32 +329,128 @@ def test_stages_that_are_too_dear_to_share_change_no_round(preset: str) -> None:
 
 @pytest.mark.parametrize("uplink", ["streamed", "after"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-def test_a_round_whose_clusters_were_not_searched_to_the_end_has_a_bound(
-    drift: str, uplink: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After no node, or because devices were too many to tell apart."""
-    strategy, hurried = Dssra(drift=drift, uplink=uplink), partial(exact_partition, max_nodes=0)
-    useful = 0
-    for seed in range(cases(few=2, many=40)):
-        asked = with_sharing(drawn_request("paper", seed), SharingLaw(0.02))
-        pairs = [(hurried, 2**17, exact_partition), (shared_partition, 30, shared_partition)]
-        for solve, most, exact in pairs[: 1 if strategy.prices_segments else 2]:
-            best = solved(asked, strategy, exact)
-            monkeypatch.setattr("optim.sharing.exact.MOST_PAIRS", most)
-            monkeypatch.setattr("optim.sharing.exact._MOST_MERGED", most)
-            found = solved(asked, strategy, solve)
-            monkeypatch.undo()
-            assert best.gap == pytest.approx(0, abs=1e-12)
-            assert found.lower_bound <= best.objective * (1 + 1e-9) <= found.objective * (1 + 2e-9)
-            useful += found.lower_bound > 0
-    assert useful
+def test_a_round_has_a_bound_if_searches_left_plans_open(drift: str, uplink: str) -> None:
+    """Of each unit only the slowest plan is known, and that none is faster than the fastest."""
+    strategy, below = Dssra(drift=drift, uplink=uplink, drift_weight=10.0), 0
+    for seed in range(cases(few=6, many=100)):
+        asked, rng = drawn_request(["paper", "edge"][seed % 2], seed), np.random.default_rng(0)
+        every = fronts(asked, "overlap", exact_partition, rng, strategy)
+        slowest = tuple(
+            tuple(
+                replace(point, bound_s=min(map(latency, front)), fastest_s=UplinkTimes())
+                for point in front
+                if point is max(front, key=latency)
+            )
+            for front in every
+        )
+        best, found = (certificate(asked, each, strategy) for each in (every, slowest))
+        assert 0 < found.lower_bound <= best.objective * (1 + 1e-9) <= found.objective * (1 + 2e-9)
+        below += found.objective > best.objective * (1 + 1e-6) > best.objective >= found.lower_bound
+    assert below
 
 
-def solved(asked: RoundRequest, strategy: Dssra, solve: ClusterSolver) -> Certificate:
-    """The certificate of the round whose clusters are split by ``solve``."""
-    points = fronts(asked, "overlap", solve, np.random.default_rng(0), strategy)
-    cluster_plan._fronts.clear()
-    return solve_round(asked, points, asked.queues, strategy, exact_allocation)[1].certificate
+def latency(point: Partition) -> float:
+    return point.latency_s
+
+
+def certificate(
+    asked: RoundRequest, points: Sequence[tuple[Partition, ...]], strategy: Dssra
+) -> Certificate:
+    return solve_round(asked, tuple(points), asked.queues, strategy, exact_allocation)[
+        1
+    ].certificate
+
+
+def test_what_stands_for_open_plans_is_as_fast_as_any_of_them() -> None:
+    """For all uplink times, with any sum of stages, and as fast as one at least."""
+    rng, most, bound_s = np.random.default_rng(0), 16, 3.0
+    known = Partition((6,), 2, 5.0, 2.0, head="server", bound_s=bound_s)
+    other = replace(known, head="control_unit", bound_s=4.0)
+    *kept, point, behind = _with_bounds((known, other), most)
+    assert kept == [known, other] and (point.head, behind.head) == ("server", "control_unit")
+    assert (point.latency_s, behind.latency_s, point.num_segments) == (bound_s, 4.0, 1)
+    for _ in range(2000):
+        m, uplink_s = int(rng.integers(1, most + 1)), float(rng.uniform(0, 10))
+        slowest, more = float(rng.uniform(bound_s / m, 4)), float(rng.exponential())
+        total = slowest + more * (rng.random() < 0.5)
+        plan = Partition((6,), m, total + (m - 1) * slowest, slowest)
+        assert batch_s(point, uplink_s) <= batch_s(plan, uplink_s) * (1 + 1e-12)
+        equal = Partition((6,), most, bound_s, bound_s / most)  # one stage takes all the time
+        assert batch_s(point, uplink_s) == pytest.approx(batch_s(equal, uplink_s))
+
+
+def test_a_bound_is_that_of_all_local_steps() -> None:
+    asked, hurried = drawn_request("paper", 1), partial(exact_partition, max_nodes=0)
+    rng, known = np.random.default_rng(0), 0
+    for state, points in zip(
+        asked.clusters, fronts(asked, "overlap", hurried, rng, Dssra()), strict=True
+    ):
+        for point in points:
+            found = hurried(cluster_problem(asked, state, "overlap")).certificate
+            assert point.bound_s == pytest.approx(asked.local_steps * found.lower_bound)
+            known += 1
+    assert known and asked.local_steps > 1
+
+
+@pytest.mark.parametrize("latency", ["flow_shop", "bound"])
+def test_a_bound_that_needs_more_units_than_there_are_plans_for_is_none(latency: Latency) -> None:
+    """What stands for open plans has one segment, and so may meet C11 where no plan does."""
+    rng, gains = np.random.default_rng(0), (1.0, 1000.0)
+    states = []
+    for unit, limits in enumerate(([2.0] * 4, rng.integers(1, 6, 5).tolist())):
+        own = tuple(
+            DeviceProfile(
+                f"device-{k}",
+                AffineLaw(*map(float, rng.uniform(0, 1, 4))),
+                memory=MemoryBudget(limit, 0.0, 1.0, 0.0),
+            )
+            for k, limit in enumerate(limits)
+        )
+        states.append(ClusterState(unit, own, 10, Uplink(1.0, 1e9, 1e4, 0.0, (gains[unit],) * 2)))
+    asked = replace(
+        request(*devices(2)),
+        clusters=tuple(states),
+        num_blocks=6,
+        channels=(Channel(1e6, 1.0, 1e-12),) * 2,
+        queues=(50.0, 0.01),
+        losses=(None, None),
+    )
+    strategy = Dssra(
+        drift="paper",
+        latency=latency,
+        hard_gamma=True,
+        segment_price="paper",
+        kappa=0.1,
+        gradient_bound=0.5,
+        interference_constant_w=1.0,
+        gamma_max=0.13,
+    )
+    best, found = (
+        certificate(asked, fronts(asked, latency, solve, rng, strategy), strategy)
+        for solve in (exact_partition, partial(exact_partition, max_nodes=0))
+    )
+    assert found.lower_bound <= best.objective <= found.objective
+
+
+def test_a_unit_whose_search_found_no_plan_may_have_one() -> None:
+    """It takes no part, and the round's bound counts it."""
+    asked = drawn_request("paper", 2)
+    asked = replace(asked, queues=(1e4, *asked.queues[1:]))
+    lost, rng = present_devices(asked.clusters[0]), np.random.default_rng(0)
+
+    def bounded(cause: InfeasibleRoundError | None) -> Certificate:
+        def solve(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+            if problem.devices == lost and cause:
+                raise cause
+            return exact_partition(problem)
+
+        return certificate(asked, fronts(asked, "overlap", solve, rng, Dssra()), Dssra())
+
+    best, without, unknown = map(
+        bounded, (None, InfeasibleRoundError("none"), UnfinishedSearchError("none"))
+    )
+    assert without.gap == pytest.approx(0, abs=1e-12)
+    assert unknown.objective == without.objective > best.objective >= unknown.lower_bound
 
 
 def with_sharing(asked: RoundRequest, law: SharingLaw) -> RoundRequest:

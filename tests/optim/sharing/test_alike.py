@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.state import AffineLaw, DeviceProfile, MemoryBudget, SharingLaw
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget, SharingLaw
 from optim.latency import batch_s
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
@@ -97,6 +98,60 @@ def test_the_most_similar_devices_are_merged_first() -> None:
     assert similar_kinds(apart, 21) is None
 
 
+def test_devices_that_hold_as_much_are_similar() -> None:
+    """Alone or in shared stages."""
+    law, rooms = AffineLaw(1.0, 0.0, 0.1, 0.0), (3.0, 9.0, 3.1)
+    for alone in (True, False):
+        devices = []
+        for k, room in enumerate(rooms):
+            budget = MemoryBudget(room, 0.0, 1.0, 0.5)
+            limits = (budget, None) if alone else (None, budget)
+            sharing = SharingLaw(0.1, memory=limits[1])
+            devices.append(DeviceProfile(f"d{k}", law, memory=limits[0], sharing=sharing))
+        problem = ClusterProblem(tuple(devices), 8, 8, 4, "overlap")
+        assert similar_kinds(problem, 18) == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"energy": EnergyBudget(9.0, AffineLaw(1.0, 0.0, 0.0, 0.0), "micro_batch")},
+        {"energy": None},
+        {"max_blocks": 3},
+        {"sharing": SharingLaw(0.1, max_blocks=3)},
+        {"sharing": None},
+    ],
+)
+def test_limits_of_other_forms_keep_devices_apart(limits: dict[str, Any]) -> None:
+    energy = EnergyBudget(9.0, AffineLaw(1.0, 0.0, 0.0, 0.0), "batch")
+    law = AffineLaw(1.0, 0.0, 0.1, 0.0)
+    one = DeviceProfile("a", law, energy=energy, sharing=SharingLaw(0.1))
+    pair = one, replace(one, name="b", time=replace(law, u=2.0))
+    problem = ClusterProblem(pair, 4, 8, 4, "overlap")
+    assert similar_kinds(problem, 6) == [[0, 1]]
+    assert similar_kinds(replace(problem, devices=(pair[0], replace(pair[1], **limits))), 6) is None
+
+
+def test_plans_of_the_worst_devices_fit_where_those_of_the_best_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None holds a block for all rows of a micro-batch, and the best hold far more rows."""
+    devices = []
+    for k in range(6):
+        memory = MemoryBudget(2.2 if k % 2 else 9.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.1)
+        sharing = SharingLaw(0.01, memory=memory)
+        devices.append(DeviceProfile(f"d{k}", AffineLaw(1 + k / 100, 0.0, 0.1, 0.0), 0))
+        devices[-1] = replace(devices[-1], memory=memory, sharing=sharing)
+    problem = ClusterProblem(tuple(devices), 2, 6, 1, "overlap")
+    best = shared_partition(problem).best
+    monkeypatch.setattr(exact, "MOST_PAIRS", 36)
+    monkeypatch.setattr(exact, "_MOST_MERGED", 36)
+    found = shared_partition(problem)
+    verify_cluster(found, problem)
+    assert found.best.shares and found.best.latency_s >= best.latency_s
+    assert found.certificate.lower_bound <= best.latency_s
+
+
 def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
     """None holds the model, nor do all of them one stage."""
     rng = np.random.default_rng(0)
@@ -111,4 +166,4 @@ def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
     verify_cluster(found, problem)
     assert found.best.num_segments > 1 and found.best.shares
     assert found.best.latency_s < 0.9 * exact_partition(problem).best.latency_s
-    assert 0 < found.certificate.gap < 0.1 and not math.isinf(found.certificate.lower_bound)
+    assert 0 < found.certificate.gap < 0.2 and not math.isinf(found.certificate.lower_bound)
