@@ -168,7 +168,7 @@ class Partition:
     stages: tuple[Stage, ...] = ()
     recomputing: tuple[int, ...] = ()  # devices that recompute, ascending
     schedule: str = ""  # "": the request's
-    bound_s: float = math.inf  # lower bound of all plans' seconds, if their search left some open
+    bound_s: float = math.inf  # no plan takes less without the uplink, if a search left some open
 
     @property
     def num_segments(self) -> int:
