@@ -17,6 +17,7 @@ from optim.cluster_plan import (
     cluster_problem,
     fastest,
     fronts,
+    known_plans,
     of_each,
     solve_round,
 )
@@ -41,7 +42,8 @@ class EvenSplit:
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         if request.partition is not None:
-            found = fronts(request, "overlap", cluster_solver(request.partition), rng)
+            solve = cluster_solver(request.partition)
+            found = known_plans(fronts(request, "overlap", solve, rng))
             return RoundPlan(request.round, _fastest(request, found))
         plans = of_each(request, lambda cluster: _even(request, cluster))
         return RoundPlan(request.round, tuple(plan for plan in plans if plan is not None))
@@ -110,7 +112,7 @@ class AllUnits:
     ) -> tuple[Front, ...]:
         solve = cluster_solver(request.partition or self.partition)
         latency = cast(Latency, self.latency)
-        return fronts(request, latency, solve, rng, self._options, order, most)
+        return known_plans(fronts(request, latency, solve, rng, self._options, order, most))
 
     @property
     def _options(self) -> RoundOptions:

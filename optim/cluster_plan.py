@@ -95,6 +95,13 @@ def cluster_problem(
     return with_micro_batches(problem, m, stages, request.num_segments)
 
 
+def known_plans(fronts: Sequence[Front]) -> tuple[Front, ...]:
+    """Return the fronts without the points of searches that ended without a plan."""
+    return tuple(
+        tuple(point for point in front if math.isfinite(point.latency_s)) for front in fronts
+    )
+
+
 def of_each(
     request: RoundRequest,
     make: Callable[[ClusterState], T],
@@ -463,14 +470,14 @@ def solve_round(
     if all(each == _no_uplink(len(channels)) for each in uplinks):
         raise InfeasibleRoundError(f"no uplink has gains for {len(channels)} channels; add them")
     names = tuple(cluster.called for cluster in request.clusters)
-    possible = tuple(tuple(filter(_is_finite, front)) for front in fronts)
+    known = known_plans(fronts)
     problem = RoundProblem(
-        possible, uplinks, channels, queues, request.num_blocks, options, error_queues, names
+        known, uplinks, channels, queues, request.num_blocks, options, error_queues, names
     )
     solution = solve(problem)
     verify_round(solution, problem)
     loose = tuple(_with_bounds(front, request.num_micro_batches) for front in fronts)
-    if loose != possible:
+    if loose != known:
         relaxed, found = solve(replace(problem, fronts=loose)), solution.certificate
         # more units cost more, but there may be no plans for more
         more = len(relaxed.allocations) > len(solution.allocations)
@@ -490,11 +497,7 @@ def _with_bounds(front: Front, most: int) -> Front:
     bounds = {point.head: point.bound_s for point in front if math.isfinite(point.bound_s)}
     # the sum of a plan's stages is at least 1/m of its time
     fastest = (Partition((1,), most, s, s / most, head=head) for head, s in bounds.items())
-    return (*filter(_is_finite, front), *fastest)
-
-
-def _is_finite(point: Partition) -> bool:
-    return math.isfinite(point.latency_s)
+    return (*known_plans([front])[0], *fastest)
 
 
 def _uplink_plan(given: Allocation) -> UplinkPlan:

@@ -24,10 +24,12 @@ from collapipe.state import (
 from optim.allocation.exact import exact_allocation
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
 from optim.cluster_plan import (
+    Front,
     _with_bounds,
     activation_times,
     cluster_problem,
     fronts,
+    known_plans,
     solve_round,
 )
 from optim.dssra import Dssra
@@ -438,16 +440,20 @@ def test_a_unit_whose_search_found_no_plan_may_have_one() -> None:
     asked = replace(asked, queues=(1e4, *asked.queues[1:]))
     lost, rng = present_devices(asked.clusters[0]), np.random.default_rng(0)
 
-    def bounded(cause: InfeasibleRoundError | None) -> Certificate:
+    def found(cause: InfeasibleRoundError | None) -> tuple[Front, ...]:
         def solve(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
             if problem.devices == lost and cause:
                 raise cause
             return exact_partition(problem)
 
-        return certificate(asked, fronts(asked, "overlap", solve, rng, Dssra()), Dssra())
+        return fronts(asked, "overlap", solve, rng, Dssra())
 
-    best, without, unknown = map(
-        bounded, (None, InfeasibleRoundError("none"), UnfinishedSearchError("none"))
+    all_plans, fewer, open_ones = map(
+        found, (None, InfeasibleRoundError("none"), UnfinishedSearchError("none"))
+    )
+    assert known_plans(open_ones) == fewer and all_plans[1:] == fewer[1:]
+    best, without, unknown = (
+        certificate(asked, each, Dssra()) for each in (all_plans, fewer, open_ones)
     )
     assert without.gap == pytest.approx(0, abs=1e-12)
     assert unknown.objective == without.objective > best.objective >= unknown.lower_bound
