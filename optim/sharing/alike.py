@@ -72,8 +72,8 @@ def _form(device: DeviceProfile) -> tuple[object, ...]:
     law, energy = device.sharing, device.energy
     limits = device.memory, law.memory if law else None
     memory = (each and replace(each, limit_bytes=0.0) for each in limits)
-    counts = device.max_blocks is None, law and law.max_blocks is None
-    return law is None, energy and energy.scope, *counts, *memory
+    counts = device.max_blocks is None, law and law.max_blocks is None  # or no law
+    return energy and energy.scope, *counts, *memory
 
 
 def _merged(values: Sequence[Any], pick: Pick, pick_limit: Pick) -> Any:

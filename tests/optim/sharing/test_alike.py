@@ -66,6 +66,17 @@ def test_bounds_of_merged_kinds_hold(seed: int, monkeypatch: pytest.MonkeyPatch)
     assert merged > 5 and shared
 
 
+@pytest.mark.parametrize("number", [182, 404, 587, 1228])
+def test_the_worst_devices_plans_count(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws in which they are faster than the best devices' plans that can be held."""
+    problem = of_one_form(drawn(np.random.default_rng((9, number)), most_devices=5))
+    monkeypatch.setattr(exact, "MOST_PAIRS", 36)
+    monkeypatch.setattr(exact, "_MOST_MERGED", 36)
+    found = shared_partition(problem)
+    verify_cluster(found, problem)
+    check_both_ends(found.certificate, problem)
+
+
 def check_both_ends(certificate: Certificate, problem: ClusterProblem) -> None:
     """The bound is that of the best devices at least, and the plan as fast as the worst ones'."""
     devices = sorted(problem.devices, key=lambda each: each.time.chunk(1, problem.batch_size))
@@ -86,11 +97,15 @@ def test_who_is_as_good_as_the_best_is_as_fast_as_any(best: bool) -> None:
     small = replace(budget, limit_bytes=4.0)
     other = replace(one, name="b", time=AffineLaw(0.5, 0.2, 0.1, 0.4), memory=small)
     other = replace(other, sharing=SharingLaw(0.6, memory=small))
+    joules = EnergyBudget(9.0, law, sync_j=0.1), EnergyBudget(7.0, law, sync_j=0.2)
+    one = replace(one, max_blocks=5, energy=joules[0])
+    other = replace(other, max_blocks=3, energy=joules[1])
     problem = ClusterProblem((one, other), 4, 8, 4, "overlap")
     a, b = as_kinds(problem, [[0, 1]], best).devices
     assert b == replace(a, name="b")
     assert a.time == (AffineLaw(0.5, 0.1, 0.1, 0.3) if best else AffineLaw(1.0, 0.2, 0.2, 0.4))
     memory = budget if best else small
+    assert (a.max_blocks, a.energy) == ((5, joules[0]) if best else (3, joules[1]))
     assert a.memory == memory and a.sharing == SharingLaw(0.5 if best else 0.6, memory=memory)
 
 
@@ -152,7 +167,7 @@ def test_the_best_devices_plan_is_left_out_if_the_real_ones_cannot_hold_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fast ones hold few blocks, and the kind's best is fast and holds all."""
-    speeds, limits, sharing = (0.1, 0.11, 1.0, 1.1), (1, 1, 4, 4), SharingLaw(1e3)
+    speeds, limits, sharing = (0.1, 0.11, 1.0, 1.1), (1, 1, 4, 4), SharingLaw(0.2, 0)
     devices = tuple(
         DeviceProfile(f"d{k}", AffineLaw(u, 0.0, 0.1, 0.0), most, sharing=sharing)
         for k, (u, most) in enumerate(zip(speeds, limits, strict=True))
