@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 
@@ -71,21 +72,28 @@ class Credentials:
 
         Raises ``WireError`` if it is from another authority, not valid now, or revoked.
         """
-        try:
-            shown = x509.load_pem_x509_certificate(certificate)
-            authority = x509.load_pem_x509_certificate(self.authority)
-        except UNREADABLE as error:
-            raise WireError("the peer's certificate cannot be read") from error
-        member = issued_to(shown, authority)
+        member, first, last = _issued(certificate, self.authority)
         now = datetime.now(UTC)
-        if not shown.not_valid_before_utc <= now <= shown.not_valid_after_utc:
+        if not first <= now <= last:
             raise WireError(
-                f"{member}: its certificate is valid from {shown.not_valid_before_utc:%F %R} to "
-                f"{shown.not_valid_after_utc:%F %R} UTC, and this machine's clock is {now:%F %R}"
+                f"{member}: its certificate is valid from {first:%F %R} to {last:%F %R} UTC, and "
+                f"this machine's clock is {now:%F %R}"
             )
         if member.serial in self.revocations:
             raise WireError(f"{member}: its certificate was revoked")
         return member
+
+
+@lru_cache(maxsize=256)  # a peer's signature is verified once, not with every stream
+def _issued(certificate: bytes, authority: bytes) -> tuple[Member, datetime, datetime]:
+    """Return the member in a certificate, and the times from and until which it is valid. Raises
+    ``WireError`` if it cannot be read, or ``authority`` did not sign it."""
+    try:
+        shown = x509.load_pem_x509_certificate(certificate)
+        own = x509.load_pem_x509_certificate(authority)
+    except UNREADABLE as error:
+        raise WireError("the peer's certificate cannot be read") from error
+    return issued_to(shown, own), shown.not_valid_before_utc, shown.not_valid_after_utc
 
 
 def load(folder: Path) -> Credentials:
