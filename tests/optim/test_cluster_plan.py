@@ -25,6 +25,7 @@ from optim.allocation.exact import exact_allocation
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
 from optim.cluster_plan import (
     Front,
+    _of_fewer_segments,
     _with_bounds,
     activation_times,
     cluster_problem,
@@ -44,6 +45,7 @@ from optim.problem import (
     RoundOptions,
     UplinkTimes,
 )
+from optim.sharing.exact import shared_partition
 from optim.verify import verify_plan
 from tests.optim import rounds
 from tests.optim.drawn_requests import away, drawn_request
@@ -379,6 +381,19 @@ def test_what_stands_for_open_plans_is_as_fast_as_any_of_them() -> None:
         assert batch_s(point, uplink_s) <= batch_s(plan, uplink_s) * (1 + 1e-12)
         equal = Partition((6,), most, bound_s, bound_s / most)  # one stage takes all the time
         assert batch_s(point, uplink_s) == pytest.approx(batch_s(equal, uplink_s))
+
+
+def test_fewer_segments_leave_a_proved_front_proved() -> None:
+    """Though the search for them ends at once, and keeps a bound of its own."""
+    alike = tuple(DeviceProfile(f"device-{k}", AffineLaw(0.05, 0.0, 0.0, 0.0)) for k in range(4))
+    asked, rng = request(*alike), np.random.default_rng(0)
+    problem = cluster_problem(asked, asked.clusters[0], "overlap")
+    hurried = partial(shared_partition, max_nodes=0)
+    assert not exact_partition(problem, max_nodes=0).complete
+    fastest = exact_partition(problem).front[-1:]
+    few = [*_of_fewer_segments(fastest, problem, hurried, rng)]
+    assert few and {point.bound_s for point in few} == {math.inf}
+    assert max(point.num_segments for point in few) < fastest[0].num_segments
 
 
 def test_a_bound_is_that_of_all_local_steps() -> None:
