@@ -169,18 +169,15 @@ def fronts(
             try:
                 points = _of_all_schedules(request, placed, latency, taking, solve, rng)
             except UnfinishedSearchError:
-                unfinished.add(cluster.unit)
+                places = head_places(cluster.uplink)
+                unfinished[cluster.unit] = tuple(replace(_UNFINISHED, head=own) for own in places)
                 raise
             found += (replace(point, head=head) for point in points)
         return tuple(found)
 
-    unfinished = set[int]()
+    unfinished = dict[int, Front]()
     pairs = zip(request.clusters, of_each(request, front, order, most), strict=True)
-    return tuple(
-        points or tuple(replace(_UNFINISHED, head=head) for head in places)
-        for state, points in pairs
-        for places in (head_places(state.uplink) if state.unit in unfinished else (),)
-    )
+    return tuple(points or unfinished.get(state.unit, ()) for state, points in pairs)
 
 
 def _of_all_schedules(

@@ -16,11 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from collapipe.errors import (
-    InfeasibleRoundError,
-    PlanViolationError,
-    UnfinishedSearchError,
-)
+from collapipe.errors import InfeasibleRoundError, PlanViolationError, UnfinishedSearchError
 from collapipe.plan import Certificate
 from collapipe.state import ROUNDING
 from optim.latency import batch_s

@@ -29,7 +29,8 @@ def similar_kinds(problem: ClusterProblem, most_pairs: int) -> list[list[int]] |
     first, by the sum of the logarithms of the ratios of what their devices take and hold."""
     kinds = kinds_of(problem.devices)
     first = [own[0] for own in kinds]
-    low = high = _features(problem)[first]
+    low = _features(problem)[first]
+    high = low.copy()
     forms = [_form(problem.devices[k]) for k in first]
     apart = np.array([[a is b or a != b for b in forms] for a in forms])
     while num_pairs(tuple(map(len, kinds))) > most_pairs:
@@ -39,7 +40,6 @@ def similar_kinds(problem: ClusterProblem, most_pairs: int) -> list[list[int]] |
         if math.isinf(differ[a, b]):
             return None
         kinds[a] += kinds.pop(b)
-        low, high = low.copy(), high.copy()
         low[a], high[a] = np.minimum(low[a], low[b]), np.maximum(high[a], high[b])
         low, high, apart = (np.delete(each, b, axis=0) for each in (low, high, apart))
         apart = np.delete(apart, b, axis=1)

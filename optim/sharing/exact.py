@@ -419,16 +419,15 @@ class _Search:
         problem, bound_s = self._problem.in_modes(()), 0.0
         devices, b = problem.devices, problem.batch_size
         order = sorted(range(len(devices)), key=lambda k: devices[k].time.chunk(1, b))
-        problem = replace(
-            problem,
-            devices=tuple(devices[k] for k in order),
-            activation_s=problem.activation_s[:1],
-        )
-        kinds = similar_kinds(problem, _MOST_MERGED) or ()
-        for best in (True, False) if kinds else ():
+        fastest_first = tuple(devices[k] for k in order)  # which plans use first of a kind
+        problem = replace(problem, devices=fastest_first, activation_s=problem.activation_s[:1])
+        if (kinds := similar_kinds(problem, _MOST_MERGED)) is None:
+            return bound_s
+        for best in (True, False):
             with suppress(InfeasibleRoundError):
                 found = shared_partition(as_kinds(problem, kinds, best), max_nodes=self._max_nodes)
-                bound_s = max(bound_s, found.certificate.lower_bound) if best else bound_s
+                if best:
+                    bound_s = found.certificate.lower_bound
                 for point in found.front:
                     self._offer_if_held(point.among(order, len(order)))
         return bound_s
