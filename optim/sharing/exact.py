@@ -43,7 +43,8 @@ from optim.sharing.states import States, kinds_of, num_pairs, ordered_states, st
 
 MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which similar devices count as one kind."""
-_MOST_MERGED = 2**12  # pairs then: more of them take longer than their bound is worth
+_MOST_MERGED = 2**16  # pairs of a set and a group of similar devices
+_NODES_PER_MERGED = 24  # a limit of nodes allows so many fewer: a round has many searches
 _MOST_ORDERED = 2**16  # pairs if stages have an order
 _MOST_LINKED = 2**16  # pairs times classes of the next stage
 _PAIRS_PER_NODE = 1000
@@ -421,7 +422,8 @@ class _Search:
         order = sorted(range(len(devices)), key=lambda k: devices[k].time.chunk(1, b))
         fastest_first = tuple(devices[k] for k in order)  # which plans use first of a kind
         problem = replace(problem, devices=fastest_first, activation_s=problem.activation_s[:1])
-        if (kinds := similar_kinds(problem, _MOST_MERGED)) is None:
+        most = int(min(_MOST_MERGED, self._max_nodes / _NODES_PER_MERGED))
+        if (kinds := similar_kinds(problem, most)) is None:
             return bound_s
         for best in (True, False):
             with suppress(InfeasibleRoundError):

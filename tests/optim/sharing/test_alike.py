@@ -181,8 +181,8 @@ def test_the_best_devices_plan_is_left_out_if_the_real_ones_cannot_hold_it(
     assert found.best.latency_s == pytest.approx(best.latency_s)
 
 
-def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
-    """None holds the model, nor do all of them one stage."""
+def twelve() -> ClusterProblem:
+    """Different devices, of which none holds the model, nor do all of them one stage."""
     rng = np.random.default_rng(0)
     devices = []
     for k, u in enumerate(rng.uniform(0.8, 1.2, 12).tolist()):
@@ -190,9 +190,29 @@ def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
         sharing = SharingLaw(0.01, memory=memory)
         law = AffineLaw(u, 0.05, 0.5, 0.1)
         devices.append(DeviceProfile(f"d{k}", law, memory=memory, sharing=sharing))
-    problem = ClusterProblem(tuple(devices), 12, 24, 12, "flow_shop")
+    return ClusterProblem(tuple(devices), 12, 24, 12, "flow_shop")
+
+
+def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
+    problem = twelve()
     found = shared_partition(problem)
     verify_cluster(found, problem)
     assert found.best.num_segments > 1 and found.best.shares
     assert found.best.latency_s < 0.9 * exact_partition(problem).best.latency_s
-    assert 0 < found.certificate.gap < 0.2 and not math.isinf(found.certificate.lower_bound)
+    assert 0 < found.certificate.gap < 0.1 and not math.isinf(found.certificate.lower_bound)
+
+
+def test_a_limit_of_nodes_leaves_fewer_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound then holds, too."""
+    counts = list[int]()
+
+    def counted(problem: ClusterProblem, most_pairs: int) -> list[list[int]] | None:
+        kinds = similar_kinds(problem, most_pairs)
+        counts.append(len(kinds or ()))
+        return kinds
+
+    monkeypatch.setattr(exact, "similar_kinds", counted)
+    free, limited = (shared_partition(twelve(), max_nodes=nodes) for nodes in (math.inf, 24_000))
+    assert counts[0] > counts[1] > 1
+    verify_cluster(limited, twelve())
+    assert limited.certificate.lower_bound <= free.best.latency_s
