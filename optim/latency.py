@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -60,6 +61,7 @@ def batch_s(partition: Partition, activation_s: float) -> float:
     return float(streamed_s(*times, activation_s))
 
 
+@lru_cache(maxsize=32)  # a solver's parts each ask for those of the same problem
 def block_caps(problem: ClusterProblem) -> Ints:
     """Return the most blocks of each device, [M, K], 0 … L; row m - 1 is for m micro-batches.
 
@@ -75,7 +77,9 @@ def block_caps(problem: ClusterProblem) -> Ints:
             own = np.minimum(own, _energy_caps(budget, sizes, problem)).astype(np.int64)
         own[: problem.min_micro_batches - 1] = 0
         caps.append(own)
-    return np.stack(caps, axis=1)
+    found = np.stack(caps, axis=1)
+    found.setflags(write=False)
+    return found
 
 
 def memory_cap(problem: ClusterProblem, device: DeviceProfile, num_micro_batches: int) -> int:

@@ -28,7 +28,7 @@ class Costs:
     pace: Floats  # between two micro-batches, s
     least: Floats  # a lower bound of the pace with other rows, s
 
-    def of(self, place: int | slice) -> "Costs":
+    def of(self, place: int | slice | Ints) -> "Costs":
         """Return the costs for some of several m, if their first axis is m."""
         return Costs(self.once[place], self.pace[place], self.least[place])
 
@@ -105,14 +105,19 @@ class Tables:
         )
 
     def costs(
-        self, counts: Ints, blocks: Ints, threshold: float = np.inf, wanted: Bools | None = None
+        self,
+        counts: Ints,
+        blocks: Ints,
+        thresholds: Floats | float = np.inf,
+        wanted: Bools | None = None,
     ) -> Costs:
         """Return the costs of stages of ``blocks`` [D] blocks for m of ``counts`` [R], [R, P, C, N,
         D]. Those that are not ``wanted``, [N, D], may be infinite.
 
-        A device that shares a stage has no more rows than its pace allows within the ``threshold``,
-        so that ``once`` is the least of all rows with such a pace.
+        A device that shares a stage has no more rows than its pace allows within the threshold, [R]
+        s, so that ``once`` is the least of all rows with such a pace.
         """
+        limits = np.broadcast_to(thresholds, counts.shape)
         places, classes = self.alone.shape[2:4]
         shape = len(self.states.counts), len(blocks)
         costs = np.full((3, len(counts), places, classes, *shape), np.inf)
@@ -121,30 +126,32 @@ class Tables:
         group, blocks = np.flatnonzero(wanted.any(axis=1) & shares), blocks[held]
         for place, own in enumerate(self.caps if len(group) else ()):
             if own.rows.any():
-                shared = self._shared(own, counts, blocks, group, threshold)
+                shared = self._shared(own, counts, blocks, group, limits)
                 costs[:, :, place][..., group[:, None], held] = shared
         single = np.flatnonzero(self.states.alone)[:, None]
         costs[..., single, held] = self.alone[:, counts - 1][..., blocks - 1]
         return Costs(*costs)
 
     def _shared(
-        self, caps: Caps, counts: Ints, blocks: Ints, group: Ints, threshold: float
+        self, caps: Caps, counts: Ints, blocks: Ints, group: Ints, thresholds: Floats
     ) -> Floats:
         """Return the costs of stages that these sets [N] share, [3, R, C, N, D]; equal ones of
         several m are computed once."""
         most = caps.rows[..., counts - 1, :][..., blocks - 1].transpose(4, 0, 3, 5, 2, 1)
         shape, most = most.shape[:2], most.reshape(-1, *most.shape[2:])
         behind, rows = np.tile(np.arange(shape[1]), shape[0]), self.rows[counts - 1]
-        rows = np.repeat(rows, shape[1])
-        first, of_most = dict[tuple[int, int, bytes], int](), (each.tobytes() for each in most)
-        keys = zip(behind.tolist(), rows.tolist(), of_most, strict=True)
+        rows, limits = np.repeat(rows, shape[1]), np.repeat(thresholds, shape[1])
+        first, of_most = dict[tuple[Any, ...], int](), (each.tobytes() for each in most)
+        keys = zip(behind.tolist(), rows.tolist(), limits.tolist(), of_most, strict=True)
         same = [first.setdefault(key, len(first)) for key in keys]
         own = np.unique(same, return_index=True)[1]
         found, sizes = np.empty((3, len(own), len(blocks), len(group))), np.frexp(rows[own] - 1)[1]
         for size in set(sizes.tolist()):  # of about as many rows together
             near = np.flatnonzero(sizes == size)
-            each = behind[own[near]], rows[own[near]], most[own[near]]
-            found[:, near] = self._of_sets(*each, blocks, group, threshold)
+            of = own[near]
+            found[:, near] = self._of_sets(
+                behind[of], rows[of], limits[of], most[of], blocks, group
+            )
         shared = found[:, same].swapaxes(2, 3)
         shared[0] = np.where(self.bound & np.isfinite(shared[0]), 0.0, shared[0])
         shared[0] += self.sync[group[:, None], blocks - 1]
@@ -152,10 +159,10 @@ class Tables:
         return shared.reshape(3, *shape, *shared.shape[2:])
 
     def _of_sets(
-        self, behind: Ints, rows: Ints, most: Ints, blocks: Ints, group: Ints, threshold: float
+        self, behind: Ints, rows: Ints, limits: Floats, most: Ints, blocks: Ints, group: Ints
     ) -> Floats:
-        """Return times of sets for each class behind [R], its number of rows [R] and its caps
-        [R, K - 1, D, 2, T], [3, R, D, N]."""
+        """Return times of sets for each class behind [R], its number of rows [R], its threshold [R]
+        and its caps [R, K - 1, D, 2, T], [3, R, D, N]."""
         counts = self.states.counts[group]
         places, given = counts.sum(axis=1) - 2, np.arange(1, rows.max() + 1)
         found = np.empty((3, *most.shape[0:3:2], len(group)))
@@ -168,14 +175,19 @@ class Tables:
                 plain, either = np.moveaxis(most[row, others, held], 1, 0)[:, :, None, :, None]
                 times = self.times[behind[row], blocks[held] - 1][..., : len(given)]
                 each = np.where(given <= plain, times[:, 0], times[:, -1])  # and paces
-                each = np.where((given <= either) & (each[:, 1:] <= threshold), each, np.inf)
+                within = each[:, 1:] <= limits[row, None, None, None]
+                each = np.where((given <= either) & within, each, np.inf)
                 of_sets = _balanced(each.swapaxes(0, 1), counts[own], rows[row])
                 found[:, row[:, None], held[:, None], own] = of_sets
         return found
 
-    def paces(self, m: int, blocks: Ints) -> Floats:
-        """Return the paces, s, that devices with rows of a shared stage may have, ascending."""
-        return np.unique(self.times[:, blocks - 1, :, 1, :, : self.rows[m - 1] - 1])
+    def paces(self, counts: Ints, blocks: Ints) -> tuple[Ints, Floats]:
+        """Return the paces, s, that devices with rows of a shared stage may have for each m of
+        ``counts``, and the places of their m in it."""
+        rows, times = self.rows[counts - 1], self.times[:, blocks - 1, :, 1]
+        of, others = np.nonzero(np.arange(rows.max()) < rows[:, None] - 1)  # another has a row
+        paces = times.reshape(-1, times.shape[-1])[:, others]
+        return np.repeat(of, len(paces)), paces.T.ravel()
 
 
 def _first(problem: ClusterProblem, kinds: Sequence[Sequence[int]]) -> tuple[DeviceProfile, ...]:

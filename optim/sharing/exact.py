@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -48,8 +47,8 @@ _NODES_PER_MERGED = 24  # a limit of nodes allows so many fewer: a round has man
 _MOST_ORDERED = 2**16  # pairs if stages have an order
 _MOST_LINKED = 2**16  # pairs times classes of the next stage
 _PAIRS_PER_NODE = 1000
-_GROWTH = 4  # a search tries so many times more m at once than before,
-_MOST_STAGES = 2**20  # but of at most so many stages
+_FIRST, _GROWTH = 4, 8  # a search tries so many m at once, then so many times more,
+_MOST_STAGES = 2**20  # but of at most so many stages, and of pairs in a programme
 _TINY = 1e-200
 
 
@@ -67,15 +66,15 @@ def shared_partition(
     usual = replace(problem, devices=tuple(each.before(()) for each in problem.devices))
     caps, bounds = Caps.of([usual], kinds), stage_bounds(problem)
     plain = not (problem.linked or caps.chosen)
-    scout, search = (_Search(usual, bounds, [caps], 1, max_nodes) for _ in range(2))
+    search = _Search(usual, bounds, [caps], 1, max_nodes)
+    if few:
+        shared_s = search.one_stage()
     if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-        if few and plain:
-            scout.glance()
-        single, open_s, _ = pipelines(problem, max_nodes, scout.points)
+        single, open_s, _ = pipelines(problem, max_nodes, search.points if plain else ())
         search.offer(single)
-        search.offer(scout.points)
     search.only_shared = plain and math.isinf(open_s)
-    open_s = min(open_s, search.run() if few else search.one_stage_of_all())
+    shared_s = min(shared_s, search.several_stages()) if few else search.one_stage_of_all()
+    open_s = min(open_s, shared_s)
     if plain and not few and math.isfinite(open_s):
         open_s = max(open_s, search.of_kinds())
     if not (few or search.points):
@@ -179,43 +178,44 @@ class _Search:
         none = Splits(empty, empty, np.zeros(0), np.zeros(0), np.zeros((0, 1), dtype=int))
         self._best = Envelope(asked, continuous, sizes, none)
 
-    def glance(self) -> None:
-        """Offer plans of one stage for the most promising m."""
-        once, blocks = self._bounds.once, np.array([self._problem.num_blocks])
-        first = self._promising(once)[:1]
-        for row, costs in self._worthwhile(first, once, blocks, None).items():
-            self._descend(row, costs, blocks, None, once[row])
-
     def run(self) -> float:
-        """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
-        bounds, blocks = self._bounds, np.arange(1, self._problem.num_blocks + 1)
+        """Search all plans; return a lower bound, s, of those left open, infinite if none are."""
+        return min(self.one_stage(), self.several_stages())
+
+    def one_stage(self) -> float:
+        """Search the plans of one stage, and return the bound of ``run`` for them."""
+        blocks = np.array([self._problem.num_blocks])
+        return self._open_s([1 if self._most else None], self._bounds.once, blocks)
+
+    def several_stages(self) -> float:
+        """Search all other plans, and return the bound of ``run`` for them."""
         more = [self._most] if self._sizes == 1 else list(range(2, self._sizes + 1))
-        one_s = self._open_s([1 if self._most else None], bounds.once, blocks[-1:])
-        return min(one_s, self._open_s(more, bounds.several, blocks))
+        return self._open_s(more, self._bounds.several, np.arange(1, self._problem.num_blocks + 1))
 
     def _open_s(self, sizes: Sequence[int | None], once: Floats, blocks: Ints) -> float:
         """Search the plans with at most so many stages of ``blocks``, for each of ``sizes``. Return
         a lower bound, s, of those that are left open."""
+        pairs = len(self._states.sets) * len(self._behind)
+        together = max(1, _MOST_STAGES // (pairs * len(blocks)))
         for tried in self._portions(once, blocks):
-            found, known = self._worthwhile(tried, once, blocks, sizes[0]), self._best.splits
-            for row, most in product(tried, sizes):
-                if self._left < 0:  # the most promising ones come first
-                    return float(self._least_s(once)[row])
-                costs = found.get(row)
-                if costs is None or not self._improves(
-                    row, once[row], self._bounds.pace[row], most
-                ):
-                    continue
-                if most != sizes[0] or self._best.splits is not known:
-                    costs = self._hopeful(np.array([row]), costs, blocks, most)
-                self._descend(row, costs, blocks, most, once[row])
+            rows = np.array(tried, dtype=int)
+            rows = rows[self._improves(rows, once[rows], self._bounds.pace[rows], sizes[0])]
+            if not len(rows):
+                continue
+            costs = self._tables.costs(rows + 1, blocks) if self._left >= 0 else None
+            for place, most in product(range(0, len(rows), together), sizes):
+                if costs is None or self._left < 0:  # the most promising ones come first
+                    return float(self._least_s(once)[rows[place]])
+                part = slice(place, place + together)
+                self._descend(rows[part], costs.of(part), blocks, most, once)
         return math.inf
 
     def _portions(self, once: Floats, blocks: Ints) -> Iterator[list[int]]:
         """Yield the promising rows m - 1 in growing portions, whose costs are computed together."""
-        left, size = self._promising(once), 1
+        left = self._promising(once)
         stages = len(self._states.counts) * len(blocks)
         stages *= math.prod(self._tables.alone.shape[2:4]) if left else 1
+        size = _FIRST
         while left:
             yield left[:size]
             left = left[size:]
@@ -255,22 +255,6 @@ class _Search:
         lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
         certificate = Certificate(times[fastest], lower, "shared", time.perf_counter() - start)
         return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
-
-    def _costs(self, rows: Ints, blocks: Ints, stages: int | None, *within: Any) -> Costs:
-        """Return the costs, [R, P, C, N, D], without the stages that no better plan has."""
-        return self._hopeful(rows, self._tables.costs(rows + 1, blocks, *within), blocks, stages)
-
-    def _worthwhile(
-        self, tried: Sequence[int], once: Floats, blocks: Ints, stages: int | None
-    ) -> dict[int, Costs]:
-        """Return the costs of each of these rows that may have a better plan."""
-        rows = np.array(tried, dtype=int)
-        rows = rows[self._improves(rows, once[rows], self._bounds.pace[rows], stages)]
-        if self._left < 0 or not len(rows):
-            return {}
-        costs = self._costs(rows, blocks, stages)
-        places = np.flatnonzero(self._may_help(costs)).tolist()
-        return {int(rows[place]): costs.of(slice(place, place + 1)) for place in places}
 
     def _may_help(self, costs: Costs) -> Bools:
         """Whether a plan that is not known has only such stages, [R]."""
@@ -330,45 +314,66 @@ class _Search:
         hopeful[hopeful] = self._improves(places, once[hopeful], pace[hopeful], stages)
         return Costs(*(np.where(hopeful, e, np.inf) for e in (costs.once, costs.pace, costs.least)))
 
-    def _descend(self, row: int, costs: Costs, blocks: Ints, most: int | None, once: float) -> None:
-        """Offer the plans of ever lower thresholds on the pace, while a better one may exist."""
-        rows, law = np.array([row]), self._problem.latency
-        if not self._may_help(costs).any():
-            return
-        costs = costs.of(0)
-        paces = np.unique(costs.pace[np.isfinite(costs.pace)])
-        threshold = longest = float(paces[-1]) if len(paces) else 0.0
+    def _descend(
+        self, rows: Ints, costs: Costs, blocks: Ints, most: int | None, once: Floats
+    ) -> None:
+        """Offer the plans of ever lower thresholds on the pace, while a better one may exist, for
+        these rows m - 1 with their ``costs``; ``once`` are bounds of Σ, [M]."""
+        law = self._problem.latency
+        costs = self._hopeful(rows, costs, blocks, most)
+        of, *places = np.nonzero(np.isfinite(costs.pace))
+        paces, longest = costs.pace[of, *places], np.zeros(len(rows))
+        np.maximum.at(longest, of, paces)
         if law == "overlap":
-            of_devices = self._tables.paces(row + 1, blocks)
-            paces = np.union1d(paces, of_devices[of_devices < longest])
+            own, of_devices = self._tables.paces(rows + 1, blocks)
+            lower = of_devices < longest[own]
+            of, paces = np.append(of, own[lower]), np.append(paces, of_devices[lower])
+        sums, thresholds = once[rows], longest
         while True:
-            sums = once * (paces / max(threshold, _TINY)) if law == "bound" else once
-            if len(paces):
-                paces = paces[self._improves(row, sums, paces, most)]
-            if not len(paces):
+            shrinks = paces / np.maximum(thresholds[of], _TINY) if law == "bound" else 1.0
+            hopeful = self._improves(rows[of], sums[of] * shrinks, paces, most)
+            left, of = np.unique(of[hopeful], return_inverse=True)
+            if not len(left):
                 return
-            threshold = float(paces[-1])
-            if law == "overlap" and threshold < longest:
-                wanted = np.isfinite(costs.pace.min(axis=(0, 1)))
-                within = self._costs(rows, blocks, most, threshold, wanted)
-                if not self._may_help(within).any():
-                    return
-                costs = within.of(0)
-            self._left -= 1 + len(self._states.sets) * (most or 1) // _PAIRS_PER_NODE
-            programme = Programme(self._states, costs, most)
-            found = programme.cheapest(threshold, threshold if law == "bound" else 0.0)
-            if found is None:
-                return
-            once, groups = found
-            last, behind = len(costs.pace) - 1, self._classes_behind(groups)
-            slowest = max(
-                float(costs.pace[min(len(groups) - 1 - place, last), to, own, count - 1])
-                for place, ((own, count), to) in enumerate(zip(groups, behind, strict=True))
-            )
-            if law == "bound" or self._improves(row, once, slowest, most):
-                self.offer([self._plan(groups, blocks, row + 1, threshold)])
-            # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
-            paces = paces[paces < (threshold if law == "bound" else slowest)]
+            paces, rows, costs = paces[hopeful], rows[left], costs.of(left)
+            sums, longest, thresholds = sums[left], longest[left], np.zeros(len(left))
+            np.maximum.at(thresholds, of, paces)
+            if law == "overlap" and (thresholds < longest).any():
+                wanted = np.asarray(np.isfinite(costs.pace).any(axis=(0, 1, 2)))
+                costs = self._tables.costs(rows + 1, blocks, thresholds, wanted)
+                costs = self._hopeful(rows, costs, blocks, most)
+            below = np.zeros(len(rows))
+            for place, (sum_s, groups) in self._cheapest(costs, thresholds, most):
+                m, threshold = int(rows[place]) + 1, float(thresholds[place])
+                slowest = self._slowest_s(costs.of(place), groups)
+                sums[place], below[place] = sum_s, threshold if law == "bound" else slowest
+                # under ``bound`` a stage costs the threshold: fewer may be better at a lower one
+                if law == "bound" or self._improves(m - 1, sum_s, slowest, most):
+                    self.offer([self._plan(groups, blocks, m, threshold)])
+            paces, of = paces[paces < below[of]], of[paces < below[of]]
+
+    def _cheapest(
+        self, costs: Costs, thresholds: Floats, most: int | None
+    ) -> Iterator[tuple[int, tuple[float, list[Group]]]]:
+        """Yield the place of each m with a plan that is not known within its threshold, and the
+        least Σ, s, and the groups of its plan."""
+        helpful = np.flatnonzero(self._may_help(costs))
+        if not len(helpful):
+            return
+        self._left -= len(helpful) * (1 + len(self._states.sets) * (most or 1) // _PAIRS_PER_NODE)
+        programme, limits = Programme(self._states, costs.of(helpful), most), thresholds[helpful]
+        each_s = limits if self._problem.latency == "bound" else 0.0
+        for place, found in zip(helpful.tolist(), programme.cheapest(limits, each_s), strict=True):
+            if found is not None:
+                yield place, found
+
+    def _slowest_s(self, costs: Costs, groups: Sequence[Group]) -> float:
+        """Return the largest pace of these stages, s."""
+        last, behind = len(costs.pace) - 1, self._classes_behind(groups)
+        return max(
+            float(costs.pace[min(len(groups) - 1 - place, last), to, own, count - 1])
+            for place, ((own, count), to) in enumerate(zip(groups, behind, strict=True))
+        )
 
     def _classes_behind(self, groups: Sequence[Group]) -> list[int]:
         """Return the class of the stage after each of these."""

@@ -1,5 +1,6 @@
 """The cheapest cut of a cluster into groups that hold all blocks, none slower than a threshold."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,45 +29,56 @@ class Programme:
     """
 
     states: States
-    costs: Costs  # of δ = 1 … L blocks
+    costs: Costs  # of δ = 1 … L blocks, for each of R numbers of micro-batches
     most: int | None = None  # stages, in their order; None: any number, without an order
 
-    def cheapest(self, threshold: float, each_s: float = 0.0) -> tuple[float, list[Group]] | None:
-        """Return the least sum of costs of stages whose pace is at most ``threshold``, and the
-        stages, in pipeline order if they have one; None if no cut holds all blocks. Each stage
-        costs ``each_s`` more."""
-        once = np.where(self.costs.pace <= threshold, self.costs.once + each_s, np.inf)
-        classes, sets, blocks = once.shape[1:]
-        reached = np.full((classes, sets, blocks + 1), np.inf)
-        reached[-1, : None if self.most is None else 1, 0] = 0.0  # the first set is empty
+    def cheapest(
+        self, thresholds: Floats, each_s: Floats | float = 0.0
+    ) -> list[tuple[float, list[Group]] | None]:
+        """Return for each m the least sum of costs of stages whose pace is at most the threshold,
+        and the stages, in pipeline order if they have one; None if no cut holds all blocks. Each
+        stage costs ``each_s`` more. Both are [R] s."""
+        fits = self.costs.pace <= thresholds.reshape(-1, 1, 1, 1, 1)
+        more_s = np.reshape(each_s, (-1, 1, 1, 1, 1))
+        once = np.where(fits, self.costs.once + more_s, np.inf)
+        counts, places, classes, sets, blocks = once.shape
+        reached = np.full((counts, classes, sets, blocks + 1), np.inf)
+        reached[:, -1, : None if self.most is None else 1, 0] = 0.0  # the first set is empty
         levels = [reached]
         for place in range(self.most or 1):
-            own = once[min(place, len(once) - 1)]
+            own = once[:, min(place, places - 1)]
             levels.append(self._with_stage(own, levels[-1], repeats=self.most is None))
-        last = np.array([level[..., -1] for level in levels])
-        begin = np.unravel_index(int(last.argmin()), last.shape)
-        if not np.isfinite(last[begin]):
-            return None
-        return float(last[begin]), self._traced(once, levels, *map(int, begin))
+        last = np.array([level[..., -1] for level in levels]).swapaxes(0, 1)
+        found = list[tuple[float, list[Group]] | None]()
+        for row, own in enumerate(last):
+            if math.isinf(own.min()):
+                found.append(None)
+                continue
+            place, first, used = map(int, np.unravel_index(int(own.argmin()), own.shape))
+            of_row = [level[row] for level in levels]
+            found.append((float(own.min()), self._traced(once[row], of_row, place, first, used)))
+        return found
 
     def _with_stage(self, once: Floats, rest: Floats, repeats: bool) -> Floats:
-        """Return the costs [C, N, L + 1] with one more stage than in ``rest``, or, if stages may
+        """Return the costs [R, C, N, L + 1] with one more stage than in ``rest``, or, if stages may
         repeat, with any number more."""
-        states, (classes, sets, blocks) = self.states, once.shape
-        padded = np.full((classes, sets, 2 * blocks + 1), np.inf)  # begins with l = -L … -1
+        states, (counts, classes, sets, blocks) = self.states, once.shape
+        padded = np.full((counts, classes, sets, 2 * blocks + 1), np.inf)  # from l = -L on
         padded[..., blocks:] = rest
         reached = padded if repeats else np.full_like(padded, np.inf)
-        behind_s: Floats = rest.min(axis=2)  # the least of any number of blocks
+        behind_s: Floats = rest.min(axis=3)  # the least of any number of blocks
         remaining = states.sets - states.groups
-        least = once.min(axis=(0, 2))[states.groups] + behind_s.min(axis=0)[remaining]
-        pairs = np.flatnonzero(np.isfinite(least))
-        sums = once[:, states.groups[pairs]] + behind_s[:, remaining[pairs], None]
-        pair, behind, more = np.nonzero(np.isfinite(sums).swapaxes(0, 1))
-        whole, groups = states.sets[pairs[pair]], states.groups[pairs[pair]]
-        costs, first = once[behind, groups, more], states.classes[groups]
-        starts = np.flatnonzero(np.diff(whole * classes + first, prepend=-1))
-        left = (behind * sets + whole - groups) * padded.shape[-1] + blocks - more - 1
-        own = first[starts], whole[starts]
+        least = once.min(axis=(1, 3))[:, states.groups] + behind_s.min(axis=1)[:, remaining]
+        row, pair = np.nonzero(np.isfinite(least))
+        sums = once[row, :, states.groups[pair]] + behind_s[row, :, remaining[pair], None]
+        place, behind, more = np.nonzero(np.isfinite(sums))
+        row, pair = row[place], pair[place]
+        whole, groups = states.sets[pair], states.groups[pair]
+        costs, first = once[row, behind, groups, more], states.classes[groups]
+        starts = np.flatnonzero(np.diff((row * sets + whole) * classes + first, prepend=-1))
+        left = ((row * classes + behind) * sets + whole - groups) * padded.shape[-1]
+        left += blocks - more - 1
+        own = row[starts], first[starts], whole[starts]
         for count in range(1, blocks + 1 if len(starts) else 1):
             sums = costs + padded.ravel()[left + count]
             reached[*own, blocks + count] = np.minimum.reduceat(sums, starts)
