@@ -19,8 +19,8 @@ from optim.cluster_plan import (
     fronts,
     known_plans,
     of_each,
-    solve_round,
 )
+from optim.joint_round import solve_round
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest

@@ -20,17 +20,14 @@ from optim.partition.baselines import even_blocks
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
-    Allocation,
     ClusterProblem,
     ClusterSolver,
     Latency,
     Partition,
     RoundOptions,
-    RoundProblem,
-    RoundSolution,
-    RoundSolver,
     UplinkTimes,
 )
+from optim.sharing.bounds import least_batch_s
 from optim.sharing.exact import shared_partition
 from optim.sharing.law import row_caps
 from optim.simulated_plan import (
@@ -44,7 +41,6 @@ from optim.simulated_plan import (
 )
 from optim.step import in_flight, schedules
 from optim.verified import solve_verified
-from optim.verify import verify_round
 
 T = TypeVar("T")
 Front = tuple[Partition, ...]
@@ -93,6 +89,20 @@ def cluster_problem(
         return problem
     m, stages = known.num_micro_batches, law.stages if law else ()
     return with_micro_batches(problem, m, stages, request.num_segments)
+
+
+def bound_points(request: RoundRequest, cluster: ClusterState, latency: Latency) -> Front:
+    """Return a point without a plan for each head's place, with a lower bound, s, of all plans;
+    none if no device is present. The cluster has no law of a whole step."""
+
+    def point(head: HeadPlace | None) -> Partition:
+        placed = replace(cluster, uplink=cluster.uplink and cluster.uplink.placed(head))
+        bound_s = least_batch_s(cluster_problem(request, placed, latency))
+        return replace(_UNFINISHED, head=head, bound_s=request.local_steps * bound_s)
+
+    with suppress(InfeasibleRoundError):
+        return tuple(map(point, head_places(cluster.uplink)))
+    return ()
 
 
 def known_plans(fronts: Sequence[Front]) -> tuple[Front, ...]:
@@ -157,7 +167,7 @@ def fronts(
     times = dict[int, tuple[float, ...]]()
     if options:
         units = (cluster.unit for cluster in request.clusters)
-        found = activation_times(_uplinks(request), request.channels, options)
+        found = activation_times(uplinks_of(request), request.channels, options)
         times = dict(zip(units, found, strict=True))
 
     def front(cluster: ClusterState) -> Front:
@@ -230,14 +240,14 @@ def as_planned(cluster: ClusterState, planned: UplinkPlan | None) -> ClusterStat
     return replace(cluster, uplink=cluster.uplink.sending(chosen))
 
 
-def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
-    """Return each cluster's uplink, or ``_no_uplink`` if it lacks a gain for each channel."""
+def uplinks_of(request: RoundRequest) -> tuple[Uplink, ...]:
+    """Return each cluster's uplink, or ``no_uplink`` if it lacks a gain for each channel."""
     channels = len(request.channels)
-    reported = (cluster.uplink or _no_uplink(channels) for cluster in request.clusters)
-    return tuple(each if len(each.gains) == channels else _no_uplink(channels) for each in reported)
+    reported = (cluster.uplink or no_uplink(channels) for cluster in request.clusters)
+    return tuple(each if len(each.gains) == channels else no_uplink(channels) for each in reported)
 
 
-def _no_uplink(num_channels: int) -> Uplink:
+def no_uplink(num_channels: int) -> Uplink:
     return Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * num_channels)
 
 
@@ -275,7 +285,7 @@ def _front(
     stays = _kept_front(kept, problem, request, cluster) if kept and kept.shares else ()
     if stays:
         return stays
-    if _shares(solve) and not _may_share(cluster, problem, solve, kept, rng):
+    if shares(solve) and not _may_share(cluster, problem, solve, kept, rng):
         solve = _single(solve)
     try:
         front = solve_cached(problem, solve, rng)
@@ -287,7 +297,7 @@ def _front(
         rng.bit_generator.state = before
         front = solve_cached(problem.unlimited(), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
-    if _shares(solve) and law is None:
+    if shares(solve) and law is None:
         more = _of_fewer_segments(front, problem, solve, rng)
         front = tuple(sorted((*more, *front), key=lambda point: point.num_segments))
     most = request.num_segments or request.num_blocks
@@ -366,7 +376,7 @@ def _by_law(
 ) -> list[Partition]:
     """Return the front by simulated times. Only the exact solvers' points are exchanged for better
     ones; other rules keep theirs."""
-    if _shares(solve) and all(map(simulates, front)):
+    if shares(solve) and all(map(simulates, front)):
         # the first round chooses m, too
         most = request.num_micro_batches
         problem = replace(problem, min_micro_batches=1, max_micro_batches=most)
@@ -375,8 +385,8 @@ def _by_law(
             for each in (solve, _single(solve)):
                 with suppress(InfeasibleRoundError):
                     front += filter(simulates, solve_cached(of_m, each, rng))
-    if _shares(solve) or _rule(solve) is exact_partition:
-        limits = request.num_segments, _shares(solve)
+    if shares(solve) or _rule(solve) is exact_partition:
+        limits = request.num_segments, shares(solve)
         return simulated_front(front, problem, law, request.schedule, *limits)
     known = map(simulates, front)
     return [
@@ -396,7 +406,7 @@ def _rule(solve: ClusterSolver) -> object:
     return getattr(solve, "func", solve)
 
 
-def _shares(solve: ClusterSolver) -> bool:
+def shares(solve: ClusterSolver) -> bool:
     """Whether the solver plans shared stages, and proves that they are the fastest."""
     return _rule(solve) is shared_partition
 
@@ -448,59 +458,6 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
         bound_s=steps * point.bound_s,
         fastest_s=UplinkTimes(steps * first, steps * last),
     )
-
-
-def solve_round(
-    request: RoundRequest,
-    fronts: tuple[Front, ...],
-    queues: tuple[float, ...],
-    options: RoundOptions,
-    solve: RoundSolver,
-    error_queues: tuple[float, ...] = (),
-) -> tuple[RoundProblem, RoundSolution, tuple[ClusterPlan, ...]]:
-    """Return the joint problem of these fronts, its verified solution, and the scheduled plans.
-
-    A unit without a known uplink is not scheduled. Raises ``InfeasibleRoundError`` if no unit has
-    one.
-    """
-    channels, uplinks = request.channels, _uplinks(request)
-    if all(each == _no_uplink(len(channels)) for each in uplinks):
-        raise InfeasibleRoundError(f"no uplink has gains for {len(channels)} channels; add them")
-    names = tuple(cluster.called for cluster in request.clusters)
-    known = known_plans(fronts)
-    problem = RoundProblem(
-        known, uplinks, channels, queues, request.num_blocks, options, error_queues, names
-    )
-    solution = solve(problem)
-    verify_round(solution, problem)
-    loose = tuple(_with_bounds(front, request.num_micro_batches) for front in fronts)
-    if loose != known:
-        relaxed, found = solve(replace(problem, fronts=loose)), solution.certificate
-        # more units cost more, but there may be no plans for more
-        more = len(relaxed.allocations) > len(solution.allocations)
-        bound = 0.0 if more else min(relaxed.certificate.lower_bound, found.objective)
-        solution = replace(solution, certificate=replace(found, lower_bound=bound))
-    plans = (
-        cluster_plan(request, request.clusters[each.unit], each.partition, _uplink_plan(each))
-        for each in solution.allocations
-    )
-    return problem, solution, tuple(plans)
-
-
-def _with_bounds(front: Front, most: int) -> Front:
-    """Return the front with a point of one segment for each head's place whose search left plans
-    open. It is at least as fast, for all uplink times, as all plans with at most ``most``
-    micro-batches."""
-    bounds = {point.head: point.bound_s for point in front if math.isfinite(point.bound_s)}
-    # the sum of a plan's stages is at least 1/m of its time
-    fastest = (Partition((1,), most, s, s / most, head=head) for head, s in bounds.items())
-    return (*known_plans([front])[0], *fastest)
-
-
-def _uplink_plan(given: Allocation) -> UplinkPlan:
-    sent = given.payload
-    chosen = sent.choice if sent else ()
-    return UplinkPlan(given.channel, given.power_w, given.upload_s, given.finish_s, *chosen)
 
 
 def cluster_plan(

@@ -9,8 +9,8 @@ import numpy as np
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from optim.allocation.exact import exact_allocation
-from optim.cluster_plan import fronts, solve_round
 from optim.convergence import idle_gamma, next_error_queues, next_queues, round_gammas
+from optim.joint_round import plan_jointly
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterSolver, Latency, RoundOptions, RoundSolver, check_choice
@@ -74,14 +74,11 @@ class Dssra(RoundOptions):
         bounded = request.num_segments is not None or self.prices_segments
         exact = _exact(self.max_nodes, shares=self.sharing == "auto" and not bounded)
         splitter = exact if name == "exact" else cluster_solver(name)
-        found = fronts(request, cast(Latency, self.latency), splitter, rng, self)
         allocate: RoundSolver = partial(exact_allocation, max_nodes=self.max_nodes)
         if self.solver != "exact":
             allocate = round_solver(self.solver)
-        errors = request.error_queues or (0.0,) * len(request.queues)
-        problem, solution, plans = solve_round(
-            request, found, request.queues, self, allocate, errors
-        )
+        latency = cast(Latency, self.latency)
+        problem, solution, plans = plan_jointly(request, latency, splitter, rng, self, allocate)
         gammas = round_gammas(problem, solution.allocations)
         return RoundPlan(
             request.round,

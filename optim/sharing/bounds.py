@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from optim.latency import block_caps, micro_batch_sizes
+from optim.partition.rates import batch_seconds
 from optim.problem import Bools, ClusterProblem, Floats, Ints
 from optim.sharing.law import largest_rows, row_caps
+from optim.sharing.modes import relaxed
 
 _TINY = 1e-200  # seconds: devices without any compute time are very fast
 _HALVINGS = 20  # of the interval that contains the smallest pace
@@ -52,6 +54,19 @@ def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
     if problem.latency == "bound":
         once, several = pace, 2 * pace
     return Bounds(pace, once + num_blocks * sync_s, several + sync_s, longest, of_devices, paces)
+
+
+def least_batch_s(problem: ClusterProblem) -> float:
+    """Return a lower bound of a batch's seconds by any plan, for the first uplink time; infinite if
+    the devices cannot hold the model."""
+    bounds = stage_bounds(relaxed(problem), shares=False)
+    counts = np.arange(1, problem.max_micro_batches + 1)
+    behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
+    once = np.minimum(bounds.once, bounds.several) + behind.sum(axis=0)
+    slowest = np.maximum(bounds.pace, behind.max(axis=0))
+    fits = np.isfinite(once) & np.isfinite(slowest)
+    of_counts = once[fits], slowest[fits], counts[fits] - 1
+    return float(batch_seconds(*of_counts, problem.activation_s[0]).min(initial=math.inf))
 
 
 def _least_sync(problem: ClusterProblem) -> float:

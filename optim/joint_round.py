@@ -1,0 +1,164 @@
+"""The joint problem of a round, and the fronts that it needs."""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.plan import ClusterPlan, UplinkPlan
+from optim.cluster_plan import (
+    Front,
+    bound_points,
+    cluster_plan,
+    fronts,
+    known_plans,
+    no_uplink,
+    shares,
+    uplinks_of,
+)
+from optim.planner import RoundRequest
+from optim.problem import (
+    Allocation,
+    ClusterSolver,
+    Latency,
+    Partition,
+    RoundOptions,
+    RoundProblem,
+    RoundSolution,
+    RoundSolver,
+)
+from optim.simulated_plan import law_for
+from optim.verify import verify_round
+
+_SMALL_GAP = 0.01  # searching all other units takes long, and could gain no more
+Planned = tuple[RoundProblem, RoundSolution, tuple[ClusterPlan, ...]]
+"""The joint problem of some fronts, its verified solution, and the scheduled plans."""
+
+
+def plan_jointly(
+    request: RoundRequest,
+    latency: Latency,
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+    options: RoundOptions,
+    allocate: RoundSolver,
+) -> Planned:
+    """Plan the round with the fastest plans of each unit that ``solve`` finds.
+
+    A search of shared stages takes long, so only units are searched that the round would schedule
+    if all others were as fast as a lower bound, and all if this leaves a gap that matters.
+    Raises ``InfeasibleRoundError`` if no unit can take part.
+    """
+    errors = request.error_queues or (0.0,) * len(request.queues)
+    request = replace(request, error_queues=errors)
+
+    def planned(found: tuple[Front, ...]) -> Planned:
+        return solve_round(request, found, request.queues, options, allocate, errors)
+
+    if shares(solve) and _takes_long(request):
+        with suppress(InfeasibleRoundError):  # the fronts of all units say why
+            found = _of_used_units(request, latency, solve, rng, options, allocate)
+            if (plan := planned(found))[1].certificate.gap <= _SMALL_GAP:
+                return plan
+    return planned(fronts(request, latency, solve, rng, options))
+
+
+def _takes_long(request: RoundRequest) -> bool:
+    """Whether shared stages are searched, and every cluster's own law has a lower bound."""
+    may = any(device.sharing for each in request.clusters for device in each.devices)
+    decided = (law_for(each) or request.kept_by(each.unit) for each in request.clusters)
+    return may and not any(decided)
+
+
+def _of_used_units(
+    request: RoundRequest,
+    latency: Latency,
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+    options: RoundOptions,
+    allocate: RoundSolver,
+) -> tuple[Front, ...]:
+    """Return the fronts of units that the round schedules if the others are as fast as their lower
+    bound, and for these a point with that bound."""
+    found = [bound_points(request, each, latency) for each in request.clusters]
+    left, queues = set(range(len(found))), (request.queues, request.error_queues)
+    while True:
+        problem = _joint_problem(request, _loose(request, found), options, *queues)
+        used = sorted({each.unit for each in allocate(problem).allocations} & left)
+        if not used:
+            return tuple(found)
+        left -= set(used)
+        some = replace(request, clusters=tuple(request.clusters[unit] for unit in used))
+        of_some = fronts(some, latency, solve, rng, options)
+        for unit, front in zip(used, of_some, strict=True):
+            found[unit] = front
+
+
+def solve_round(
+    request: RoundRequest,
+    fronts: tuple[Front, ...],
+    queues: tuple[float, ...],
+    options: RoundOptions,
+    solve: RoundSolver,
+    error_queues: tuple[float, ...] = (),
+) -> Planned:
+    """Return the joint problem of these fronts, its verified solution, and the scheduled plans.
+
+    A unit without a known uplink is not scheduled. Raises ``InfeasibleRoundError`` if no unit has
+    one.
+    """
+    known, loose = known_plans(fronts), _loose(request, fronts)
+    problem = _joint_problem(request, known, options, queues, error_queues)
+    solution = solve(problem)
+    verify_round(solution, problem)
+    if loose != known:
+        relaxed, found = solve(replace(problem, fronts=loose)), solution.certificate
+        # more units cost more, but there may be no plans for more
+        more = len(relaxed.allocations) > len(solution.allocations)
+        bound = 0.0 if more else min(relaxed.certificate.lower_bound, found.objective)
+        solution = replace(solution, certificate=replace(found, lower_bound=bound))
+    plans = (
+        cluster_plan(request, request.clusters[each.unit], each.partition, _uplink_plan(each))
+        for each in solution.allocations
+    )
+    return problem, solution, tuple(plans)
+
+
+def _joint_problem(
+    request: RoundRequest,
+    fronts: tuple[Front, ...],
+    options: RoundOptions,
+    queues: tuple[float, ...],
+    error_queues: tuple[float, ...],
+) -> RoundProblem:
+    channels, uplinks = request.channels, uplinks_of(request)
+    if all(each == no_uplink(len(channels)) for each in uplinks):
+        raise InfeasibleRoundError(f"no uplink has gains for {len(channels)} channels; add them")
+    names = tuple(cluster.called for cluster in request.clusters)
+    return RoundProblem(
+        fronts, uplinks, channels, queues, request.num_blocks, options, error_queues, names
+    )
+
+
+def _loose(request: RoundRequest, fronts: Sequence[Front]) -> tuple[Front, ...]:
+    """Return fronts for which no round is slower than for all possible plans."""
+    return tuple(_with_bounds(front, request.num_micro_batches) for front in fronts)
+
+
+def _with_bounds(front: Front, most: int) -> Front:
+    """Return the front with a point of one segment for each head's place whose search left plans
+    open. It is at least as fast, for all uplink times, as all plans with at most ``most``
+    micro-batches."""
+    bounds = {point.head: point.bound_s for point in front if math.isfinite(point.bound_s)}
+    # the sum of a plan's stages is at least 1/m of its time
+    fastest = (Partition((1,), most, s, s / most, head=head) for head, s in bounds.items())
+    return (*known_plans([front])[0], *fastest)
+
+
+def _uplink_plan(given: Allocation) -> UplinkPlan:
+    sent = given.payload
+    chosen = sent.choice if sent else ()
+    return UplinkPlan(given.channel, given.power_w, given.upload_s, given.finish_s, *chosen)

@@ -1,0 +1,126 @@
+"""A round for which few units' shared stages are searched is as good as if all were searched."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.plan import RoundPlan
+from collapipe.state import AffineLaw, SharingLaw
+from optim import joint_round
+from optim.cluster_plan import Front, bound_points, fronts
+from optim.dssra import Dssra
+from optim.latency import batch_s
+from optim.planner import RoundRequest
+from optim.problem import LATENCIES, ClusterProblem
+from optim.sharing.bounds import least_batch_s
+from optim.sharing.exact import shared_partition
+from optim.verified import solve_verified
+from tests.optim.drawn_requests import drawn_request
+from tests.optim.sharing.instances import drawn, linked, tight
+from tests.thorough import cases
+
+
+def with_sharing(preset: str, seed: int, num_units: int = 10) -> RoundRequest:
+    """A drawn round in which all devices may share stages, each of its own speed."""
+    asked, rng = drawn_request(preset, seed, num_units), np.random.default_rng(seed)
+    clusters = (
+        replace(
+            state,
+            devices=tuple(
+                replace(
+                    each,
+                    sharing=SharingLaw(float(rng.uniform(0, 0.02))),
+                    time=AffineLaw(float(rng.uniform(0.005, 0.05)), 0.002, 1e-3, 3e-3),
+                )
+                for each in state.devices
+            ),
+        )
+        for state in asked.clusters
+    )
+    return replace(asked, clusters=tuple(clusters))
+
+
+@contextmanager
+def searched_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    searched, real = list[int](), fronts
+
+    def counting(request: RoundRequest, *args: Any) -> tuple[Front, ...]:
+        searched.extend(each.unit for each in request.clusters)
+        return real(request, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(joint_round, "fronts", counting)
+        yield searched
+
+
+def plan(strategy: Dssra, asked: RoundRequest) -> RoundPlan:
+    return strategy.plan_round(asked, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("uplink", ["streamed", "after"])
+@pytest.mark.parametrize("latency", LATENCIES)
+def test_a_round_is_as_good_as_if_all_units_were_searched(
+    monkeypatch: pytest.MonkeyPatch, latency: str, uplink: str
+) -> None:
+    strategy, units, few = Dssra(latency=latency, uplink=uplink), 0, 0
+    for seed in range(cases(few=2, many=20)):
+        asked = with_sharing(["paper", "edge"][seed % 2], seed)
+        with searched_units(monkeypatch) as searched:
+            found = plan(strategy, asked)
+        with monkeypatch.context() as patch:
+            patch.setattr(joint_round, "_takes_long", lambda request: False)
+            best = plan(strategy, asked)
+        assert found.certificate and best.certificate
+        assert found.certificate.objective == pytest.approx(best.certificate.objective, rel=1e-9)
+        assert found.certificate.gap == pytest.approx(best.certificate.gap, abs=1e-9)
+        units, few = units + len(asked.clusters), few + len(searched)
+    assert few < units / 2
+
+
+def test_all_units_are_searched_if_a_gap_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that is worse than another one's bound may be better than its best known plan."""
+    asked = with_sharing("paper", 1)
+    with searched_units(monkeypatch) as searched:
+        found = plan(Dssra(max_nodes=0), asked)
+    assert found.certificate and found.certificate.gap > 0
+    assert {each.unit for each in asked.clusters} <= set(searched)
+
+
+@pytest.mark.parametrize("draw", [drawn, tight])
+@pytest.mark.parametrize("links", [False, True])
+def test_no_plan_is_faster_than_the_bound_of_its_cluster(
+    draw: Callable[[np.random.Generator], ClusterProblem], links: bool
+) -> None:
+    """Though devices may share stages or recompute, and have links; an infinite bound has none."""
+    near = 0
+    for seed in range(cases(few=60, many=2000)):
+        rng = np.random.default_rng((9, seed))
+        problem = linked(draw(rng), rng) if links else draw(rng)
+        bound_s = least_batch_s(problem)
+        try:
+            best = solve_verified(problem, shared_partition, np.random.default_rng(0)).best
+        except InfeasibleRoundError:
+            continue
+        least_s = batch_s(best, problem.activation_s[0])
+        assert bound_s <= least_s * (1 + 1e-9)
+        near += bound_s > 0.5 * least_s
+    assert near
+
+
+def test_a_point_with_a_bound_counts_all_local_steps_and_each_place_of_the_head() -> None:
+    asked = with_sharing("paper", 1)
+    strategy, rng = Dssra(), np.random.default_rng(0)
+    every = fronts(asked, "overlap", shared_partition, rng, strategy)
+    for cluster, front in zip(asked.clusters, every, strict=True):
+        points = bound_points(asked, cluster, "overlap")
+        assert bool(points) == bool(front)
+        for point in points:
+            own = min(each.latency_s for each in front if each.head == point.head)
+            assert 0.7 * own < point.bound_s <= own and math.isinf(point.latency_s)
+    assert asked.local_steps > 1
