@@ -11,10 +11,9 @@ from collapipe.errors import RoundFailedError, WireError, one_line
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, KeepRequest
 from server_app import questions
-from server_app.asking import groups_of
 from server_app.exclusions import causes
 from server_app.places import Places
-from server_app.questions import Question, Size
+from server_app.questions import Question, Size, groups_of
 from server_app.roster import NOT_ASKED, Roster
 from server_app.units import RESTS, Kept, Units
 

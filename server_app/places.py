@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from collapipe.errors import WireError, one_line, unit_called
 from collapipe.wire.messages import Failure, RowsReply, StateReply
-from server_app.asking import apart
+from server_app.questions import apart
 
 Numbered = TypeVar("Numbered", RowsReply, StateReply)
 

@@ -25,10 +25,9 @@ from collapipe.wire.messages import (
     StateReply,
 )
 from server_app import questions
-from server_app.asking import answered, apart, connected, groups_of
 from server_app.exclusions import concern_all, too_few, unfit_labels, warn_excluded
 from server_app.places import Places
-from server_app.questions import Question, Size
+from server_app.questions import Question, Size, answered, apart, connected, groups_of
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster, Silences
 
 Kept = dict[str, Tensors]  # the state that a unit keeps between rounds: group → tensors

@@ -15,8 +15,8 @@ from collapipe.tensors import chosen
 from collapipe.wire import records
 from collapipe.wire.compression import expected
 from collapipe.wire.messages import Failure, LinkAddress, TrainReply, TrainRequest
-from server_app.asking import apart
 from server_app.decoding.heads import Heads
+from server_app.questions import apart
 from server_app.roster import SILENT
 from server_app.rounds.aggregation import Aggregation
 from server_app.rounds.global_model import GlobalModel

@@ -24,8 +24,7 @@ from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
 from server_app import questions
-from server_app.asking import answered
-from server_app.questions import Question
+from server_app.questions import Question, answered
 from server_app.roster import SILENT
 from server_app.rounds.kept import check_state
 

@@ -18,7 +18,7 @@ from collapipe.tasks.task import Task
 from collapipe.tensors import Tensors, chosen
 from collapipe.wire import records
 from collapipe.wire.messages import EvaluateReply, EvaluateRequest, Failure, Split
-from server_app.asking import apart
+from server_app.questions import apart
 from server_app.roster import NOT_ASKED, Roster
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Units

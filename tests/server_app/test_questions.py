@@ -24,10 +24,9 @@ from collapipe.text.vocabulary import MOST_LABELS
 from collapipe.wire import records
 from collapipe.wire.messages import KEPT, Failure, RowsReply, Setup
 from server_app import questions
-from server_app.asking import answered
 from server_app.exclusions import unfit_labels
 from server_app.places import Places
-from server_app.questions import FAILURE, Question, check_size
+from server_app.questions import FAILURE, Question, answered, check_size
 from server_app.roster import Roster
 from server_app.units import Units
 

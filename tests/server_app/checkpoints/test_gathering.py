@@ -21,7 +21,7 @@ from collapipe.state import Channel, ClusterState, Uplink, unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from optim.cost import sending_s
-from server_app import asking, kept_states, questions
+from server_app import kept_states, questions
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
 from server_app.kept_states import gather, restore
 from server_app.records.summary import History
@@ -117,12 +117,12 @@ def test_memory_has_the_states_of_a_few_units(
             del kept
     finally:
         gc.enable()
-    assert sum(message() is not None for message in messages) <= asking._AT_ONCE
+    assert sum(message() is not None for message in messages) <= questions._AT_ONCE
     there = KeptFiles(tmp_path / "checkpoints" / ".000001.partial")
     assert [*there] == [unit for unit in range(UNITS) if unit != 3]
-    assert alive.most <= asking._AT_ONCE + 1 and alive.now == 0
+    assert alive.most <= questions._AT_ONCE + 1 and alive.now == 0
     assert restore(asked, Counted(there, alive)) == {}
-    assert alive.most <= asking._AT_ONCE + 1 and alive.now == 0
+    assert alive.most <= questions._AT_ONCE + 1 and alive.now == 0
     assert asked.bytes_down == (UNITS - 1) * 100
     for unit in range(UNITS):
         told = restored[unit].get("optimizer", {})
@@ -170,7 +170,7 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
         if isinstance(each, Failure)
     )
     assert (timeouts, now) == ([20.0, 10.0], [20.0])
-    assert kinds == {SILENT: 2 * asking._AT_ONCE, "NotAsked": 40 - 2 * asking._AT_ONCE}
+    assert kinds == {SILENT: 2 * questions._AT_ONCE, "NotAsked": 40 - 2 * questions._AT_ONCE}
 
 
 def test_seconds_of_states_are_those_of_each_unit_on_its_best_channel() -> None:
