@@ -33,8 +33,7 @@ from server_app.roster import Roster
 from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.results import TrainingState
 from server_app.rounds.scheduler import SchedulerState
-from server_app.world.environment import DeviceCondition, EnvironmentState, UnitCondition
-from server_app.world.mobility import Walk
+from server_app.world.environment import DeviceCondition, EnvironmentState, UnitCondition, Walk
 
 NUMBER = st.floats(allow_nan=False)
 

@@ -28,9 +28,10 @@ from server_app.world.environment import (
     DeviceCondition,
     Environment,
     EnvironmentState,
+    Mobility,
     UnitCondition,
+    Walk,
 )
-from server_app.world.mobility import Mobility, Walk
 
 LAW = AffineLaw(0.01, 0.02, 0.003, 0.004)
 STATES = TypeAdapter(EnvironmentState)
