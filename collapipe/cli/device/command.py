@@ -78,7 +78,7 @@ def check(
     as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Query every device of an inventory, and time the hops; status 1 if any fails."""
-    from collapipe.cli.device.check import check as ask
+    from collapipe.cli.device.survey import check as ask
 
     raise typer.Exit(ask(inventory, as_json))
 

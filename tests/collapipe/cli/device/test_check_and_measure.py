@@ -17,7 +17,6 @@ from federated import TINY, run
 from pydantic import TypeAdapter
 
 from collapipe import __version__
-from collapipe.cli.device import check as check_command
 from collapipe.cli.device import measure, survey, trial_round
 from collapipe.cli.device.measure import Measuring
 from collapipe.cli.device.survey import SurveyedDevice, ask_all
@@ -302,7 +301,7 @@ def test_a_box_that_becomes_busy_after_the_status_leaves_the_others(
             stack.enter_context(Work().segments(plan_of(["device-0"], (4,)), [there[1]]))
             return found
 
-        monkeypatch.setattr(check_command, "ask_all", busy_afterwards)
+        monkeypatch.setattr(survey, "ask_all", busy_afterwards)
         file = inventory(tmp_path, there)
         began = time.monotonic()
         status, out, err = command("device", "check", file)
