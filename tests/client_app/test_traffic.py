@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sections import link_settings
 
+from client_app.cluster_state import LinkFormat, LinkTraffic, sampled_steps
 from client_app.link import DecoderLink, LinkPrecisions
-from client_app.traffic import LinkFormat, LinkTraffic, sampled_steps
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
