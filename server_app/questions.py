@@ -137,22 +137,15 @@ def keep(groups: Mapping[str, int]) -> Question[dict[str, Tensors]]:
     return Question(records.KEEP, records.unpack_groups, Size(0, 0, groups))
 
 
-def mask_shares(num_units: int) -> Question[SharesReply]:
-    return _on_each(records.MASK_SHARES, SharesReply, num_units)
-
-
-def survivors(num_units: int) -> Question[SurvivorsReply]:
-    return _on_each(records.SURVIVORS, SurvivorsReply, num_units)
-
-
-def unmask(num_units: int) -> Question[UnmaskReply]:
-    return _on_each(records.UNMASK, UnmaskReply, num_units)
-
-
 def _on_each(kind: str, reply: type[T], num_units: int) -> Question[T]:
     """Return a question whose reply has an entry for each of the units."""
     size = Size(2**12 + num_units * _PEER_BYTES, 2**5 + 2 * num_units)
     return Question(kind, partial(records.unpack, reply), size)
+
+
+mask_shares = partial(_on_each, records.MASK_SHARES, SharesReply)
+survivors = partial(_on_each, records.SURVIVORS, SurvivorsReply)
+unmask = partial(_on_each, records.UNMASK, UnmaskReply)
 
 
 def tensors_bytes(tensors: Tensors) -> int:
