@@ -26,13 +26,7 @@ from starlette.types import Message as ASGIMessage
 import collapipe
 from collapipe.credentials.keys import fingerprint
 from collapipe.deployment.run_archive import pack
-from collapipe.deployment.server_folder import (
-    ADMITTED,
-    CONTROL,
-    RUNS,
-    ServerFolder,
-    own_folder,
-)
+from collapipe.deployment.server_folder import ADMITTED, CONTROL, RUNS, ServerFolder, own_folder
 from collapipe.errors import ConfigError
 from collapipe.flower import superlink
 from collapipe.flower.requests import (

@@ -49,13 +49,7 @@ from collapipe.secure_aggregation.messages import (
 from collapipe.tensors import Tensors
 from collapipe.text.vocabulary import MOST_LABELS
 from collapipe.wire import records
-from collapipe.wire.messages import (
-    MOST_WORDS,
-    EvaluateReply,
-    Failure,
-    RowsReply,
-    TrainReply,
-)
+from collapipe.wire.messages import MOST_WORDS, EvaluateReply, Failure, RowsReply, TrainReply
 from collapipe.wire.parts import NAME_BYTES
 from server_app.roster import ABSENT
 

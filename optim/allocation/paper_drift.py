@@ -17,12 +17,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from optim.allocation.curves import PowerCurves, power_curves, relaxed_curves
-from optim.allocation.matching import (
-    NODES_PER_DEADLINE,
-    Matching,
-    bottleneck,
-    min_cost_matching,
-)
+from optim.allocation.matching import NODES_PER_DEADLINE, Matching, bottleneck, min_cost_matching
 from optim.allocation.options import Choice, OptionTable
 from optim.problem import Bools, Floats, Ints, RoundProblem
 
