@@ -19,9 +19,8 @@ from collapipe.flower import reply_limit
 from collapipe.formatting import counted
 from collapipe.process.streams import lasting_output
 from collapipe.process.torch_device import use_threads
-from collapipe.runs.base import base_of, begin, trained_form
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.model import read_tokenizer
+from collapipe.runs.model import base_of, begin, read_tokenizer, trained_form
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints

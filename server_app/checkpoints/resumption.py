@@ -11,8 +11,8 @@ from torch import Tensor
 from collapipe.config import Settings
 from collapipe.config.resolved import flattened
 from collapipe.errors import ConfigError, is_printable, one_line
-from collapipe.runs.base import base_of
 from collapipe.runs.folder import RunFolder, check_sizes
+from collapipe.runs.model import base_of
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer

@@ -17,8 +17,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.models.huggingface.spec import HuggingFaceSpec, _converted
 from collapipe.models.split import ModelSpec, SplitModel
-from collapipe.runs.base import begin
-from collapipe.runs.model import initial_model, load_model
+from collapipe.runs.model import begin, initial_model, load_model
 from collapipe.runs.rows import make_tokenizer
 from collapipe.text.tokenizer import Tokenizer
 from server_app.rounds.strategy import CollaPipeStrategy
