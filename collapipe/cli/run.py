@@ -209,7 +209,7 @@ def _run_local(settings: Settings, resume: str | None) -> None:
 
 def _run_simulated(settings: Settings, resume: str | None) -> None:
     from collapipe.cli.simulation import run_simulation
-    from collapipe.deployment.app_folder import app_folder
+    from collapipe.flower.commands import app_folder
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import check_source, load_server_rows
@@ -227,8 +227,8 @@ def _run_simulated(settings: Settings, resume: str | None) -> None:
 
 def _run_deployed(settings: Settings, resume: str | None) -> None:
     """Submit the run to the server of a deployed federation, and wait for its end."""
-    from collapipe.deployment.app_folder import app_folder
     from collapipe.deployment.submitting import submit
+    from collapipe.flower.commands import app_folder
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
 

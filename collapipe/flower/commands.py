@@ -1,4 +1,5 @@
-"""Run Flower's commands as subprocesses: their environment, their replies, and a run's output."""
+"""Run Flower's commands as subprocesses: the app that they run, their environment, their replies,
+and a run's output."""
 
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from collapipe.errors import CollaPipeError, LinkError
+from collapipe.own_packages import NAMES
 from collapipe.process.children import own_environment
 from collapipe.process.folders import TemporaryFolder
 from collapipe.process.streams import lasting_output
@@ -32,6 +34,8 @@ _POLL_SECONDS = 0.1
 _NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
 StatusOf = Callable[[str], str]
+_ROOT = Path(__file__).parents[2]
+_FILES = "pyproject.toml", "LICENSE"
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,26 @@ def run_config(settings: str, resume: str | None) -> str:
     texts = {"settings": settings, "resume": resume or ""}
     lines = [f"{name} = {json.dumps(text)}\n" for name, text in texts.items()]
     return "".join(lines).replace("\x7f", "\\u007f")
+
+
+@contextmanager
+def app_folder(root: Path = _ROOT) -> Iterator[Path]:
+    """Yield CollaPipe as an app for ``flwr run``: a temporary copy of the packages, with ``_FILES``
+    at its root.
+
+    It is small: of a checkout Flower would pack pages and tests too, and search its ``.venv`` for
+    several seconds. pip installs ``_FILES`` inside the package (``force-include`` in
+    ``pyproject.toml``).
+    """
+    with TemporaryFolder("app") as folder:
+        for package in ("collapipe", "conf", *NAMES):
+            compiled = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(root / package, folder / package, ignore=compiled)
+        for file in _FILES:
+            (folder / "collapipe" / file).unlink(missing_ok=True)
+            own = root / file
+            shutil.copy(own if own.exists() else root / "collapipe" / file, folder / file)
+        yield folder
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from collapipe.deployment.app_folder import app_folder
+from collapipe.flower.commands import app_folder
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Flower's builder
