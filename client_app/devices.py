@@ -48,7 +48,7 @@ from optim.step import in_flight, step_s, works_of
 from optim.verified import is_possible, solve_verified
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.control_unit.action_times import StepTimes
-from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.devices.messages import RoundDescription

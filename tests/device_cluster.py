@@ -26,7 +26,7 @@ from collapipe.tensors import IGNORED, Batch, Tensors
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from pipeline.devices.block_form import block_forms
-from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.devices.daemon.server import Daemon, DeviceSettings

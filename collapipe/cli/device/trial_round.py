@@ -31,7 +31,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from pipeline import schedule
 from pipeline.devices.block_form import block_forms
-from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.devices.messages import RoundDescription

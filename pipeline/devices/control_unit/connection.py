@@ -1,11 +1,12 @@
-"""The control unit's connection to a device: commands, answers and signs of life."""
+"""The devices of a cluster, and the control unit's connection to each: commands, answers and signs
+of life."""
 
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -17,6 +18,7 @@ from collapipe.errors import (
     WireError,
     one_line,
 )
+from collapipe.plan import ClusterPlan
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream, reason
@@ -40,6 +42,26 @@ _ANSWERS = FrameKind.WANTED, FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK
 _TIMES = FrameKind.ALIVE, FrameKind.CLOCK
 OnPart = Callable[[str, Frame], None]
 """Called with the device's name and its PART."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The devices of a cluster, how to reach them, and how to plan again without lost ones."""
+
+    devices: Mapping[str, DeviceAddress]
+    channels: Channels
+    # Makes a plan without the given lost devices (name → cause). Raises an error if there is no
+    # such plan.
+    replan: Callable[[Mapping[str, str]], ClusterPlan]
+    hung_s: Callable[[ClusterPlan], float]  # after this time in one action a device counts as hung
+    # tensors between devices go through the control unit, so that devices do not dial each other
+    relay: bool = False
+    # Planned bytes for a number of blocks, the part of the micro-batches that are kept at the same
+    # time, a part of each micro-batch's rows, the number of blocks' gradients beyond one set, and
+    # whether the device recomputes; it refuses more than it offers.
+    needed_bytes: Callable[[int, float, float, int, bool], float] = lambda *_: 0.0
+    # seconds until a device that serves another caller is an error; None: lost after ``hung_s``
+    busy_s: float | None = None
 
 
 def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:

@@ -22,8 +22,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
 from pipeline.devices.control_unit.action_times import Clock
-from pipeline.devices.control_unit.cluster import Cluster
-from pipeline.devices.control_unit.connection import SILENT_S, DeviceConnection
+from pipeline.devices.control_unit.connection import SILENT_S, Cluster, DeviceConnection
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.hops import HopError, Side, UndialledError, relay
 from pipeline.devices.messages import (

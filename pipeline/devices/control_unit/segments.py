@@ -25,7 +25,7 @@ from pipeline.devices.control_unit.action_times import (
     TimedHead,
     TimedStage,
 )
-from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.journal import (
     RecordedHead,
     Recording,

@@ -8,7 +8,7 @@ from collapipe.models.description import describe
 from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from pipeline.devices.block_form import block_forms
-from pipeline.devices.control_unit.cluster import Cluster
+from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica, starting_with
 from pipeline.devices.messages import RoundDescription
