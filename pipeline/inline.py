@@ -17,8 +17,7 @@ from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import FORWARD, Action
-from pipeline.segment import Segment, first_trained
-from pipeline.shared_segment import SharedSegment
+from pipeline.segment import Segment, SharedSegment, first_trained
 from pipeline.stage import LastStage, Passed, SegmentStage, Stage
 
 _Box = dict[Action, Passed]

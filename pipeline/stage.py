@@ -11,8 +11,7 @@ from collapipe.models.split import masks_for
 from pipeline.head import PipelineHead
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import BACKWARD, FORWARD, Action
-from pipeline.segment import Segment
-from pipeline.shared_segment import SharedSegment
+from pipeline.segment import Segment, SharedSegment
 
 Passed = tuple[Tensor, ...]
 """Tensors between stages: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s, d],)

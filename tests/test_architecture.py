@@ -61,7 +61,6 @@ OWN = {
         "pipeline.phase_timer",
         "pipeline.schedule",
         "pipeline.segment",
-        "pipeline.shared_segment",
         "pipeline.stage",
         "collapipe.__version__",
         "collapipe.credentials",

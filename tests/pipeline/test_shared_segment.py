@@ -13,7 +13,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey, dropout
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span, row_ends
 from pipeline.schedule import SCHEDULES
-from pipeline.shared_segment import Gradients, SharedSegment, added
+from pipeline.segment import Gradients, SharedSegment, added
 from tests.pipeline.test_engine import (
     KEY,
     NUM_BLOCKS,
@@ -190,7 +190,7 @@ def test_gradients_add_up_in_the_memory_of_one_part(
         most = max(most, sum(each() is not None for each in {id(r()): r for r in alive}.values()))
         return sums
 
-    monkeypatch.setattr("pipeline.shared_segment.added", counted)
+    monkeypatch.setattr("pipeline.segment.added", counted)
     segment.add_up()
     assert [each.gradients[0].item() for each in parts] == [float("1" * shares)] * 4
     assert most <= 4 * shares + 2  # an addition has two summands and a sum

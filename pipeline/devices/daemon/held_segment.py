@@ -27,8 +27,7 @@ from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows
 from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
 from pipeline.phase_timer import PhaseTimer
 from pipeline.schedule import Action
-from pipeline.segment import Segment
-from pipeline.shared_segment import SharedSegment
+from pipeline.segment import Segment, SharedSegment
 from pipeline.stage import SegmentStage
 
 _SCARCE = 0.75  # part of the memory from which on a segment leaves no gaps in it

@@ -20,7 +20,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire.parts import grouped, joined, separated
 from pipeline.devices.block_form import BlockForm
 from pipeline.devices.messages import PartHeader, SegmentDescription, ShareHeader
-from pipeline.shared_segment import SharedSegment
+from pipeline.segment import SharedSegment
 from pipeline.stage import Passed, SegmentStage
 
 Header = PartHeader | ShareHeader
