@@ -15,9 +15,8 @@ import torch
 
 from collapipe import __version__
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
-from collapipe.credentials.verified_channel import require_loopback
+from collapipe.credentials.verified_channel import Doorkeeper, require_loopback
 from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU

@@ -16,8 +16,8 @@ from made_cluster import Cluster
 
 from collapipe.credentials import verified_channel
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Member, Role, dns_name
+from collapipe.credentials.verified_channel import Doorkeeper
 from collapipe.errors import LinkError, WireError
 from collapipe.wire.channels import Dialer
 
