@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from collapipe.data.conversations import MESSAGES, PLACE
 from collapipe.data.folders import Splits
 from collapipe.errors import ConfigError, DataError, one_line
-from collapipe.tasks.continued_text import ContinuedText, Ids, Sequences, alone
+from collapipe.tasks.causal_lm import ContinuedText, Ids, Sequences, alone
 from collapipe.tasks.task import TextLength, VocabularySize
 from collapipe.tasks.text_task import TRUNCATED
 from collapipe.tensors import IGNORED, MOST_PACKED

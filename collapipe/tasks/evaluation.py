@@ -14,7 +14,7 @@ from collapipe.errors import NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
 from collapipe.process import cancellation
 from collapipe.statistics import Statistics, exact_sum
-from collapipe.tasks.continued_text import ContinuedText, correct_tokens
+from collapipe.tasks.causal_lm import ContinuedText, correct_tokens
 from collapipe.tasks.task import Examples, Score, Task
 from collapipe.tensors import IGNORED, Batch, padded
 from collapipe.text.tokenizer import Tokenizer

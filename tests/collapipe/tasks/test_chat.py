@@ -16,8 +16,8 @@ from trained import scored
 from collapipe.errors import ConfigError, DataError
 from collapipe.statistics import Statistics
 from collapipe.tasks import chat as task_chat
+from collapipe.tasks.causal_lm import correct_tokens
 from collapipe.tasks.chat import Chat, pack
-from collapipe.tasks.continued_text import correct_tokens
 from collapipe.tensors import IGNORED, MOST_PACKED, Batch
 from collapipe.text import chat_template
 from collapipe.text.chat_template import Renderer
