@@ -21,9 +21,10 @@ from collapipe.errors import ConfigError
 from collapipe.run_report.page import run_page
 from collapipe.run_report.trace import draw, read_trace, write_trace
 from collapipe.runs.reading import read_run
+from pipeline.devices import hops
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.control_unit.segments import RemoteSegments
-from pipeline.devices.daemon import session, timed_ports
+from pipeline.devices.daemon import session
 from pipeline.devices.daemon.server import Daemon
 
 # Laws far from what is measured would change the plans: each run's are its own.
@@ -288,7 +289,7 @@ def test_what_is_far_from_the_plan_changes_the_next_one(
 
 def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used."""
-    for module in (session, timed_ports):
+    for module in (session, hops):
         monkeypatch.setattr(module, "time", _Skewed(3600.0))
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)

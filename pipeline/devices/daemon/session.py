@@ -19,8 +19,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.share import Header, Packed
-from pipeline.devices.daemon.timed_ports import TimedPorts
-from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, UndialledError
+from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, TimedPorts, UndialledError
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,

@@ -17,7 +17,7 @@ from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.journal import RecordingPorts, StepRecord
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.daemon.session import Session
-from pipeline.devices.daemon.timed_ports import TimedPorts
+from pipeline.devices.hops import TimedPorts
 from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
