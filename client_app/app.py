@@ -11,9 +11,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.arrival import message_taken
-from client_app.control_unit import ControlUnit
+from client_app.control_unit import ControlUnit, activation_memory
 from client_app.fixed_parts import FixedParts
-from client_app.memory import activation_memory
 from client_app.round import RoundInputs, run_round
 from collapipe import owner
 from collapipe.config import Settings

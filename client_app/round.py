@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from client_app.arrival import taken_s
-from client_app.control_unit import ControlUnit
-from client_app.memory import StemRows, change_coder, stem_rows
+from client_app.control_unit import ControlUnit, StemRows, change_coder, stem_rows
 from client_app.payloads import ActivationMeter, measured
 from client_app.trainers import RoundTrainer, Start, open_trainer
 from collapipe.config import Settings

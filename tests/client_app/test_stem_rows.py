@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.memory import StemRows
+from client_app.control_unit import StemRows
 
 SIZES = np.array([3, 5, 1, 4, 2, 6])
 STEPS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), max_size=6)
