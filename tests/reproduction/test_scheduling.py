@@ -15,9 +15,12 @@ from reproduction.figure import reduction
 from reproduction.frameworks import LABELS, mean_cluster_s, plain
 from reproduction.scheduling import RunHistory, ScheduledRound, run_histories, total_s
 
-WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
+BARE = "channel.activation_bits=0"
+SMALL = "federation.num_units=5", "model.num_blocks=6"
+WORLDS = {"full": SMALL, "adapters": (*SMALL, BARE)}
 STRATEGIES = {
-    "dssra": ("strategy=dssra", "strategy.drift_weight=0.1"),
+    # Searches for shared stages would take most of the time.
+    "dssra": ("strategy=dssra", "strategy.drift_weight=0.1", "strategy.sharing=never"),
     "random": ("strategy=random",),
     "delay-only": ("strategy=delay_only",),
 }
@@ -34,7 +37,7 @@ def found() -> dict[tuple[str, str], RunHistory]:
     "framework", ["collapipe", pytest.param("pipeline", marks=pytest.mark.thorough)]
 )
 def test_a_history_is_what_the_command_runs(framework: str, tmp_path: Path) -> None:
-    options = (f"framework={framework}", "federation.num_units=5")
+    options = (f"framework={framework}", *SMALL)
     run_job(
         [
             "experiment=fig11",
@@ -64,7 +67,7 @@ def test_a_history_does_not_depend_on_the_others() -> None:
 
 
 def test_losses_that_persist_choose_the_same_units_in_every_round() -> None:
-    runs = dict.fromkeys(("anew", "persistent"), ((), ("strategy=loss_only",)))
+    runs = dict.fromkeys(("anew", "persistent"), (SMALL, ("strategy=loss_only",)))
     histories = run_histories(3, 8, runs, keep_losses=("persistent",))
     # In the first round nobody has a loss yet.
     chosen = {name: {each.took_part for each in run[2:]} for name, run in histories.items()}
@@ -122,7 +125,7 @@ def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
     worlds = {
         plain(name, "static", uploads): (f"framework={name}", "environment=static", *bits)
         for name in ("vanilla_fl", "pipeline")
-        for uploads, bits in (("activations too", ()), ("adapters", WORLDS["adapters"]))
+        for uploads, bits in (("activations too", ()), ("adapters", (BARE,)))
     }
     worlds[plain("collapipe")] = ("environment=static",)
     sample = frameworks.play(0, 2, worlds)
