@@ -1,13 +1,15 @@
 """Brute force over all groups, orders, blocks, rows, modes and m; no code is the solver's."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import permutations, product
 
 from collapipe.state import DeviceProfile
 from optim.problem import ClusterProblem
+
+Ways = Callable[[int, tuple[int, ...]], set[DeviceProfile]]
 
 
 def fastest_s(problem: ClusterProblem, most: int = 99) -> float:
@@ -18,25 +20,28 @@ def fastest_s(problem: ClusterProblem, most: int = 99) -> float:
 
 def fastest_at(problem: ClusterProblem, times: Sequence[float], most: int = 99) -> list[float]:
     """The same for each of the uplink times."""
-    best = [math.inf] * len(times)
+    best, ways = [math.inf] * len(times), cache(partial(_ways, problem))
     for m in range(problem.min_micro_batches, problem.max_micro_batches + 1):
-        plans = set(_plans(problem, m, most))
+        plans = set(_plans(problem, m, most, ways))
         for k, each_s in enumerate(time / m for time in times):
             all_s = (total + each_s + (m - 1) * max(pace, each_s) for total, pace in plans)
             best[k] = min(best[k], *all_s, math.inf)
     return best
 
 
-def _plans(problem: ClusterProblem, m: int, most: int) -> Iterator[tuple[float, float]]:
+def _plans(problem: ClusterProblem, m: int, most: int, ways: Ways) -> Iterator[tuple[float, float]]:
     """Each plan's seconds of one micro-batch and all syncs, and its pace, without the uplink."""
     behind = [problem.head_s / m, problem.gradient_s / m]
-    stage = cache(lambda *asked: set(_stage(problem, m, *asked)))
+    stage = cache(lambda *asked: set(_stage(problem, m, ways, *asked)))
+    linked, places = any(each.links for each in problem.devices), len(problem.in_flight) or 1
     for groups in _orders(problem):
         if len(groups) > most:
             continue
+        # A stage is the same at all places and before all devices that it does not depend on.
+        place_each = [min(place, places) for place in range(len(groups), 0, -1)]
+        behind_each = [*groups[1:], ()] if linked else [()] * len(groups)
         for blocks in shares(problem.num_blocks, len(groups)):
-            behind_each = [*groups[1:], ()]
-            options = map(stage, groups, blocks, range(len(groups), 0, -1), behind_each)
+            options = map(stage, groups, blocks, place_each, behind_each)
             for times in product(*options):
                 paces = [pace for pace, _, _ in times]
                 sums = [once for _, once, _ in times]
@@ -56,6 +61,7 @@ def _orders(problem: ClusterProblem) -> Iterator[tuple[tuple[int, ...], ...]]:
 def _stage(
     problem: ClusterProblem,
     m: int,
+    ways: Ways,
     group: tuple[int, ...],
     blocks: int,
     place: int,
@@ -63,11 +69,8 @@ def _stage(
 ) -> Iterator[tuple[float, float, float]]:
     """Pace, compute and hop, and sync of the stage, s: for all whole rows of its devices, each in
     either mode."""
-    ways = [{d.in_mode(on) for on in (False, True)} for d in (problem.devices[k] for k in group)]
-    names = [problem.devices[k].name for k in behind]
-    ways = [{_sending(device, names) for device in own} for own in ways]
     if len(group) == 1:
-        for device in ways[0]:
+        for device in ways(group[0], behind):
             if fits_alone(problem, device, blocks, m, place):
                 yield *times(problem, [device], [problem.batch_size / m], blocks), 0.0
         return
@@ -76,13 +79,19 @@ def _stage(
     rows = math.ceil(problem.batch_size / m)
     ring, pairs = 2 * (len(group) - 1) / len(group), permutations(group, 2)
     sync = ring * blocks * max(_sync_s(*(problem.devices[k] for k in pair)) for pair in pairs)
-    for devices in product(*ways):
+    for devices in product(*(ways(k, behind) for k in group)):
         for split in shares(rows, len(devices)):
             if all(
                 fits(problem, d, blocks, y, m, len(devices), place)
                 for d, y in zip(devices, split, strict=True)
             ):
                 yield *times(problem, devices, split, blocks), sync
+
+
+def _ways(problem: ClusterProblem, number: int, behind: tuple[int, ...]) -> set[DeviceProfile]:
+    """The device in either mode, in front of these."""
+    device, names = problem.devices[number], [problem.devices[k].name for k in behind]
+    return {_sending(device.in_mode(on), names) for on in (False, True)}
 
 
 def _sending(device: DeviceProfile, names: Sequence[str]) -> DeviceProfile:
