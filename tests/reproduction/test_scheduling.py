@@ -15,8 +15,7 @@ from reproduction.figure import reduction
 from reproduction.frameworks import LABELS, mean_cluster_s, plain
 from reproduction.scheduling import RunHistory, ScheduledRound, run_histories, total_s
 
-BARE = "channel.activation_bits=0"
-SMALL = "federation.num_units=5", "model.num_blocks=6"
+SMALL, BARE = ("federation.num_units=5", "model.num_blocks=6"), "channel.activation_bits=0"
 WORLDS = {"full": SMALL, "adapters": (*SMALL, BARE)}
 STRATEGIES = {
     # Searches for shared stages would take most of the time.
@@ -38,16 +37,8 @@ def found() -> dict[tuple[str, str], RunHistory]:
 )
 def test_a_history_is_what_the_command_runs(framework: str, tmp_path: Path) -> None:
     options = (f"framework={framework}", *SMALL)
-    run_job(
-        [
-            "experiment=fig11",
-            *options,
-            *STRATEGIES["dssra"],
-            "seed=3",
-            "federation.rounds=3",
-            f"hydra.run.dir={tmp_path}",
-        ]
-    )
+    own = "seed=3", "federation.rounds=3", f"hydra.run.dir={tmp_path}"
+    run_job(["experiment=fig11", *options, *STRATEGIES["dssra"], *own])
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     history = run_histories(3, 3, {"": (options, STRATEGIES["dssra"])})[""]
     assert len(lines) == 3
@@ -89,9 +80,8 @@ def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
 
 def test_uploads_without_activations_are_shorter() -> None:
     # The same units: chance looks at no uplinks.
-    pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
+    pairs = [*zip(found()["full", "random"], found()["adapters", "random"], strict=True)]
     assert all(full.took_part == bare.took_part for full, bare in pairs)
-    pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
     assert all(full.delay_s > bare.delay_s for full, bare in pairs)
 
 

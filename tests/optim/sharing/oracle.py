@@ -9,7 +9,8 @@ from itertools import permutations, product
 from collapipe.state import DeviceProfile
 from optim.problem import ClusterProblem
 
-Ways = Callable[[int, tuple[int, ...]], set[DeviceProfile]]
+Group = tuple[int, ...]
+Ways = Callable[[int, Group], set[DeviceProfile]]
 
 
 def fastest_s(problem: ClusterProblem, most: int = 99) -> float:
@@ -34,9 +35,7 @@ def _plans(problem: ClusterProblem, m: int, most: int, ways: Ways) -> Iterator[t
     behind = [problem.head_s / m, problem.gradient_s / m]
     stage = cache(lambda *asked: set(_stage(problem, m, ways, *asked)))
     linked, places = any(each.links for each in problem.devices), len(problem.in_flight) or 1
-    for groups in _orders(problem):
-        if len(groups) > most:
-            continue
+    for groups in filter(lambda each: len(each) <= most, _orders(problem)):
         # A stage is the same at all places and before all devices that it does not depend on.
         place_each = [min(place, places) for place in range(len(groups), 0, -1)]
         behind_each = [*groups[1:], ()] if linked else [()] * len(groups)
@@ -62,10 +61,10 @@ def _stage(
     problem: ClusterProblem,
     m: int,
     ways: Ways,
-    group: tuple[int, ...],
+    group: Group,
     blocks: int,
     place: int,
-    behind: tuple[int, ...],
+    behind: Group,
 ) -> Iterator[tuple[float, float, float]]:
     """Pace, compute and hop, and sync of the stage, s: for all whole rows of its devices, each in
     either mode."""
@@ -88,7 +87,7 @@ def _stage(
                 yield *times(problem, devices, split, blocks), sync
 
 
-def _ways(problem: ClusterProblem, number: int, behind: tuple[int, ...]) -> set[DeviceProfile]:
+def _ways(problem: ClusterProblem, number: int, behind: Group) -> set[DeviceProfile]:
     """The device in either mode, in front of these."""
     device, names = problem.devices[number], [problem.devices[k].name for k in behind]
     return {_sending(device.in_mode(on), names) for on in (False, True)}
