@@ -6,6 +6,7 @@ of all blocks, n·L of them, must be done somewhere.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -56,6 +57,7 @@ def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
     return Bounds(pace, once + num_blocks * sync_s, several + sync_s, longest, of_devices, paces)
 
 
+@lru_cache(maxsize=2**15)  # enough for two runs of 10,000 units: each round asks again
 def least_batch_s(problem: ClusterProblem) -> float:
     """Return a lower bound of a batch's seconds by any plan, for the first uplink time; infinite if
     the devices cannot hold the model."""
