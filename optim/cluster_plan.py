@@ -92,8 +92,9 @@ def cluster_problem(
 
 
 def bound_points(request: RoundRequest, cluster: ClusterState, latency: Latency) -> Front:
-    """Return a point without a plan for each head's place, with a lower bound, s, of all plans;
-    none if no device is present. The cluster has no law of a whole step."""
+    """Return a point without a plan for each head's place, with a lower bound, s, of all plans
+    within the devices' limits; none if no device is present. The cluster must have no law of a
+    whole step and no kept plan."""
 
     def point(head: HeadPlace | None) -> Partition:
         placed = replace(cluster, uplink=cluster.uplink and cluster.uplink.placed(head))

@@ -33,7 +33,7 @@ from optim.problem import (
 from optim.simulated_plan import law_for
 from optim.verify import verify_round
 
-_SMALL_GAP = 0.01  # searching all other units takes long, and could gain no more
+_SMALL_PART = 0.01  # of the round's time: to search all other units could not save more
 Planned = tuple[RoundProblem, RoundSolution, tuple[ClusterPlan, ...]]
 """The joint problem of some fronts, its verified solution, and the scheduled plans."""
 
@@ -48,8 +48,9 @@ def plan_jointly(
 ) -> Planned:
     """Plan the round with the fastest plans of each unit that ``solve`` finds.
 
-    A search of shared stages takes long, so only units are searched that the round would schedule
-    if all others were as fast as a lower bound, and all if this leaves a gap that matters.
+    A search of shared stages takes long. So first only units are searched that the round would
+    schedule if all others were as fast as a lower bound, until it schedules no other ones. All are
+    searched if what is left open could shorten the round by more than 1 %.
     Raises ``InfeasibleRoundError`` if no unit can take part.
     """
     errors = request.error_queues or (0.0,) * len(request.queues)
@@ -58,19 +59,23 @@ def plan_jointly(
     def planned(found: tuple[Front, ...]) -> Planned:
         return solve_round(request, found, request.queues, options, allocate, errors)
 
-    if shares(solve) and _takes_long(request):
+    if shares(solve) and _bounds_hold(request):
         with suppress(InfeasibleRoundError):  # the fronts of all units say why
             found = _of_used_units(request, latency, solve, rng, options, allocate)
-            if (plan := planned(found))[1].certificate.gap <= _SMALL_GAP:
-                return plan
+            problem, solution, plans = planned(found)
+            time_s = max(each.finish_s for each in solution.allocations)
+            open_s = solution.certificate.objective - solution.certificate.lower_bound
+            if open_s <= _SMALL_PART * options.drift_weight * time_s:
+                return problem, solution, plans
     return planned(fronts(request, latency, solve, rng, options))
 
 
-def _takes_long(request: RoundRequest) -> bool:
-    """Whether shared stages are searched, and every cluster's own law has a lower bound."""
+def _bounds_hold(request: RoundRequest) -> bool:
+    """Whether ``bound_points`` are bounds: units plan within their limits, by their devices' laws
+    alone. False if no device shares stages, as no search takes long."""
     may = any(device.sharing for each in request.clusters for device in each.devices)
-    decided = (law_for(each) or request.kept_by(each.unit) for each in request.clusters)
-    return may and not any(decided)
+    others = (law_for(each) or request.kept_by(each.unit) for each in request.clusters)
+    return may and request.partition is None and not any(others)
 
 
 def _of_used_units(
@@ -81,8 +86,8 @@ def _of_used_units(
     options: RoundOptions,
     allocate: RoundSolver,
 ) -> tuple[Front, ...]:
-    """Return the fronts of units that the round schedules if the others are as fast as their lower
-    bound, and for these a point with that bound."""
+    """Return the fronts of the units that the round would schedule if all others were as fast as a
+    lower bound; the front of each other unit is a point with that bound."""
     found = [bound_points(request, each, latency) for each in request.clusters]
     left, queues = set(range(len(found))), (request.queues, request.error_queues)
     while True:
@@ -92,7 +97,10 @@ def _of_used_units(
             return tuple(found)
         left -= set(used)
         some = replace(request, clusters=tuple(request.clusters[unit] for unit in used))
-        of_some = fronts(some, latency, solve, rng, options)
+        try:
+            of_some = fronts(some, latency, solve, rng, options)
+        except InfeasibleRoundError:  # no device of these units' can hold the model
+            of_some = ((),) * len(used)
         for unit, front in zip(used, of_some, strict=True):
             found[unit] = front
 

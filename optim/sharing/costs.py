@@ -1,4 +1,4 @@
-"""The costs of all stages of a cluster for one number of micro-batches.
+"""The costs of all stages of a cluster for some numbers of micro-batches.
 
 A device that has the choice recomputes only if its rows or blocks do not fit otherwise. So its time
 still grows with its rows.
@@ -21,8 +21,9 @@ from optim.sharing.states import States
 @dataclass(frozen=True, slots=True)
 class Costs:
     """The times of a stage of each set of devices at each place from the end of the pipeline before
-    a stage of each class, [P, C, N, D] for D numbers of blocks; infinite if the set cannot hold the
-    stage. The last place stands for all before it, too."""
+    a stage of each class, [P, C, N, D] for D numbers of blocks, or [R, P, C, N, D] for R numbers of
+    micro-batches; infinite if the set cannot hold the stage. The last place stands for all before
+    it, too."""
 
     once: Floats  # compute, hop and sync, s; under ``bound`` the sync alone
     pace: Floats  # between two micro-batches, s

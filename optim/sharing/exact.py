@@ -67,14 +67,13 @@ def shared_partition(
     caps, bounds = Caps.of([usual], kinds), stage_bounds(problem)
     plain = not (problem.linked or caps.chosen)
     search = _Search(usual, bounds, [caps], 1, max_nodes)
-    if few:
-        shared_s = search.one_stage()
+    if few and plain:
+        search.glance()
     if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-        single, open_s, _ = pipelines(problem, max_nodes, search.points if plain else ())
+        single, open_s, _ = pipelines(problem, max_nodes, search.points)
         search.offer(single)
     search.only_shared = plain and math.isinf(open_s)
-    shared_s = min(shared_s, search.several_stages()) if few else search.one_stage_of_all()
-    open_s = min(open_s, shared_s)
+    open_s = min(open_s, search.run() if few else search.one_stage_of_all())
     if plain and not few and math.isfinite(open_s):
         open_s = max(open_s, search.of_kinds())
     if not (few or search.points):
@@ -178,33 +177,36 @@ class _Search:
         none = Splits(empty, empty, np.zeros(0), np.zeros(0), np.zeros((0, 1), dtype=int))
         self._best = Envelope(asked, continuous, sizes, none)
 
+    def glance(self) -> None:
+        """Offer plans of one stage for the most promising m, at no cost of nodes."""
+        once, blocks = self._bounds.once, np.array([self._problem.num_blocks])
+        rows = np.array(self._promising(once)[:_FIRST], dtype=int)
+        if len(rows) and self._left >= 0:
+            self._descend(rows, self._tables.costs(rows + 1, blocks), blocks, None, once)
+        self._left = self._max_nodes
+
     def run(self) -> float:
-        """Search all plans; return a lower bound, s, of those left open, infinite if none are."""
-        return min(self.one_stage(), self.several_stages())
-
-    def one_stage(self) -> float:
-        """Search the plans of one stage, and return the bound of ``run`` for them."""
-        blocks = np.array([self._problem.num_blocks])
-        return self._open_s([1 if self._most else None], self._bounds.once, blocks)
-
-    def several_stages(self) -> float:
-        """Search all other plans, and return the bound of ``run`` for them."""
+        """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
+        bounds, blocks = self._bounds, np.arange(1, self._problem.num_blocks + 1)
         more = [self._most] if self._sizes == 1 else list(range(2, self._sizes + 1))
-        return self._open_s(more, self._bounds.several, np.arange(1, self._problem.num_blocks + 1))
+        one_s = self._open_s([1 if self._most else None], bounds.once, blocks[-1:])
+        return min(one_s, self._open_s(more, bounds.several, blocks))
 
     def _open_s(self, sizes: Sequence[int | None], once: Floats, blocks: Ints) -> float:
         """Search the plans with at most so many stages of ``blocks``, for each of ``sizes``. Return
         a lower bound, s, of those that are left open."""
         pairs = len(self._states.sets) * len(self._behind)
-        together = max(1, _MOST_STAGES // (pairs * len(blocks)))
         for tried in self._portions(once, blocks):
             rows = np.array(tried, dtype=int)
             rows = rows[self._improves(rows, once[rows], self._bounds.pace[rows], sizes[0])]
             if not len(rows):
                 continue
-            costs = self._tables.costs(rows + 1, blocks) if self._left >= 0 else None
+            if self._left < 0:  # the most promising ones come first
+                return float(self._least_s(once)[rows[0]])
+            costs = self._tables.costs(rows + 1, blocks)
+            together = int(max(1, min(_MOST_STAGES // (pairs * len(blocks)), self._left)))
             for place, most in product(range(0, len(rows), together), sizes):
-                if costs is None or self._left < 0:  # the most promising ones come first
+                if self._left < 0:
                     return float(self._least_s(once)[rows[place]])
                 part = slice(place, place + together)
                 self._descend(rows[part], costs.of(part), blocks, most, once)
@@ -318,7 +320,7 @@ class _Search:
         self, rows: Ints, costs: Costs, blocks: Ints, most: int | None, once: Floats
     ) -> None:
         """Offer the plans of ever lower thresholds on the pace, while a better one may exist, for
-        these rows m - 1 with their ``costs``; ``once`` are bounds of Σ, [M]."""
+        these rows m - 1 with their ``costs``; ``once`` are bounds of Σ for all m, s."""
         law = self._problem.latency
         costs = self._hopeful(rows, costs, blocks, most)
         of, *places = np.nonzero(np.isfinite(costs.pace))

@@ -15,7 +15,8 @@ Group = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Programme:
-    """A dynamic programme over sets of devices and numbers of blocks.
+    """A dynamic programme over sets of devices and numbers of blocks, for each of some numbers of
+    micro-batches.
 
     If costs are equal at all places, stages have no order, and
 

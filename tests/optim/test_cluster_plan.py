@@ -26,14 +26,13 @@ from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, Short
 from optim.cluster_plan import (
     Front,
     _of_fewer_segments,
-    _with_bounds,
     activation_times,
     cluster_problem,
     fronts,
     known_plans,
-    solve_round,
 )
 from optim.dssra import Dssra
+from optim.joint_round import _with_bounds, solve_round
 from optim.latency import batch_s, partition_of
 from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest, present_devices

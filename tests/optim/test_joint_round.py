@@ -74,13 +74,72 @@ def test_a_round_is_as_good_as_if_all_units_were_searched(
         with searched_units(monkeypatch) as searched:
             found = plan(strategy, asked)
         with monkeypatch.context() as patch:
-            patch.setattr(joint_round, "_takes_long", lambda request: False)
+            patch.setattr(joint_round, "_bounds_hold", lambda request: False)
             best = plan(strategy, asked)
         assert found.certificate and best.certificate
         assert found.certificate.objective == pytest.approx(best.certificate.objective, rel=1e-9)
         assert found.certificate.gap == pytest.approx(best.certificate.gap, abs=1e-9)
         units, few = units + len(asked.clusters), few + len(searched)
     assert few < units / 2
+
+
+@pytest.mark.parametrize("max_nodes", [0, 3])
+def test_what_short_searches_leave_open_costs_no_more_than_if_all_units_were_searched(
+    monkeypatch: pytest.MonkeyPatch, max_nodes: int
+) -> None:
+    """Up to a hundredth of the round's time, and not of its objective, most of which are queues."""
+    strategy, fewer = Dssra(max_nodes=max_nodes), 0
+    for seed in range(cases(few=4, many=40)):
+        asked = with_sharing("paper", seed)
+        with searched_units(monkeypatch) as searched:
+            found = plan(strategy, asked)
+        with monkeypatch.context() as patch:
+            patch.setattr(joint_round, "_bounds_hold", lambda request: False)
+            best = plan(strategy, asked)
+        assert found.certificate and best.certificate
+        time_s = max(each.uplink.finish_s for each in found.clusters if each.uplink)
+        small = 0.01 * strategy.drift_weight * time_s
+        assert found.certificate.objective <= best.certificate.objective + small
+        fewer += len(searched) < len(asked.clusters)
+    assert fewer or not max_nodes
+
+
+def test_limits_that_a_framework_ignores_drop_no_unit() -> None:
+    """``exact`` as a framework's rule plans over the limits of devices that are too small."""
+    asked = replace(with_sharing("paper", 1), partition="exact")
+    usual, *others = asked.clusters
+    small = (
+        replace(
+            state,
+            devices=tuple(
+                replace(each, max_blocks=1, sharing=SharingLaw(0.01, 1)) for each in state.devices
+            ),
+        )
+        for state in others
+    )
+    found = plan(Dssra(), replace(asked, clusters=(usual, *small)))
+    assert len(found.clusters) == len(plan(Dssra(), asked).clusters)
+    assert any(each.over_limits for each in found.clusters)
+
+
+def test_a_unit_without_a_plan_though_it_has_a_bound_takes_no_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others are planned, and no more of them are searched for it."""
+    asked, lost, searched = with_sharing("paper", 1), list[int](), list[int]()
+
+    def found(request: RoundRequest, *args: Any) -> tuple[Front, ...]:
+        units = [each.unit for each in request.clusters]
+        lost.extend(units if not lost else [])
+        searched.extend(units)
+        if {*units} <= {*lost}:
+            raise InfeasibleRoundError("none")
+        return fronts(request, *args)
+
+    monkeypatch.setattr(joint_round, "fronts", found)
+    planned = plan(Dssra(), asked)
+    assert {each.unit for each in planned.clusters}.isdisjoint(lost)
+    assert len(searched) < len(asked.clusters)
 
 
 def test_all_units_are_searched_if_a_gap_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_asteroid_leaves_a_hopeless_device_without_rows(slow: int) -> None:
 
 def test_a_limit_of_nodes_leaves_a_valid_bound() -> None:
     """The bound never exceeds the best plan, nor does the plan that was found fall below it."""
-    limits, worse = (0, 1, 3), set[int]()
+    limits, worse = (0, 1, 3, 10), set[int]()
     for seed in range(cases(few=40, many=400)):
         own = drawn(np.random.default_rng(seed), most_devices=5, most_blocks=8)
         problem = replace(own, activation_s=(0.0,), batch_size=48, max_micro_batches=48)
