@@ -142,6 +142,28 @@ def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
     assert recomputing
 
 
+def test_costs_of_several_m_are_those_of_each_with_its_own_threshold() -> None:
+    """Though those with equal rows and limits are computed once."""
+    same = 0
+    for number in range(40):
+        rng = np.random.default_rng((7, number))
+        problem = replace(lopsided(rng), max_micro_batches=8, batch_size=10)
+        kinds, every = kinds_of(problem.devices), np.arange(1, problem.num_blocks + 1)
+        states = states_of(tuple(map(len, kinds)))
+        tables = Tables.of(problem, states, [problem], kinds, [Caps.of([problem], kinds)])
+        counts, free = np.arange(1, 9), tables.costs(np.arange(1, 9), every)
+        finite = free.pace[np.isfinite(free.pace)]
+        thresholds = rng.choice(finite, 8) if len(finite) else np.zeros(8)
+        found = tables.costs(counts, every, thresholds)
+        for place in range(8):
+            alone = tables.costs(counts[place : place + 1], every, float(thresholds[place]))
+            for name in ("once", "pace", "least"):
+                own, expected = getattr(found, name)[place], getattr(alone, name)[0]
+                np.testing.assert_array_equal(own, expected)
+        same += len({*tables.rows.tolist()}) < 8
+    assert same
+
+
 def test_within_a_threshold_no_rows_take_less_time() -> None:
     """Of each set of devices, of which some may have no rows; no pace is below its lower bound."""
     moved = 0
