@@ -11,7 +11,7 @@ import pytest
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import RoundPlan
-from collapipe.state import AffineLaw, SharingLaw
+from collapipe.state import AffineLaw, ClusterState, SharingLaw
 from optim import joint_round
 from optim.cluster_plan import Front, bound_points, fronts
 from optim.dssra import Dssra
@@ -102,6 +102,40 @@ def test_what_short_searches_leave_open_costs_no_more_than_if_all_units_were_sea
         assert found.certificate.objective <= best.certificate.objective + small
         fewer += len(searched) < len(asked.clusters)
     assert fewer or not max_nodes
+
+
+def test_a_unit_that_may_be_faster_than_an_unfinished_search_is_searched() -> None:
+    """The first unit's bound is below the second one's plan, and the plan found for it is not."""
+    asked, rng = drawn_request("paper", 1), np.random.default_rng(0)
+    cluster = asked.clusters[0]
+    assert cluster.uplink
+    uplink = replace(
+        cluster.uplink,
+        gains=cluster.uplink.gains[:1],
+        max_power_w=1e3,
+        energy_j=1e9,
+        model_bits=1e5,
+        activation_bits=1e5,
+    )
+    usual = replace(cluster.devices[0], max_blocks=None, memory=None, energy=None)
+    many = tuple(
+        replace(usual, name=f"device-{k}", time=AffineLaw(u, 2e-3, 1e-3, 3e-3), sharing=law)
+        for k, u in enumerate(rng.uniform(0.005, 0.05, 20).tolist())
+        for law in (SharingLaw(float(rng.uniform(0, 0.02))),)
+    )
+    fast = replace(usual, time=AffineLaw(0.0012, 2e-3, 1e-3, 3e-3), sharing=None)
+    clusters = tuple(
+        ClusterState(unit, devices, 10, uplink) for unit, devices in ((1, many), (2, (fast,)))
+    )
+    asked = replace(
+        asked,
+        clusters=clusters,
+        num_micro_batches=8,
+        channels=asked.channels[:1],
+        queues=(20.0, 20.0),
+        losses=(1.0, 1.0),
+    )
+    assert [each.unit for each in plan(Dssra(), asked).clusters] == [2]
 
 
 def test_limits_that_a_framework_ignores_drop_no_unit() -> None:

@@ -18,10 +18,18 @@ from collapipe.state import (
     SharingLaw,
 )
 from optim.partition.exact import exact_partition
-from optim.problem import LATENCIES, ClusterProblem, ClusterSolver, Latency, Partition, Stage
+from optim.problem import (
+    LATENCIES,
+    ClusterProblem,
+    ClusterSolution,
+    ClusterSolver,
+    Latency,
+    Partition,
+    Stage,
+)
 from optim.sharing.baselines import adaptis, asteroid
 from optim.sharing.costs import Caps, Tables
-from optim.sharing.exact import MOST_PAIRS, caps_by_place, shared_partition
+from optim.sharing.exact import MOST_PAIRS, caps_by_place, placed_partition, shared_partition
 from optim.sharing.law import (
     energy_j,
     partition_of_stages,
@@ -300,23 +308,32 @@ def test_asteroid_leaves_a_hopeless_device_without_rows(slow: int) -> None:
     assert found.best.latency_s < 100.0
 
 
-def test_a_limit_of_nodes_leaves_a_valid_bound() -> None:
+@pytest.mark.parametrize("places_matter", [False, True])
+def test_a_limit_of_nodes_leaves_a_valid_bound(places_matter: bool) -> None:
     """The bound never exceeds the best plan, nor does the plan that was found fall below it."""
-    limits, worse = (0, 1, 3, 10), set[int]()
-    for seed in range(cases(few=40, many=400)):
-        own = drawn(np.random.default_rng(seed), most_devices=5, most_blocks=8)
-        problem = replace(own, activation_s=(0.0,), batch_size=48, max_micro_batches=48)
+    limits, worse = (0, 1, 3, 8), set[int]()
+    for seed in range(cases(few=55, many=400)):
+        rng = np.random.default_rng(seed)
+        own = tight(rng) if places_matter else drawn(rng, most_devices=5, most_blocks=8)
+        problem = replace(own, activation_s=(0.0,), batch_size=24, max_micro_batches=24)
+
+        def search(max_nodes: float, problem: ClusterProblem = problem) -> ClusterSolution:
+            if not places_matter:
+                return shared_partition(problem, max_nodes=max_nodes)
+            found = placed_partition(problem, max_nodes=max_nodes)
+            assert found
+            return found
+
         try:
-            best = shared_partition(problem).certificate.objective
+            best = search(math.inf).certificate.objective
         except InfeasibleRoundError:
             continue
         for max_nodes in limits:
             try:
-                solution = shared_partition(problem, max_nodes=max_nodes)
+                solution = search(max_nodes)
             except InfeasibleRoundError as error:
                 assert "max_nodes" in str(error)
                 continue
-            verify_cluster(solution, problem)
             assert solution.certificate.lower_bound <= best * (1 + 1e-9)
             assert solution.best.latency_s >= best * (1 - 1e-9)
             worse |= {max_nodes} if solution.best.latency_s > best * (1 + 1e-9) else set()
