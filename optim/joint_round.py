@@ -99,7 +99,7 @@ def _of_used_units(
         some = replace(request, clusters=tuple(request.clusters[unit] for unit in used))
         try:
             of_some = fronts(some, latency, solve, rng, options)
-        except InfeasibleRoundError:  # no device of these units' can hold the model
+        except InfeasibleRoundError:  # none of these units can hold the model
             of_some = ((),) * len(used)
         for unit, front in zip(used, of_some, strict=True):
             found[unit] = front
