@@ -1,7 +1,7 @@
 """The joint problem of a round, and the fronts that it needs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -53,21 +53,28 @@ def plan_jointly(
     searched if what is left open could shorten the round by more than 1 %.
     Raises ``InfeasibleRoundError`` if no unit can take part.
     """
-    errors = request.error_queues or (0.0,) * len(request.queues)
-    request = replace(request, error_queues=errors)
+    queues = request.queues, request.error_queues or (0.0,) * len(request.queues)
+
+    def search(some: RoundRequest) -> tuple[Front, ...]:
+        return fronts(some, latency, solve, rng, options)
+
+    def scheduled(found: Sequence[Front]) -> set[int]:
+        problem = _joint_problem(request, _loose(request, found), options, *queues)
+        return {each.unit for each in allocate(problem).allocations}
 
     def planned(found: tuple[Front, ...]) -> Planned:
-        return solve_round(request, found, request.queues, options, allocate, errors)
+        return solve_round(request, found, queues[0], options, allocate, queues[1])
 
     if shares(solve) and _bounds_hold(request):
         with suppress(InfeasibleRoundError):  # the fronts of all units say why
-            found = _of_used_units(request, latency, solve, rng, options, allocate)
+            bounds = [bound_points(request, each, latency) for each in request.clusters]
+            found = _of_used_units(request, bounds, search, scheduled)
             problem, solution, plans = planned(found)
             time_s = max(each.finish_s for each in solution.allocations)
             open_s = solution.certificate.objective - solution.certificate.lower_bound
             if open_s <= _SMALL_PART * options.drift_weight * time_s:
                 return problem, solution, plans
-    return planned(fronts(request, latency, solve, rng, options))
+    return planned(search(request))
 
 
 def _bounds_hold(request: RoundRequest) -> bool:
@@ -80,29 +87,23 @@ def _bounds_hold(request: RoundRequest) -> bool:
 
 def _of_used_units(
     request: RoundRequest,
-    latency: Latency,
-    solve: ClusterSolver,
-    rng: np.random.Generator,
-    options: RoundOptions,
-    allocate: RoundSolver,
+    bounds: Sequence[Front],
+    search: Callable[[RoundRequest], tuple[Front, ...]],
+    scheduled: Callable[[Sequence[Front]], set[int]],
 ) -> tuple[Front, ...]:
-    """Return the fronts of the units that the round would schedule if all others were as fast as a
-    lower bound; the front of each other unit is a point with that bound."""
-    found = [bound_points(request, each, latency) for each in request.clusters]
-    left, queues = set(range(len(found))), (request.queues, request.error_queues)
-    while True:
-        problem = _joint_problem(request, _loose(request, found), options, *queues)
-        used = sorted({each.unit for each in allocate(problem).allocations} & left)
-        if not used:
-            return tuple(found)
+    """Return the searched fronts of the units that are ``scheduled`` if all others are as fast as
+    their ``bounds``, and these bounds of all others."""
+    found, left = list(bounds), set(range(len(bounds)))
+    while used := sorted(scheduled(found) & left):
         left -= set(used)
         some = replace(request, clusters=tuple(request.clusters[unit] for unit in used))
         try:
-            of_some = fronts(some, latency, solve, rng, options)
+            of_some = search(some)
         except InfeasibleRoundError:  # none of these units can hold the model
             of_some = ((),) * len(used)
         for unit, front in zip(used, of_some, strict=True):
             found[unit] = front
+    return tuple(found)
 
 
 def solve_round(

@@ -57,18 +57,24 @@ def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
     return Bounds(pace, once + num_blocks * sync_s, several + sync_s, longest, of_devices, paces)
 
 
+def of_batch_s(problem: ClusterProblem, bounds: Bounds, once: Floats) -> Floats:
+    """Return lower bounds of a batch's seconds for the first uplink time, with those of Σ
+    ``once``, [M]; infinite for an m that the devices cannot hold."""
+    counts = np.arange(1, problem.max_micro_batches + 1)
+    behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
+    total, slowest = once + behind.sum(axis=0), np.maximum(bounds.pace, behind.max(axis=0))
+    fits, found = np.isfinite(total) & np.isfinite(slowest), np.full(len(counts), np.inf)
+    of_fits = total[fits], slowest[fits], counts[fits] - 1
+    found[fits] = batch_seconds(*of_fits, problem.activation_s[0])
+    return found
+
+
 @lru_cache(maxsize=2**15)  # enough for two runs of 10,000 units: each round asks again
 def least_batch_s(problem: ClusterProblem) -> float:
     """Return a lower bound of a batch's seconds by any plan, for the first uplink time; infinite if
     the devices cannot hold the model."""
     bounds = stage_bounds(relaxed(problem), shares=False)
-    counts = np.arange(1, problem.max_micro_batches + 1)
-    behind = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
-    once = np.minimum(bounds.once, bounds.several) + behind.sum(axis=0)
-    slowest = np.maximum(bounds.pace, behind.max(axis=0))
-    fits = np.isfinite(once) & np.isfinite(slowest)
-    of_counts = once[fits], slowest[fits], counts[fits] - 1
-    return float(batch_seconds(*of_counts, problem.activation_s[0]).min(initial=math.inf))
+    return float(of_batch_s(problem, bounds, np.minimum(bounds.once, bounds.several)).min())
 
 
 def _least_sync(problem: ClusterProblem) -> float:

@@ -21,7 +21,7 @@ from collapipe.plan import Certificate
 from optim.latency import batch_s, block_caps, model_too_large
 from optim.partition.envelope import Envelope, Splits
 from optim.partition.exact import pipelines
-from optim.partition.rates import PROGRESS, batch_seconds
+from optim.partition.rates import PROGRESS
 from optim.problem import (
     Bools,
     ClusterProblem,
@@ -33,7 +33,7 @@ from optim.problem import (
     UplinkTimes,
 )
 from optim.sharing.alike import as_kinds, similar_kinds
-from optim.sharing.bounds import Bounds, least_roots, stage_bounds
+from optim.sharing.bounds import Bounds, least_roots, of_batch_s, stage_bounds
 from optim.sharing.costs import Caps, Costs, Tables
 from optim.sharing.law import row_caps, stage_of, stages_of
 from optim.sharing.modes import decided, no_plan, relaxed, with_hops
@@ -202,12 +202,12 @@ class _Search:
             if not len(rows):
                 continue
             if self._left < 0:  # the most promising ones come first
-                return float(self._least_s(once)[rows[0]])
+                return float(of_batch_s(self._problem, self._bounds, once)[rows[0]])
             costs = self._tables.costs(rows + 1, blocks)
             together = int(max(1, min(_MOST_STAGES // (pairs * len(blocks)), self._left)))
             for place, most in product(range(0, len(rows), together), sizes):
                 if self._left < 0:
-                    return float(self._least_s(once)[rows[place]])
+                    return float(of_batch_s(self._problem, self._bounds, once)[rows[place]])
                 part = slice(place, place + together)
                 self._descend(rows[part], costs.of(part), blocks, most, once)
         return math.inf
@@ -274,16 +274,9 @@ class _Search:
 
     def _promising(self, once: Floats) -> list[int]:
         """Return the rows m - 1 that the bounds do not exclude, the most promising first."""
-        least_s = self._least_s(once)
+        least_s = of_batch_s(self._problem, self._bounds, once)
         order: list[int] = np.argsort(least_s, kind="stable").tolist()
         return order[: np.isfinite(least_s).sum()]
-
-    def _least_s(self, once: Floats) -> Floats:
-        """Return the bounds of a batch's seconds at the first uplink time, [M]; infinite for an m
-        that the devices cannot hold."""
-        once = np.where(np.isfinite(self._bounds.pace), once, np.inf)
-        slowest, rows = np.maximum(self._bounds.pace, self._floor), np.arange(len(once))
-        return batch_seconds(once + self._after, slowest, rows, float(self._best.times[0]))
 
     def _improves(
         self, row: Ints | int, once: Floats | float, pace: Floats | float, most: int | None
@@ -417,7 +410,7 @@ class _Search:
         for once in (self._bounds.once, self._bounds.several):
             for row in self._promising(once):
                 if self._improves(row, once[row], self._bounds.pace[row], None):
-                    open_s = min(open_s, self._least_s(once)[row])
+                    open_s = min(open_s, of_batch_s(self._problem, self._bounds, once)[row])
         return open_s
 
     def of_kinds(self) -> float:

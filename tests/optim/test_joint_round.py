@@ -63,6 +63,17 @@ def plan(strategy: Dssra, asked: RoundRequest) -> RoundPlan:
     return strategy.plan_round(asked, np.random.default_rng(0))
 
 
+def both(
+    monkeypatch: pytest.MonkeyPatch, strategy: Dssra, asked: RoundRequest
+) -> tuple[RoundPlan, RoundPlan, list[int]]:
+    """The round's plan, that with all units searched, and the units searched for the former."""
+    with searched_units(monkeypatch) as searched:
+        found = plan(strategy, asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(joint_round, "_bounds_hold", lambda request: False)
+        return found, plan(strategy, asked), searched
+
+
 @pytest.mark.parametrize("uplink", ["streamed", "after"])
 @pytest.mark.parametrize("latency", LATENCIES)
 def test_a_round_is_as_good_as_if_all_units_were_searched(
@@ -71,11 +82,7 @@ def test_a_round_is_as_good_as_if_all_units_were_searched(
     strategy, units, few = Dssra(latency=latency, uplink=uplink), 0, 0
     for seed in range(cases(few=2, many=20)):
         asked = with_sharing(["paper", "edge"][seed % 2], seed)
-        with searched_units(monkeypatch) as searched:
-            found = plan(strategy, asked)
-        with monkeypatch.context() as patch:
-            patch.setattr(joint_round, "_bounds_hold", lambda request: False)
-            best = plan(strategy, asked)
+        found, best, searched = both(monkeypatch, strategy, asked)
         assert found.certificate and best.certificate
         assert found.certificate.objective == pytest.approx(best.certificate.objective, rel=1e-9)
         assert found.certificate.gap == pytest.approx(best.certificate.gap, abs=1e-9)
@@ -91,11 +98,7 @@ def test_what_short_searches_leave_open_costs_no_more_than_if_all_units_were_sea
     strategy, fewer = Dssra(max_nodes=max_nodes), 0
     for seed in range(cases(few=4, many=40)):
         asked = with_sharing("paper", seed)
-        with searched_units(monkeypatch) as searched:
-            found = plan(strategy, asked)
-        with monkeypatch.context() as patch:
-            patch.setattr(joint_round, "_bounds_hold", lambda request: False)
-            best = plan(strategy, asked)
+        found, best, searched = both(monkeypatch, strategy, asked)
         assert found.certificate and best.certificate
         time_s = max(each.uplink.finish_s for each in found.clusters if each.uplink)
         small = 0.01 * strategy.drift_weight * time_s
