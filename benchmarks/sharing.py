@@ -294,7 +294,7 @@ def main() -> None:
         **record(arguments.load, range(arguments.clusters), COLUMNS, rows),
         "cases": found,
         "large": [large(count, 10) for count in (10, 12, 16, 24)],
-        "joint_rounds": [joint(5, sets=1), joint(2, sets=2)],
+        "joint_rounds": [joint(7, sets=1), joint(7, sets=2)],
         "placed": placed(6),
     }
     print(json.dumps({key: content[key] for key in ("large", "joint_rounds", "placed")}))
