@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from collapipe.errors import ConfigError
+from collapipe.models.copying import copied_without_values
 from collapipe.models.dropout import Dropout
 from collapipe.models.output_layer import OutputLayer
 from collapipe.models.split import decode_greedily, shift_right
@@ -49,12 +50,15 @@ class TransformerSpec:
                 f"{self.num_heads}"
             )
 
+    @copied_without_values
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return Embedding(self, vocabulary)
 
+    @copied_without_values
     def build_block(self, index: int) -> nn.Module:
         return EncoderBlock(self)
 
+    @copied_without_values
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
         return Decoder(self, vocabulary)
 

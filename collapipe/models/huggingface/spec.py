@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import ConfigError, few_of, one_line
+from collapipe.models.copying import copied, copied_without_values
 from collapipe.models.huggingface import configuration, weights
 from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
@@ -125,18 +126,21 @@ class HuggingFaceSpec:
         masked = self._family.block is DecoderBlock and config.model_type not in _WITHOUT_POSITIONS
         return masked and kinds <= _PACKED
 
+    @copied_without_values
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        model = copy.deepcopy(_end(self, vocabulary, EMBEDDING))
+        model = _end(self, vocabulary, EMBEDDING)
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
 
+    @copied_without_values
     def build_block(self, index: int) -> nn.Module:
         """Build a block that wraps the original layer ``index``."""
         model, family = _skeleton(self, None), self._family
-        layer = copy.deepcopy(model.get_submodule(family.layers)[index])
+        layer = copied(model.get_submodule(family.layers)[index])
         return self._filled(block_name(index), family.block(layer, model, index), model, None)
 
+    @copied_without_values
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        model = copy.deepcopy(_end(self, vocabulary, HEAD))
+        model = _end(self, vocabulary, HEAD)
         copies = self.copies(vocabulary)
         if "lm_head.weight" in copies:
             source = copies["lm_head.weight"].removesuffix(".weight")
@@ -299,10 +303,9 @@ def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
     return skeleton(spec.run_config(vocabulary), spec.class_name)
 
 
-@functools.lru_cache(maxsize=16)  # copied for each unit and round
 def _end(spec: HuggingFaceSpec, vocabulary: Vocabulary, part: str) -> Any:
     """Return a copy of the skeleton, stripped to the ``part``: the embedding or the head."""
-    model = copy.deepcopy(_skeleton(spec, vocabulary))
+    model = copied(_skeleton(spec, vocabulary))
     copies = spec.copies(vocabulary) if part == HEAD else {}
     strip(model, lambda name: spec.names.part(name) == part and name not in copies)
     return model

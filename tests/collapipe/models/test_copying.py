@@ -1,0 +1,102 @@
+"""Copies of modules: objects, tensors and what they share are as in ``copy.deepcopy``'s copies."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from huggingface import SIZES, VOCABULARY
+from torch import Tensor, nn
+
+from collapipe.models.copying import copied
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.lora import LoraSpec
+from collapipe.models.split import ModelSpec, builders
+from collapipe.models.transformer import TransformerSpec
+from collapipe.models.without_values import WithoutValues
+
+_CONTAINERS = dict, list, set, tuple
+SPECS: dict[str, Callable[[], ModelSpec]] = {
+    "ours": lambda: TransformerSpec(2, 1, 8, 2, 12, 0.1),
+    "adapters": lambda: LoraSpec(of_family("bert"), quantization="nf4", dropout=0.1),
+    **{family: lambda family=family: of_family(family) for family in SIZES},  # type: ignore[misc]
+}
+
+
+def of_family(family: str) -> ModelSpec:
+    sizes = {name: size for name, size in SIZES[family].items() if name != "rope_theta"}
+    return HuggingFaceSpec(family=family, config=sizes)
+
+
+def objects(root: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """All that a module holds, each as often as it is held, with the path to it."""
+    seen, todo = set[int](), [(path, root)]
+    while todo:
+        path, value = todo.pop()
+        yield path, value
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            todo += [(f"{path}[{key}]", each) for key, each in value.items()]
+        elif isinstance(value, _CONTAINERS):
+            todo += [(f"{path}[{n}]", each) for n, each in enumerate(value)]
+        elif not isinstance(value, Tensor | type) and hasattr(value, "__dict__"):
+            todo += [(f"{path}.{name}", each) for name, each in vars(value).items()]
+
+
+def described(root: nn.Module, original: nn.Module) -> list[tuple[object, ...]]:
+    """Each object's path, kind and number, whether ``original`` has it, too, and its value."""
+    shared, numbers = {id(each) for _, each in objects(original)}, dict[int, int]()
+    found = list[tuple[object, ...]]()
+    for path, each in objects(root):
+        value: Any = None
+        if isinstance(each, Tensor):
+            value = each.shape, each.dtype, each.device, each.requires_grad
+            value += (None if each.is_meta else each.tolist(),)
+        elif isinstance(each, bool | int | float | str):
+            value = each
+        own = None if value == each else (numbers.setdefault(id(each), len(numbers)))
+        found.append((path, type(each), own, id(each) in shared, value))
+    return found
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_copies_are_those_of_deepcopy(name: str) -> None:
+    spec = SPECS[name]()
+    for build in builders(spec, VOCABULARY).values():
+        with WithoutValues():
+            part = build()
+        assert described(copied(part), part) == described(copy.deepcopy(part), part)
+
+
+def test_what_is_held_takes_the_place_of_its_original() -> None:
+    part = nn.Sequential(nn.Linear(2, 2), nn.ModuleList(), nn.ReLU())
+    part.twin, part.seen = part[0], [part[0].weight]  # type: ignore[assignment]
+    weight = nn.Parameter(torch.ones(2, 2))
+    found: Any = copied(part, {id(part[0].weight): weight})
+    assert found[0].weight is weight and found.seen[0] is weight and found.twin is found[0]
+    assert found[1] is not part[1] and type(found[1]) is nn.ModuleList
+    assert torch.equal(found[0].bias, part[0].bias) and found[0].bias is not part[0].bias
+
+
+def test_parts_without_values_are_made_once_and_handed_out_as_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, made = TransformerSpec(2, 1, 8, 2, 12, 0.2), list[type]()
+    start = nn.Module.__init__
+
+    def noted(module: nn.Module, *given: Any, **more: Any) -> None:
+        made.append(type(module))
+        start(module, *given, **more)
+
+    monkeypatch.setattr(nn.Module, "__init__", noted)
+    with WithoutValues():
+        first, second = spec.build_block(0), spec.build_block(0)
+        count = len(made)
+        assert count == len([*first.modules()])
+    first.requires_grad_(False)
+    assert all(each.requires_grad for each in second.parameters())
+    assert not any(each.is_meta for each in spec.build_block(0).parameters())
+    assert len(made) == 2 * count
