@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from collapipe import config
 from collapipe.cli.export import export_run
 from collapipe.cli.predict import predict_texts
+from collapipe.models.frozen import _empty
 from collapipe.models.lora import LoraSpec
 from collapipe.runs.model import load_model
 from tests.device_cluster import daemons
@@ -86,7 +87,9 @@ def test_a_run_has_the_bits_of_the_rounded_weights(
     monkeypatch.setattr("collapipe.models.lora.keep", rounded)
     for name in ("build_embedding", "build_block", "build_head"):  # the same options, other forms
         monkeypatch.setattr(LoraSpec, name, getattr(LoraSpec, name).__wrapped__)
+    _empty.cache_clear()
     expected = run(tmp_path / "wide", *options)
+    _empty.cache_clear()
     assert all(each.dtype.itemsize >= 4 for each in expected.values())
     trained = [{n: w for n, w in each.items() if "lora" in n} for each in (found, expected)]
     assert trained[0]

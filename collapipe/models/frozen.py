@@ -6,6 +6,7 @@ are made of those in the files once, and then stored. Others that are made take 
 something holds them.
 """
 
+import functools
 import logging
 import threading
 from collections import defaultdict
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from collapipe import __version__
 from collapipe.errors import ConfigError, DataError, WireError
+from collapipe.models.description import MOST_BLOCKS
 from collapipe.models.kept import in_dtype, unquantised
 from collapipe.models.part import prefixed
 from collapipe.models.quantised import FORMAT, quantise
@@ -169,6 +171,7 @@ def _loaded(digest: str, stores: Sequence[FrozenStore]) -> Tensors | None:
     return None
 
 
+@functools.lru_cache(maxsize=MOST_BLOCKS + 2)  # each unit and round asks for it
 def _empty(spec: ModelSpec, vocabulary: Vocabulary, part: str) -> nn.Module:
     """Return a part without values."""
     if (build := builders(spec, vocabulary).get(part)) is None:
