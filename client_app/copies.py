@@ -1,8 +1,11 @@
 """Choose how many steps lie between two copies of real devices' blocks."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from collapipe.plan import ClusterPlan
 
 _SHARE = 0.03  # of a step's time that copies may take
 _MOST = 20  # steps that a loss repeats; the control unit keeps their activations in memory
@@ -15,6 +18,12 @@ class Sending:
 
     num_bytes: float
     share: float = 1.0
+
+
+def copy_bytes(plan: ClusterPlan, block_bytes: float) -> dict[str, float]:
+    """Return the bytes that each device sends in a copy: those of the blocks that it leads."""
+    leaders = Counter(name for segment in plan.segments for name in segment.leaders)
+    return {name: block_bytes * number for name, number in leaders.items()}
 
 
 def copy_interval(

@@ -81,8 +81,7 @@ def _bounds_hold(request: RoundRequest) -> bool:
     """Whether ``bound_points`` are bounds: units plan within their limits, by their devices' laws
     alone. False if no device shares stages, as no search takes long."""
     may = any(device.sharing for each in request.clusters for device in each.devices)
-    others = (law_for(each) or request.kept_by(each.unit) for each in request.clusters)
-    return may and request.partition is None and not any(others)
+    return may and request.partition is None and not any(map(law_for, request.clusters))
 
 
 def _of_used_units(

@@ -113,8 +113,11 @@ def export_run(
     tokenizer, weights, task = trained.tokenizer, trained.weights, trained.settings.task
     spec, vocabulary = trained.settings.model, tokenizer.vocabulary
     if not is_of_transformers(spec):
-        raise ConfigError(f"{run_dir}: its model is not one of transformers; name another run")
-    load = f'transformers.{CLASSES[str(spec.head)]}.from_pretrained("{{}}")'.format
+        raise ConfigError(
+            f"{run_dir}: its model is not one of transformers; train with model=huggingface, or "
+            f"read {trained.file}"
+        )
+    load = f'transformers.{CLASSES[str(spec.head)][0]}.from_pretrained("{{}}")'.format
     how = load(folder)
     with _writing(folder), trained.fitting():
         if adapter:

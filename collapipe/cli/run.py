@@ -19,6 +19,7 @@ from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
 from collapipe.own_packages import find_own_packages_first
+from collapipe.runs.reading import read_run
 
 _QUIET = {
     "GRPC_VERBOSITY": "NONE",  # important problems are raised as errors
@@ -38,6 +39,10 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     """
     find_own_packages_first()
     quieten()
+    for each in parse(overrides):
+        if each.is_sweep_override():
+            given = shlex.quote(str(each.input_line))
+            raise ConfigError(f"{given}: several values need -m: collapipe run -m {given}")
     overrides = with_folder(config.own_overrides(overrides, config_file))
     settings = config.outline(overrides)
     if not _checked_on_the_server(settings) and _leaves_evaluation(config.complete(settings)):
@@ -78,15 +83,16 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     Errors in the options of any job are raised before the first one trains. A job that fails later
     does not stop the others; ``RoundFailedError`` is then raised at the end.
     """
-    jobs = [config.own_overrides(job, config_file) for job in expand(overrides)]
+    given = expand(overrides)
+    jobs = [config.own_overrides(job, config_file) for job in given]
     where = Path(sweep_dir(overrides))
     for job in jobs:
         check_devices(config.load_overrides([*job, setting("hydra.run.dir", where / "0")]))
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
     names = [
-        shlex.join([each for each in job if any(each not in other for other in jobs)])
-        for job in jobs
+        shlex.join([each for each in job if any(each not in other for other in given)])
+        for job in given
     ]
     causes: list[str | None] = []
     try:
@@ -137,11 +143,12 @@ def _results(folder: Path, cause: str | None) -> list[str]:
         return ["failed" if cause else "no summary", "", "", ""]
     summary = json.loads(file.read_text(encoding="utf-8"))
     loss, metric = summary["train_loss"], summary["metric"]
+    clock = f"{summary['clock_s']:,.1f} s", read_run(folder).missing_in_clock
     return [
         summary["status"],
         f"{loss['last']:.4f}" if loss else "",
         f"{metric['name']} {metric['value']:.4g}" if metric else "",
-        f"{summary['clock_s']:,.1f} s",
+        ", ".join(filter(None, clock)),
     ]
 
 

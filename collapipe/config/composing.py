@@ -24,6 +24,7 @@ from collapipe.errors import ConfigError, one_line
 from collapipe.process.folders import in_home
 from collapipe.validation import nearest
 
+OWN = Path("conf")  # a user's files, in the current folder
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 _OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # Hydra's other options would have no effect
 _PATHS = (  # options that may name a file or folder of this machine
@@ -196,9 +197,10 @@ def check_choices(override: Override) -> None:
     group, value = override.key_or_group, override.value()
     if group not in GROUPS or not isinstance(value, str | list):
         return
-    known = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     for choice in map(str, value if isinstance(value, list) else [value]):
-        if choice not in known:
+        if not (CONF / group / f"{choice}.yaml").is_file():
+            files = *(CONF / group).glob("*.yaml"), *(OWN / group).glob("*.yaml")
+            known = sorted({path.stem for path in files})
             raise ConfigError(
                 f"{group}={choice}: there is no conf/{group}/{choice}.yaml"
                 f"{nearest(choice, known)}; known: {', '.join(known)}"

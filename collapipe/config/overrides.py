@@ -44,6 +44,8 @@ def _parsed(parser: OverridesParser, text: str) -> Override:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"{text}: not an override KEY=VALUE; write {text}=VALUE") from error
+        if value.rstrip().endswith(","):
+            raise ConfigError(f"{text}: ends in a comma; write KEY=V1,V2 without blanks") from error
         cause = f"not an override KEY=VALUE: {one_line(error)}"
         choices = [_plain(parser, choice.strip()) for choice in value.split(",")]
         whole = f"{name}{equals}{literal(value, references=True)}"

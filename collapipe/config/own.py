@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import (
     GROUPS,
+    OWN,
     check_choices,
     check_name,
     choices_of,
@@ -31,7 +32,6 @@ from collapipe.config.resolved import value_at
 from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError, one_line
 
-_OWN = Path("conf")  # in the current folder
 _FOLLOWING = "task_model"  # a group whose choice follows from two other groups
 
 
@@ -56,7 +56,7 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
             check_choices(each)
     if config_file is None and not any(map(_is_own, parse(choices))):
         return list(overrides)
-    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
+    own = [f"hydra.searchpath=[{literal(f'file://{OWN.resolve()}')}]"] if OWN.is_dir() else []
     wanted = composed_by_hydra([*choices, *own])
     if config_file is not None:
         _set(wanted, {key: given[key] for key in given if key not in picked}, config_file)
@@ -100,7 +100,7 @@ def _is_own(choice: Override) -> bool:
 def _lacks(group: str, name: str) -> bool:
     """Whether only the user has the file."""
     file = f"{group}/{name}.yaml"
-    return not (CONF / file).is_file() and (_OWN / file).is_file()
+    return not (CONF / file).is_file() and (OWN / file).is_file()
 
 
 def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:

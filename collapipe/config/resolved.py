@@ -54,7 +54,7 @@ def parsed(text: str) -> Resolved:
 
 
 def check_values(where: object, node: object, depth: int = _MOST_DEPTH) -> None:
-    """Raise ``ConfigError`` if a value has a number beyond ±10³⁰, NaN, or more than ``depth``
+    """Raise ``ConfigError`` if a value has a whole number beyond ±10³⁰, NaN, or more than ``depth``
     levels."""
     if isinstance(node, float) and math.isnan(node):  # no comparison would refuse it
         raise ConfigError(f"{where}: not the options of a run (a value is not a number)")

@@ -12,7 +12,7 @@ from collapipe.config.resolved import check_values, targets, value_at
 from collapipe.config.settings import Settings, class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
 
-_OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
+PLUGINS = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
 _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 _MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a real one has a few thousand characters, depth 5
@@ -96,7 +96,7 @@ def check_plugins(tree: Mapping[str, Any], trusted: Sequence[str] = ()) -> None:
     """
     for option, target in targets(tree):
         if not _is_partitioner(target):
-            _check_trusted(option, target, (*_OWN, *trusted))
+            _check_trusted(option, target, (*PLUGINS, *trusted))
 
 
 def check_addresses(settings: Settings, given: Collection[str]) -> None:
@@ -133,6 +133,8 @@ def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
     # A module of a trusted package may have imported the class from elsewhere.
     if is_dataclass(found) and found.__module__.partition(".")[0] in packages:
         return
+    if found is None and package in packages and package not in PLUGINS:
+        class_of(option, target)  # its error says why the user's package cannot be imported
     raise ConfigError(
         f"{option}._target_={target}: a saved run may name dataclasses of {', '.join(packages)} "
         f"only; if you trust it, add --trust {package}"

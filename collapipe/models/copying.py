@@ -1,18 +1,15 @@
-"""Copy modules, and build those without values from copies."""
+"""Copies of modules."""
 
 import copy
-import functools
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
-F = TypeVar("F", bound=Callable[..., nn.Module])
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _CONTAINERS = frozenset({dict, OrderedDict, set, list})
+_OWN_STATE = "__getstate__", "__setstate__"
 _OF_TORCH = frozenset({"_modules", "_parameters", "_buffers"})
 
 
@@ -26,7 +23,9 @@ def copied(module: M, held: dict[int, Any] | None = None) -> M:
     if id(module) in held:
         return held[id(module)]  # type: ignore[no-any-return]
     kind = type(module)
-    if hasattr(kind, "__deepcopy__"):
+    if hasattr(kind, "__deepcopy__") or any(
+        getattr(kind, each) is not getattr(nn.Module, each) for each in _OWN_STATE
+    ):
         return copy.deepcopy(module, held)
     new = held[id(module)] = kind.__new__(kind)
     for name, value in vars(module).items():
@@ -42,19 +41,5 @@ def _copied(value: Any, held: dict[int, Any]) -> Any:
     if kind in _PLAIN:
         return value
     if kind in _CONTAINERS and not value:
-        return kind()
+        return held.setdefault(id(value), kind())
     return copied(value, held) if isinstance(value, nn.Module) else copy.deepcopy(value, held)
-
-
-def copied_without_values(build: F) -> F:
-    """Decorate a model's method that builds a part: on torch's device ``meta`` each part is built
-    once and then copied, in a quarter of the time."""
-    once = functools.lru_cache(maxsize=256)(build)
-
-    @functools.wraps(build)
-    def part(spec: object, which: object) -> nn.Module:
-        if torch.get_default_device().type == "meta":
-            return copied(once(spec, which))
-        return build(spec, which)
-
-    return cast(F, part)

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
+from collapipe.errors import ConfigError
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import drawing_from
 from collapipe.models.kept import Widened, widest_bytes
@@ -68,9 +69,15 @@ def measure_cost(
     schedule keeps at the same time. A segment also needs a weight once more: the largest gradient
     before it is added to the earlier micro-batches', or the largest frozen weight if it is kept
     narrow and widened to compute. With ``recompute`` saved tensors count for one
-    micro-batch and inputs for the whole batch; FLOPs do not change.
+    micro-batch and inputs for the whole batch; FLOPs do not change. Raises ``ConfigError`` for a
+    block without FLOPs.
     """
     kinds = _kinds(spec, tokens, optimizer)
+    if not all(cost.flops for cost in kinds):
+        raise ConfigError(
+            "model: a block computes no matrix product, by which planners estimate its time; add "
+            "one, or merge the block with another"
+        )
     costs = [astuple(_keeping(cost, batch_size, recompute)) for cost in kinds]
     return BlockCost(*map(max, zip(*costs, strict=True)))
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from collapipe.errors import ConfigError
-from collapipe.models.copying import copied_without_values
 from collapipe.models.dropout import Dropout
 from collapipe.models.kept import NARROW, WIDE, keep, widen
 from collapipe.models.quantised import QUANTISED
@@ -117,11 +116,9 @@ class LoraSpec(DerivedSpec):
     def name_in_base(self, name: str) -> str:
         return name.replace(".base_layer.", ".")
 
-    @copied_without_values
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return self._kept(self.base.build_embedding(vocabulary).requires_grad_(False))
 
-    @copied_without_values
     def build_block(self, index: int) -> nn.Module:
         """Build block ``index``, in which only adapters train."""
         block = self.base.build_block(index)
@@ -129,7 +126,6 @@ class LoraSpec(DerivedSpec):
             return self._kept(block.requires_grad_(False))
         return self._adapted(block_name(index), block)
 
-    @copied_without_values
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
         """Build the head: a decoder or a causal model's last layers get adapters, a task head none.
 

@@ -4,6 +4,7 @@ Dropout applies to embeddings and to each sublayer's output (section 5.4), not t
 so attention is one fused kernel.
 """
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from collapipe.errors import ConfigError
-from collapipe.models.copying import copied_without_values
+from collapipe.models.copying import copied
 from collapipe.models.dropout import Dropout
 from collapipe.models.output_layer import OutputLayer
 from collapipe.models.split import decode_greedily, shift_right
@@ -50,17 +51,22 @@ class TransformerSpec:
                 f"{self.num_heads}"
             )
 
-    @copied_without_values
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return Embedding(self, vocabulary)
 
-    @copied_without_values
     def build_block(self, index: int) -> nn.Module:
+        if torch.get_default_device().type == "meta":
+            return copied(_empty_block(self))
         return EncoderBlock(self)
 
-    @copied_without_values
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
         return Decoder(self, vocabulary)
+
+
+@functools.lru_cache(maxsize=8)  # each unit and round copies it
+def _empty_block(spec: TransformerSpec) -> nn.Module:
+    """Return a block without values; call it on torch's device ``meta``."""
+    return EncoderBlock(spec)
 
 
 def positions(start: int, length: int, dim: int, like: Tensor) -> Tensor:

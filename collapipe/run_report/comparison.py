@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe.config.resolved import flattened
+from collapipe.config.trust import PLUGINS
 from collapipe.errors import ConfigError
 from collapipe.formatting import counted
 from collapipe.run_report import charts, learning
@@ -246,7 +247,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     Raises ``ConfigError`` if two runs have the same configuration, version and seed.
     """
     flats = [{**flattened(run.tree), _VERSION: run.version} for run in runs]
-    choices = [run.choices for run in runs]
+    choices = [_choices(run, flat) for run, flat in zip(runs, flats, strict=True)]
     keys = dict.fromkeys(key for flat in flats for key in flat if key != _SEED)
     apart = sorted((key for key in keys if _differs(key, flats)), key=_importance)
     groups: dict[tuple[object, ...], Group] = {}
@@ -277,6 +278,13 @@ def _importance(key: str) -> int:
 
 def _differs(key: str, trees: Sequence[Mapping[str, object]]) -> bool:
     return any(tree.get(key, _ABSENT) != trees[0].get(key, _ABSENT) for tree in trees)
+
+
+def _choices(run: Run, flat: Mapping[str, object]) -> dict[str, str]:
+    """Return the chosen file of each group, or the class if it is the user's own."""
+    targets = {group: str(flat.get(f"{group}._target_", "")) for group in run.choices}
+    own = {g: name for g, name in targets.items() if name.partition(".")[0] not in ("", *PLUGINS)}
+    return run.choices | own
 
 
 def _name(

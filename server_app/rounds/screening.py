@@ -55,7 +55,8 @@ class UpdateScreen:
     def outlying(
         self, norms: Mapping[int, float], weights_norm: Callable[[], float]
     ) -> dict[int, Failure]:
-        """Return a failure for each outlying norm of a round, and remember the other norms."""
+        """Return a failure for each outlying norm of a round, and remember the other norms but
+        those of 0, to which none can be compared."""
         if self.factor is None:
             return {}
         found, moved = dict[int, Failure](), [norm for norm in norms.values() if norm]
@@ -71,7 +72,7 @@ class UpdateScreen:
                     f"its weights moved by {norm:.3g}, the median is {typical:.3g}; "
                     f"federation.max_update_norm={self.factor:g} times that is averaged at most",
                 )
-        for unit in norms.keys() - found.keys():
+        for unit in {unit for unit, norm in norms.items() if norm} - found.keys():
             last = [*self._own(str(unit)), norms[unit]][-_REMEMBERED:]
             self.past[str(unit)] = torch.tensor(last, dtype=torch.float64)
         return found

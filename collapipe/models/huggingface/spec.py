@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import ConfigError, few_of, one_line
-from collapipe.models.copying import copied, copied_without_values
+from collapipe.models.copying import copied
 from collapipe.models.huggingface import configuration, weights
 from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
@@ -126,21 +126,18 @@ class HuggingFaceSpec:
         masked = self._family.block is DecoderBlock and config.model_type not in _WITHOUT_POSITIONS
         return masked and kinds <= _PACKED
 
-    @copied_without_values
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        model = _end(self, vocabulary, EMBEDDING)
+        model = copied(_end(self, vocabulary, EMBEDDING))
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
 
-    @copied_without_values
     def build_block(self, index: int) -> nn.Module:
         """Build a block that wraps the original layer ``index``."""
         model, family = _skeleton(self, None), self._family
         layer = copied(model.get_submodule(family.layers)[index])
         return self._filled(block_name(index), family.block(layer, model, index), model, None)
 
-    @copied_without_values
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        model = _end(self, vocabulary, HEAD)
+        model = copied(_end(self, vocabulary, HEAD))
         copies = self.copies(vocabulary)
         if "lm_head.weight" in copies:
             source = copies["lm_head.weight"].removesuffix(".weight")
@@ -303,6 +300,7 @@ def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
     return skeleton(spec.run_config(vocabulary), spec.class_name)
 
 
+@functools.lru_cache(maxsize=16)  # copied for each unit and round
 def _end(spec: HuggingFaceSpec, vocabulary: Vocabulary, part: str) -> Any:
     """Return a copy of the skeleton, stripped to the ``part``: the embedding or the head."""
     model = copied(_skeleton(spec, vocabulary))

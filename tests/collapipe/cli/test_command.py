@@ -269,6 +269,14 @@ def test_a_folder_of_somebody_else_runs_no_code(
     assert not trace.exists()
 
 
+def test_a_trusted_module_that_is_not_here_is_named(command: Command, finished: Path) -> None:
+    text = (finished / "config.yaml").read_text()
+    (finished / "config.yaml").write_text(text.replace("collapipe.tasks.dates.", "mine.tasks."))
+    status, _, err = command("predict", str(finished), "--trust", "mine", "Dienstag")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "task._target_=mine.tasks.Dates: No module named 'mine'" in err
+
+
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
@@ -319,6 +327,35 @@ def test_a_sweep_goes_on_where_a_job_fails(command: Command, tmp_path: Path) -> 
     rows = {line.split()[0]: line for line in out.splitlines() if "optimizer.lr=" in line}
     assert "failed" in rows["0"] and "completed" in rows["1"]
     assert f"report: collapipe report {tmp_path / '1'}\n" in out  # job 0 measured nothing
+
+
+def test_a_sweep_calls_strategies_as_the_user_does_and_marks_clocks_without_uploads(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "conf" / "strategy" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("_target_: optim.baselines.EvenSplit\n")
+    monkeypatch.chdir(tmp_path)
+    options = [*TINY, *ALONE, "framework.train=false", "strategy=mine,random", "seed=3"]
+    status, out, _ = command("run", "-m", *options, f"hydra.sweep.dir={tmp_path / 'jobs'}")
+    assert status == 0
+    assert "job 0 of 0 … 1: strategy=mine\n" in out
+    rows = [line for line in out.splitlines() if "strategy=" in line and "completed" in line]
+    assert ["uploads not counted" in each for each in rows] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["run", "seed=0,1"], "seed=0,1: several values need -m: collapipe run -m seed=0,1"),
+        (["run", "-m", "strategy=even,", "random"], "strategy=even,: ends in a comma; write "),
+    ],
+)
+def test_what_makes_no_sweep_says_how_to_write_one(
+    command: Command, options: list[str], says: str
+) -> None:
+    status, _, err = command(*options)
+    assert (status, err.count("\n")) == (2, 1) and f"error: {says}" in err
 
 
 def test_a_sweep_checks_all_jobs_before_the_first(command: Command, tmp_path: Path) -> None:

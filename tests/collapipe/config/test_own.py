@@ -51,6 +51,9 @@ def test_a_group_of_the_current_folder_is_found_and_options_go_over_it(
     assert options_of(composed(settled))["strategy"]["most"] == 2
     with pytest.raises(ConfigError, match=r"^strategy=turns: there is no "):
         load_overrides(["strategy=turns"])
+    monkeypatch.chdir(own)
+    with pytest.raises(ConfigError, match=r"; nearest: turns; known: .*, turns$"):
+        own_overrides(["strategy=turnd"])
 
 
 def test_nothing_changes_without_files_of_ones_own() -> None:

@@ -1,7 +1,9 @@
 """Copies of modules: objects, tensors and what they share are as in ``copy.deepcopy``'s copies."""
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from collapipe.models.copying import copied
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec
 from collapipe.models.split import ModelSpec, builders
-from collapipe.models.transformer import TransformerSpec
+from collapipe.models.transformer import EncoderBlock, TransformerSpec
 from collapipe.models.without_values import WithoutValues
 
 _CONTAINERS = dict, list, set, tuple
@@ -81,22 +83,34 @@ def test_what_is_held_takes_the_place_of_its_original() -> None:
     assert torch.equal(found[0].bias, part[0].bias) and found[0].bias is not part[0].bias
 
 
-def test_parts_without_values_are_made_once_and_handed_out_as_copies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spec, made = TransformerSpec(2, 1, 8, 2, 12, 0.2), list[type]()
-    start = nn.Module.__init__
+class Locked(nn.Module):
+    """Its lock cannot be copied."""
 
-    def noted(module: nn.Module, *given: Any, **more: Any) -> None:
-        made.append(type(module))
-        start(module, *given, **more)
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
 
-    monkeypatch.setattr(nn.Module, "__init__", noted)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+
+def test_shared_containers_stay_shared_and_a_modules_own_state_is_copied() -> None:
+    part = nn.Sequential(Locked())
+    part.known, part.seen = [], {}  # type: ignore[assignment]
+    part.again = part.known
+    found: Any = copied(part, {id(part.seen): (seen := {"other": 1})})
+    assert found.again is found.known is not part.known and found.seen is seen
+    assert type(found[0]) is Locked and not hasattr(found[0], "lock")
+
+
+def test_blocks_without_values_are_copies_that_nobody_shares() -> None:
+    spec = TransformerSpec(2, 1, 8, 2, 12, 0.2)
     with WithoutValues():
-        first, second = spec.build_block(0), spec.build_block(0)
-        count = len(made)
-        assert count == len([*first.modules()])
+        first, second = spec.build_block(index=0), spec.build_block(index=1)
+        other = replace(spec, feed_forward_dim=9).build_block(0)
     first.requires_grad_(False)
     assert all(each.requires_grad for each in second.parameters())
     assert not any(each.is_meta for each in spec.build_block(0).parameters())
-    assert len(made) == 2 * count
+    shapes = [{name: w.shape for name, w in each.state_dict().items()} for each in (second, other)]
+    assert shapes[0] == {name: w.shape for name, w in EncoderBlock(spec).state_dict().items()}
+    assert shapes[0] != shapes[1]

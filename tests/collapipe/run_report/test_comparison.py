@@ -70,11 +70,12 @@ def test_a_name_tells_what_differs_within_a_kind(
     slow = make_run(tmp_path / "a", drift_weight=10)
     fast = make_run(tmp_path / "b", drift_weight=0.1)
     other = make_run(tmp_path / "c", strategy="mine.Fastest", drift_weight=0.1)
+    (other / "choices.json").write_text('{"strategy": "dssra"}')  # the options are in its place
     page = report(slow, fast, other, "--output", tmp_path / "report.html")
     assert set(page.rows("")[0][1:]) == {
         "A strategy=dssra strategy.drift_weight=10",
         "B strategy=dssra strategy.drift_weight=0.1",
-        "C strategy=fastest",
+        "C strategy=mine.Fastest",
     }
 
 

@@ -109,6 +109,19 @@ def test_who_has_no_past_is_held_to_the_weights(norms: dict[int, float]) -> None
     assert not UpdateScreen(10.0).outlying({1: 9 * whole()}, whole)
 
 
+def test_updates_that_move_nothing_let_no_other_pass() -> None:
+    fresh, screen = UpdateScreen(10.0), UpdateScreen(10.0)
+    assert not screen.outlying({0: 1.0}, whole)
+    for _ in range(9):
+        assert not fresh.outlying({0: 0.0}, whole) and not screen.outlying({0: 0.0}, whole)
+    assert list(fresh.outlying({0: 11 * whole()}, whole)) == [0]
+    assert list(screen.outlying({0: 11.0}, whole)) == [0]
+    several = UpdateScreen(10.0)
+    for _ in range(2):
+        assert not several.outlying({0: 0.0, 1: 0.0, 2: 0.0}, whole)
+    assert list(several.outlying({1: 11 * whole()}, whole)) == [1]
+
+
 def test_a_unit_that_is_mostly_alone_cannot_move_ever_further() -> None:
     screen = UpdateScreen(10.0)
     for unit in range(3):
