@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import queue
 import threading
 import time
@@ -197,13 +198,16 @@ class DecoderLink:
         self.bytes_down += frames.size(frame)
         return frame
 
-    def _next(self) -> Frame:
+    def _next(self, until: float = math.inf) -> Frame:
+        """Return the next frame. Raises ``LinkError`` if none has come at the time ``until`` of
+        ``time.monotonic``."""
         while True:
             cancellation.check()
             try:
                 return self._stream.receive(_POLL_S)
-            except queue.Empty:
-                continue
+            except queue.Empty as silent:
+                if time.monotonic() > until:
+                    raise LinkError(f"{_PEER}: silent") from silent
             except LinkError as error:
                 raise self._explained(error) from None
 
@@ -232,7 +236,7 @@ class DecoderLink:
             self._stream, self._opened_again = self._opened(), True
             self._stream.send(Frame(FrameKind.RESUME, self._round, self._step, 0))
             try:
-                return self._resumed(self._next())
+                return self._resumed(self._next(deadline))
             except RefusedLinkError:
                 raise
             except LinkError:  # also until the server notices that the first stream broke

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -75,11 +76,14 @@ def answers(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
 
 
 def test_a_run_begins_with_the_adapters_of_another(
-    tmp_path: Path, run_dir: Path, overrides: list[str]
+    tmp_path: Path, run_dir: Path, overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With their rank, weight and layers, which are in the options from then on."""
     out = tmp_path / "out"
     export_run(run_dir, out, (), adapter=True)
+    how = capsys.readouterr().out.rpartition("load it with ")[2]
+    whole = eval(how, {"peft": peft, "transformers": transformers})
+    assert any("lora_A" in name for name in whole.state_dict())
     begun = [*overrides, f"adapter.path={out}"]
     settings = config.load_overrides([*begun, "adapter.rank=3"])
     adapter: Any = settings.adapter

@@ -204,7 +204,8 @@ def test_a_run_trains_is_used_and_is_exported(
     predicted = capsys.readouterr().out.rstrip("\n")
     export_run(run_dir, out, ())
     words = transformers.AutoTokenizer.from_pretrained(out)
-    whole = transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
+    how = capsys.readouterr().out.rpartition("load it with ")[2]
+    whole = eval(how, {"transformers": transformers})
     ids = torch.tensor([words("Montag, 14:05").input_ids])
     answer = whole.generate(ids, max_new_tokens=18, do_sample=False, num_beams=1)
     assert words.decode(answer[0], skip_special_tokens=True).strip() == predicted.strip()

@@ -1,6 +1,6 @@
 """A block's cost, counted without memory, is what real blocks of all families take."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
 
@@ -8,10 +8,11 @@ import pytest
 import torch
 from huggingface import ONE_OF_EACH, spec_of
 from sections import optimizer_settings
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from collapipe.devices.hardware import transformer_block_cost
+from collapipe.errors import ConfigError
 from collapipe.models import output_layer
 from collapipe.models.cost import flop_counter, head_flops, measure_cost, upload_bits
 from collapipe.models.dropout import drawing_from
@@ -123,6 +124,26 @@ def test_logits_in_pieces_are_counted_as_one(
     assert counted == real_head_flops(spec)
     pieces = {4, TOKENS - 4}
     assert not pieces & {*products[:of_count]} and pieces <= {*products[of_count:]}
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(SPEC.dim))
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return hidden * self.scale
+
+
+@dataclass(frozen=True)
+class WithoutProducts(TransformerSpec):
+    def build_block(self, index: int) -> nn.Module:
+        return Scaling()
+
+
+def test_a_block_without_matrix_products_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^model: a block computes no matrix product"):
+        measure_cost(WithoutProducts(dim=SPEC.dim), 4, 1)
 
 
 def test_counting_needs_no_memory() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from collapipe.models.split import build_empty
 from collapipe.tensors import aligned
 from collapipe.wire.frames import Frame, FrameKind, decode
+from pipeline.devices.block_form import BlockForm
 
 WIDTH = 256
 
@@ -42,9 +43,11 @@ def test_a_module_computes_the_same_wherever_its_weights_were_read_to() -> None:
     expected, inputs = nn.Linear(WIDTH, 1000), torch.randn(1, WIDTH)
     for offset in range(0, 64, 8):
         moved = {name: at(each, offset) for name, each in expected.state_dict().items()}
-        module = build_empty(lambda: nn.Linear(WIDTH, 1000), moved)
-        assert all(each.data_ptr() % 64 == 0 for each in module.parameters())
-        assert torch.equal(module(inputs), expected(inputs))
+        form = BlockForm({}, frozenset(), nn.Linear(WIDTH, 1000, device="meta"))
+        built = build_empty(lambda: nn.Linear(WIDTH, 1000), moved), form.build(moved)
+        for module in built:
+            assert all(each.data_ptr() % 64 == 0 for each in module.parameters())
+            assert torch.equal(module(inputs), expected(inputs))
 
 
 def test_what_is_aligned_is_not_copied() -> None:

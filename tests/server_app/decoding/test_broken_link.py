@@ -1,6 +1,7 @@
 """A link that breaks is opened again, and the round goes on behind the last step that was done."""
 
 import gc
+import queue
 import selectors
 import socket
 import threading
@@ -21,7 +22,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.tensors import Batch, Tensors
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
-from collapipe.wire.frames import Frame
+from collapipe.wire.frames import Frame, FrameKind
 from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
@@ -269,6 +270,38 @@ def test_a_link_that_stays_broken_ends_the_round(seconds: float) -> None:
             wire.close()
             link.submit(0, torch.ones(2, 3, 8))
             with pytest.raises(LinkError, match="decoder link: "):
+                link.answer(0)
+
+
+class Silent:
+    """A stream whose other end says nothing."""
+
+    def receive(self, seconds: float) -> Frame:
+        time.sleep(seconds)
+        raise queue.Empty
+
+    def send(self, frame: Frame) -> None:
+        assert frame.kind == FrameKind.RESUME
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_server_that_stays_silent_after_a_break_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = replace(SETTINGS, reconnect_s=0.5)
+    with DecoderLinkServer(settings, 1) as server, wire_to(server) as wire:
+        session: DecoderSession = decoder_session(0, 3, "task.max_length=5")
+        address = replace(server.open(session), address=wire.address)
+        with DecoderLink(address, 0, 3, settings, RowsRead("real")) as link:
+            link.begin(DropoutKey(0, 0, 4), batches()[:1], batches()[0].num_targets)
+            while not session.in_step:
+                time.sleep(0.01)
+            monkeypatch.setattr(DecoderLink, "_opened", lambda _: Silent())
+            wire.close()
+            link.submit(0, torch.ones(2, 3, 8))
+            with pytest.raises(LinkError, match=r"not reconnected within link\.reconnect_s=0\.5"):
                 link.answer(0)
 
 
