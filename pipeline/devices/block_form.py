@@ -46,10 +46,15 @@ class BlockForm:
         return sum(t.nbytes for key, t in self.tensors.items() if "/" in key or key in self.trained)
 
     @property
+    def constant_bytes(self) -> int:
+        """Bytes of constants such as rotary frequencies, which have values without weights, too."""
+        return sum(each.nbytes for each in self.empty.buffers() if not each.is_meta)
+
+    @property
     def train_bytes(self) -> int:
-        """Bytes of the weights, gradients and optimiser state."""
+        """Bytes of the weights, gradients, optimiser state and constants."""
         gradients = sum(self.tensors[name].nbytes for name in self.trained)
-        return gradients + sum(each.nbytes for each in self.tensors.values())
+        return gradients + sum(each.nbytes for each in self.tensors.values()) + self.constant_bytes
 
     def check(self, tensors: Tensors) -> None:
         """Raise ``WireError`` for a tensor that the block does not have."""
@@ -80,7 +85,7 @@ class BlockForm:
         return copied(self.empty, held)
 
 
-@functools.lru_cache(maxsize=4)  # of this round and the next: building blocks takes a while
+@functools.lru_cache(maxsize=6)  # of this round and the next: building blocks takes a while
 def block_forms(
     spec: ModelSpec, indices: range, optimizer: OptimizerSettings, dtype: torch.dtype
 ) -> Mapping[str, BlockForm]:

@@ -71,15 +71,15 @@ class HeldSegment:
         if description.dtype not in _DTYPES:
             raise WireError(f"dtype {description.dtype[:40]!r}; it is one of {', '.join(_DTYPES)}")
         self.dtype = _DTYPES[description.dtype]
-        self._forms = block_forms(self.spec, span.indices(), description.optimizer, self.dtype)
+        indices, optimizer = span.indices(), description.optimizer
+        (first,) = block_forms(self.spec, indices[:1], optimizer, self.dtype).values()
+        # before all are built, because their forms have constants
+        self._check_memory(first.constant_bytes * span.blocks, memory_bytes)
+        self._forms = block_forms(self.spec, indices, optimizer, self.dtype)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
         leads = [each == description.member for each in description.leaders]
         least = float(sum(map(self._bytes, self._forms.values(), leads)))
-        if (needed := max(description.memory_bytes, least)) > memory_bytes:
-            raise ConfigError(
-                f"{span.blocks} blocks need {needed:,.0f} bytes, this device offers "
-                f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
-            )
+        self._check_memory(needed := max(description.memory_bytes, least), memory_bytes)
         return_large_blocks(scarce=device.type == "cpu" and needed > _SCARCE * memory_bytes)
         self._parts, stateless = earlier._kept_for(description) if earlier else ({}, set[str]())
         self.done: int | None = description.base  # the last finished step; None during a step
@@ -97,6 +97,14 @@ class HeldSegment:
         self.exchange = Exchange(description, self._forms) if description.others else None
         self._lacking = {*blocks, *states}  # blocks of which not all parts have arrived
         self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
+
+    def _check_memory(self, needed: float, offered: float) -> None:
+        """Raise ``ConfigError`` if the segment needs more bytes than the device offers."""
+        if needed > offered:
+            raise ConfigError(
+                f"{self.description.span.blocks} blocks need {needed:,.0f} bytes, this device "
+                f"offers {offered:,.0f}; raise --memory, or plan fewer blocks here"
+            )
 
     def _bytes(self, form: BlockForm, led: bool) -> int:
         """Return the bytes of a block's weights, state and gradients: of each own share, and for

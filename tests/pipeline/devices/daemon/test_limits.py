@@ -22,9 +22,11 @@ from hostile_peer import (
     recorded,
 )
 from safetensors.torch import load, save
+from torch import nn
 
 from collapipe.errors import LinkError, WireError
 from collapipe.models.description import describe, from_description
+from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline.devices.messages import (
     BEFORE,
@@ -122,6 +124,27 @@ def test_no_description_takes_long_or_much(unit: HostileUnit, frames: list[Frame
     assert psutil.Process().memory_info().rss - before < 30 * MB
     assert all("\n" not in each and len(each) < 450 for each in unit.troubles)
     assert unit.load(loading(frames))
+
+
+def test_blocks_with_large_constants_are_refused_before_all_are_built(
+    unit: HostileUnit, frames: list[Frame], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotary frequencies of 17 MB a block."""
+    build, built = HuggingFaceSpec.build_block, list[int]()
+
+    def building(spec: HuggingFaceSpec, index: int) -> nn.Module:
+        built.append(index)
+        return build(spec, index)
+
+    monkeypatch.setattr(HuggingFaceSpec, "build_block", building)
+    fields = {"hidden_size": 2**24, "num_attention_heads": 1, "num_key_value_heads": 1}
+    fields |= {"num_hidden_layers": 12, "intermediate_size": 1}
+    model = {"kind": "huggingface", "family": "stablelm", "num_blocks": 12, "head": "causal"}
+    honest = loading(frames)[0]
+    tree = description_of(honest) | {"span": {"first": 0, "blocks": 12}}
+    unit.control.tell(described(honest, tree | {"model": model | {"config": fields}}))
+    assert unit.settled() and "12 blocks need 201,326,592 bytes" in unit.troubles[-1]
+    assert built == [0]
 
 
 @pytest.mark.parametrize(
