@@ -71,8 +71,8 @@ def plan_jointly(
             found = _of_used_units(request, bounds, search, scheduled)
             problem, solution, plans = planned(found)
             time_s = max(each.finish_s for each in solution.allocations)
-            open_s = solution.certificate.objective - solution.certificate.lower_bound
-            if open_s <= _SMALL_PART * options.drift_weight * time_s:
+            gap = solution.certificate.objective - solution.certificate.lower_bound
+            if gap <= _SMALL_PART * options.drift_weight * time_s:
                 return problem, solution, plans
     return planned(search(request))
 

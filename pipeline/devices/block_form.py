@@ -80,8 +80,9 @@ class BlockForm:
         held = dict[int, Tensor]()
         for name, each in self.empty.state_dict(keep_vars=True).items():
             own = aligned(weights[name])
-            trains = isinstance(each, nn.Parameter)
-            held[id(each)] = nn.Parameter(own, each.requires_grad) if trains else own
+            if isinstance(each, nn.Parameter):
+                own = nn.Parameter(own, each.requires_grad)
+            held[id(each)] = own
         return copied(self.empty, held)
 
 

@@ -52,8 +52,7 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
         every = settings.federation.checkpoint_every
         first = f"the first follows round {every}" if every else "federation.checkpoint_every=0"
         raise ConfigError(
-            f"{run_dir}: has no checkpoint yet ({first}); start again in another folder: "
-            "collapipe run"
+            f"{run_dir}: has no checkpoint ({first}); start again in another folder: collapipe run"
         )
     if name is not None and name not in names:
         raise ConfigError(f"--checkpoint {name}: {run_dir} has {', '.join(names)}")

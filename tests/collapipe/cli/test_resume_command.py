@@ -135,7 +135,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(run_dir: Path, name: str) -> 
 
 def test_a_run_without_a_checkpoint_says_when_the_first_comes(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "checkpoints")
-    assert "has no checkpoint yet (the first follows round 1); start again" in refusal(run_dir)
+    assert "has no checkpoint (the first follows round 1); start again" in refusal(run_dir)
 
 
 @pytest.mark.parametrize("content", ["{", "7", '["a", 1]', None])
