@@ -20,7 +20,7 @@ class Sending:
     share: float = 1.0
 
 
-def copy_bytes(plan: ClusterPlan, block_bytes: float) -> dict[str, float]:
+def copied_bytes(plan: ClusterPlan, block_bytes: float) -> dict[str, float]:
     """Return the bytes that each device sends in a copy: those of the blocks that it leads."""
     leaders = Counter(name for segment in plan.segments for name in segment.leaders)
     return {name: block_bytes * number for name, number in leaders.items()}

@@ -12,7 +12,7 @@ import torch
 
 import collapipe
 from client_app.cluster_state import block_cost
-from client_app.copies import Sending, copy_bytes, copy_interval
+from client_app.copies import Sending, copied_bytes, copy_interval
 from client_app.measured_law import (
     fitted_to_last,
     held_stages,
@@ -337,7 +337,7 @@ class DevicePipeline:
         sent = sent_share(self._spec.dim, self._settings.pipeline.wire_dtype)
         hop = Sending(self._settings.batch_size * sent * cost.activation_bits / 8)
         block = max(each.copy_bytes for each in forms.values())
-        copies = copy_bytes(plan, block)
+        copies = copied_bytes(plan, block)
         sending = {name: self._all.sending.get(name, hop) for name in copies}
         return copy_interval(copies, sending, self._all.storing)
 

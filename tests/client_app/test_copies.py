@@ -2,7 +2,7 @@
 
 import pytest
 
-from client_app.copies import Sending, copy_bytes, copy_interval
+from client_app.copies import Sending, copied_bytes, copy_interval
 from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 
 
@@ -32,7 +32,7 @@ def test_a_device_sends_copies_of_the_blocks_that_it_leads() -> None:
     shares = Share("a", 2), Share("b", 2), Share("c", 1)
     alone, shared = SegmentPlan("d", Span(0, 3)), SegmentPlan("a", Span(3, 5), shares)
     plan = ClusterPlan(0, (alone, shared), 1, "gpipe")
-    assert copy_bytes(plan, 7.0) == {"d": 21.0, "a": 14.0, "b": 14.0, "c": 7.0}
+    assert copied_bytes(plan, 7.0) == {"d": 21.0, "a": 14.0, "b": 14.0, "c": 7.0}
 
 
 def test_the_device_that_sends_copies_longest_decides() -> None:
