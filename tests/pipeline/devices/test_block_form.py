@@ -27,3 +27,10 @@ def test_blocks_of_one_form_hold_the_given_weights_and_share_nothing() -> None:
         assert trains == {name: each.requires_grad for name, each in module.named_parameters()}
     assert not set(built[0].modules()) & set(built[1].modules())
     assert all(each.is_meta for each in form.empty.state_dict().values())
+
+
+def test_constants_take_memory_and_have_no_gradients() -> None:
+    module = nn.Linear(3, 3, bias=False, device="meta")
+    module.register_buffer("table", torch.zeros(5), persistent=False)
+    form = BlockForm({"weight": module.weight}, frozenset({"weight"}), module)
+    assert (form.constant_bytes, form.train_bytes) == (4 * 5, 2 * 4 * 9 + 4 * 5)
