@@ -18,6 +18,7 @@ import yaml
 from federated import TINY, play
 
 import collapipe
+from collapipe.cli import run as run_command
 from collapipe.cli.run import unused_folder
 from collapipe.tasks.translation import SequencePairs
 
@@ -356,6 +357,38 @@ def test_what_makes_no_sweep_says_how_to_write_one(
 ) -> None:
     status, _, err = command(*options)
     assert (status, err.count("\n")) == (2, 1) and f"error: {says}" in err
+
+
+BROKEN = """
+import json
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Broken:
+    def plan_round(self, request, rng):
+        return json.loads("mine is broken")
+"""
+
+
+def test_an_error_in_a_class_of_ones_own_is_a_line_with_its_place(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    own = "strategy=even", "strategy._target_=broken.Broken"
+    status, _, err = command("run", *TINY, *own, f"hydra.run.dir={tmp_path / 'run'}")
+    assert (status, err.count("\n")) == (1, 1)
+    assert err.startswith("error: JSONDecodeError: Expecting value: ")
+    assert "(broken.py, line 7); " in err
+
+
+def test_a_fault_of_ours_is_a_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(run_command, "run_job", fail)
+    monkeypatch.setattr(fail, "__code__", fail.__code__.replace(co_filename=run_command.__file__))
+    with pytest.raises(ValueError, match="a bug"):
+        command("run")
 
 
 def test_a_sweep_checks_all_jobs_before_the_first(command: Command, tmp_path: Path) -> None:
