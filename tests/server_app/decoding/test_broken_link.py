@@ -257,8 +257,9 @@ def test_streams_of_earlier_rounds_leave_the_connection_to_those_of_the_next() -
         gc.enable()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5])
-def test_a_link_that_stays_broken_ends_the_round(seconds: float) -> None:
+@contextmanager
+def in_step(seconds: float) -> Iterator[tuple[DecoderLink, Wire]]:
+    """A link that reconnects for so many seconds, in a step that waits for an activation."""
     settings = replace(SETTINGS, reconnect_s=seconds)
     with DecoderLinkServer(settings, 1) as server, wire_to(server) as wire:
         session: DecoderSession = decoder_session(0, 3, "task.max_length=5")
@@ -267,10 +268,16 @@ def test_a_link_that_stays_broken_ends_the_round(seconds: float) -> None:
             link.begin(DropoutKey(0, 0, 4), batches()[:1], batches()[0].num_targets)
             while not session.in_step:
                 time.sleep(0.01)
-            wire.close()
-            link.submit(0, torch.ones(2, 3, 8))
-            with pytest.raises(LinkError, match="decoder link: "):
-                link.answer(0)
+            yield link, wire
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_link_that_stays_broken_ends_the_round(seconds: float) -> None:
+    with in_step(seconds) as (link, wire):
+        wire.close()
+        link.submit(0, torch.ones(2, 3, 8))
+        with pytest.raises(LinkError, match="decoder link: "):
+            link.answer(0)
 
 
 class Silent:
@@ -290,19 +297,12 @@ class Silent:
 def test_a_server_that_stays_silent_after_a_break_is_waited_for_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = replace(SETTINGS, reconnect_s=0.5)
-    with DecoderLinkServer(settings, 1) as server, wire_to(server) as wire:
-        session: DecoderSession = decoder_session(0, 3, "task.max_length=5")
-        address = replace(server.open(session), address=wire.address)
-        with DecoderLink(address, 0, 3, settings, RowsRead("real")) as link:
-            link.begin(DropoutKey(0, 0, 4), batches()[:1], batches()[0].num_targets)
-            while not session.in_step:
-                time.sleep(0.01)
-            monkeypatch.setattr(DecoderLink, "_opened", lambda _: Silent())
-            wire.close()
-            link.submit(0, torch.ones(2, 3, 8))
-            with pytest.raises(LinkError, match=r"not reconnected within link\.reconnect_s=0\.5"):
-                link.answer(0)
+    with in_step(0.5) as (link, wire):
+        monkeypatch.setattr(DecoderLink, "_opened", lambda _: Silent())
+        wire.close()
+        link.submit(0, torch.ones(2, 3, 8))
+        with pytest.raises(LinkError, match=r"not reconnected within link\.reconnect_s=0\.5"):
+            link.answer(0)
 
 
 def test_changes_of_activations_are_not_said_twice() -> None:
