@@ -1,17 +1,20 @@
-"""Make Python find CollaPipe's other top-level packages before modules of the same names.
+"""Make Python find CollaPipe's other top-level packages before modules of the same names, and tell
+its errors from those of a user's modules.
 
 A user's folder may have modules named ``optim`` or ``pipeline``: a ``pipeline.py`` next to a
 script, or a path in PYTHONPATH, would replace CollaPipe's package.
 """
 
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 
 NAMES = ("optim", "pipeline", "client_app", "server_app")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -40,3 +43,20 @@ def find_own_packages_first() -> None:
             )
     if not any(isinstance(finder, _OwnPackages) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OwnPackages())
+
+
+def told_of_plugin(error: Exception) -> str | None:
+    """Return an error with the file and line of a user's own class that raised it, perhaps in a
+    library that it called; None if our code raised it."""
+    ours, paths = [_ROOT / name for name in ("collapipe", *NAMES)], sysconfig.get_paths()
+    libraries = [Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not Path(frame.filename).is_absolute():  # frozen in Python
+            continue
+        file = Path(frame.filename).resolve()
+        if any(map(file.is_relative_to, ours)):
+            return None
+        if file.is_file() and not any(map(file.is_relative_to, libraries)):
+            place = f"{file.name}, line {frame.lineno}"
+            return f"{type(error).__name__}: {one_line(error)} ({place})"
+    return None

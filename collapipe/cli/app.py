@@ -3,9 +3,7 @@
 import logging
 import os
 import sys
-import sysconfig
 import threading
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +17,7 @@ from collapipe.cli import credentials, deploy
 from collapipe.cli.device import command as device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
-from collapipe.own_packages import NAMES, find_own_packages_first
+from collapipe.own_packages import NAMES, find_own_packages_first, told_of_plugin
 from collapipe.process.allocator import share_heap
 from collapipe.process.children import end_with_parent
 from collapipe.process.extras import missing
@@ -109,27 +107,11 @@ def _status() -> int:
         complain(f"error: {_cause(error)}")
         return CollaPipeError.exit_status
     except Exception as error:
-        if (place := _in_plugin(error)) is None:
+        if (told := told_of_plugin(error)) is None:
             raise
         _log.debug("raised here", exc_info=error)
-        told = f"{type(error).__name__}: {one_line(error)} ({place})"
         complain(f"error: {told}; collapipe --verbose … shows more")
         return CollaPipeError.exit_status
-
-
-def _in_plugin(error: Exception) -> str | None:
-    """Return file and line where a user's own class raised an error, perhaps in a library that it
-    called; None if our code did."""
-    root = Path(__file__).parents[2]
-    ours = [root / name for name in ("collapipe", *NAMES)]
-    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        if any(map(file.is_relative_to, ours)):
-            return None
-        if file.is_file() and not any(map(file.is_relative_to, libraries)):
-            return f"{file.name}, line {frame.lineno}"
-    return None
 
 
 def _cause(error: Exception) -> str:

@@ -18,7 +18,7 @@ from collapipe.config.overrides import expand, parse, setting
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
-from collapipe.own_packages import find_own_packages_first
+from collapipe.own_packages import find_own_packages_first, told_of_plugin
 from collapipe.runs.reading import read_run
 
 _QUIET = {
@@ -39,10 +39,6 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     """
     find_own_packages_first()
     quieten()
-    for each in parse(overrides):
-        if each.is_sweep_override():
-            given = shlex.quote(str(each.input_line))
-            raise ConfigError(f"{given}: several values need -m: collapipe run -m {given}")
     overrides = with_folder(config.own_overrides(overrides, config_file))
     settings = config.outline(overrides)
     if not _checked_on_the_server(settings) and _leaves_evaluation(config.complete(settings)):
@@ -117,6 +113,9 @@ def _failure(overrides: Sequence[str]) -> str | None:
         print(f"error: {cause}", file=sys.stderr)
         return cause
     except Exception as error:  # a user's class may raise anything; the other jobs continue
+        if told := told_of_plugin(error):
+            print(f"error: {told}", file=sys.stderr)
+            return told
         traceback.print_exc()
         return f"{type(error).__name__}: {printable(str(error))}"
     return None

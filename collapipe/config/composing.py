@@ -188,12 +188,16 @@ def _sets(override: Override) -> bool:
     """Whether an override sets one option to one value without referring to Hydra's section."""
     text = str(override.input_line)
     of_hydra = "hydra" in text and "${" in text
-    plain = override.type is OverrideType.CHANGE and not override.is_sweep_override()
-    return plain and override.package is None and not of_hydra
+    plain = override.type is OverrideType.CHANGE and override.package is None
+    return plain and not of_hydra
 
 
 def check_choices(override: Override) -> None:
-    """Raise ``ConfigError`` if an override chooses a file that ``conf/`` lacks."""
+    """Raise ``ConfigError`` if an override chooses a file that ``conf/`` lacks, or has several
+    values."""
+    if override.is_sweep_override():
+        given = shlex.quote(str(override.input_line))
+        raise ConfigError(f"{given}: several values need -m: collapipe run -m {given}")
     group, value = override.key_or_group, override.value()
     if group not in GROUPS or not isinstance(value, str | list):
         return

@@ -349,6 +349,7 @@ def test_a_sweep_calls_strategies_as_the_user_does_and_marks_clocks_without_uplo
     ("options", "says"),
     [
         (["run", "seed=0,1"], "seed=0,1: several values need -m: collapipe run -m seed=0,1"),
+        (["run", "strategy=even,random"], "strategy=even,random: several values need -m: "),
         (["run", "-m", "strategy=even,", "random"], "strategy=even,: ends in a comma; write "),
     ],
 )
@@ -379,6 +380,9 @@ def test_an_error_in_a_class_of_ones_own_is_a_line_with_its_place(
     assert (status, err.count("\n")) == (1, 1)
     assert err.startswith("error: JSONDecodeError: Expecting value: ")
     assert "(broken.py, line 7); " in err
+    sweep = "seed=0,1", f"hydra.sweep.dir={tmp_path / 'jobs'}"
+    status, _, err = command("run", "-m", *TINY, *own, *sweep)
+    assert (status, err.count("(broken.py, line 7)\n"), "Traceback" in err) == (1, 2, False)
 
 
 def test_a_fault_of_ours_is_a_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
