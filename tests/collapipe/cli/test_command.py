@@ -18,7 +18,6 @@ import yaml
 from federated import TINY, play
 
 import collapipe
-from collapipe.cli import run as run_command
 from collapipe.cli.run import unused_folder
 from collapipe.tasks.translation import SequencePairs
 
@@ -385,14 +384,17 @@ def test_an_error_in_a_class_of_ones_own_is_a_line_with_its_place(
     assert (status, err.count("(broken.py, line 7)\n"), "Traceback" in err) == (1, 2, False)
 
 
-def test_a_fault_of_ours_is_a_traceback(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr(run_command, "run_job", fail)
-    monkeypatch.setattr(fail, "__code__", fail.__code__.replace(co_filename=run_command.__file__))
-    with pytest.raises(ValueError, match="a bug"):
-        command("run")
+def test_a_fault_of_ours_is_a_traceback(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a function that a user's class called."""
+    calling = BROKEN.replace("import json", "from optim.latency import batch_s")
+    calling = calling.replace('json.loads("mine is broken")', "batch_s(None, 0.0)")
+    (tmp_path / "calling.py").write_text(calling)
+    monkeypatch.chdir(tmp_path)
+    own = "strategy=even", "strategy._target_=calling.Broken"
+    with pytest.raises(AttributeError, match="NoneType"):
+        command("run", *TINY, *own, f"hydra.run.dir={tmp_path / 'run'}")
 
 
 def test_a_sweep_checks_all_jobs_before_the_first(command: Command, tmp_path: Path) -> None:
