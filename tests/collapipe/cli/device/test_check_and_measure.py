@@ -127,7 +127,7 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
 def test_a_slow_link_is_measured_and_not_its_ends_usual_hops(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, byte_s = FrameStream.send, 4e-7
+    send, byte_s = FrameStream.send, 2e-6
 
     def slow(stream: FrameStream, frame: Frame) -> None:
         if frame.kind == FrameKind.ACTIVATION and stream.peer.startswith("device-0 ("):
@@ -149,7 +149,7 @@ def test_a_slow_link_is_measured_and_not_its_ends_usual_hops(
         (link,) = each.links
         assert each.time.w < link.w / 2
     (rate_bps,) = re.findall(r"d2d_rate_bps: (\S+)}\] # slow\n$", file.read_text())
-    assert float(rate_bps) == pytest.approx(2 * 8 / byte_s, rel=0.3)  # both ways
+    assert float(rate_bps) == pytest.approx(2 * 8 / byte_s, rel=0.5)  # both ways
 
 
 def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None:
