@@ -28,7 +28,7 @@ class Bounds:
     once: Floats  # of Σ with one stage
     several: Floats  # of Σ with two stages or more
     longest: Floats  # no stage has a larger pace
-    rates: Floats  # most rows times blocks a second of each device, [M, K], by compute and hop
+    rates: Floats  # most rows times blocks a second of each device, [M, K, L], by compute and hop
     paces: Floats  # the same by the pace alone, which is the longer of both under ``overlap``
 
 
@@ -42,9 +42,8 @@ def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
     """
     choices = _Choices.of(problem)
     rows, num_blocks = choices.rows, problem.num_blocks
-    of_blocks, of_paces = choices.rates()
-    of_devices, paces = of_blocks.max(axis=2), of_paces.max(axis=2)
-    rates, of_all = of_devices.sum(axis=1), of_blocks[:, :, -1].sum(axis=1)
+    of_blocks, paces = choices.rates()
+    rates, of_all = of_blocks.max(axis=2).sum(axis=1), of_blocks[:, :, -1].sum(axis=1)
     most = np.where(choices.held, np.arange(1, num_blocks + 1), 0).max(axis=1)
     sync_s = _least_sync(problem) if shares else 0.0
     with np.errstate(divide="ignore"):
@@ -54,7 +53,7 @@ def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
     pace = choices.least_pace(num_blocks, longest)
     if problem.latency == "bound":
         once, several = pace, 2 * pace
-    return Bounds(pace, once + num_blocks * sync_s, several + sync_s, longest, of_devices, paces)
+    return Bounds(pace, once + num_blocks * sync_s, several + sync_s, longest, of_blocks, paces)
 
 
 def of_batch_s(problem: ClusterProblem, bounds: Bounds, once: Floats) -> Floats:

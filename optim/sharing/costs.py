@@ -113,31 +113,58 @@ class Tables:
         wanted: Bools | None = None,
     ) -> Costs:
         """Return the costs of stages of ``blocks`` [D] blocks for m of ``counts`` [R], [R, P, C, N,
-        D]. Those that are not ``wanted``, [N, D], may be infinite.
+        D]. Those that are not ``wanted``, [R, N, D], may be infinite.
 
         A device that shares a stage has no more rows than its pace allows within the threshold, [R]
         s, so that ``once`` is the least of all rows with such a pace.
         """
-        limits = np.broadcast_to(thresholds, counts.shape)
-        places, classes = self.alone.shape[2:4]
-        shape = len(self.states.counts), len(blocks)
-        costs = np.full((3, len(counts), places, classes, *shape), np.inf)
-        wanted = np.full(shape, True) if wanted is None else wanted
-        held, shares = np.flatnonzero(wanted.any(axis=0)), self.states.counts.sum(axis=1) > 1
-        group, blocks = np.flatnonzero(wanted.any(axis=1) & shares), blocks[held]
-        for place, own in enumerate(self.caps if len(group) else ()):
-            if own.rows.any():
-                shared = self._shared(own, counts, blocks, group, limits)
-                costs[:, :, place][..., group[:, None], held] = shared
-        single = np.flatnonzero(self.states.alone)[:, None]
-        costs[..., single, held] = self.alone[:, counts - 1][..., blocks - 1]
+        costs, shares = self._alone(counts, blocks), self.states.counts.sum(axis=1) > 1
+        shape = len(counts), len(shares), len(blocks)
+        wanted = shares[:, None] & (np.full(shape, True) if wanted is None else wanted)
+        own = [np.flatnonzero(wanted.any(axis=axes)) for axes in ((1, 2), (0, 1), (0, 2))]
+        (row, held, group), wanted = own, wanted.swapaxes(1, 2)
+        limits = np.broadcast_to(thresholds, counts.shape)[row]
+        for place, caps in enumerate(self.caps if len(row) else ()):
+            if caps.rows.any():
+                asked = counts[row], blocks[held], group, limits, wanted[np.ix_(*own)]
+                found = np.moveaxis(self._shared(caps, *asked), (0, 2), (3, 4))
+                places = row[:, None, None], group[:, None], held
+                np.moveaxis(costs[:, :, place], (0, 2), (3, 4))[places] = found
         return Costs(*costs)
 
+    def least(self, counts: Ints, blocks: Ints, rates: Floats, paces: Floats) -> Costs:
+        """Return lower bounds of ``costs`` from the most rows times blocks a second of the first
+        device of each kind, [M, T, L]: by compute and hop, and by the pace."""
+        costs, work = self._alone(counts, blocks), self.rows[counts - 1][:, None, None] * blocks
+        shares, held = self.states.counts.sum(axis=1) > 1, self.states.counts
+        with np.errstate(divide="ignore", invalid="ignore"):
+            once, pace = (
+                work / (held @ each[counts - 1][..., blocks - 1])
+                for each in (rates, paces)
+            )
+        once = np.where(self.bound, 0.0, once) + self.sync[:, blocks - 1]
+        shared = np.array([once, pace, pace])[:, :, None, None]
+        return Costs(*np.where(shares[:, None], shared, costs))
+
+    def _alone(self, counts: Ints, blocks: Ints) -> Floats:
+        """Return the costs of stages on one device, [3, R, P, C, N, D]; others are infinite."""
+        places, classes = self.alone.shape[2:4]
+        shape = len(counts), places, classes, len(self.states.counts), len(blocks)
+        costs = np.full((3, *shape), np.inf)
+        costs[..., self.states.alone, :] = self.alone[:, counts - 1][..., blocks - 1]
+        return costs
+
     def _shared(
-        self, caps: Caps, counts: Ints, blocks: Ints, group: Ints, thresholds: Floats
+        self,
+        caps: Caps,
+        counts: Ints,
+        blocks: Ints,
+        group: Ints,
+        thresholds: Floats,
+        wanted: Bools,
     ) -> Floats:
-        """Return the costs of stages that these sets [N] share, [3, R, C, N, D]; equal ones of
-        several m are computed once."""
+        """Return the costs of stages that these sets [N] share, [3, R, C, N, D], if they are
+        ``wanted``, [R, D, N]; equal ones of several m are computed once."""
         most = caps.rows[..., counts - 1, :][..., blocks - 1].transpose(4, 0, 3, 5, 2, 1)
         shape, most = most.shape[:2], most.reshape(-1, *most.shape[2:])
         behind, rows = np.tile(np.arange(shape[1]), shape[0]), self.rows[counts - 1]
@@ -146,13 +173,14 @@ class Tables:
         keys = zip(behind.tolist(), rows.tolist(), limits.tolist(), of_most, strict=True)
         same = [first.setdefault(key, len(first)) for key in keys]
         own = np.unique(same, return_index=True)[1]
+        needed = np.zeros((len(own), *wanted.shape[1:]), bool)
+        np.logical_or.at(needed, same, np.repeat(wanted, shape[1], axis=0))
         found, sizes = np.empty((3, len(own), len(blocks), len(group))), np.frexp(rows[own] - 1)[1]
         for size in set(sizes.tolist()):  # of about as many rows together
             near = np.flatnonzero(sizes == size)
             of = own[near]
-            found[:, near] = self._of_sets(
-                behind[of], rows[of], limits[of], most[of], blocks, group
-            )
+            asked = behind[of], rows[of], limits[of], most[of], blocks, group, needed[near]
+            found[:, near] = self._of_sets(*asked)
         shared = found[:, same].swapaxes(2, 3)
         shared[0] = np.where(self.bound & np.isfinite(shared[0]), 0.0, shared[0])
         shared[0] += self.sync[group[:, None], blocks - 1]
@@ -160,26 +188,36 @@ class Tables:
         return shared.reshape(3, *shape, *shared.shape[2:])
 
     def _of_sets(
-        self, behind: Ints, rows: Ints, limits: Floats, most: Ints, blocks: Ints, group: Ints
+        self,
+        behind: Ints,
+        rows: Ints,
+        limits: Floats,
+        most: Ints,
+        blocks: Ints,
+        group: Ints,
+        wanted: Bools,
     ) -> Floats:
-        """Return times of sets for each class behind [R], its number of rows [R], its threshold [R]
-        and its caps [R, K - 1, D, 2, T], [3, R, D, N]."""
+        """Return times of ``wanted`` sets, [R, D, N], for each class behind [R], its number of rows
+        [R], its threshold [R] and its caps [R, K - 1, D, 2, T], [3, R, D, N]."""
         counts = self.states.counts[group]
-        places, given = counts.sum(axis=1) - 2, np.arange(1, rows.max() + 1)
-        found = np.empty((3, *most.shape[0:3:2], len(group)))
-        for others in range(places.max() + 1):
-            # most caps are often equal to those of two devices
-            differ = (most[:, others] != most[:, 0]).any(axis=(2, 3)) | (others == 0)
-            own = np.flatnonzero((places == others) | (others == 0))
-            row, held = differ.nonzero()
-            if len(row) and len(own):
-                plain, either = np.moveaxis(most[row, others, held], 1, 0)[:, :, None, :, None]
+        others, given = counts.sum(axis=1) - 2, np.arange(1, rows.max() + 1)
+        # most caps are often equal to those of two devices
+        differ = (most != most[:, :1]).any(axis=(3, 4))[:, others].swapaxes(1, 2)
+        others = np.where(wanted, differ * others, -1)
+        found = np.full((3, *others.shape), np.inf)
+        for each_others in range(others.max() + 1):
+            of_sets = others == each_others
+            row, held = of_sets.any(axis=2).nonzero()
+            if len(row):
+                own = np.flatnonzero(of_sets.any(axis=(0, 1)))
+                plain, either = np.moveaxis(most[row, each_others, held], 1, 0)[:, :, None, :, None]
                 times = self.times[behind[row], blocks[held] - 1][..., : len(given)]
                 each = np.where(given <= plain, times[:, 0], times[:, -1])  # and paces
                 within = each[:, 1:] <= limits[row, None, None, None]
                 each = np.where((given <= either) & within, each, np.inf)
-                of_sets = _balanced(each.swapaxes(0, 1), counts[own], rows[row])
-                found[:, row[:, None], held[:, None], own] = of_sets
+                taken = _balanced(each.swapaxes(0, 1), counts[own], rows[row])
+                places = row[:, None], held[:, None], own
+                found[:, *places] = np.where(of_sets[places], taken, found[:, *places])
         return found
 
     def paces(self, counts: Ints, blocks: Ints) -> tuple[Ints, Floats]:

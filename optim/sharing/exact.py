@@ -58,23 +58,23 @@ def shared_partition(
     """Return the fastest partitions with shared stages for the problem's uplink times.
 
     The front does not depend on S: it suits rounds whose objective has no price for segments.
-    Every device counts as the first of all, without recomputing: see ``placed_partition``.
-    ``rng`` is not used. Raises ``InfeasibleRoundError`` if the devices cannot hold the model.
+    Every device counts as the first of all, without recomputing, and with its usual hop: see
+    ``placed_partition``. ``rng`` is not used. Raises ``InfeasibleRoundError`` if the devices cannot
+    hold the model.
     """
+    problem = replace(problem, devices=tuple(each.before(()) for each in problem.devices))
+    problem = problem.in_modes(())
     start, kinds, open_s = time.perf_counter(), kinds_of(problem.devices), math.inf
     few = num_pairs(tuple(map(len, kinds))) <= MOST_PAIRS
-    usual = replace(problem, devices=tuple(each.before(()) for each in problem.devices))
-    caps, bounds = Caps.of([usual], kinds), stage_bounds(problem)
-    plain = not (problem.linked or caps.chosen)
-    search = _Search(usual, bounds, [caps], 1, max_nodes)
-    if few and plain:
+    search = _Search(problem, stage_bounds(problem), [Caps.of([problem], kinds)], 1, max_nodes)
+    if few:
         search.glance()
     if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
         single, open_s, _ = pipelines(problem, max_nodes, search.points)
         search.offer(single)
-    search.only_shared = plain and math.isinf(open_s)
+    search.only_shared = math.isinf(open_s)
     open_s = min(open_s, search.run() if few else search.one_stage_of_all())
-    if plain and not few and math.isfinite(open_s):
+    if not few and math.isfinite(open_s):
         open_s = max(open_s, search.of_kinds())
     if not (few or search.points):
         search.offer(_of_some(problem, max_nodes))
@@ -161,9 +161,12 @@ class _Search:
         self._sizes, self._left, self._most = sizes, max_nodes, most
         self._max_nodes, self._ordered = max_nodes, ordered
         self.only_shared = False  # plans without shared stages are known
+        self._one_stage = bounds.once.copy()  # of those m whose plans of one stage are not known
         every = np.arange(problem.num_blocks + 1)
         self._roots = least_roots(every[:, None], every)
         self._kinds = kinds_of(problem.devices)
+        first = [own[0] for own in self._kinds]
+        self._rates = bounds.rates[:, first], bounds.paces[:, first]
         self._kind_of = {k: kind for kind, own in enumerate(self._kinds) for k in own}
         counts = np.arange(1, problem.max_micro_batches + 1)
         after = np.array([problem.head_s, problem.gradient_s])[:, None] / counts
@@ -183,13 +186,14 @@ class _Search:
         rows = np.array(self._promising(once)[:_FIRST], dtype=int)
         if len(rows) and self._left >= 0:
             self._descend(rows, self._tables.costs(rows + 1, blocks), blocks, None, once)
+            self._one_stage[rows] = np.inf
         self._left = self._max_nodes
 
     def run(self) -> float:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
         bounds, blocks = self._bounds, np.arange(1, self._problem.num_blocks + 1)
         more = [self._most] if self._sizes == 1 else list(range(2, self._sizes + 1))
-        one_s = self._open_s([1 if self._most else None], bounds.once, blocks[-1:])
+        one_s = self._open_s([1 if self._most else None], self._one_stage, blocks[-1:])
         return min(one_s, self._open_s(more, bounds.several, blocks))
 
     def _open_s(self, sizes: Sequence[int | None], once: Floats, blocks: Ints) -> float:
@@ -203,7 +207,9 @@ class _Search:
                 continue
             if self._left < 0:  # the most promising ones come first
                 return float(of_batch_s(self._problem, self._bounds, once)[rows[0]])
-            costs = self._tables.costs(rows + 1, blocks)
+            costs = self._tables.least(rows + 1, blocks, *self._rates)
+            wanted = _finite(self._hopeful(rows, costs, blocks, sizes[0]))
+            costs = self._tables.costs(rows + 1, blocks, wanted=wanted)
             together = int(max(1, min(_MOST_STAGES // (pairs * len(blocks)), self._left)))
             for place, most in product(range(0, len(rows), together), sizes):
                 if self._left < 0:
@@ -289,25 +295,33 @@ class _Search:
 
     def _hopeful(self, rows: Ints, costs: Costs, blocks: Ints, stages: int | None) -> Costs:
         """Drop the stages that no better plan can have: its other blocks take some time, too."""
-        first, bounds, states = [own[0] for own in self._kinds], self._bounds, self._states
-        left, number = self._problem.num_blocks - blocks, -(-self._problem.batch_size // (rows + 1))
-        number = number[:, None, None]
-        most = _most_blocks(states, costs, self._caps[0], rows, blocks, number)[:, ::-1, None]
-        rates, paces = (  # of all other devices
-            (each[rows][:, first] @ states.counts.T)[:, ::-1, None]
-            for each in (bounds.rates, bounds.paces)
-        )
-        with np.errstate(divide="ignore", invalid="ignore"):
-            others_s = np.where(left, number * self._roots[left, most] / rates, 0.0)[:, None, None]
-            pace = np.where(left, number * left / paces, 0.0)[:, None, None]
+        others_s, pace = (each[rows][..., blocks - 1][:, None, None] for each in self._others)
         if self._problem.latency == "bound":
             others_s = pace + np.maximum(costs.pace, pace)
-        pace = np.maximum(pace, bounds.pace[rows].reshape(-1, 1, 1, 1, 1))
+        pace = np.maximum(pace, self._bounds.pace[rows].reshape(-1, 1, 1, 1, 1))
         once, pace = costs.once + others_s, np.maximum(costs.least, pace)
         hopeful = np.isfinite(pace)
         places = rows[hopeful.nonzero()[0]]
         hopeful[hopeful] = self._improves(places, once[hopeful], pace[hopeful], stages)
         return Costs(*(np.where(hopeful, e, np.inf) for e in (costs.once, costs.pace, costs.least)))
+
+    @cached_property
+    def _others(self) -> tuple[Floats, Floats]:
+        """Lower bounds of Σ and the slowest stage of the devices outside of each set, if they hold
+        the blocks outside of its stage, [M, N, L] s."""
+        problem, counts, tables = self._problem, self._states.counts, self._tables
+        blocks = np.arange(1, problem.num_blocks + 1)
+        left, rows = problem.num_blocks - blocks, tables.rows[:, None, None]
+        # the blocks of the largest stage that any of these devices can hold
+        most = self._caps[0].rows.max(axis=0)[:, 1, 0].transpose(1, 0, 2)
+        alone = np.isfinite(tables.alone[1, :, 0].min(axis=1))
+        single = counts[self._states.alone]  # of one kind each
+        held = (counts @ most >= rows) | ((counts @ single.T > 0) @ alone)
+        most = np.where(held, blocks, 0).max(axis=2)[:, ::-1, None]
+        rates, paces = ((each.max(axis=2) @ counts.T)[:, ::-1, None] for each in self._rates)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            others_s = np.where(left, rows * self._roots[left, most] / rates, 0.0)
+            return others_s, np.where(left, rows * left / paces, 0.0)
 
     def _descend(
         self, rows: Ints, costs: Costs, blocks: Ints, most: int | None, once: Floats
@@ -334,8 +348,7 @@ class _Search:
             sums, longest, thresholds = sums[left], longest[left], np.zeros(len(left))
             np.maximum.at(thresholds, of, paces)
             if law == "overlap" and (thresholds < longest).any():
-                wanted = np.asarray(np.isfinite(costs.pace).any(axis=(0, 1, 2)))
-                costs = self._tables.costs(rows + 1, blocks, thresholds, wanted)
+                costs = self._tables.costs(rows + 1, blocks, thresholds, _finite(costs))
                 costs = self._hopeful(rows, costs, blocks, most)
             below = np.zeros(len(rows))
             for place, (sum_s, groups) in self._cheapest(costs, thresholds, most):
@@ -458,12 +471,6 @@ class _Search:
         self._best.offer(Splits(sizes, rows, total, slowest, places))
 
 
-def _most_blocks(
-    states: States, costs: Costs, caps: Caps, rows: Ints, blocks: Ints, number: Ints
-) -> Ints:
-    """Return the blocks of the largest stage that any devices of each set can hold, [R, N]."""
-    most = caps.rows.max(axis=0)[:, 1, 0, rows][..., blocks - 1].swapaxes(0, 1)
-    alone = np.isfinite(costs.pace[:, 0, :, states.alone, :].min(axis=2)).swapaxes(0, 1)
-    single = states.counts[states.alone]  # of one kind each
-    held = (states.counts @ most >= number) | ((states.counts @ single.T > 0) @ alone)
-    return np.asarray(np.where(held, blocks, 0).max(axis=2))
+def _finite(costs: Costs) -> Bools:
+    """Return which sets have stages with how many blocks for each m, [R, N, D]."""
+    return np.asarray(np.isfinite(costs.pace).any(axis=(1, 2)))

@@ -8,6 +8,8 @@ pipeline without sharing. After the batch the devices of a stage add their gradi
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ def largest_rows(problem: ClusterProblem, num_micro_batches: int) -> int:
     return math.ceil(problem.batch_size / num_micro_batches)
 
 
+@lru_cache(maxsize=64)  # bounds and tables need those of all devices
 def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     """Return the most rows that a device can have of a stage that g = 2 … K devices share,
     [K - 1, M, L], for m = 1 … M and δ = 1 … L; 0 below the problem's least m.
@@ -35,9 +38,9 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
     members = np.arange(2, max(len(problem.devices), 2) + 1)[:, None, None]
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
     rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
-    if (law := device.sharing) is None:
-        return np.zeros((len(members), len(m), len(blocks)), dtype=np.int64)
     shape = len(members), len(m), len(blocks)
+    if (law := device.sharing) is None:
+        return np.zeros(shape, dtype=np.int64)
     caps = np.broadcast_to(rows - 1, shape).astype(float)  # another device has a row
     caps[:, : problem.min_micro_batches - 1] = 0
     if law.max_blocks is not None:
@@ -59,7 +62,9 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
         if budget.scope == "batch":
             left_j = left_j - 2 * (members - 1) / members * blocks * budget.sync_j / m
         np.minimum(caps, _fitting(left_j, blocks * once.u + once.w), out=caps)
-    return np.asarray(np.maximum(caps, 0), dtype=np.int64)
+    found = np.asarray(np.maximum(caps, 0), dtype=np.int64)
+    found.setflags(write=False)
+    return found
 
 
 def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
@@ -84,19 +89,25 @@ def balanced_rows(
     Each row in turn goes to the device that is then done first, which is optimal because every
     device's time grows with its rows, and of several to that with the least pace under ``overlap``.
     """
-    given = [0] * len(devices)
+    given, free = [0] * len(devices), list[tuple[float, float, int]]()
     laws = [[problem.devices[k].in_mode(on).time for on in (False, True)] for k in devices]
+
+    def offer(place: int) -> None:
+        """Put the device's next row among the free ones, if it may have one more."""
+        plain, most = caps[place]
+        own, size = laws[place][given[place] >= plain], given[place] + 1
+        pace = max(own.compute(blocks, size), own.hop(size))
+        if size <= most and pace <= threshold:
+            heappush(free, (own.chunk(blocks, size), pace, place))
+
+    for place in range(len(devices)):
+        offer(place)
     for _ in range(rows):
-        free = [
-            (law.chunk(blocks, own + 1), pace, place)
-            for place, (both, own, (plain, most)) in enumerate(zip(laws, given, caps, strict=True))
-            for law in (both[own >= plain],)
-            for pace in (max(law.compute(blocks, own + 1), law.hop(own + 1)),)
-            if own < most and pace <= threshold
-        ]
         if not free:
             return None
-        given[min(free)[-1]] += 1
+        *_, place = heappop(free)
+        given[place] += 1
+        offer(place)
     return tuple(given)
 
 
