@@ -139,8 +139,7 @@ class Tables:
         shares, held = self.states.counts.sum(axis=1) > 1, self.states.counts
         with np.errstate(divide="ignore", invalid="ignore"):
             once, pace = (
-                work / (held @ each[counts - 1][..., blocks - 1])
-                for each in (rates, paces)
+                work / (held @ each[counts - 1][..., blocks - 1]) for each in (rates, paces)
             )
         once = np.where(self.bound, 0.0, once) + self.sync[:, blocks - 1]
         shared = np.array([once, pace, pace])[:, :, None, None]
@@ -175,7 +174,8 @@ class Tables:
         own = np.unique(same, return_index=True)[1]
         needed = np.zeros((len(own), *wanted.shape[1:]), bool)
         np.logical_or.at(needed, same, np.repeat(wanted, shape[1], axis=0))
-        found, sizes = np.empty((3, len(own), len(blocks), len(group))), np.frexp(rows[own] - 1)[1]
+        found = np.empty((3, len(own), len(blocks), len(group)))
+        sizes = np.frexp(rows[own] - 1)[1] // 2
         for size in set(sizes.tolist()):  # of about as many rows together
             near = np.flatnonzero(sizes == size)
             of = own[near]

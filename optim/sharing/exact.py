@@ -351,7 +351,7 @@ class _Search:
                 costs = self._tables.costs(rows + 1, blocks, thresholds, _finite(costs))
                 costs = self._hopeful(rows, costs, blocks, most)
             below = np.zeros(len(rows))
-            for place, (sum_s, groups) in self._cheapest(costs, thresholds, most):
+            for place, sum_s, groups in self._cheapest(rows, costs, thresholds, most):
                 m, threshold = int(rows[place]) + 1, float(thresholds[place])
                 slowest = self._slowest_s(costs.of(place), groups)
                 sums[place], below[place] = sum_s, threshold if law == "bound" else slowest
@@ -361,19 +361,23 @@ class _Search:
             paces, of = paces[paces < below[of]], of[paces < below[of]]
 
     def _cheapest(
-        self, costs: Costs, thresholds: Floats, most: int | None
-    ) -> Iterator[tuple[int, tuple[float, list[Group]]]]:
-        """Yield the place of each m with a plan that is not known within its threshold, and the
-        least Σ, s, and the groups of its plan."""
+        self, rows: Ints, costs: Costs, thresholds: Floats, most: int | None
+    ) -> Iterator[tuple[int, float, list[Group]]]:
+        """Yield the place of each m with a plan that is not known within its threshold, the least
+        Σ, s, and the groups of its plan, unless neither this nor one of a lower threshold is
+        better."""
         helpful = np.flatnonzero(self._may_help(costs))
         if not len(helpful):
             return
         self._left -= len(helpful) * (1 + len(self._states.sets) * (most or 1) // _PAIRS_PER_NODE)
-        programme, limits = Programme(self._states, costs.of(helpful), most), thresholds[helpful]
-        each_s = limits if self._problem.latency == "bound" else 0.0
-        for place, found in zip(helpful.tolist(), programme.cheapest(limits, each_s), strict=True):
-            if found is not None:
-                yield place, found
+        limits, bound = thresholds[helpful], self._problem.latency == "bound"
+        programme = Programme(self._states, costs.of(helpful), most)
+        solved, paces = programme.solved(limits, limits if bound else 0.0), self._bounds.pace[rows]
+        sums, paces = solved.sums, paces[helpful]
+        least = sums * paces / np.maximum(limits, _TINY) if bound else sums
+        better = self._improves(rows[helpful], least, paces, most)
+        for number in np.flatnonzero(np.isfinite(sums) & better).tolist():
+            yield int(helpful[number]), float(sums[number]), solved.groups(number)
 
     def _slowest_s(self, costs: Costs, groups: Sequence[Group]) -> float:
         """Return the largest pace of these stages, s."""

@@ -1,6 +1,5 @@
 """The cheapest cut of a cluster into groups that hold all blocks, none slower than a threshold."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,12 +32,9 @@ class Programme:
     costs: Costs  # of δ = 1 … L blocks, for each of R numbers of micro-batches
     most: int | None = None  # stages, in their order; None: any number, without an order
 
-    def cheapest(
-        self, thresholds: Floats, each_s: Floats | float = 0.0
-    ) -> list[tuple[float, list[Group]] | None]:
-        """Return for each m the least sum of costs of stages whose pace is at most the threshold,
-        and the stages, in pipeline order if they have one; None if no cut holds all blocks. Each
-        stage costs ``each_s`` more. Both are [R] s."""
+    def solved(self, thresholds: Floats, each_s: Floats | float = 0.0) -> "Solved":
+        """Solve it for stages whose pace is at most the threshold, if each stage costs ``each_s``
+        more; both are [R] s."""
         fits = self.costs.pace <= thresholds.reshape(-1, 1, 1, 1, 1)
         more_s = np.reshape(each_s, (-1, 1, 1, 1, 1))
         once = np.where(fits, self.costs.once + more_s, np.inf)
@@ -49,16 +45,7 @@ class Programme:
         for place in range(self.most or 1):
             own = once[:, min(place, places - 1)]
             levels.append(self._with_stage(own, levels[-1], repeats=self.most is None))
-        last = np.array([level[..., -1] for level in levels]).swapaxes(0, 1)
-        found = list[tuple[float, list[Group]] | None]()
-        for row, own in enumerate(last):
-            if math.isinf(own.min()):
-                found.append(None)
-                continue
-            place, first, used = map(int, np.unravel_index(int(own.argmin()), own.shape))
-            of_row = [level[row] for level in levels]
-            found.append((float(own.min()), self._traced(once[row], of_row, place, first, used)))
-        return found
+        return Solved(self, once, levels)
 
     def _with_stage(self, once: Floats, rest: Floats, repeats: bool) -> Floats:
         """Return the costs [R, C, N, L + 1] with one more stage than in ``rest``, or, if stages may
@@ -85,18 +72,37 @@ class Programme:
             reached[*own, blocks + count] = np.minimum.reduceat(sums, starts)
         return reached[..., blocks:]
 
-    def _traced(
-        self, once: Floats, levels: list[Floats], place: int, first: int, used: int
-    ) -> list[Group]:
-        states, devices, left, stages = self.states, used, once.shape[-1], list[Group]()
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The least sums of costs for each m of a programme."""
+
+    programme: Programme
+    once: Floats  # costs of stages within the threshold, [R, P, C, N, L]
+    levels: list[Floats]  # h with 0, 1, … stages, [R, C, N, L + 1]
+
+    @property
+    def sums(self) -> Floats:
+        """The least sum for each m, [R] s; infinite if no cut holds all blocks."""
+        last = [level[..., -1].reshape(len(level), -1).min(axis=1) for level in self.levels]
+        return np.asarray(np.min(last, axis=0))
+
+    def groups(self, row: int) -> list[Group]:
+        """Return the stages of a plan with the least sum for the m of this row, in pipeline order
+        if they have one."""
+        last = np.array([level[row, ..., -1] for level in self.levels])
+        place, first, used = map(int, np.unravel_index(int(last.argmin()), last.shape))
+        once, levels = self.once[row], [level[row] for level in self.levels]
+        states, devices, left, stages = self.programme.states, used, once.shape[-1], list[Group]()
+        ordered = self.programme.most is not None
         while left:
             own_class = states.classes[states.groups] == first
             groups = states.groups[(states.sets == devices) & own_class]
             own = once[min(place, len(once)) - 1]
-            rest = levels[place if self.most is None else place - 1]
+            rest = levels[place - ordered]
             costs = own[:, groups, :left] + rest[:, devices - groups, left - 1 :: -1]
             behind, number, more = np.unravel_index(int(costs.argmin()), costs.shape)
             stages.append((int(groups[number]), int(more) + 1))
             devices, left = devices - int(groups[number]), left - int(more) - 1
-            first, place = int(behind), place - (self.most is not None)
+            first, place = int(behind), place - ordered
         return stages
