@@ -28,6 +28,7 @@ from optim.problem import (
     Stage,
 )
 from optim.sharing.baselines import adaptis, asteroid
+from optim.sharing.bounds import stage_bounds
 from optim.sharing.costs import Caps, Tables
 from optim.sharing.exact import MOST_PAIRS, caps_by_place, placed_partition, shared_partition
 from optim.sharing.law import (
@@ -40,13 +41,14 @@ from optim.sharing.law import (
     stages_of,
 )
 from optim.sharing.modes import fits as fits_at
-from optim.sharing.states import kinds_of, num_pairs, states_of
+from optim.sharing.modes import relaxed
+from optim.sharing.states import kinds_of, num_pairs, ordered_states, states_of
 from optim.step import Job, Worker, simulate
 from optim.timeline import timeline
 from optim.verified import solve_verified
 from optim.verify import verify_cluster
 from optim.verify.cluster import check_plan
-from tests.optim.sharing.instances import drawn, lopsided, tight, timeless
+from tests.optim.sharing.instances import drawn, linked, lopsided, tight, timeless
 from tests.optim.sharing.oracle import fastest_at, fastest_s, fits, shares, times
 from tests.optim.uplink_times import asked, solved
 from tests.thorough import cases, chosen
@@ -170,6 +172,53 @@ def test_costs_of_several_m_are_those_of_each_with_its_own_threshold() -> None:
                 np.testing.assert_array_equal(own, expected)
         same += len({*tables.rows.tolist()}) < 8
     assert same
+
+
+@pytest.mark.parametrize("draw", [drawn, tight, lambda rng: linked(drawn(rng), rng)])
+def test_what_a_stage_costs_is_never_below_its_bound(
+    draw: Callable[[np.random.Generator], ClusterProblem],
+) -> None:
+    """Nor does it depend on which other stages are wanted."""
+    near = 0
+    for number in range(cases(few=60, many=600)):
+        rng = np.random.default_rng((8, number))
+        problem = draw(rng)
+        kinds, every = kinds_of(problem.devices), np.arange(1, problem.num_blocks + 1)
+        states, behind = ordered_states(problem, kinds)
+        tables = Tables.of(problem, states, behind, kinds, caps_by_place(behind, kinds))
+        bounds, first = stage_bounds(relaxed(problem), shares=False), [own[0] for own in kinds]
+        counts = np.arange(1, problem.max_micro_batches + 1)
+        least = tables.least(counts, every, bounds.rates[:, first], bounds.paces[:, first])
+        costs = tables.costs(counts, every)
+        shared = states.counts.sum(axis=1) > 1
+        within = tables.costs(counts, every, float(rng.random() * bounds.longest.max()))
+        for own, name in product((costs, within), ("once", "pace")):
+            bound, cost = getattr(least, name), getattr(own, name)
+            assert (bound <= cost * (1 + 1e-9)).all(), number
+            near += np.isclose(bound, cost, rtol=0.1)[..., shared, :].sum()
+        wanted = rng.random((len(counts), *costs.pace.shape[3:])) < 0.3
+        some = tables.costs(counts, every, wanted=wanted)
+        row, group, held = wanted.nonzero()
+        for name in ("once", "pace", "least"):
+            found, expected = getattr(some, name), getattr(costs, name)
+            own = found[row, :, :, group, held], expected[row, :, :, group, held]
+            np.testing.assert_array_equal(*own)
+            assert (np.isinf(found) | (found == expected)).all()
+    assert near
+
+
+def test_without_places_links_and_recomputing_do_not_count() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng((9, seed))
+        problem = linked(tight(rng), rng)
+        usual = tuple(each.before(()).in_mode(False) for each in problem.devices)
+        found = []
+        for own in (problem, replace(problem, devices=usual)):
+            try:
+                found.append(shared_partition(own).front)
+            except InfeasibleRoundError:
+                found.append(())
+        assert found[0] == found[1]
 
 
 def test_within_a_threshold_no_rows_take_less_time() -> None:
