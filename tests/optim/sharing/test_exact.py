@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
@@ -208,17 +209,17 @@ def test_what_a_stage_costs_is_never_below_its_bound(
 
 
 def test_without_places_links_and_recomputing_do_not_count() -> None:
-    for seed in range(60):
+    planned = 0
+    for seed in range(100):
         rng = np.random.default_rng((9, seed))
-        problem = linked(tight(rng), rng)
+        problem, fronts = linked(tight(rng), rng), list[object]()
         usual = tuple(each.before(()).in_mode(False) for each in problem.devices)
-        found = []
-        for own in (problem, replace(problem, devices=usual)):
-            try:
-                found.append(shared_partition(own).front)
-            except InfeasibleRoundError:
-                found.append(())
-        assert found[0] == found[1]
+        for own in (replace(problem, devices=usual), problem):
+            with suppress(InfeasibleRoundError):
+                fronts.append(shared_partition(own).front)
+        assert fronts[:1] == fronts[1:], seed
+        planned += bool(fronts)
+    assert planned > 10
 
 
 def test_within_a_threshold_no_rows_take_less_time() -> None:
