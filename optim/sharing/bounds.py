@@ -17,7 +17,7 @@ from optim.sharing.law import largest_rows, row_caps
 from optim.sharing.modes import relaxed
 
 _TINY = 1e-200  # seconds: devices without any compute time are very fast
-_HALVINGS = 20  # of the interval that contains the smallest pace
+_HALVINGS = 8  # of the interval that contains the smallest pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ def stage_bounds(problem: ClusterProblem, shares: bool = True) -> Bounds:
         once = np.where(most >= num_blocks, rows * num_blocks / of_all, np.inf)
         several = rows * least_roots(np.array(num_blocks), np.minimum(most, num_blocks - 1)) / rates
     longest = choices.longest()
-    pace = choices.least_pace(num_blocks, longest)
+    least = rows * num_blocks / np.maximum(paces.max(axis=2).sum(axis=1), _TINY)
+    pace = choices.least_pace(num_blocks, np.minimum(least, longest), longest)
     if problem.latency == "bound":
         once, several = pace, 2 * pace
     return Bounds(pace, once + num_blocks * sync_s, several + sync_s, longest, of_blocks, paces)
@@ -151,13 +152,13 @@ class _Choices:
         alone = np.where(np.isfinite(self.alone_pace), self.alone_pace, 0.0)
         return np.asarray(np.maximum(alone, slowest).max(axis=(1, 2)))
 
-    def least_pace(self, num_blocks: int, longest: Floats) -> Floats:
+    def least_pace(self, num_blocks: int, least: Floats, longest: Floats) -> Floats:
         """Return a pace below which the devices cannot compute all rows of all blocks, [M]."""
-        needed, low, high = self.rows * num_blocks, np.zeros(len(longest)), longest
+        needed, low, high = self.rows * num_blocks, least, longest
         caps = self.caps.astype(float)
         possible = self._within(high, caps) >= needed
         for _ in range(_HALVINGS):
-            middle = (low + high) / 2
+            middle = np.sqrt(low * high)
             enough = self._within(middle, caps) >= needed
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         return np.where(possible, low, np.inf)

@@ -309,14 +309,15 @@ class _Search:
     def _others(self) -> tuple[Floats, Floats]:
         """Lower bounds of Σ and the slowest stage of the devices outside of each set, if they hold
         the blocks outside of its stage, [M, N, L] s."""
-        problem, counts, tables = self._problem, self._states.counts, self._tables
+        problem, tables = self._problem, self._tables
+        counts = self._states.counts.astype(float)  # many times as fast as of integers
         blocks = np.arange(1, problem.num_blocks + 1)
         left, rows = problem.num_blocks - blocks, tables.rows[:, None, None]
         # the blocks of the largest stage that any of these devices can hold
-        most = self._caps[0].rows.max(axis=0)[:, 1, 0].transpose(1, 0, 2)
-        alone = np.isfinite(tables.alone[1, :, 0].min(axis=1))
+        most = self._caps[0].rows.max(axis=0)[:, 1, 0].transpose(1, 0, 2).astype(float)
+        alone = np.isfinite(tables.alone[1, :, 0].min(axis=1)).astype(float)
         single = counts[self._states.alone]  # of one kind each
-        held = (counts @ most >= rows) | ((counts @ single.T > 0) @ alone)
+        held = (counts @ most >= rows) | (counts @ single.T @ alone > 0)
         most = np.where(held, blocks, 0).max(axis=2)[:, ::-1, None]
         rates, paces = ((each.max(axis=2) @ counts.T)[:, ::-1, None] for each in self._rates)
         with np.errstate(divide="ignore", invalid="ignore"):
