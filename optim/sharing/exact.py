@@ -181,11 +181,16 @@ class _Search:
         self._best = Envelope(asked, continuous, sizes, none)
 
     def glance(self) -> None:
-        """Offer plans of one stage for the most promising m, at no cost of nodes."""
-        once, blocks = self._bounds.once, np.array([self._problem.num_blocks])
-        rows = np.array(self._promising(once)[:_FIRST], dtype=int)
-        if len(rows) and self._left >= 0:
-            self._descend(rows, self._tables.costs(rows + 1, blocks), blocks, None, once)
+        """Offer plans of one stage for the most promising m, at no cost of nodes, unless syncs make
+        several stages more promising."""
+        bounds, blocks = self._bounds, np.array([self._problem.num_blocks])
+        one_s, several_s = (
+            of_batch_s(self._problem, bounds, each) for each in (bounds.once, bounds.several)
+        )
+        rows = np.array(self._promising(bounds.once)[:_FIRST], dtype=int)
+        if len(rows) and self._left >= 0 and one_s.min() <= several_s.min():
+            costs = self._tables.costs(rows + 1, blocks)
+            self._descend(rows, costs, blocks, None, bounds.once)
             self._one_stage[rows] = np.inf
         self._left = self._max_nodes
 
@@ -209,6 +214,8 @@ class _Search:
                 return float(of_batch_s(self._problem, self._bounds, once)[rows[0]])
             costs = self._tables.least(rows + 1, blocks, *self._rates)
             wanted = _finite(self._hopeful(rows, costs, blocks, sizes[0]))
+            helpful = self._may_help(wanted)
+            rows, wanted = rows[helpful], wanted[helpful]
             costs = self._tables.costs(rows + 1, blocks, wanted=wanted)
             together = int(max(1, min(_MOST_STAGES // (pairs * len(blocks)), self._left)))
             for place, most in product(range(0, len(rows), together), sizes):
@@ -264,10 +271,10 @@ class _Search:
         certificate = Certificate(times[fastest], lower, "shared", time.perf_counter() - start)
         return ClusterSolution(front, front[fastest], certificate, complete=math.isinf(open_s))
 
-    def _may_help(self, costs: Costs) -> Bools:
-        """Whether a plan that is not known has only such stages, [R]."""
+    def _may_help(self, stages: Bools) -> Bools:
+        """Whether a plan that is not known has only such ``stages`` [R, N, D], [R]."""
         sets = self._states.counts.sum(axis=1) >= (2 if self.only_shared else 1)
-        return np.asarray(np.isfinite(costs.pace[..., sets, :]).any(axis=(1, 2, 3, 4)))
+        return np.asarray(stages[:, sets].any(axis=(1, 2)))
 
     def front(self) -> tuple[Partition, ...]:
         """Return the fastest plans, by S, then by the uplink times for which they are fastest."""
@@ -367,7 +374,7 @@ class _Search:
         """Yield the place of each m with a plan that is not known within its threshold, the least
         Σ, s, and the groups of its plan, unless neither this nor one of a lower threshold is
         better."""
-        helpful = np.flatnonzero(self._may_help(costs))
+        helpful = np.flatnonzero(self._may_help(_finite(costs)))
         if not len(helpful):
             return
         self._left -= len(helpful) * (1 + len(self._states.sets) * (most or 1) // _PAIRS_PER_NODE)
