@@ -17,7 +17,7 @@ from optim.sharing.law import largest_rows, row_caps
 from optim.sharing.modes import relaxed
 
 _TINY = 1e-200  # seconds: devices without any compute time are very fast
-_HALVINGS = 8  # of the interval that contains the smallest pace
+_HALVINGS = 10  # of the interval that contains the smallest pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,16 @@ def shared_partition(
     start, kinds, open_s = time.perf_counter(), kinds_of(problem.devices), math.inf
     few = num_pairs(tuple(map(len, kinds))) <= MOST_PAIRS
     search = _Search(problem, stage_bounds(problem), [Caps.of([problem], kinds)], 1, max_nodes)
-    if few:
-        search.glance()
-    if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
-        single, open_s, _ = pipelines(problem, max_nodes, search.points)
-        search.offer(single)
-    search.only_shared = math.isinf(open_s)
+    single = (block_caps(problem).sum(axis=1) >= problem.num_blocks).any()
+    # for one uplink time the search finds pipelines as well, in less time than on their own
+    later = few and search.glance() and len(problem.activation_s) == 1
+    if single and not later:
+        found, open_s, _ = pipelines(problem, max_nodes, search.points)
+        search.offer(found)
+    search.only_shared = math.isinf(open_s) and not later
     open_s = min(open_s, search.run() if few else search.one_stage_of_all())
+    if single and later and math.isfinite(open_s):
+        search.offer(pipelines(problem, max_nodes, search.points)[0])
     if not few and math.isfinite(open_s):
         open_s = max(open_s, search.of_kinds())
     if not (few or search.points):
@@ -180,19 +183,20 @@ class _Search:
         none = Splits(empty, empty, np.zeros(0), np.zeros(0), np.zeros((0, 1), dtype=int))
         self._best = Envelope(asked, continuous, sizes, none)
 
-    def glance(self) -> None:
-        """Offer plans of one stage for the most promising m, at no cost of nodes, unless syncs make
-        several stages more promising."""
+    def glance(self) -> bool:
+        """Offer plans of one stage for the most promising m, at no cost of nodes. Return whether
+        one stage is promising: else syncs take too long."""
         bounds, blocks = self._bounds, np.array([self._problem.num_blocks])
         one_s, several_s = (
             of_batch_s(self._problem, bounds, each) for each in (bounds.once, bounds.several)
         )
         rows = np.array(self._promising(bounds.once)[:_FIRST], dtype=int)
-        if len(rows) and self._left >= 0 and one_s.min() <= several_s.min():
-            costs = self._tables.costs(rows + 1, blocks)
-            self._descend(rows, costs, blocks, None, bounds.once)
-            self._one_stage[rows] = np.inf
+        if not len(rows) or self._left < 0 or one_s.min() > several_s.min():
+            return False
+        self._descend(rows, self._tables.costs(rows + 1, blocks), blocks, None, bounds.once)
+        self._one_stage[rows] = np.inf
         self._left = self._max_nodes
+        return True
 
     def run(self) -> float:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
