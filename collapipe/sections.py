@@ -364,6 +364,8 @@ class LinkSettings:
     def dialled(self, port: int) -> str:
         """Return the address that units dial if the server listens on ``port``."""
         host = self.advertise or self.host
+        if host.count(":") > 1 and "[" not in host:  # an IPv6 address without a port
+            host = f"[{host}]"
         return host if re.search(r":\d+$", host) else f"{host}:{port}"
 
 

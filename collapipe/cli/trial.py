@@ -1,29 +1,22 @@
 """``collapipe deploy trial``: run a server and units on this machine, with temporary keys."""
 
 import json
-import shlex
-import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import chain, count, islice
 from pathlib import Path
 
-from collapipe.cli.up import run_or_wait, start
+from collapipe.cli.up import Started, run_or_wait, started
 from collapipe.config.overrides import setting
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ServerFolder, create
-from collapipe.errors import RoundFailedError
-from collapipe.flower.commands import free_port, last_line
-from collapipe.process.children import ending
+from collapipe.flower.commands import free_port
 from collapipe.process.folders import TemporaryFolder
 
 _NAMES = "berlin", "paris", "rome"  # the first units; the others are called unit-3, unit-4, …
 _HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # synthetic rows of a unit
 _TEMPLATE_ROWS, _OWN_ROWS = "train.csv", "train.jsonl"
-_POLL_S, _END_S = 0.1, 20.0
-Command = tuple[str, ...]
 
 
 def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[str]) -> int:
@@ -38,12 +31,12 @@ def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[s
         logs = stack.enter_context(TemporaryFolder("trial"))
         folder = create(logs / "federation", names, _HOST, free_port(), free_port())
         _deal(rows, folder, names)
-        serve: Command = "deploy", "serve", str(folder.root)
-        commands = {logs / "server.log": (serve, " admitted", units)}
+        serve = "deploy", "serve", str(folder.root)
+        commands: dict[Path, Started] = {logs / "server.log": (serve, " admitted", units)}
         for name in names:
             own = str(folder.root / "units" / name / "unit.yaml")
             commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)
-        stack.enter_context(_processes(program, commands))
+        stack.enter_context(started(program, commands))
         on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
         command = [*run, *on_them] if run else []
         where = f"logs      {logs}/*.log"
@@ -65,25 +58,3 @@ def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None
                 lines.write(json.dumps(row) + "\n")
         unit_file = own / "unit.yaml"
         unit_file.write_text(unit_file.read_text().replace(_TEMPLATE_ROWS, _OWN_ROWS))
-
-
-@contextmanager
-def _processes(
-    program: Sequence[str], commands: Mapping[Path, tuple[Command, str, int]]
-) -> Iterator[None]:
-    """Start ``collapipe`` commands and wait until they are ready; end them with the context.
-
-    ``commands`` maps a log file to a command, a text and a count: the command is ready once its log
-    has the text that often. Raises ``RoundFailedError`` if a command ends before that.
-    """
-    processes = dict[Path, subprocess.Popen[str]]()
-    with ending(processes.values(), _END_S):
-        for log, (command, _, _) in commands.items():
-            processes[log] = start(log, *program, *command)
-        for log, (command, words, times) in commands.items():
-            while log.read_text().count(words) < times:
-                if processes[log].poll() is not None:
-                    shown = shlex.join(["collapipe", *command])
-                    raise RoundFailedError(f"{shown}: has ended: {last_line(log.read_text())}")
-                time.sleep(_POLL_S)
-        yield

@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,12 +17,14 @@ from collapipe.cli.device.command import memory_bytes
 from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.flower.commands import last_line
 from collapipe.inventory.measured_step import step_file
 from collapipe.process.children import ending
 from collapipe.process.folders import TemporaryFolder
 
 _READY = ": ready on "
-_END_S = 10.0
+_POLL_S, _END_S = 0.1, 20.0
+Started = tuple[tuple[str, ...], str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,41 +133,46 @@ def _daemons(
     program: Sequence[str], credentials: Mapping[str, Path], memory: Sequence[str], folder: Path
 ) -> Iterator[list[LocalDevice]]:
     """Start daemons and wait until they are ready; end them with the context."""
-    processes = list[subprocess.Popen[str]]()
-    with ending(processes, _END_S):
-        for (name, own), share in zip(credentials.items(), memory, strict=True):
-            command = "device", "--listen", "127.0.0.1:0", "--memory", share
-            credential = "--credentials", str(own)
-            log = folder / f"{name}.log"
-            processes.append(start(log, *program, *command, *credential, piped=True))
+    shares, commands = dict(zip(credentials, memory, strict=True)), dict[Path, Started]()
+    for name, own in credentials.items():
+        command = "device", "--listen", "127.0.0.1:0", "--memory", shares[name]
+        commands[folder / f"{name}.log"] = (*command, "--credentials", str(own)), _READY, 1
+    with started(program, commands) as processes:
         yield [
-            LocalDevice(name, _address(name, process, folder / f"{name}.log"), process.pid, share)
-            for name, process, share in zip(credentials, processes, memory, strict=True)
+            LocalDevice(log.stem, address, process.pid, shares[log.stem])
+            for log, process in processes.items()
+            for address in re.findall(f"{_READY}(.+)", log.read_text())
         ]
 
 
-def start(log: Path, *command: str, piped: bool = False) -> subprocess.Popen[str]:
-    """Start a command with a cache in the folder of its ``log``; the log gets its output, or its
-    errors alone if the output is ``piped``."""
-    with log.open("w") as words:
-        return subprocess.Popen(  # noqa: S603 - our own command
-            command,
-            stdout=subprocess.PIPE if piped else words,
-            stderr=words,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(log.parent / "cache")},
-        )
+@contextmanager
+def started(
+    program: Sequence[str], commands: Mapping[Path, Started]
+) -> Iterator[Mapping[Path, "subprocess.Popen[bytes]"]]:
+    """Start ``collapipe`` commands and wait until they are ready; end them with the context.
 
-
-def _address(name: str, process: subprocess.Popen[str], log: Path) -> str:
-    """Wait until a daemon listens, and return its address."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if _READY not in line:
-        words = log.read_text().strip().splitlines()
-        raise RoundFailedError(f"{name}: did not start: {words[-1] if words else 'no output'}")
-    return line.rpartition(_READY)[2].strip()
+    ``commands`` maps a log file to a command, a text and a count: the command is ready once its log
+    has the text that often. Raises ``RoundFailedError`` if a command ends before that.
+    """
+    processes = dict[Path, "subprocess.Popen[bytes]"]()
+    with ending(processes.values(), _END_S):
+        for log, (command, _, _) in commands.items():
+            cache = {"XDG_CACHE_HOME": str(log.parent / "cache")}
+            with log.open("w") as output:
+                processes[log] = subprocess.Popen(  # noqa: S603 - our own command
+                    [*program, *command],
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**os.environ, **cache},
+                )
+        for log, (command, words, times) in commands.items():
+            while log.read_text().count(words) < times:
+                if processes[log].poll() is not None:
+                    shown = shlex.join(["collapipe", *command])
+                    raise RoundFailedError(f"{shown}: has ended: {last_line(log.read_text())}")
+                time.sleep(_POLL_S)
+        yield processes
 
 
 def _inventory(groups: Sequence[Sequence[LocalDevice]], credentials: Path) -> str:

@@ -118,7 +118,7 @@ def memory_bytes(text: str | None) -> float:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
     for unit, scale in reversed(_UNITS.items()):
         number = text.removesuffix(unit)
-        if unit in text[-2:] and number.replace(".", "", 1).isdigit() and float(number) > 0:
+        if unit in text[-2:] and number.replace(".", "", 1).isdecimal() and float(number) > 0:
             return float(number) * scale
     raise ConfigError(f"--memory {text}: expected a number with MB or GB, such as 1.5GB")
 

@@ -18,7 +18,10 @@ import yaml
 from federated import TINY, play
 
 import collapipe
+from collapipe.cli import run
 from collapipe.cli.run import unused_folder
+from collapipe.config import Settings
+from collapipe.deployment.server_folder import create
 from collapipe.tasks.translation import SequencePairs
 
 Command = Callable[..., tuple[int, str, str]]
@@ -402,6 +405,20 @@ def test_a_sweep_checks_all_jobs_before_the_first(command: Command, tmp_path: Pa
     assert (status, err.count("\n")) == (2, 1)
     assert "seed=-1" in err
     assert not (tmp_path / "s").exists()
+
+
+def test_a_sweep_is_submitted_with_the_units_of_the_servers_folder(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices of this machine, which has no such one, are not asked for the apps of others."""
+    folder = create(tmp_path / "federation", list("abcde"), "127.0.0.1", 9, 10)
+    submitted = list[Settings]()
+    monkeypatch.setattr(run, "_run_deployed", lambda settings, resume: submitted.append(settings))
+    where = "runtime=deployment", f"runtime.federation={folder.root}"
+    needed = "federation.min_units=5", "server.torch_device=cuda:99"
+    sweep = "seed=1,2", f"hydra.sweep.dir={tmp_path / 'jobs'}"
+    command("run", "-m", *where, *needed, *sweep)
+    assert [(each.seed, each.federation.num_units) for each in submitted] == [(1, 5), (2, 5)]
 
 
 def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_path: Path) -> None:

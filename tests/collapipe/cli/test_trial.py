@@ -24,11 +24,11 @@ def test_units_have_credentials_and_share_the_rows(
     rows = [{"text": f"ünit {number}", "label": number % 2} for number in range(10)]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    started, found = list[trial.Command](), list[list[object]]()
+    started, found = list[tuple[str, ...]](), list[list[object]]()
 
     @contextmanager
     def recorded(
-        _: object, commands: Mapping[Path, tuple[trial.Command, str, int]]
+        _: object, commands: Mapping[Path, tuple[tuple[str, ...], str, int]]
     ) -> Iterator[None]:
         started.extend(command for command, _, _ in commands.values())
         yield
@@ -43,7 +43,7 @@ def test_units_have_credentials_and_share_the_rows(
         assert [*arguments] == ["run", "task=x", *options]
         return 3
 
-    monkeypatch.setattr(trial, "_processes", recorded)
+    monkeypatch.setattr(trial, "started", recorded)
     monkeypatch.setattr(trial, "run_or_wait", run)
     assert trial.trial(4, file, ["run", "task=x"], []) == 3
     assert [command[:1] for command in started] == [("deploy",), *[("unit",)] * 4]
@@ -55,7 +55,7 @@ def test_what_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> Non
     commands = {tmp_path / "server.log": (("deploy", "serve", str(tmp_path)), "ready", 1)}
     with (
         pytest.raises(RoundFailedError, match=r"deploy serve .*server\.yaml"),
-        trial._processes(child_command(), commands),
+        trial.started(child_command(), commands),
     ):
         pass
 

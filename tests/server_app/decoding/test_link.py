@@ -107,6 +107,8 @@ def test_an_honest_unit_trains_its_session(server: DecoderLinkServer) -> None:
         ("0.0.0.0", "edge.example", "edge.example:7"),
         ("0.0.0.0", "edge.example:443", "edge.example:443"),
         ("127.0.0.1", "[2001:db8::1]", "[2001:db8::1]:7"),
+        ("127.0.0.1", "2001:db8::5", "[2001:db8::5]:7"),
+        ("127.0.0.1", "[2001:db8::5]:443", "[2001:db8::5]:443"),
     ],
 )
 def test_where_units_dial(host: str, advertise: str | None, dialled: str) -> None:

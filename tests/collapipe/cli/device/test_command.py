@@ -42,6 +42,7 @@ SegmentStage.forward = slow
         (["--insecure", "--log-format", "xml"], "--log-format xml: must be plain or json"),
         (["--insecure", "--memory", "3x"], "--memory 3x: expected a number"),
         (["--insecure", "--memory", "0GB"], "--memory 0GB: expected a number"),
+        (["--insecure", "--memory", "²GB"], "--memory ²GB: expected a number"),
         (["--credentials", "nowhere"], "nowhere/key.pem: cannot be read"),
     ],
 )
