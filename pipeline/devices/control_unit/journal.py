@@ -29,9 +29,6 @@ class Recording:
     def __init__(self, forwards: Mapping[int, Passed], backwards: Mapping[int, Passed]) -> None:
         self._forwards, self._backwards = forwards, backwards
 
-    def forget(self) -> None:
-        """Do nothing: the recorded tensors are kept."""
-
     def ready(self, action: Action) -> bool:
         return True
 

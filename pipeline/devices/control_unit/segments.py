@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -217,10 +218,12 @@ class RemoteSegments:
         plan = self._relayed(fault) if isinstance(fault, UnreachedError) else self._replanned(fault)
         self._placed = self._placed.followed_by(plan, self._cluster)
         self._gather()
-        for record in list(self._journal):
-            embedding, head = Recording(record.activations, {}), Recording({}, record.gradients)
-            self._pass(record, embedding, head)
-            self._tell_step(record)
+        late = self._record is None  # after the last step, when nothing else counts the time
+        with self._timer.phase(PIPELINE) if late else nullcontext():
+            for record in list(self._journal):
+                embedding, head = Recording(record.activations, {}), Recording({}, record.gradients)
+                self._pass(record, embedding, head)
+                self._tell_step(record)
 
     def _relayed(self, unreached: UnreachedError) -> ClusterPlan:
         """Keep the plan, and send hops through the control unit from now on."""

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from device_cluster import Result, Work, daemons, device_name, plan_of
+from device_cluster import CLIP, RATE, SEED, UNIT, Result, Work, daemons, device_name, plan_of
 from planted_faults import Fault, planted
 
 from collapipe.errors import LinkError, RoundFailedError
+from collapipe.models.dropout import DropoutKey
+from collapipe.report import PIPELINE, START
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.control_unit.replica import Replica
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.server import Daemon
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.phase_timer import PhaseTimer
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
@@ -173,3 +178,29 @@ def test_a_round_of_one_step_waits_for_its_optimiser_state(
             there[NAMES.index(name)].__exit__()
         found = work.remote(PLAN, there, lost=lost)
     assert found.equals(work.inline(PLAN))
+
+
+def test_a_device_that_is_lost_after_the_last_step_takes_no_time_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though another one loads its blocks for longer than the step took: the server refuses times
+    below 0."""
+    work, real, taken_s = Work(steps=1), Replica.packed, 0.0
+
+    def slow(self: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
+        time.sleep(taken_s)
+        return real(self, name, keys)
+
+    monkeypatch.setattr(Replica, "packed", slow)
+    embedding, _, part = work.parts()
+    head, timer = LocalHead(part), PhaseTimer()
+    with daemons(3) as there, work.segments(PLAN, there, every=0) as segments:
+        with Pipeline(PLAN.num_micro_batches, embedding, segments, head, timer) as pipeline:
+            pipeline.run(work.batch, DropoutKey(SEED, UNIT, 0))
+            pipeline.step(RATE, CLIP)
+            step_s, taken_s = segments._timer.seconds[PIPELINE], 0.2
+            there[1].__exit__()
+            pipeline.weights()
+        assert set(segments.lost) == {NAMES[1]}
+        assert segments._timer.seconds[PIPELINE] > step_s
+        assert segments._timer.seconds[START] > taken_s

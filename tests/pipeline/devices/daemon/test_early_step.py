@@ -96,7 +96,7 @@ def test_times_of_steps_leave_out_the_arrival_of_weights(
 
     def late(*arguments: Any) -> Any:
         for state, make in parts(*arguments):
-            yield state, lambda make=make: time.sleep(0.4) or make()
+            yield state, lambda make=make: time.sleep(0.8) or make()
 
     monkeypatch.setattr(Placement, "_parts", late)
     work, names = Work(steps=steps), [device_name(k) for k in range(2)]
@@ -108,10 +108,10 @@ def test_times_of_steps_leave_out_the_arrival_of_weights(
             work._trained(pipeline, head)
         times, phases = segments.step_times(), segments._timer.seconds
     assert times is not None
-    assert times.step_s < 0.3
+    assert times.step_s < 0.7
     assert phases[PIPELINE] == pytest.approx(steps * times.step_s, rel=0.2)
-    assert phases[START] > 0.6
-    assert max(times.send_s.values()) < 0.2
+    assert phases[START] > 1.2
+    assert max(times.send_s.values()) < 0.4
 
 
 def test_activations_after_the_first_wait_for_the_first_segments_weights() -> None:
