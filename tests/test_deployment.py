@@ -214,7 +214,8 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
 def overrides(folder: Path, num_rounds: int) -> list[str]:
     files = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
     steady = "pipeline.profile=false", "strategy=all", "federation.num_units=2"
-    rounds = f"federation.rounds={num_rounds}", "evaluation.where=both"
+    # units may start slowly beside other work
+    rounds = f"federation.rounds={num_rounds}", "evaluation.where=both", "federation.wait_s=300"
     return [*MODEL, *files, *steady, *rounds]
 
 
