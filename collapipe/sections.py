@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from collapipe.errors import ConfigError
 from collapipe.plan import UplinkPlan
 from collapipe.report import RoundingErrors
-from collapipe.state import Precision
+from collapipe.state import HopPrecision, Precision
 
 _LEAST_ERROR = 1e-15  # a smaller ρ counts as 0
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # in clip norms; larger ones overflow privacy accounting
@@ -112,7 +112,7 @@ class PipelineSettings:
     keep_shares: bool
     replicate_every: CountFrom0 | Literal["auto"]
     relay: bool
-    wire_dtype: Literal["float32", "bfloat16", "int8"]
+    wire_dtype: HopPrecision
     recompute: bool | Literal["auto"]
 
 

@@ -16,6 +16,8 @@ _MOST_ERROR = 1.0  # relative, of a gradient: the error of sending nothing
 
 Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
 """Precision of a sent tensor, see ``collapipe.wire.compression``; float32 keeps its own dtype."""
+HopPrecision = Literal["float32", "bfloat16", "int8"]
+"""Precision between stages."""
 EnergyScope = Literal["batch", "micro_batch"]
 HeadPlace = Literal["server", "control_unit"]
 """Where a unit's head trains."""

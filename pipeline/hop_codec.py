@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from collapipe.errors import WireError
-from collapipe.state import Precision
+from collapipe.state import HopPrecision
 from collapipe.wire.compression import FLOAT32, decode, encode, layout
 from pipeline.stage import Passed
 
@@ -17,7 +17,7 @@ class HopCodec:
     Values are rounded to the nearest. With int8 each row of d values has a separate scale.
     """
 
-    precision: Precision
+    precision: HopPrecision
     dtype: torch.dtype
 
     def encode(self, made: Passed) -> Passed:

@@ -8,7 +8,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.kept import compute_dtype
 from collapipe.models.part import Part
 from collapipe.plan import ClusterPlan, SegmentPlan
-from collapipe.state import Precision
+from collapipe.state import HopPrecision
 from collapipe.tensors import Tensors
 from pipeline import schedule
 from pipeline.engine import Pipeline
@@ -29,7 +29,7 @@ def inline_pipeline(
     blocks: Sequence[Part],
     head: PipelineHead,
     recompute: bool = False,
-    wire_dtype: Precision = "float32",
+    wire_dtype: HopPrecision = "float32",
 ) -> Pipeline:
     """A cluster's pipeline in one thread; see ``InlineSegments``."""
     timer = PhaseTimer()
@@ -51,7 +51,7 @@ class InlineSegments:
         blocks: Sequence[Part],
         timer: PhaseTimer,
         recompute: bool,
-        wire_dtype: Precision,
+        wire_dtype: HopPrecision,
         trained_embedding: bool,
     ) -> None:
         covered = sum(segment.span.blocks for segment in plan.segments)

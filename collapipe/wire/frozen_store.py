@@ -168,7 +168,10 @@ class FrozenStore:
         return Path(in_home(str(self.folder))) / f"{name}.made"
 
     def _make_room(self, folder: Path, size: float) -> None:
-        files = [(each.stat(), each) for each in folder.glob("*.safetensors")]
+        files = list[tuple[os.stat_result, Path]]()
+        for each in folder.glob("*.safetensors"):
+            with suppress(FileNotFoundError):  # another process needed the room
+                files.append((each.stat(), each))
         kept = sum(found.st_size for found, _ in files)
         for found, file in sorted(files, key=lambda each: each[0].st_atime_ns):
             if kept + size <= self.limit_bytes:

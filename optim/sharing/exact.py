@@ -47,7 +47,7 @@ _NODES_PER_MERGED = 24  # a limit of nodes allows so many fewer: a round has man
 _MOST_ORDERED = 2**16  # pairs if stages have an order
 _MOST_LINKED = 2**16  # pairs times classes of the next stage
 _PAIRS_PER_NODE = 1000
-_FIRST, _GROWTH = 4, 8  # a search tries so many m at once, then so many times more,
+_FIRST, _GROWTH = 8, 8  # a search tries so many m at once, then so many times more,
 _MOST_STAGES = 2**20  # but of at most so many stages, and of pairs in a programme
 _TINY = 1e-200
 
@@ -190,7 +190,7 @@ class _Search:
         one_s, several_s = (
             of_batch_s(self._problem, bounds, each) for each in (bounds.once, bounds.several)
         )
-        rows = np.array(self._promising(bounds.once)[:_FIRST], dtype=int)
+        rows = np.array(self._promising(bounds.once)[: _FIRST // 2], dtype=int)
         if not len(rows) or self._left < 0 or one_s.min() > several_s.min():
             return False
         self._descend(rows, self._tables.costs(rows + 1, blocks), blocks, None, bounds.once)

@@ -19,7 +19,7 @@ from collapipe.models.description import MOST_BLOCKS
 from collapipe.plan import Span, common_rows, connected, leaders
 from collapipe.process.host import Host
 from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
-from collapipe.state import Precision
+from collapipe.state import HopPrecision
 from collapipe.wire.channels import DeviceAddress, Text
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class RoundDescription:
     model: Mapping[str, Any]
     recompute: bool
     dtype: Text
-    wire_dtype: Precision = "float32"
+    wire_dtype: HopPrecision = "float32"
     optimizer: OptimizerSettings
     replicate_every: CountFrom0
     first_trained: Annotated[int, Field(ge=-1, lt=MOST_BLOCKS)] = -1

@@ -71,6 +71,12 @@ def test_a_full_store_forgets_what_was_not_used_for_longest(tmp_path: Path) -> N
     assert lacking(store, first, second, third) == [second]
 
 
+def test_a_file_that_another_process_removes_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "removed")
+    store = FrozenStore(tmp_path, 10)
+    assert not lacking(store, store.add(tensors()))
+
+
 @pytest.mark.parametrize(
     "other",
     [

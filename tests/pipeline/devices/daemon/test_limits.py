@@ -84,6 +84,7 @@ OTHERS: list[dict[str, Any]] = [
     {"rows_before": [1] * 200},
     {"rows_behind": [0]},
     {"dtype": "object"},
+    {"wire_dtype": "int4"},
     {"version": "9" * 10**6},
 ]
 
