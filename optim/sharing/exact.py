@@ -306,7 +306,7 @@ class _Search:
 
     def _hopeful(self, rows: Ints, costs: Costs, blocks: Ints, stages: int | None) -> Costs:
         """Drop the stages that no better plan can have: its other blocks take some time, too."""
-        others_s, pace = (each[rows][..., blocks - 1][:, None, None] for each in self._others)
+        others_s, pace = (each[..., blocks - 1][:, None, None] for each in self._others(rows))
         if self._problem.latency == "bound":
             others_s = pace + np.maximum(costs.pace, pace)
         pace = np.maximum(pace, self._bounds.pace[rows].reshape(-1, 1, 1, 1, 1))
@@ -316,24 +316,23 @@ class _Search:
         hopeful[hopeful] = self._improves(places, once[hopeful], pace[hopeful], stages)
         return Costs(*(np.where(hopeful, e, np.inf) for e in (costs.once, costs.pace, costs.least)))
 
-    @cached_property
-    def _others(self) -> tuple[Floats, Floats]:
-        """Lower bounds of Σ and the slowest stage of the devices outside of each set, if they hold
-        the blocks outside of its stage, [M, N, L] s."""
+    def _others(self, rows: Ints) -> tuple[Floats, Floats]:
+        """Return lower bounds of Σ and the slowest stage of the devices outside of each set, if
+        they hold the blocks outside of its stage, [R, N, L] s, for rows m - 1."""
         problem, tables = self._problem, self._tables
         counts = self._states.counts.astype(float)  # many times as fast as of integers
         blocks = np.arange(1, problem.num_blocks + 1)
-        left, rows = problem.num_blocks - blocks, tables.rows[:, None, None]
+        left, number = problem.num_blocks - blocks, tables.rows[rows][:, None, None]
         # the blocks of the largest stage that any of these devices can hold
-        most = self._caps[0].rows.max(axis=0)[:, 1, 0].transpose(1, 0, 2).astype(float)
-        alone = np.isfinite(tables.alone[1, :, 0].min(axis=1)).astype(float)
+        caps = self._caps[0].rows[:, :, 1, 0, rows].max(axis=0).swapaxes(0, 1).astype(float)
+        alone = np.isfinite(tables.alone[1, rows, 0].min(axis=1)).astype(float)
         single = counts[self._states.alone]  # of one kind each
-        held = (counts @ most >= rows) | (counts @ single.T @ alone > 0)
+        held = (counts @ caps >= number) | (counts @ single.T @ alone > 0)
         most = np.where(held, blocks, 0).max(axis=2)[:, ::-1, None]
-        rates, paces = ((each.max(axis=2) @ counts.T)[:, ::-1, None] for each in self._rates)
+        rates, paces = ((each[rows].max(axis=2) @ counts.T)[:, ::-1, None] for each in self._rates)
         with np.errstate(divide="ignore", invalid="ignore"):
-            others_s = np.where(left, rows * self._roots[left, most] / rates, 0.0)
-            return others_s, np.where(left, rows * left / paces, 0.0)
+            others_s = np.where(left, number * self._roots[left, most] / rates, 0.0)
+            return others_s, np.where(left, number * left / paces, 0.0)
 
     def _descend(
         self, rows: Ints, costs: Costs, blocks: Ints, most: int | None, once: Floats
