@@ -83,9 +83,7 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     jobs = [config.own_overrides(job, config_file) for job in given]
     where = Path(sweep_dir(overrides))
     for job in jobs:
-        settings = config.outline(with_folder([*job, setting("hydra.run.dir", where / "0")]))
-        if not _checked_on_the_server(settings):
-            settings = config.complete(settings)
+        settings = config.load_overrides(with_folder([*job, setting("hydra.run.dir", where / "0")]))
         if settings.runtime.name != "deployment":
             check_devices(settings)
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))

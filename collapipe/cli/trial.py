@@ -32,10 +32,10 @@ def trial(units: int, rows: Path | None, run: Sequence[str], program: Sequence[s
         folder = create(logs / "federation", names, _HOST, free_port(), free_port())
         _deal(rows, folder, names)
         serve = "deploy", "serve", str(folder.root)
-        commands: dict[Path, Started] = {logs / "server.log": (serve, " admitted", units)}
+        commands = {logs / "server.log": Started(serve, " admitted", units)}
         for name in names:
             own = str(folder.root / "units" / name / "unit.yaml")
-            commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)
+            commands[logs / f"{name}.log"] = Started(("unit", own), f"{name}: dials ", 1)
         stack.enter_context(started(program, commands))
         on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
         command = [*run, *on_them] if run else []

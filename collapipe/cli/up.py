@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from collapipe.cli.device.command import memory_bytes
 from collapipe.config.overrides import typed
@@ -24,7 +25,14 @@ from collapipe.process.folders import TemporaryFolder
 
 _READY = ": ready on "
 _POLL_S, _END_S = 0.1, 20.0
-Started = tuple[tuple[str, ...], str, int]
+
+
+class Started(NamedTuple):
+    """A ``collapipe`` command, which is ready once its log has the ``words`` so many ``times``."""
+
+    command: tuple[str, ...]
+    words: str
+    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,7 @@ def _daemons(
     shares, commands = dict(zip(credentials, memory, strict=True)), dict[Path, Started]()
     for name, own in credentials.items():
         command = "device", "--listen", "127.0.0.1:0", "--memory", shares[name]
-        commands[folder / f"{name}.log"] = (*command, "--credentials", str(own)), _READY, 1
+        commands[folder / f"{name}.log"] = Started((*command, "--credentials", str(own)), _READY, 1)
     with started(program, commands) as processes:
         yield [
             LocalDevice(log.stem, address, process.pid, shares[log.stem])
@@ -151,8 +159,7 @@ def started(
 ) -> Iterator[Mapping[Path, "subprocess.Popen[bytes]"]]:
     """Start ``collapipe`` commands and wait until they are ready; end them with the context.
 
-    ``commands`` maps a log file to a command, a text and a count: the command is ready once its log
-    has the text that often. Raises ``RoundFailedError`` if a command ends before that.
+    ``commands`` maps log files to them. Raises ``RoundFailedError`` if one ends before that.
     """
     processes = dict[Path, "subprocess.Popen[bytes]"]()
     with ending(processes.values(), _END_S):
@@ -166,13 +173,20 @@ def started(
                     start_new_session=True,
                     env={**os.environ, **cache},
                 )
-        for log, (command, words, times) in commands.items():
+        for log, (_, words, times) in commands.items():
             while log.read_text().count(words) < times:
-                if processes[log].poll() is not None:
-                    shown = shlex.join(["collapipe", *command])
-                    raise RoundFailedError(f"{shown}: has ended: {last_line(log.read_text())}")
+                _check_running(processes, commands)
                 time.sleep(_POLL_S)
         yield processes
+
+
+def _check_running(
+    processes: Mapping[Path, "subprocess.Popen[bytes]"], commands: Mapping[Path, Started]
+) -> None:
+    for log, process in processes.items():
+        if process.poll() is not None:
+            shown = shlex.join(["collapipe", *commands[log].command])
+            raise RoundFailedError(f"{shown}: has ended: {last_line(log.read_text())}")
 
 
 def _inventory(groups: Sequence[Sequence[LocalDevice]], credentials: Path) -> str:

@@ -25,8 +25,8 @@ class Bounds:
     """Bounds of a micro-batch's times, s, [M]; infinite if the devices cannot hold the model."""
 
     pace: Floats  # of M
-    once: Floats  # of Σ with one stage
-    several: Floats  # of Σ with two stages or more
+    once: Floats  # of Σ with one stage; with a sync if the plans share
+    several: Floats  # of Σ with two stages or more; with a sync if the plans share
     longest: Floats  # no stage has a larger pace
     rates: Floats  # most rows times blocks a second of each device, [M, K, L], by compute and hop
     paces: Floats  # the same by the pace alone, which is the longer of both under ``overlap``
@@ -108,7 +108,8 @@ class _Choices:
         counts = range(1, problem.max_micro_batches + 1)
         rows = np.array([largest_rows(problem, m) for m in counts])
         # two devices' caps: those of more are not larger
-        caps = np.array([row_caps(problem, each)[0] for each in problem.devices]).swapaxes(0, 1)
+        caps = np.array([row_caps(problem, each, 2)[0] for each in problem.devices])
+        caps = caps.swapaxes(0, 1)
         laws = [(d.time.u, d.time.v, d.time.w, d.time.ell) for d in problem.devices]
         u, v, w, ell = each = np.array(laws, dtype=float).T[:, :, None]
         np.maximum(u, _TINY, out=u)  # times are divided by it

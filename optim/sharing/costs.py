@@ -133,8 +133,10 @@ class Tables:
         return Costs(*costs)
 
     def least(self, counts: Ints, blocks: Ints, rates: Floats, paces: Floats) -> Costs:
-        """Return lower bounds of ``costs`` from the most rows times blocks a second of the first
-        device of each kind, [M, T, L]: by compute and hop, and by the pace."""
+        """Return lower bounds of ``costs`` without balancing rows: a set takes at least n·δ rows
+        times blocks over the sum of its devices' rates. Stages of one device are exact. The rates
+        are those of the first device of each kind, [M, T, L]: by compute and hop, and by the
+        pace."""
         costs, work = self._alone(counts, blocks), self.rows[counts - 1][:, None, None] * blocks
         shares, held = self.states.counts.sum(axis=1) > 1, self.states.counts
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -47,6 +47,7 @@ _NODES_PER_MERGED = 24  # a limit of nodes allows so many fewer: a round has man
 _MOST_ORDERED = 2**16  # pairs if stages have an order
 _MOST_LINKED = 2**16  # pairs times classes of the next stage
 _PAIRS_PER_NODE = 1000
+_GLANCED = 4  # m whose plans of one stage are known first
 _FIRST, _GROWTH = 8, 8  # a search tries so many m at once, then so many times more,
 _MOST_STAGES = 2**20  # but of at most so many stages, and of pairs in a programme
 _TINY = 1e-200
@@ -67,16 +68,13 @@ def shared_partition(
     start, kinds, open_s = time.perf_counter(), kinds_of(problem.devices), math.inf
     few = num_pairs(tuple(map(len, kinds))) <= MOST_PAIRS
     search = _Search(problem, stage_bounds(problem), [Caps.of([problem], kinds)], 1, max_nodes)
-    single = (block_caps(problem).sum(axis=1) >= problem.num_blocks).any()
-    # for one uplink time the search finds pipelines as well, in less time than on their own
-    later = few and search.glance() and len(problem.activation_s) == 1
-    if single and not later:
-        found, open_s, _ = pipelines(problem, max_nodes, search.points)
-        search.offer(found)
-    search.only_shared = math.isinf(open_s) and not later
+    if few:
+        search.glance()
+    if (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
+        single, open_s, _ = pipelines(problem, max_nodes, search.points)
+        search.offer(single)
+    search.only_shared = math.isinf(open_s)  # the bounds are of plans with a sync
     open_s = min(open_s, search.run() if few else search.one_stage_of_all())
-    if single and later and math.isfinite(open_s):
-        search.offer(pipelines(problem, max_nodes, search.points)[0])
     if not few and math.isfinite(open_s):
         open_s = max(open_s, search.of_kinds())
     if not (few or search.points):
@@ -183,20 +181,18 @@ class _Search:
         none = Splits(empty, empty, np.zeros(0), np.zeros(0), np.zeros((0, 1), dtype=int))
         self._best = Envelope(asked, continuous, sizes, none)
 
-    def glance(self) -> bool:
-        """Offer plans of one stage for the most promising m, at no cost of nodes. Return whether
-        one stage is promising: else syncs take too long."""
+    def glance(self) -> None:
+        """Offer plans of one stage for the most promising m, at no cost of nodes, unless syncs make
+        several stages more promising."""
         bounds, blocks = self._bounds, np.array([self._problem.num_blocks])
         one_s, several_s = (
             of_batch_s(self._problem, bounds, each) for each in (bounds.once, bounds.several)
         )
-        rows = np.array(self._promising(bounds.once)[: _FIRST // 2], dtype=int)
-        if not len(rows) or self._left < 0 or one_s.min() > several_s.min():
-            return False
-        self._descend(rows, self._tables.costs(rows + 1, blocks), blocks, None, bounds.once)
-        self._one_stage[rows] = np.inf
+        rows = np.array(self._promising(bounds.once)[:_GLANCED], dtype=int)
+        if len(rows) and self._left >= 0 and one_s.min() <= several_s.min():
+            self._descend(rows, self._tables.costs(rows + 1, blocks), blocks, None, bounds.once)
+            self._one_stage[rows] = np.inf
         self._left = self._max_nodes
-        return True
 
     def run(self) -> float:
         """Search; return a lower bound, s, of what is left open, infinite if nothing is."""
@@ -216,8 +212,8 @@ class _Search:
                 continue
             if self._left < 0:  # the most promising ones come first
                 return float(of_batch_s(self._problem, self._bounds, once)[rows[0]])
-            costs = self._tables.least(rows + 1, blocks, *self._rates)
-            wanted = _finite(self._hopeful(rows, costs, blocks, sizes[0]))
+            least = self._tables.least(rows + 1, blocks, *self._rates)
+            wanted = _finite(self._hopeful(rows, least, blocks, sizes[0]))
             helpful = self._may_help(wanted)
             rows, wanted = rows[helpful], wanted[helpful]
             costs = self._tables.costs(rows + 1, blocks, wanted=wanted)
@@ -384,10 +380,11 @@ class _Search:
         limits, bound = thresholds[helpful], self._problem.latency == "bound"
         programme = Programme(self._states, costs.of(helpful), most)
         solved, paces = programme.solved(limits, limits if bound else 0.0), self._bounds.pace[rows]
-        sums, paces = solved.sums, paces[helpful]
-        least = sums * paces / np.maximum(limits, _TINY) if bound else sums
-        better = self._improves(rows[helpful], least, paces, most)
-        for number in np.flatnonzero(np.isfinite(sums) & better).tolist():
+        sums, (found,) = solved.sums, np.isfinite(solved.sums).nonzero()
+        paces, least = paces[helpful[found]], sums[found]
+        least = least * paces / np.maximum(limits[found], _TINY) if bound else least
+        better = self._improves(rows[helpful[found]], least, paces, most)
+        for number in found[better].tolist():
             yield int(helpful[number]), float(sums[number]), solved.groups(number)
 
     def _slowest_s(self, costs: Costs, groups: Sequence[Group]) -> float:

@@ -8,7 +8,6 @@ pipeline without sharing. After the batch the devices of a stage add their gradi
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Any
 
@@ -26,16 +25,19 @@ def largest_rows(problem: ClusterProblem, num_micro_batches: int) -> int:
     return math.ceil(problem.batch_size / num_micro_batches)
 
 
-@lru_cache(maxsize=64)  # bounds and tables need those of all devices
-def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
+def row_caps(
+    problem: ClusterProblem, device: DeviceProfile, most_members: int | None = None
+) -> Ints:
     """Return the most rows that a device can have of a stage that g = 2 … K devices share,
-    [K - 1, M, L], for m = 1 … M and δ = 1 … L; 0 below the problem's least m.
+    [K - 1, M, L], for m = 1 … M and δ = 1 … L; 0 below the problem's least m. With
+    ``most_members`` only up to so many devices count.
 
     Memory (C7), energy (C9') and the owner's limit of blocks are counted for these rows. Caps fall
     with g, because a device receives the gradients of more devices, and are below ⌈b/m⌉, because
     another device has a row. A cluster of one device has the caps of g = 2.
     """
-    members = np.arange(2, max(len(problem.devices), 2) + 1)[:, None, None]
+    most = most_members or len(problem.devices)
+    members = np.arange(2, max(most, 2) + 1)[:, None, None]
     m = np.arange(1, problem.max_micro_batches + 1)[:, None]
     rows, blocks = -(-problem.batch_size // m), np.arange(1, problem.num_blocks + 1)
     shape = len(members), len(m), len(blocks)
@@ -62,9 +64,7 @@ def row_caps(problem: ClusterProblem, device: DeviceProfile) -> Ints:
         if budget.scope == "batch":
             left_j = left_j - 2 * (members - 1) / members * blocks * budget.sync_j / m
         np.minimum(caps, _fitting(left_j, blocks * once.u + once.w), out=caps)
-    found = np.asarray(np.maximum(caps, 0), dtype=np.int64)
-    found.setflags(write=False)
-    return found
+    return np.asarray(np.maximum(caps, 0), dtype=np.int64)
 
 
 def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:

@@ -94,7 +94,7 @@ class Solved:
         place, first, used = map(int, np.unravel_index(int(last.argmin()), last.shape))
         once, levels = self.once[row], [level[row] for level in self.levels]
         states, devices, left, stages = self.programme.states, used, once.shape[-1], list[Group]()
-        ordered = self.programme.most is not None
+        ordered = int(self.programme.most is not None)  # then each stage has its level
         while left:
             own_class = states.classes[states.groups] == first
             groups = states.groups[(states.sets == devices) & own_class]

@@ -419,6 +419,9 @@ def test_a_sweep_is_submitted_with_the_units_of_the_servers_folder(
     sweep = "seed=1,2", f"hydra.sweep.dir={tmp_path / 'jobs'}"
     command("run", "-m", *where, *needed, *sweep)
     assert [(each.seed, each.federation.num_units) for each in submitted] == [(1, 5), (2, 5)]
+    own = "batch_size=8", "pipeline.num_micro_batches=4,16"
+    status, _, err = command("run", "-m", *where, *own, *sweep)
+    assert (status, len(submitted)) == (2, 2) and "pipeline.num_micro_batches=16" in err
 
 
 def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from federated import TINY
 
 from collapipe.cli import trial
 from collapipe.cli.app import child_command
+from collapipe.cli.up import Started, started
 from collapipe.config.overrides import setting
 from collapipe.deployment.checking import read_unit
 from collapipe.errors import RoundFailedError
@@ -24,17 +25,15 @@ def test_units_have_credentials_and_share_the_rows(
     rows = [{"text": f"ünit {number}", "label": number % 2} for number in range(10)]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    started, found = list[tuple[str, ...]](), list[list[object]]()
+    commanded, found = list[tuple[str, ...]](), list[list[object]]()
 
     @contextmanager
-    def recorded(
-        _: object, commands: Mapping[Path, tuple[tuple[str, ...], str, int]]
-    ) -> Iterator[None]:
-        started.extend(command for command, _, _ in commands.values())
+    def recorded(_: object, commands: Mapping[Path, Started]) -> Iterator[None]:
+        commanded.extend(command for command, _, _ in commands.values())
         yield
 
     def run(program: Sequence[str], arguments: Sequence[str], *_: object) -> int:
-        for _, unit_file in started[1:]:
+        for _, unit_file in commanded[1:]:
             owner, own = read_unit(Path(unit_file))
             assert own.member.name == owner.name
             dealt = Path(unit_file).parent / str(owner.data.train_file)
@@ -46,16 +45,18 @@ def test_units_have_credentials_and_share_the_rows(
     monkeypatch.setattr(trial, "started", recorded)
     monkeypatch.setattr(trial, "run_or_wait", run)
     assert trial.trial(4, file, ["run", "task=x"], []) == 3
-    assert [command[:1] for command in started] == [("deploy",), *[("unit",)] * 4]
+    assert [command[:1] for command in commanded] == [("deploy",), *[("unit",)] * 4]
     assert found == [rows[unit::4] for unit in range(4)]
     assert not Path(started[0][-1]).exists()
 
 
 def test_what_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
-    commands = {tmp_path / "server.log": (("deploy", "serve", str(tmp_path)), "ready", 1)}
+    """Though a command before it is not ready yet."""
+    waits = Started(("device", "--listen", "127.0.0.1:0", "--insecure"), "never", 1)
+    ends = Started(("deploy", "serve", str(tmp_path)), "ready", 1)
     with (
         pytest.raises(RoundFailedError, match=r"deploy serve .*server\.yaml"),
-        trial.started(child_command(), commands),
+        started(child_command(), {tmp_path / "device.log": waits, tmp_path / "server.log": ends}),
     ):
         pass
 

@@ -164,3 +164,24 @@ def lopsided(rng: np.random.Generator) -> ClusterProblem:
         latency="overlap",
         in_flight=problem.in_flight and (int(rng.integers(1, count + 1)),),
     )
+
+
+def slow_to_start(rng: np.random.Generator) -> ClusterProblem:
+    """Devices that take long for any micro-batch and little for its rows, of which some m are not
+    possible; syncs take about as long as a block."""
+    problem, batch = drawn(rng, most_devices=4), int(rng.integers(4, 10))
+    devices = []
+    for each in problem.devices:
+        u, v = rng.random(2) * (0.05 * (rng.random() < 0.5), 1.5)
+        time = AffineLaw(float(u), float(v), 0.0, float(rng.random() < 0.3))
+        sharing = SharingLaw(float(rng.random() * 1.2))
+        devices.append(DeviceProfile(each.name, time, sharing=sharing))
+    least, most = sorted(rng.integers(1, batch + 1, 2).tolist())
+    return replace(
+        problem,
+        devices=tuple(devices),
+        batch_size=batch,
+        min_micro_batches=least,
+        max_micro_batches=most,
+        in_flight=(),
+    )

@@ -49,14 +49,14 @@ from optim.timeline import timeline
 from optim.verified import solve_verified
 from optim.verify import verify_cluster
 from optim.verify.cluster import check_plan
-from tests.optim.sharing.instances import drawn, linked, lopsided, tight, timeless
+from tests.optim.sharing.instances import drawn, linked, lopsided, slow_to_start, tight, timeless
 from tests.optim.sharing.oracle import fastest_at, fastest_s, fits, shares, times
 from tests.optim.uplink_times import asked, solved
 from tests.thorough import cases, chosen
 
 
 @pytest.mark.parametrize("seed", chosen(range(60), range(4)))
-@pytest.mark.parametrize("draw", [drawn, tight, lopsided])
+@pytest.mark.parametrize("draw", [drawn, tight, lopsided, slow_to_start])
 def test_no_plan_is_faster(draw: Callable[..., ClusterProblem], seed: int) -> None:
     """For all uplink times that were asked for, with all rows, orders and modes."""
     ordered = 0
