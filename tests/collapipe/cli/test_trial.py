@@ -38,7 +38,7 @@ def test_units_have_credentials_and_share_the_rows(
             assert own.member.name == owner.name
             dealt = Path(unit_file).parent / str(owner.data.train_file)
             found.append([json.loads(line) for line in dealt.read_text().splitlines()])
-        options = ["runtime=deployment", setting("runtime.federation", started[0][-1])]
+        options = ["runtime=deployment", setting("runtime.federation", commanded[0][-1])]
         assert [*arguments] == ["run", "task=x", *options]
         return 3
 
@@ -47,7 +47,7 @@ def test_units_have_credentials_and_share_the_rows(
     assert trial.trial(4, file, ["run", "task=x"], []) == 3
     assert [command[:1] for command in commanded] == [("deploy",), *[("unit",)] * 4]
     assert found == [rows[unit::4] for unit in range(4)]
-    assert not Path(started[0][-1]).exists()
+    assert not Path(commanded[0][-1]).exists()
 
 
 def test_what_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
