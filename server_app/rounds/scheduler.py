@@ -378,16 +378,13 @@ class Scheduler:
     def _fitting(
         self, before: EnvironmentState, clusters: Sequence[ClusterState]
     ) -> EnvironmentState:
-        """Return the world's conditions; clusters with another number of devices or channels get
-        new ones."""
+        """Return the world's conditions; clusters with another number of devices get new ones."""
         rng = self._generator("environment")
         fresh = self._environment.start(clusters, len(self._channels), rng).units
         pairs = zip(before.units, fresh, strict=True)
-        fits = (
-            (old, new, len(old.devices) == len(new.devices) and len(old.gains) == len(new.gains))
-            for old, new in pairs
+        return EnvironmentState(
+            tuple(old if len(old.devices) == len(new.devices) else new for old, new in pairs)
         )
-        return EnvironmentState(tuple(old if same else new for old, new, same in fits))
 
     def _generator(self, *purpose: str | int) -> np.random.Generator:
         return np.random.default_rng(derive(self._settings.seed, *purpose))

@@ -5,7 +5,7 @@ with the same seed therefore see the same world under every strategy.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -194,9 +194,16 @@ class Environment:
     def conditions(
         self, state: EnvironmentState, clusters: Sequence[ClusterState]
     ) -> tuple[ClusterState, ...]:
-        """Apply ``state``, which belongs to these clusters and channels, to the clusters as they
-        were drawn or reported."""
-        return tuple(_cluster_now(*pair) for pair in zip(clusters, state.units, strict=True))
+        """Apply ``state`` to the clusters as they were drawn or reported.
+
+        Raises ``ConfigError`` if ``state`` belongs to other clusters or channels.
+        """
+        if len(state.units) != len(clusters):
+            raise ConfigError(
+                f"federation.num_units={len(clusters)}: the environment's state is of "
+                f"{len(state.units)} units; set it as it was, or begin a new run"
+            )
+        return tuple(map(_cluster_now, clusters, state.units))
 
     def _newcomer(
         self, num_devices: int, num_channels: int, rng: np.random.Generator
@@ -228,12 +235,13 @@ class Environment:
 
 
 def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:
-    pairs, uplink = zip(cluster.devices, condition.devices, strict=True), cluster.uplink
-    devices = tuple(_device_now(*pair) for pair in pairs)
+    _check_count(f"unit {cluster.unit}: devices", cluster.devices, condition.devices)
+    devices, uplink = tuple(map(_device_now, cluster.devices, condition.devices)), cluster.uplink
     if uplink is not None:
+        _check_count(f"unit {cluster.unit}: gains of channels", uplink.gains, condition.gains)
         energy_j = admitted(uplink.energy_j * condition.energy_share, MOST)
-        relative = zip(uplink.gains, condition.gains, strict=True)
-        gains = tuple(admitted(gain * change, MOST) for gain, change in relative)
+        pairs = zip(uplink.gains, condition.gains, strict=True)
+        gains = tuple(admitted(gain * relative, MOST) for gain, relative in pairs)
         uplink = replace(uplink, energy_j=energy_j, gains=gains)
     return replace(cluster, devices=devices, uplink=uplink)
 
@@ -270,3 +278,11 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
 def _memory_now(memory: MemoryBudget, now: DeviceCondition) -> MemoryBudget:
     limit = admitted(memory.limit_bytes * now.memory_share, MOST)
     return replace(memory, limit_bytes=limit)
+
+
+def _check_count(what: str, told: Sized, conditions: Sized) -> None:
+    if len(told) != len(conditions):
+        raise ConfigError(
+            f"{what}: {len(told)} now, {len(conditions)} in the environment's state; set cluster "
+            "and channel as they were, or begin a new run"
+        )
