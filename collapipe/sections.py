@@ -13,6 +13,7 @@ from collapipe.plan import UplinkPlan
 from collapipe.report import RoundingErrors
 from collapipe.state import HopPrecision, Precision
 
+_HOST_AND_PORT = re.compile(r"(\[.*\]|[^:]*):\d+")
 _LEAST_ERROR = 1e-15  # a smaller ρ counts as 0
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # in clip norms; larger ones overflow privacy accounting
 _MONTH_S = 30 * 24 * 3600.0
@@ -364,9 +365,13 @@ class LinkSettings:
     def dialled(self, port: int) -> str:
         """Return the address that units dial if the server listens on ``port``."""
         host = self.advertise or self.host
-        if host.count(":") > 1 and "[" not in host:  # an IPv6 address without a port
-            host = f"[{host}]"
-        return host if re.search(r":\d+$", host) else f"{host}:{port}"
+        return host if _HOST_AND_PORT.fullmatch(host) else address(host, port)
+
+
+def address(host: str, port: int) -> str:
+    """Return HOST:PORT, with brackets around an IPv6 address."""
+    host = host.removeprefix("[").removesuffix("]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from collapipe.inventory.schema import Section, Text
 from collapipe.inventory.yaml_file import load
 from collapipe.process import files
 from collapipe.process.folders import in_home
+from collapipe.sections import address
 
 CONNECTION = "collapipe"  # name of the SuperLink for Flower's commands
 NODES = "nodes.json"  # below FLWR_HOME: fingerprint of a unit's key → Flower's node number
@@ -51,7 +52,7 @@ class ServerSection(Section):
             setting("federation.num_units", len(self.units)),
             "link.host=0.0.0.0",
             setting("link.port", self.link_port),
-            setting("link.advertise", _address(self.host, self.link_port)),
+            setting("link.advertise", address(self.host, self.link_port)),
         ]
 
 
@@ -155,7 +156,7 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
 
     if len({check_name(unit) for unit in units}) != len(units):
         raise ConfigError(f"--units {','.join(units)}: names a unit twice; each has its own name")
-    server = _address(host, port)
+    server = address(host, port)
     host, _ = host_and_port(server)  # raises an error for an invalid address
     if not is_printable(str(root.resolve())):
         raise ConfigError(f"{root}: its path has control characters, or is not UTF-8; name another")
@@ -197,11 +198,6 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
             for name in ("unit.yaml", "OWNER.md", "collapipe-unit.service"):
                 _write(partial / "units" / unit / name, name, own)
     return ServerFolder(root)
-
-
-def _address(host: str, port: int) -> str:
-    host = host.removeprefix("[").removesuffix("]")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _quoted(value: object) -> str:
