@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, cause_of
 from collapipe.process import files
 from collapipe.tensors import Tensors
 from collapipe.wire.kept_file import flat, nested
@@ -78,6 +78,6 @@ def _read(file: Path) -> tuple[dict[str, str], dict[str, Tensors]]:
             messages = dict(opened.metadata() or {})
         return messages, nested(load_file(file))
     except (OSError, SafetensorError) as error:
-        _log.warning("%s: cannot be read (%s); starts with empty state", file, one_line(error))
+        _log.warning("%s: cannot be read (%s); starts with empty state", file, cause_of(error))
         file.unlink()
         return {}, {}

@@ -145,6 +145,11 @@ def one_line(said: object) -> str:
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
 
 
+def cause_of(error: Exception) -> str:
+    """Return an error's message as ``one_line`` does, but without the path that its file has."""
+    return (isinstance(error, OSError) and error.strerror) or one_line(error)
+
+
 def few_of(texts: Iterable[str], between: str = "; ") -> str:
     """Return the first three different texts, and the number of further ones."""
     told = [*dict.fromkeys(texts)]

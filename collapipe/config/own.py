@@ -30,7 +30,7 @@ from collapipe.config.composing import (
 from collapipe.config.overrides import literal, parse, setting
 from collapipe.config.resolved import value_at
 from collapipe.config.settings import CONF
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, cause_of
 
 _FOLLOWING = "task_model"  # a group whose choice follows from two other groups
 
@@ -85,7 +85,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         tree = OmegaConf.to_container(OmegaConf.load(file))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"--config {file}: cannot be read ({one_line(error)})") from error
+        raise ConfigError(f"--config {file}: cannot be read ({cause_of(error)})") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"--config {file}: must be options with values, as config.yaml of a run")
     return {str(key): value for key, value in tree.items()}

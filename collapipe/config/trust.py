@@ -10,7 +10,7 @@ import yaml
 
 from collapipe.config.resolved import check_values, targets, value_at
 from collapipe.config.settings import Settings, class_of, is_partitioner
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, cause_of, one_line
 
 PLUGINS = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
@@ -61,7 +61,7 @@ def read_limited(file: Path) -> str:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(_MOST_TEXT + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
+        raise ConfigError(f"{file}: cannot be read ({cause_of(error)})") from error
     if len(text) > _MOST_TEXT:
         raise ConfigError(f"{file}: not as a run writes it (more than {_MOST_TEXT:,} characters)")
     return text

@@ -16,7 +16,7 @@ import grpc
 from collapipe.credentials.bundle import CERTIFICATE, KEY
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Member, Role, check_name, dns_name
-from collapipe.errors import ConfigError, LinkError, WireError
+from collapipe.errors import ConfigError, LinkError, WireError, cause_of
 
 _OTHER_NAME = 62  # X509_V_ERR_HOSTNAME_MISMATCH of OpenSSL
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([\w.-]+)):(\d{1,5})", re.ASCII)
@@ -104,7 +104,7 @@ def cause(error: OSError | WireError) -> str:
             return "Connection refused; start `collapipe device` there, or correct the address"
         case socket.gaierror():
             return f"{error.strerror}; correct the address"
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+    return cause_of(error)
 
 
 def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: float) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, cause_of
 
 PRIVATE, PUBLIC = 0o600, 0o644
 PARTIAL = ".*.partial"  # pattern of the files that killed processes may leave
@@ -118,7 +118,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cause = error.strerror or error
         raise ConfigError(
-            f"{path}: cannot be written ({cause}); nothing is overwritten, choose another place"
+            f"{path}: cannot be written ({cause_of(error)}); nothing is overwritten, choose "
+            "another place"
         ) from error

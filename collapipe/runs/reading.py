@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from collapipe.config.resolved import value_at
 from collapipe.config.trust import read_tree
-from collapipe.errors import ConfigError, one_line, printable, unit_called
+from collapipe.errors import ConfigError, cause_of, one_line, printable, unit_called
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
 
@@ -231,7 +231,7 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
+        raise ConfigError(f"{file}: cannot be read ({cause_of(error)})") from error
 
 
 def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:

@@ -448,7 +448,7 @@ def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_p
     assert [(each["seed"], each["rounds_completed"]) for each in sweep] == [(1, 1), (2, 1)]
     status, _, err = command("run", "--config", str(tmp_path / "absent.yaml"))
     assert (status, err.count("\n")) == (2, 1)
-    assert "absent.yaml" in err
+    assert "absent.yaml: cannot be read (No such file or directory)" in err
 
 
 def test_two_starts_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
