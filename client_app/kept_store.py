@@ -51,11 +51,11 @@ class KeptStore:
         """Replace the stored state. After a round, the old state is retained as the state before
         the round. If writing fails, both states are deleted, because they are out of date."""
         last, before = self._only(run)
-        if after_round and last.exists():
-            last.replace(before)
         try:
+            if after_round and last.exists():
+                last.replace(before)
             files.replace(last, save(flat(groups), dict(messages)), files.PRIVATE)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             for file in (last, before):
                 file.unlink(missing_ok=True)
             _log.warning("state is not stored, a restart would lose it: %s", error)

@@ -236,7 +236,7 @@ class DecoderLink:
             self._stream, self._opened_again = self._opened(), True
             self._stream.send(Frame(FrameKind.RESUME, self._round, self._step, 0))
             try:
-                return self._resumed(self._next(deadline))
+                return self._resumed(self._next(deadline), deadline)
             except RefusedLinkError:
                 raise
             except LinkError:  # also until the server notices that the first stream broke
@@ -247,7 +247,7 @@ class DecoderLink:
     def _norms_sent(self) -> bool:
         return bool(self._said) and self._said[-1].kind == FrameKind.NORMS
 
-    def _resumed(self, came: Frame) -> Frame | None:
+    def _resumed(self, came: Frame, deadline: float) -> Frame | None:
         if came.kind != FrameKind.RESUME or [each.shape for each in came.tensors] != [(2,)]:
             raise WireError("the decoder's answer to RESUME lacks the last step")
         last, own = came.tensors[0].tolist()
@@ -259,7 +259,7 @@ class DecoderLink:
         for frame in self._said:
             if frame.kind == FrameKind.NORMS:  # must follow the activations' repeated answers
                 for _ in self._answered:
-                    self._next()
+                    self._next(deadline)
             self._stream.send(frame)
         return None
 

@@ -4,7 +4,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -23,7 +23,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),  # a unit dials its server directly, even if HTTP uses a proxy
     ("grpc.keepalive_time_ms", 2000),  # a dead peer is noticed in seconds
-    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 5000),  # a ping may wait behind what a slow link sends
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
@@ -225,28 +225,38 @@ def start_stream(
     """Open a stream; it ends if the peer does not accept it."""
     call = channel.stream_stream(method)(stream.outgoing(), metadata=tuple(metadata))
     stream.on_close(call.cancel)
-
-    def take_in() -> None:
-        stream.feed(call)
-        stream.close()  # ends gRPC's thread that waits for messages to send
-
-    threading.Thread(target=take_in, daemon=True, name=f"from {stream.peer}").start()
+    _start(stream.feed_and_close, call, f"from {stream.peer}")
     return call
 
 
 def accept_stream(
     stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> None:
-    """Receive the caller's messages in a thread; the handler must yield ``stream.outgoing()``."""
-    threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
-    if not context.add_callback(stream.close):  # the call has ended
-        stream.close()
+    """Receive the caller's messages in a thread; the handler must yield ``stream.outgoing()``. It
+    may answer an invalid frame, and must close the stream."""
+    _accept(stream, stream.feed, messages, context)
 
 
 def serve_stream(
     stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> Iterator[bytes]:
-    """Receive the caller's messages, and yield the replies; the first one accepts the stream."""
-    accept_stream(stream, messages, context)
+    """Receive the caller's messages, and yield the replies; the first one accepts the stream. It
+    ends with the caller's messages, or at an invalid frame."""
+    _accept(stream, stream.feed_and_close, messages, context)
     yield ACCEPTED
     yield from stream.outgoing()
+
+
+def _accept(
+    stream: FrameStream,
+    feed: Callable[[Iterator[bytes]], None],
+    messages: Iterator[bytes],
+    context: grpc.ServicerContext,
+) -> None:
+    _start(feed, messages, f"from {stream.peer}")
+    if not context.add_callback(stream.close):  # the call has ended
+        stream.close()
+
+
+def _start(feed: Callable[[Iterator[bytes]], None], messages: Iterator[bytes], name: str) -> None:
+    threading.Thread(target=feed, args=(messages,), daemon=True, name=name).start()

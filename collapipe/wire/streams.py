@@ -20,7 +20,10 @@ from collapipe.errors import (
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 
-PIECE_BYTES = 512 * 1024  # small, so that no message occupies a slow link for long
+PIECE_BYTES = 512 * 1024  # most of a message
+_LEAST_PIECE_BYTES = 64 * 1024  # of a slow link, which no message may occupy for long
+_SLOW_S, _QUICK_S = 0.25, 0.05  # a piece that takes longer is followed by smaller ones,
+_MANY_QUICK = 8  # so many that take less by larger ones: buffers take the first few at once
 WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
 CREDITED = WINDOW // 2  # of them, that a credit returns: with 1, twice as many would be sent
 _FEW = 32  # frames to send; the owner may wait until no more are left
@@ -65,12 +68,14 @@ class FrameStream:
         self._to_send = threading.Condition(lock)
         self._incoming: deque[tuple[Frame, int]] = deque()  # with their bytes
         self._accepted = False
+        self._full = False  # whether a received frame waits for room
         self._ended: LinkError | WireError | None = None
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
         self._parts: deque[Callable[[], Frame]] = deque()
         self._unmade = 0  # parts that are not made yet
         self._credit, self._owed = WINDOW, 0  # sent but not credited, received but not credited
+        self._piece_bytes, self._quick = _LEAST_PIECE_BYTES, 0  # of the next piece
         self._closed = False
         self._until: Callable[[], bool] | None = None  # when ``outgoing`` ends
         self._cancel: Callable[[], object] = lambda: None
@@ -117,6 +122,12 @@ class FrameStream:
     def over(self) -> bool:
         """Whether the stream is closed or has ended: it sends nothing more."""
         return self._closed or self._ended is not None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last piece arrived. While a frame waits here for room no piece can
+        arrive, so this is 0."""
+        return 0.0 if self._full else time.monotonic() - self.heard
 
     def brings_but(self, *kinds: FrameKind) -> bool:
         """Whether a frame of any other kind waits to be received."""
@@ -181,9 +192,21 @@ class FrameStream:
         self._until = until
         for message in self._messages():
             self.bytes_out += len(message) - 1
+            began_s = time.monotonic()
             yield message
+            self._adapt(len(message), time.monotonic() - began_s)
             if self.backlog()[0] == _FEW:
                 self.arrived.set()
+
+    def _adapt(self, size: int, seconds: float) -> None:
+        """Choose the size of pieces, so that one takes neither long nor much processor time, after
+        gRPC has taken a message of this ``size`` in so many ``seconds``."""
+        if seconds > _SLOW_S:
+            self._piece_bytes, self._quick = max(self._piece_bytes // 2, _LEAST_PIECE_BYTES), 0
+        elif seconds < _QUICK_S and size > self._piece_bytes:
+            self._quick += 1
+            if self._quick == _MANY_QUICK:
+                self._piece_bytes, self._quick = min(2 * self._piece_bytes, PIECE_BYTES), 0
 
     def on_close(self, cancel: Callable[[], object]) -> None:
         """Have ``close`` call ``cancel``; call it now if the stream is already closed."""
@@ -191,6 +214,12 @@ class FrameStream:
             self._cancel, closed = cancel, self._closed
         if closed:
             cancel()
+
+    def feed_and_close(self, messages: Iterable[bytes]) -> None:
+        """Do as ``feed``, then close the stream: this ends gRPC's threads, and what the peer still
+        sends takes no memory."""
+        self.feed(messages)
+        self.close()
 
     def feed(self, messages: Iterable[bytes]) -> None:
         """Read all ``messages`` until the stream ends, and queue their frames for ``receive``."""
@@ -224,8 +253,9 @@ class FrameStream:
             ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
             if frame.kind in _COUNTED and ahead == WINDOW:
                 raise WireError(f"{frame.kind.name}: more than {WINDOW} that wait here")
+            self._full = not self._has_room(size)
             self._changed.wait_for(lambda: self._closed or self._has_room(size))
-            self.heard = time.monotonic()  # while there was no room, no message could arrive
+            self.heard, self._full = time.monotonic(), False
             if self._closed:
                 return
             self._incoming.append((frame, size))
@@ -252,11 +282,25 @@ class FrameStream:
                 if piece is None:
                     return
             elif isinstance(found, Frame):
-                yield from _pieces(found)
+                yield from self._pieces(found)
                 if found.kind in _COUNTED:
                     self.on_sent(found)
             else:
-                part = _pieces(self._made(found))
+                part = self._pieces(self._made(found))
+
+    def _pieces(self, frame: Frame) -> Iterator[bytes]:
+        """Yield a frame's bytes in pieces. Each piece is copied once, when it is yielded."""
+        lane = _PART if frame.kind == FrameKind.PART else 0
+        piece, room = list[memoryview](), self._piece_bytes
+        for buffer in frames.buffers(frame):
+            start = 0
+            while len(buffer) - start > room:
+                yield b"".join((bytes([lane | _MORE]), *piece, buffer[start : start + room]))
+                start += room
+                piece, room = [], self._piece_bytes
+            piece.append(buffer[start:])
+            room -= len(buffer) - start
+        yield b"".join((bytes([lane | _LAST]), *piece))
 
     def _made(self, make: Callable[[], Frame]) -> Frame:
         try:
@@ -311,21 +355,6 @@ class FrameStream:
             if message[0] & _LAST:
                 yield lanes[lane]
                 lanes[lane] = bytearray()
-
-
-def _pieces(frame: Frame) -> Iterator[bytes]:
-    """Yield a frame's bytes in pieces. Each piece is copied once, when it is yielded."""
-    lane = _PART if frame.kind == FrameKind.PART else 0
-    piece, room = list[memoryview](), PIECE_BYTES
-    for buffer in frames.buffers(frame):
-        start = 0
-        while len(buffer) - start > room:
-            yield b"".join((bytes([lane | _MORE]), *piece, buffer[start : start + room]))
-            start += room
-            piece, room = [], PIECE_BYTES
-        piece.append(buffer[start:])
-        room -= len(buffer) - start
-    yield b"".join((bytes([lane | _LAST]), *piece))
 
 
 def broken(peer: str, error: Exception) -> LinkError:

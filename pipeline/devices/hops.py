@@ -12,7 +12,7 @@ from torch import Tensor
 from collapipe.errors import LinkError, WireError
 from collapipe.tensors import is_mask
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import FrameStream
+from collapipe.wire.streams import WINDOW, FrameStream
 from pipeline.devices.messages import BEFORE, BEHIND, neighbour_name
 from pipeline.hop_codec import HopCodec
 from pipeline.schedule import BACKWARD, FORWARD, Action
@@ -31,7 +31,7 @@ class UndialledError(HopError):
     """A device cannot dial a neighbour."""
 
 
-_LOOK_S = 0.002  # pause between looks whether a relayed part was sent
+_LOOK_S = 0.002  # pause between looks whether a relayed frame was sent
 FRAMES = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
 """The kind of frame that carries the output of an action of a kind."""
 Wait = Callable[[Callable[[], bool]], None]
@@ -94,6 +94,13 @@ class Side:
             for place, (first, end) in enumerate(self.split(rows))
             if end > first
         ]
+
+
+def check_read(neighbours: Mapping[str, FrameStream]) -> None:
+    """Raise ``HopError`` if a neighbour, by its name, has not read all tensors of the last step."""
+    for name, stream in neighbours.items():
+        if stream.backlog()[1]:
+            raise HopError(name, "has not read the tensors of the last step")
 
 
 def check_form(tensors: Passed, like: Passed, peer: str) -> None:
@@ -190,8 +197,8 @@ def _neighbour(action: Action, place: int) -> str:
 def relay(front: FrameStream, behind: FrameStream) -> None:
     """Forward frames between two streams in both directions until one ends; then close both.
 
-    Returns at once; threads do the work. Frames that the receiver has not taken yet are kept in
-    memory: at most the m activations or gradients of a step.
+    Returns at once; threads do the work. A frame is taken from its sender only if fewer than
+    ``WINDOW`` wait for the receiver, and a part only once the one before it is sent.
     """
     for source, sink in ((front, behind), (behind, front)):
         threading.Thread(target=_pass_on, args=(source, sink), daemon=True).start()
@@ -201,7 +208,7 @@ def _pass_on(source: FrameStream, sink: FrameStream) -> None:
     try:
         while True:
             frame = source.receive()
-            while frame.kind == FrameKind.PART and not sink.all_made():  # one part takes memory
+            while not sink.over and (not sink.all_made() or sum(sink.backlog()) >= WINDOW):
                 time.sleep(_LOOK_S)
             sink.send(frame)
     except (LinkError, WireError):  # the control streams detect which device is lost
@@ -263,7 +270,8 @@ class TimedPorts:
     def table(self) -> Tensor:
         """Return the actions' times, float64 [actions, 4], in seconds by the device's clock."""
         last = dict[tuple[FrameKind, int], float]()
-        for (kind, micro_batch, _), sent in self._sent.items():
+        # a copy, because streams may still add to it after one has ended
+        for (kind, micro_batch, _), sent in tuple(self._sent.items()):
             last[kind, micro_batch] = max(sent, last.get((kind, micro_batch), sent))
         rows = [
             (*times, last.get((FRAMES[action.kind], action.micro_batch), times[-1]))

@@ -37,6 +37,7 @@ _MOST_ACTIONS = 2**16  # segments times micro-batches: building such a schedule 
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rows = Annotated[int, Field(ge=1, lt=2**31)]
 _MOST_SHARES = 128  # devices of a cluster
+_HEADER_BYTES = 2**16  # and other bytes of a frame that do not depend on its rows
 Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
 
@@ -125,6 +126,15 @@ class SegmentDescription(RoundDescription):
         of a micro-batch of ``total`` rows."""
         others = self.rows_before if side == BEFORE else self.rows_behind
         return common_rows(self.rows, self.member, others, total)
+
+    def most_bytes_from(self, name: str, most: int) -> int:
+        """Return the limit in bytes of a frame from a neighbour before or behind this device,
+        ``most`` for all rows of this device. Rounded shares of fewer rows may be twice as large."""
+        side, place = name.partition("-")[::2]
+        others = self.rows_before if side == BEFORE else self.rows_behind
+        rows = self.rows_with(side, total=sum(self.rows) * sum(others))
+        first, end = rows[int(place)]
+        return min(most, 2 * most * (end - first) // rows[-1][1] + _HEADER_BYTES)
 
     def shares_of(self, member: int) -> range:
         """Return the numbers of the shares that a device of the segment computes."""

@@ -131,18 +131,19 @@ def test_a_damaged_file_is_said_and_removed(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("fails", ["os.fsync", "pathlib.Path.replace"])
 def test_what_cannot_be_written_is_not_kept_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
     """Nothing is better than an earlier round's."""
     store = KeptStore(tmp_path)
     store.write(7, MESSAGES, GROUPS)
     store.write(7, MESSAGES, GROUPS, after_round=True)
 
-    def full(descriptor: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
-    store.write(7, MESSAGES, GROUPS)
+    monkeypatch.setattr(fails, full)
+    store.write(7, MESSAGES, GROUPS, after_round=True)
     assert "a restart would lose it" in caplog.text
     assert list(tmp_path.iterdir()) == []

@@ -138,8 +138,7 @@ class DeviceConnection:
             raise self.broken
         if self.broken is not None:
             raise StageError(self.name, str(self.broken))
-        silent_s = time.monotonic() - self.control.heard
-        if silent_s > SILENT_S:
+        if (silent_s := self.control.silent_s) > SILENT_S:
             raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")
         if self.busy_s > hung_s:
             raise StageError(self.name, f"hangs in one action for {self.busy_s:.0f} s")

@@ -24,7 +24,7 @@ from pipeline import schedule
 from pipeline.devices.control_unit.action_times import Clock
 from pipeline.devices.control_unit.connection import SILENT_S, Cluster, DeviceConnection
 from pipeline.devices.control_unit.replica import Replica
-from pipeline.devices.hops import HopError, Side, UndialledError, relay
+from pipeline.devices.hops import HopError, Side, UndialledError, check_read, relay
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -192,6 +192,11 @@ class Placement:
     def known_clocks(self) -> Mapping[str, Clock] | None:
         """The clocks of the plan's devices; None unless all were measured."""
         return self.clocks if self.clocks.keys() >= {*self.names} else None
+
+    def check_hops(self) -> None:
+        """Raise ``HopError`` if a device has not read its tensors of the last step."""
+        for side, place in (self.front, BEHIND), (self.back, BEFORE):
+            check_read({neighbour_name(place, k): each for k, each in side.streams.items()})
 
     def hang_up(self) -> None:
         """End the streams between stages."""

@@ -276,6 +276,7 @@ class RemoteSegments:
         whole = not record.gradients
         began_s, front_stage, back_stage = time.monotonic(), TimedStage(embedding), TimedHead(head)
         fence = self._fence(record.step)
+        placed.check_hops()
         placed.tell(FrameKind.BEGIN, record.step, torch.tensor(record.rows))
         lists = schedule.build(self.plan.schedule, len(segments), m)
         returns = self._common.first_trained < 0

@@ -19,7 +19,15 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.share import Header, Packed
-from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, TimedPorts, UndialledError
+from pipeline.devices.hops import (
+    Fence,
+    HopError,
+    Side,
+    StreamPorts,
+    TimedPorts,
+    UndialledError,
+    check_read,
+)
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -100,6 +108,8 @@ class Session:
                 raise RefusedLinkError("this segment has no such neighbour")
             if name.startswith(SHARE):
                 stream.max_bytes = held.part_bytes + MOST_JSON_BYTES
+            else:
+                stream.max_bytes = held.description.most_bytes_from(name, stream.max_bytes)
             if self.neighbours.setdefault(name, stream) is not stream:
                 raise BusyLinkError(f"there is a stream from {name} already")
 
@@ -200,9 +210,7 @@ class Session:
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
         if not d.neighbours <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
-        for name, stream in self.neighbours.items():
-            if stream.backlog()[1]:
-                raise HopError(name, "has not read the tensors of the last step")
+        check_read(self.neighbours)
         before, behind = (self._side(d, each) for each in (BEFORE, BEHIND))
         returns = d.first_trained < d.span.stop
         hops = StreamPorts(before, behind, fence, self._wait, sizes, returns)

@@ -79,6 +79,37 @@ def test_a_frame_that_fits_by_itself_is_taken_when_nothing_else_waits() -> None:
     assert [stream.receive(5).kind for _ in range(2)] == [FrameKind.READY, FrameKind.LOAD]
 
 
+def test_a_peer_whose_frames_find_no_room_is_not_silent() -> None:
+    """Its next signs of life wait behind them."""
+    stream = FrameStream("peer", len(encode(LARGE)))
+    thread = fed(stream, [*pieces(LARGE), *pieces(LARGE)])
+    while stream.silent_s:  # it is 0 from when the second one waits
+        time.sleep(0.01)
+    stream.heard -= 60
+    assert stream.silent_s == 0
+    stream.receive(5)
+    thread.join(5)
+    assert 0 < stream.silent_s < 60
+    stream.heard -= 60
+    assert stream.silent_s > 60
+
+
+def test_pieces_are_as_large_as_the_link_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of a slow link is small, for signs of life wait behind it."""
+    now, bytes_per_s = [0.0], 1e9
+    monkeypatch.setattr("collapipe.wire.streams.time.monotonic", lambda: now[0])
+    stream, sizes = FrameStream("peer", 2**40), list[int]()
+    stream.send(replace(LARGE, tensors=(torch.zeros(2**23, dtype=torch.uint8),)))
+    for message in stream.outgoing(until=lambda: True):
+        sizes.append(len(message) - 1)
+        now[0] += len(message) / bytes_per_s
+        if sizes[-1] == PIECE_BYTES:
+            bytes_per_s = 1e5
+    fast = sizes.index(PIECE_BYTES) + 1
+    assert sizes[0] == sizes[-2] == PIECE_BYTES // 8
+    assert sizes == sorted(sizes[:fast]) + sorted(sizes[fast:], reverse=True)
+
+
 def test_a_stream_that_is_closed_takes_in_no_more() -> None:
     flood = Flood(SMALL, 10**5)
     stream = FrameStream("flooder", 10**6)

@@ -1,14 +1,19 @@
 """What a device takes from its neighbour."""
 
+import threading
+import time
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
 import torch
+from frame_bytes import encode
 from torch import Tensor
 
 from collapipe.errors import WireError
-from collapipe.wire.frames import FrameKind
-from pipeline.devices.hops import Fence, HopError, Side, StreamPorts
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import WINDOW, FrameStream
+from pipeline.devices.hops import Fence, HopError, Side, StreamPorts, check_read, relay
 from pipeline.hop_codec import HopCodec
 from pipeline.schedule import FORWARD, Action
 
@@ -47,3 +52,39 @@ def test_an_activation_has_the_form_of_the_embedding_s(length: int, fits: bool) 
         return
     with pytest.raises(HopError, match="unlike the embedding's activation"):
         ports.receive(Action(FORWARD, 1))
+
+
+def test_who_has_not_read_the_last_step_is_named() -> None:
+    read, unread = FrameStream("read", 2**20), FrameStream("unread", 2**20)
+    check_read({"behind-0": read, "behind-1": unread})
+    unread.send(FENCE.frame(FrameKind.ACTIVATION, 0, torch.zeros(2, 3, 4)))
+    with pytest.raises(HopError, match="has not read") as found:
+        check_read({"behind-0": read, "behind-1": unread})
+    assert found.value.neighbour == "behind-1"
+
+
+@pytest.mark.parametrize("kind", [FrameKind.ACTIVATION, FrameKind.NORMS])
+def test_a_relay_takes_no_more_than_the_receiver_reads(kind: FrameKind) -> None:
+    """The rest waits at the sender, who keeps to its credits."""
+    source, sink = FrameStream("sender", 2**20), FrameStream("receiver", 2**20)
+    message, taken = b"\1" + encode(Frame(kind, 1, 0, 0, (torch.zeros(2, 3, 4),))), list[int]()
+
+    def messages() -> Iterator[bytes]:
+        for number in range(50):
+            while source.waiting():
+                time.sleep(0.001)
+            taken.append(number)
+            yield message
+
+    threading.Thread(target=source.feed, args=(messages(),), daemon=True).start()
+    relay(source, sink)
+    while sum(sink.backlog()) < WINDOW:
+        time.sleep(0.001)
+    time.sleep(0.1)
+    assert sum(sink.backlog()) == WINDOW and len(taken) <= WINDOW + 2
+    outgoing = sink.outgoing()
+    for _ in range(WINDOW):
+        next(outgoing)
+    while len(taken) <= WINDOW + 2:
+        time.sleep(0.001)
+    sink.close()

@@ -28,6 +28,7 @@ from collapipe.errors import LinkError, WireError
 from collapipe.models.description import describe, from_description
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import PIECE_BYTES
 from pipeline.devices.messages import (
     BEFORE,
     BEHIND,
@@ -244,6 +245,17 @@ def test_a_segment_has_no_other_neighbours(unit: HostileUnit, frames: list[Frame
     for name in (neighbour_name(BEFORE, 1), neighbour_name(SHARE, 0)):
         with pytest.raises(LinkError, match="no such neighbour"):
             unit.hop(description_of(own[0])["session"], name)
+
+
+def test_many_neighbours_share_the_limit_of_one(unit: HostileUnit, frames: list[Frame]) -> None:
+    """All of them together send a device's rows. The limit of one is an eighth of 20 MB."""
+    load_, *parts = loading(frames)
+    tree = description_of(load_) | {"rows_before": [1] * 20}
+    assert unit.load([described(load_, tree), *parts])
+    hop = unit.hop(tree["session"], neighbour_name(BEFORE, 19))
+    hop.send(bytes(PIECE_BYTES))  # of a frame that does not end
+    with pytest.raises(LinkError):
+        hop.receive()
 
 
 def test_half_a_segment_neither_steps_nor_is_sent(unit: HostileUnit, frames: list[Frame]) -> None:

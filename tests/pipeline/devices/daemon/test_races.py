@@ -17,7 +17,13 @@ from pipeline.devices.daemon.session import Session
 from pipeline.devices.messages import BEFORE, Peer, neighbour_name, secret_for
 
 NAME = neighbour_name(BEFORE, 0)
-DESCRIPTION = SimpleNamespace(peers=[], neighbours={NAME}, session="earlier", unit=3)
+DESCRIPTION = SimpleNamespace(
+    peers=[],
+    neighbours={NAME},
+    session="earlier",
+    unit=3,
+    most_bytes_from=lambda name, most: most,
+)
 HELD: Any = SimpleNamespace(description=DESCRIPTION)
 
 
@@ -115,7 +121,13 @@ def test_a_device_is_ready_once_it_has_dialled_all_peers() -> None:
 
     names = ["share-1", "share-2", "behind-0"]
     peers = [Peer(DeviceAddress(name, "127.0.0.1:1"), name, "secret") for name in names]
-    known: Any = SimpleNamespace(session="s", peers=peers, member=0, neighbours={*names})
+    known: Any = SimpleNamespace(
+        session="s",
+        peers=peers,
+        member=0,
+        neighbours={*names},
+        most_bytes_from=lambda name, most: most,
+    )
     own.held = SimpleNamespace(description=known, part_bytes=0, built=False)  # type: ignore[assignment]
     own.dial = dial
     own._held = lambda frame: own.held  # type: ignore[assignment, return-value]

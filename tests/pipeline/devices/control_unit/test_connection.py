@@ -1,0 +1,44 @@
+"""When a control unit calls a device lost."""
+
+import threading
+from collections.abc import Iterator
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from collapipe.errors import StageError
+from collapipe.wire.channels import DeviceAddress
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
+from pipeline.devices.control_unit.connection import DeviceConnection
+
+PART = Frame(FrameKind.PART, 1, 2, 3, (torch.zeros(1000, dtype=torch.uint8),))
+
+
+def parts(count: int) -> Iterator[bytes]:
+    sender = FrameStream("a device", 2**20)
+    for _ in range(count):
+        sender.send(PART)
+    messages = sender.outgoing()
+    return (next(messages) for _ in range(count))
+
+
+def test_a_device_is_not_silent_while_this_disk_is_slow() -> None:
+    """Its signs of life wait behind the parts that are not stored yet."""
+    stream, arrived, stored = FrameStream("a device", 1500), threading.Event(), threading.Event()
+    channels = Mock(stream=lambda *_: stream)
+    device = DeviceAddress("a", "127.0.0.1:1")
+    connection = DeviceConnection(device, channels, arrived, lambda *_: stored.wait(), 1500)
+    feeding = threading.Thread(target=stream.feed, args=(parts(3),), daemon=True)
+    feeding.start()  # of three parts one is being stored, one waits, and one finds no room
+    while stream.silent_s:
+        pass
+    stream.heard -= 60
+    connection.check(hung_s=1.0)
+    stored.set()
+    feeding.join(5)
+    connection.broken = None  # the stream has ended
+    stream.heard -= 60
+    with pytest.raises(StageError, match="no sign of life for 6"):
+        connection.check(hung_s=1.0)
