@@ -25,7 +25,7 @@ from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.devices.kept_law import pack_law, unpack_law
 from collapipe.errors import ConfigError, InfeasibleRoundError, RoundFailedError, one_line
-from collapipe.formatting import seconds
+from collapipe.formatting import counted, seconds
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
@@ -85,6 +85,8 @@ class Devices:
         # as measured in the last round without a loss
         self.sending: dict[str, Sending] = {}
         self.storing = 0.0  # a copy's processor time on the control unit, in steps
+        # device → most blocks for which it has memory, less than the inventory says
+        self.most_blocks: dict[str, int] = {}
         self.news: list[str] = []  # lost and returned devices since the last report
         self.advised = False  # that this process alone is faster
 
@@ -117,8 +119,9 @@ class Devices:
         self.news += [*new, *(f"{n} answers again" for n in before if n not in self.absent)]
         if len(self.absent) == len(profiles):
             _log.warning("no device answers: %s", "; ".join(self.absent.values()))
+        most = self.most_blocks | dict.fromkeys(self.absent, 0)
         return tuple(
-            replace(each, max_blocks=0) if each.name in self.absent else each
+            replace(each, max_blocks=most[each.name]) if each.name in most else each
             for each in self.known(profiles)
         )
 
@@ -281,6 +284,12 @@ class DevicePipeline:
             hosts, lost = segments.hosts, segments.lost
             self._all.learn(segments.plan, times, hosts, self._described, lost)
         self._all.news.clear()
+        for name, blocks in segments.refused.items():
+            self._all.most_blocks[name] = blocks - 1  # a plan gave it ``blocks``
+            most = counted(blocks - 1, "block")
+            self._all.news.append(
+                f"{name} holds at most {most} from now on: it offers less than its memory_bytes"
+            )
         if not segments.lost:
             steps_s = self._timer.seconds[PIPELINE]
             self._all.sending = {

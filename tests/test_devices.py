@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,21 @@ def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> No
     assert all(each.address not in json.dumps(lines(tmp_path / "real")) for each in there)
     assert later[1]["events"] == {}
     assert_same(real, simulated)
+
+
+def test_a_device_that_refused_for_its_memory_is_planned_with_less(tmp_path: Path) -> None:
+    """Though the inventory's figures allow the blocks."""
+    with daemons(2) as (whole, scarce):
+        scarce._settings = replace(scarce._settings, memory_bytes=300e3)
+        file = inventory(tmp_path / "here.yaml", [whole, scarce], max_blocks=4)
+        options = *STEADY, "federation.rounds=3", "pipeline.num_segments=2"
+        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *options)
+    first, second, third = lines(tmp_path / "run")
+    assert "lost device-1 (2 blocks need " in first["events"]["0"][0]
+    assert "device-1 holds at most 1 block from" in second["events"]["0"][0]
+    assert held(first)["device-1"] == 2
+    assert held(second) == held(third) == {"device-0": 3, "device-1": 1}
+    assert third["events"] == {}
 
 
 def test_micro_batches_stay_over_a_loss(tmp_path: Path) -> None:

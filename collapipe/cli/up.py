@@ -127,11 +127,13 @@ def run_or_wait(
 
 
 def run_command(command: Sequence[str]) -> int:
-    """Run a command in a new process, pass interrupts on, and return its exit status."""
+    """Run a command in a new process, pass interrupts on, and return its exit status, as a shell
+    does that of a process that a signal ends."""
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - our own
         while True:
             try:
-                return process.wait()
+                status = process.wait()
+                return status if status >= 0 else 128 - status
             except KeyboardInterrupt:
                 process.terminate()  # SIGINT is ignored in background jobs of scripts
 

@@ -56,7 +56,8 @@ def read_step(
     try:
         content = _CONTENT.validate_json(read(file, again))
     except (ValidationError, CollaPipeError) as error:
-        raise ConfigError(f"{file}: no measured steps ({one_line(error)}); {again}") from error
+        cause = "damaged" if isinstance(error, ValidationError) else one_line(error)
+        raise ConfigError(f"{file}: no measured steps ({cause}); {again}") from error
     own = options_of(tree)
     if other := [name for name in own if content.options.get(name) != own[name]]:
         raise ConfigError(f"{file}: was measured with another {', '.join(other)}; {again}")

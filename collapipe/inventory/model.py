@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -193,8 +194,19 @@ def _counted(
     from collapipe.models.cost import measure_cost  # torch takes seconds
 
     spec = read_spec(document, inventory)
+    _check_tokens(document, getattr(spec, "base", spec), tokens)
     with _placed(document, "model"):
         return spec, measure_cost(spec, tokens, inventory.batch_size, recompute=recompute)
+
+
+def _check_tokens(document: Document, spec: Any, tokens: int) -> None:
+    from collapipe.models.huggingface.layers import most_tokens
+
+    config: Any = getattr(spec, "own_config", None)  # of a Hugging Face model
+    limit = math.inf if config is None or spec.head == "causal" else most_tokens(config)
+    if tokens > limit:
+        cause = f"this {config.model_type} has positions for {limit:g} tokens; lower it"
+        raise document.error(("model", "tokens"), cause)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collapipe.credentials.credentials import Credentials
 
 _AT_ONCE = 3  # exit status after a second signal
-_UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 app = typer.Typer(invoke_without_command=True, help="Serve a segment; ask devices.")
 Inventory = Annotated[Path, Argument(help="YAML file with an address of each device.")]
@@ -53,9 +53,10 @@ def device(
     given_bytes, has_bytes = memory_bytes(memory), 2 * memory_bytes(None)
     if torch_device == "cpu" and given_bytes > has_bytes:
         raise ConfigError(f"--memory {memory}: this machine has {has_bytes / 1e9:.3g} GB")
-    if ":" not in listen:
-        raise ConfigError(f"--listen {listen}: expected HOST:PORT, such as 127.0.0.1:{listen}")
+    if insecure and credentials is not None:
+        raise ConfigError("--insecure, --credentials: contradict each other; leave one out")
     own = None if insecure else _credentials(credentials, name)
+    _check_address(listen)
     asked = _asked_to_end()
     import torch  # takes seconds, in which a signal may come
 
@@ -133,12 +134,23 @@ def _credentials(folder: Path | None, name: str | None) -> "Credentials":
     from collapipe.credentials.credentials import load
 
     found = load(folder)
+    if found.member.role != "device":
+        raise ConfigError(f"--credentials {folder}: is of {found.member}; name a device's folder")
     if name not in (None, found.member.name):
         raise ConfigError(
             f"--name {name}: the certificate in {folder} is of {found.member.name}; leave --name "
             "out"
         )
     return found
+
+
+def _check_address(listen: str) -> None:
+    from collapipe.credentials.verified_channel import host_and_port
+
+    try:
+        host_and_port(listen)
+    except ConfigError as error:
+        raise ConfigError(f"--listen: {error}") from error
 
 
 def _asked_to_end() -> queue.SimpleQueue[int]:

@@ -9,6 +9,7 @@ table takes ⌈buckets · heads / d⌉ rows: one row in each of T5's published s
 
 import copy
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,17 +52,20 @@ def absent(layers: nn.ModuleList) -> tuple[Absent, ...]:
     return tuple(map(Absent, layers))
 
 
-def check_length(config: Any, ids: Tensor) -> None:
-    """Raise ``ConfigError`` if ``ids`` [b, s] are longer than the table of positions."""
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is None:  # T5 has no such limit
-        return
+def most_tokens(config: Any) -> float:
+    """Return the number of positions in an encoder's table; infinite for T5, which has none."""
+    limit = getattr(config, "max_position_embeddings", math.inf)
     if config.model_type in LIKE_ROBERTA:
         limit -= config.pad_token_id + 1
-    if ids.shape[1] > limit:
+    return float(limit)
+
+
+def check_length(config: Any, ids: Tensor) -> None:
+    """Raise ``ConfigError`` if ``ids`` [b, s] are longer than the table of positions."""
+    if ids.shape[1] > (limit := most_tokens(config)):
         raise ConfigError(
-            f"model.name: this {config.model_type} has positions for {limit} tokens, a sample has "
-            f"{ids.shape[1]}; lower task.max_length"
+            f"model.name: this {config.model_type} has positions for {limit:g} tokens, a sample "
+            f"has {ids.shape[1]}; lower task.max_length"
         )
 
 

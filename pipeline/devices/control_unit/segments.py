@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from collapipe.errors import StageError, WireError
+from collapipe.errors import ConfigError, StageError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
@@ -71,6 +71,7 @@ class RemoteSegments:
         self._replica, self._timer = replica, timer
         self._measured = Measurements()
         self.lost: dict[str, str] = {}  # device that was lost or failed → cause
+        self.refused: dict[str, int] = {}  # device → number of blocks for which it lacks memory
         self._journal: list[StepRecord] = []  # steps since the last complete replica
         self._record: StepRecord | None = None  # the current step
         self._norms: list[float] = []
@@ -239,7 +240,14 @@ class RemoteSegments:
     def _replanned(self, lost: StageError) -> ClusterPlan:
         """Close the device's streams, and plan without it."""
         told = self._placed.trouble(lost.device)  # more specific than the end of a stream
-        cause = f"{told.kind}: {told.message}" if told and told.neighbour is None else lost.cause
+        cause = lost.cause
+        if told and told.kind == ConfigError.__name__:
+            cause = told.message
+            self.refused[lost.device] = sum(
+                each.span.blocks for each in self.plan.segments if lost.device in each.devices
+            )
+        elif told and told.neighbour is None:
+            cause = f"{told.kind}: {told.message}"
         self.lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
         self._placed.drop(lost.device)

@@ -164,6 +164,7 @@ def test_nothing_can_be_counted_on_figures(tmp_path: Path) -> None:
         ("{name: bert, config: {hiden_size: 8}}", ":2: model.config.hiden_size: a bert has no"),
         ("{name: bert, config: {hidden_size: [8]}}", "config.hidden_size: must be a text"),
         ("{name: bert, config: {hidden_size: 17}}", "transformers cannot build a bert"),
+        ("{name: bert, tokens: 10000}", ":2: model.tokens=10000: this bert has positions for"),
         ("{name: bert, tokens: 0}", ":2: model.tokens=0: must be at least 1"),
         ("{name: nobody/nothing}", "model.name=nobody/nothing: must be a folder with"),
         ("{name: transformers}", "model.name=transformers: no model of conf/model/; nearest: tran"),

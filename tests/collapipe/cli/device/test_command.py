@@ -17,7 +17,7 @@ from device_cluster import Result, Work, daemons, device_name, plan_of
 from device_process import COMMAND, device_process
 
 from collapipe.cli.device import command as device
-from collapipe.credentials.authority import temporary_authority
+from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 
 Command = Callable[..., tuple[int, str, str]]
 # A daemon whose every forward takes longer than gRPC waits for its streams at the end.
@@ -43,6 +43,11 @@ SegmentStage.forward = slow
         (["--insecure", "--memory", "3x"], "--memory 3x: expected a number"),
         (["--insecure", "--memory", "0GB"], "--memory 0GB: expected a number"),
         (["--insecure", "--memory", "²GB"], "--memory ²GB: expected a number"),
+        (["--insecure", "--memory", "3"], "--memory 3: expected a number with MB or GB"),
+        (["--insecure", "--listen", "127.0.0.1:99999"], "--listen: address '127.0.0.1:99999'"),
+        (["--insecure", "--listen", "127.0.0.1:"], "must be HOST:PORT, such as 10.0.0.5:7700"),
+        (["--insecure", "--listen", "127.0.0.1"], "must be HOST:PORT, such as 10.0.0.5:7700"),
+        (["--insecure", "--credentials", "own"], "leave one out"),
         (["--credentials", "nowhere"], "nowhere/key.pem: cannot be read"),
     ],
 )
@@ -68,6 +73,13 @@ def test_lines_of_the_plain_log_begin_with_the_local_time(
     assert handler.format(record) == f"{datetime.fromtimestamp(1.8e9)} unit 0 is gone"
 
 
+def test_a_control_unit_s_credentials_are_no_device_s(command: Command, tmp_path: Path) -> None:
+    own = temporary_authority(tmp_path / "all", ["pi"])[CONTROL_UNIT]
+    status, _, err = command("device", "--credentials", own)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "is of control-unit" in err
+
+
 def test_another_name_than_the_certificates_is_refused(command: Command, tmp_path: Path) -> None:
     own = temporary_authority(tmp_path / "all", ["pi"])["pi"]
     status, _, err = command("device", "--credentials", own, "--name", "jetson")
@@ -77,7 +89,7 @@ def test_another_name_than_the_certificates_is_refused(command: Command, tmp_pat
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (["--listen", "7705"], "--listen 7705: expected HOST:PORT"),
+        (["--listen", "7705"], "--listen: address '7705': must be HOST:PORT"),
         (["--memory", "3000000GB"], "--memory 3000000GB: this machine has "),
     ],
 )
