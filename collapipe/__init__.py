@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collapipe.cli.run import run_job as train
+    from collapipe.errors import CollaPipeError
     from collapipe.runs.model import load_model as load
 
-__all__ = ["__version__", "load", "train"]
-_LAZY = {"train": "collapipe.cli.run:run_job", "load": "collapipe.runs.model:load_model"}
+__all__ = ["CollaPipeError", "__version__", "load", "train"]
+_LAZY = {
+    "CollaPipeError": "collapipe.errors:CollaPipeError",
+    "load": "collapipe.runs.model:load_model",
+    "train": "collapipe.cli.run:run_job",
+}
 
 __version__ = "0.1.0"  # as in pyproject.toml; a Flower bundle has no installed metadata
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``train`` and ``load`` on first use: they import torch and flwr."""
+    """Import names on first use: ``train`` and ``load`` import torch and flwr."""
     if name in _LAZY:
         return resolve_name(_LAZY[name])
     raise AttributeError(f"module 'collapipe' has no attribute {name!r}")

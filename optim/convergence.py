@@ -78,7 +78,7 @@ def idle_gamma(channels: Sequence[Channel], options: RoundOptions) -> float:
     interference = math.fsum(channel.interference_w for channel in channels) / len(channels)
     if options.interference_constant_w and not interference:
         raise ConfigError(
-            f"round.interference_constant_w={options.interference_constant_w:g} with "
+            f"channel.interference_constant_w={options.interference_constant_w:g} with "
             "interference_w=0 on every channel: the drift of an idle unit is infinite; "
             "set the constant to 0, or interference_w above 0"
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
@@ -116,7 +117,7 @@ def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
             GlobalHydra.instance().clear()
             with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
                 return hydra.compose("config", list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{one_line(error)} (overrides: {shlex.join(overrides)})") from error
 
 

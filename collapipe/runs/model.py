@@ -143,10 +143,10 @@ class Trained:
 
 
 def load_model(
-    run_dir: Path, trusted: Sequence[str] = (), unit: int | None = None
+    run_dir: Path | str, trusted: Sequence[str] = (), unit: int | None = None
 ) -> tuple[Settings, SplitModel, Tokenizer]:
     """Load a run's settings, trained model and tokenizer, see ``load_trained``."""
-    trained = load_trained(run_dir, trusted, unit)
+    trained = load_trained(Path(run_dir), trusted, unit)
     return trained.settings, trained.model(), trained.tokenizer
 
 

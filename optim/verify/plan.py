@@ -23,6 +23,8 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
 
     Raises ``PlanViolationError`` with the unit, the constraint that fails, and the numbers.
     """
+    if plan.round != request.round:
+        raise violation("round", f"{plan.round}, the request is of round {request.round}")
     states = {state.unit: state for state in request.clusters}
     for name in ("gammas", "queues", "idle_queues", "error_queues"):
         count = len(getattr(plan, name))
@@ -68,6 +70,8 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
     limit_w = state.uplink.max_power_w
     if not uplink.power_w >= 0 or exceeds(uplink.power_w, limit_w):
         raise violation("C6", f"{uplink.power_w:.12g} W of {limit_w:.12g} W")
+    if not uplink.power_w * gains[uplink.channel] and state.uplink.model_bits:
+        raise violation("C6", f"channel {uplink.channel}: without power or gain nothing is sent")
 
 
 def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:

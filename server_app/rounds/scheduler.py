@@ -1,17 +1,19 @@
 """Plan every round from the units' reports, and keep the state that the next plan needs."""
 
+import json
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config import Settings
 from collapipe.config.settings import check_members
-from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, unit_called
+from collapipe.errors import ConfigError, InfeasibleRoundError, few_of, one_line, unit_called
 from collapipe.formatting import seconds
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
@@ -25,13 +27,14 @@ from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest, present_devices
-from optim.problem import Latency
+from optim.problem import FADINGS, LATENCIES, UPLINKS, Latency, check_choice
 from optim.verify import verify_plan
 from server_app.roster import Reported, Roster
 from server_app.rounds.estimates import RoundObservation, estimate
 from server_app.world.environment import Environment, EnvironmentState
 
 T = TypeVar("T")
+_PLAN = TypeAdapter(RoundPlan)
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +92,13 @@ class Scheduler:
         self._advised = set[int]()  # units
         self._planner: Planner = settings.planner
         check_members("strategy", self._planner, Planner)
+        latency: Latency = getattr(self._planner, "latency", "overlap")
+        fading: str = getattr(self._planner, "fading", "none")
+        uplink: str = getattr(self._planner, "uplink", "streamed")
+        check_choice("strategy.latency", latency, LATENCIES)
+        check_choice("strategy.fading", fading, FADINGS)
+        check_choice("strategy.uplink", uplink, UPLINKS)
+        self._laws = latency, fading, uplink
         self._environment: Environment = settings.build("environment")
         self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
 
@@ -137,20 +147,15 @@ class Scheduler:
             if self._settings.federation.on_infeasible == "stop":
                 raise InfeasibleRoundError(f"round {round_}: {error}") from error
             plan, skipped = RoundPlan(round_, (), queues=error.queues), str(error)
-        if not isinstance(plan, RoundPlan):
-            raise ConfigError(
-                f"strategy: {type(self._planner).__qualname__}.plan_round returned a "
-                f"{type(plan).__name__}, expected a RoundPlan"
-            )
+        plan = _plain(plan, f"strategy: {type(self._planner).__qualname__}.plan_round")
         verify_plan(plan, request)
         self._check_chosen(plan)
         self._advise(plan, request)
+        if not plan.clusters and skipped is None:
+            skipped = "the strategy scheduled no unit"
         left_out = {u: f"{f.kind}: {f.message}" for u, f in state.roster.excluded.items()}
         # the cost follows the same laws as the strategy's plan, see ``Planner``
-        latency: Latency = getattr(self._planner, "latency", "overlap")
-        fading: str = getattr(self._planner, "fading", "none")
-        uplink: str = getattr(self._planner, "uplink", "streamed")
-        cost = round_cost(plan, request, latency, fading, uplink)
+        cost = round_cost(plan, request, *self._laws)
         excluded = left_out | state.roster.resting(round_)
         return RoundDecision(request, plan, cost, skipped, excluded, environment)
 
@@ -461,3 +466,19 @@ def same_cluster(then: Reported, now: Reported) -> bool:
     if then.real_devices and names[0] == names[1]:
         now = replace(now, devices=then.devices, step=then.step)
     return then == now
+
+
+def _plain(plan: object, source: str) -> RoundPlan:
+    """Return the plan that ``source`` returned, with Python's numbers in place of numpy's. Raises
+    ``ConfigError`` for a plan that cannot be recorded."""
+    if not isinstance(plan, RoundPlan):
+        raise ConfigError(f"{source} returned a {type(plan).__name__}, expected a RoundPlan")
+    try:
+        text = json.dumps(asdict(plan), default=lambda each: each.item(), allow_nan=False)
+        return _PLAN.validate_python(json.loads(text))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise ConfigError(f"{source}: {where}: {one_line(fault['msg'])}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{source}: {one_line(error)}") from error

@@ -68,6 +68,12 @@ def test_what_a_resumed_run_reads_has_no_references() -> None:
     assert [each.partition("=")[0].lstrip("+") in later[1:] for each in referring] == [True]
 
 
+def test_a_slip_in_a_file_of_a_group_is_one_line(own: Path) -> None:
+    (own / "conf/strategy/typo.yaml").write_text("_target_: turns.Turns\n others: [1\n")
+    with pytest.raises(ConfigError, match=r'mapping values are not allowed.*typo\.yaml", line 2'):
+        load_overrides(own_overrides(["strategy=typo"]))
+
+
 @pytest.mark.parametrize(
     "began",
     [

@@ -71,6 +71,7 @@ def test_a_sound_plan_passes() -> None:
         ((sends(SOUND, 0.3),), r"unit 3: C6: 0\.3 W of 0\.2 W"),
         ((sends(SOUND, -0.1),), "unit 3: C6: -0.1 W"),
         ((sends(SOUND, float("nan")),), "unit 3: C6: nan W"),
+        ((sends(SOUND, 0.0),), "unit 3: C6: channel 0: without power or gain nothing is sent"),
         ((replace(SOUND, segments=()),), "unit 3: C1: .* sum up to 0, not L=6"),
         ((replace(SOUND, over_limits=True),), "unit 3: C7: a plan over limits"),
     ],
@@ -78,6 +79,11 @@ def test_a_sound_plan_passes() -> None:
 def test_every_violation_is_named(clusters: tuple[ClusterPlan, ...], message: str) -> None:
     with pytest.raises(PlanViolationError, match=message):
         verify_plan(RoundPlan(1, clusters), REQUEST)
+
+
+def test_a_plan_is_of_the_round_that_was_asked_for() -> None:
+    with pytest.raises(PlanViolationError, match="round: 0, the request is of round 1"):
+        verify_plan(RoundPlan(0, (SOUND,)), REQUEST)
 
 
 def test_a_channel_needs_an_uplink() -> None:

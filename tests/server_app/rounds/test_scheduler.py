@@ -2,8 +2,9 @@
 
 import gzip
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,6 +19,7 @@ from step_laws import law_of, stages_of
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.plan import RoundPlan
 from collapipe.report import BENCHMARKED, ClusterReport, RoundingErrors, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import (
@@ -31,6 +33,7 @@ from collapipe.state import (
     Uplink,
 )
 from collapipe.wire.messages import Failure
+from optim.baselines import EvenSplit
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS
@@ -104,6 +107,86 @@ def test_every_strategy_sees_the_same_world(tmp_path: Path) -> None:
         worlds.append([(each.request.clusters, each.request.channels) for each in decisions])
     assert all(world == worlds[0] for world in worlds[1:])
     assert len({repr(world) for world in worlds[0]}) == 30  # it changes in every round
+
+
+class Changing:
+    """A strategy that changes another one's plans."""
+
+    def __init__(self, change: Callable[[RoundPlan], object]) -> None:
+        self._change = change
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> object:
+        return self._change(EvenSplit().plan_round(request, rng))
+
+
+def changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[RoundPlan], object]
+) -> RoundPlan:
+    """The plan of a round by such a strategy."""
+    monkeypatch.setattr(Settings, "planner", property(lambda settings: Changing(change)))
+    return scheduler(tmp_path).decide(1).plan
+
+
+def of_first(plan: RoundPlan, **changes: object) -> RoundPlan:
+    first, *others = plan.clusters
+    return replace(plan, clusters=(replace(first, **changes), *others))  # type: ignore[arg-type]
+
+
+def test_a_plan_may_have_the_generators_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of numpy, which no record could hold."""
+    kept = list[RoundPlan]()
+
+    def change(plan: RoundPlan) -> RoundPlan:
+        kept.append(plan)
+        first = plan.clusters[0]
+        unit, m = np.int64(first.unit), np.int64(first.num_micro_batches)
+        return of_first(plan, unit=unit, num_micro_batches=m)
+
+    found = changed(tmp_path, monkeypatch, change)
+    assert [found] == kept and type(found.clusters[0].unit) is int
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda plan: [plan], "returned a list, expected a RoundPlan"),
+        (lambda plan: replace(plan, queues=(math.nan,) * 4), "not JSON compliant"),
+        (lambda plan: replace(plan, certificate={}), "certificate.objective: Field required"),
+        (lambda plan: of_first(plan, unit=object()), "no attribute 'item'"),
+        (lambda plan: of_first(plan, latency_s="soon"), "clusters.0.latency_s: Input should be"),
+    ],
+)
+def test_a_plan_that_no_record_can_hold_names_its_strategy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[RoundPlan], object],
+    says: str,
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        changed(tmp_path, monkeypatch, change)
+    assert str(refused.value).startswith("strategy: Changing.plan_round")
+    assert says in str(refused.value)
+
+
+def test_a_round_in_which_nobody_was_scheduled_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Changing(lambda plan: replace(plan, clusters=()))
+    monkeypatch.setattr(Settings, "planner", property(lambda settings: planner))
+    assert scheduler(tmp_path).decide(1).skipped == "the strategy scheduled no unit"
+
+
+@pytest.mark.parametrize("law", ["latency", "fading", "uplink"])
+def test_the_laws_of_an_own_strategy_are_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, law: str
+) -> None:
+    planner = Changing(lambda plan: plan)
+    setattr(planner, law, "flowshop")
+    monkeypatch.setattr(Settings, "planner", property(lambda settings: planner))
+    with pytest.raises(ConfigError, match=rf"strategy\.{law}=flowshop: must be one of "):
+        scheduler(tmp_path)
 
 
 def test_a_logged_round_planned_again_by_another_strategy_has_its_channels(tmp_path: Path) -> None:
