@@ -39,7 +39,7 @@ Unit = Annotated[int | None, Option(help="Unit of the model, if models were not 
 TorchDevice = Annotated[
     str | None, Option(help="auto, cpu, cuda, cuda:NUMBER or mps; default: server.torch_device.")
 ]
-Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
