@@ -144,3 +144,23 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
     (own / "idle.py").write_text(f"{source}    pass\n")
     with pytest.raises(ConfigError, match=r"^strategy\._target_=idle\.Idle: lacks plan_round; "):
         run(own / "run", "strategy=even", "strategy._target_=idle.Idle")
+
+
+def test_a_block_that_raises_on_a_unit_is_named_with_its_file_and_line(own: Path) -> None:
+    (own / "broken_block.py").write_text("""
+from collapipe.models.transformer import TransformerSpec
+
+
+class Broken(TransformerSpec):
+    def build_block(self, index):
+        block = super().build_block(index)
+        block.register_forward_pre_hook(broken)
+        return block
+
+
+def broken(*arguments):
+    raise RuntimeError("my block")
+""")
+    fault = r"RuntimeError: my block \(broken_block\.py, line 13\)"
+    with pytest.raises(CollaPipeError, match=fault):
+        run(own / "run", "model._target_=broken_block.Broken")

@@ -128,6 +128,7 @@ def _measure(
         drawing_from(torch.Generator()),
     ):
         out = block(hidden, mask)
+    _check_output(out, hidden)
     with flop_counter() as backward:
         torch.autograd.backward(out, torch.ones_like(out))
     own = _storages([*block.parameters(), *block.buffers()])
@@ -146,6 +147,21 @@ def _measure(
         trained_bytes=float(trained),
     )
     return out.shape, cost
+
+
+def _check_output(out: object, hidden: Tensor) -> None:
+    """Raise ``ConfigError`` unless a block's output continues ``hidden`` [b, s, d]; it may append
+    rows to a sample."""
+    if isinstance(out, Tensor):
+        fits = out.dim() == 3 and out.shape[::2] == hidden.shape[::2] and out.dtype == hidden.dtype
+        described = f"{out.dtype} {list(out.shape)}"
+    else:
+        fits, described = False, type(out).__name__
+    if not fits:
+        raise ConfigError(
+            f"model: a block returns {described} for an input {hidden.dtype} {list(hidden.shape)}; "
+            "it must return a tensor of this dtype and width"
+        )
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it

@@ -1,5 +1,6 @@
 """A block's cost, counted without memory, is what real blocks of all families take."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
@@ -144,6 +145,35 @@ class WithoutProducts(TransformerSpec):
 def test_a_block_without_matrix_products_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^model: a block computes no matrix product"):
         measure_cost(WithoutProducts(dim=SPEC.dim), 4, 1)
+
+
+@dataclass(frozen=True)
+class Returning(TransformerSpec):
+    """A model with a block that returns something else."""
+
+    change: Callable[[Tensor], object] = lambda hidden: hidden
+
+    def build_block(self, index: int) -> nn.Module:
+        block = super().build_block(index)
+        block.register_forward_hook(lambda module, given, hidden: self.change(hidden))
+        return block
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda hidden: (hidden, None), "returns tuple for an input torch.float32 [1, 4, 32]"),
+        (lambda hidden: hidden[..., :9], "returns torch.float32 [1, 4, 9] for"),
+        (lambda hidden: hidden[0], "returns torch.float32 [4, 32] for"),
+        (lambda hidden: hidden.double(), "returns torch.float64 [1, 4, 32] for"),
+    ],
+)
+def test_a_block_returns_what_the_next_one_takes(
+    change: Callable[[Tensor], object], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        measure_cost(Returning(dim=SPEC.dim, num_heads=4, change=change), 4, 1)
+    assert says in str(refused.value)
 
 
 def test_counting_needs_no_memory() -> None:
