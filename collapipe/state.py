@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 from collapipe.errors import ConfigError, is_printable, unit_called
@@ -434,6 +434,10 @@ class Channel:
     bandwidth_hz: float
     interference_w: float
     noise_w_per_hz: float
+
+    def __post_init__(self) -> None:
+        if not (self.bandwidth_hz and all(0 <= each < math.inf for each in astuple(self))):
+            raise ConfigError(f"{self}: must be finite and not negative, and bandwidth_hz above 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Plan a round or a cluster from Python, outside of a run; every answer is verified."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,15 +56,12 @@ def plan_cluster(
     Raises ``ConfigError`` for impossible sizes or unknown names, ``InfeasibleRoundError`` if the
     devices cannot hold the blocks, and ``PlanViolationError`` if the solver's answer is wrong.
     """
-    most = batch_size if max_micro_batches is None else min(max_micro_batches, batch_size)
-    for name, size in (
-        ("len(devices)", len(devices)),
-        ("num_blocks", num_blocks),
-        ("batch_size", batch_size),
-        ("max_micro_batches", most),
-    ):
-        if size < 1:
-            raise ConfigError(f"{name}={size}: must be at least 1")
+    asked = batch_size if max_micro_batches is None else max_micro_batches
+    _check_sizes(
+        devices=len(devices), num_blocks=num_blocks, batch_size=batch_size, max_micro_batches=asked
+    )
+    _check_once("devices", [each.name for each in devices])
+    most = min(asked, batch_size)
     check_choice("latency", latency, LATENCIES)
     kept = in_flight(schedule, len(devices))
     problem = ClusterProblem(tuple(devices), num_blocks, batch_size, most, latency, in_flight=kept)
@@ -99,9 +97,12 @@ def plan_round(
     round=previous.round + 1, queues=error.queues)``.
 
     Raises ``InfeasibleRoundError`` with the numbers and what would make the round feasible,
-    ``ConfigError`` if ``previous`` is of another number of clusters, and ``PlanViolationError`` if
-    the strategy's plan violates a constraint.
+    ``ConfigError`` for impossible sizes or a ``previous`` of another number of clusters, and
+    ``PlanViolationError`` if the strategy's plan violates a constraint.
     """
+    _check_sizes(clusters=len(clusters), num_blocks=num_blocks, batch_size=batch_size)
+    _check_sizes(local_steps=local_steps)
+    _check_once("clusters", [each.unit for each in clusters])
     last = previous or RoundPlan(0, ())
     for name in ("queues", "error_queues"):
         if (count := len(getattr(last, name))) not in (0, len(clusters)):
@@ -123,3 +124,15 @@ def plan_round(
     plan = (strategy or Dssra()).plan_round(request, np.random.default_rng((seed, request.round)))
     verify_plan(plan, request)
     return plan
+
+
+def _check_sizes(**sizes: int) -> None:
+    """Raise ``ConfigError`` unless all are whole numbers from 1 on."""
+    for name, size in sizes.items():
+        if size < 1 or size != int(size):
+            raise ConfigError(f"{name}={size}: must be a whole number from 1 on")
+
+
+def _check_once(what: str, names: Sequence[object]) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"{what}: {twice[0]} is there twice")

@@ -1,5 +1,6 @@
 """``optim`` as a library: its page's example runs where torch and Flower cannot be imported."""
 
+import math
 import re
 import subprocess
 import sys
@@ -74,7 +75,9 @@ def test_a_cluster_is_planned_by_any_solver_and_with_fewer_micro_batches() -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"devices": ()}, r"^len\(devices\)=0: must be at least 1$"),
+        ({"devices": ()}, r"^devices=0: must be a whole number from 1 on$"),
+        ({"devices": (*DEVICES, DEVICES[0])}, "^devices: jetson is there twice$"),
+        ({"num_blocks": 3.5}, r"^num_blocks=3\.5: must be a whole number"),
         ({"num_blocks": 0}, "^num_blocks=0: "),
         ({"batch_size": 0}, "^batch_size=0: "),
         ({"max_micro_batches": 0}, "^max_micro_batches=0: "),
@@ -139,3 +142,24 @@ def test_a_last_plan_of_other_clusters_is_refused(name: str) -> None:
     last = RoundPlan(4, (), **{name: (0.0, 0.0)})
     with pytest.raises(ConfigError, match=f"^previous: has 2 {name}, expected 3$"):
         plan_round(CLUSTERS, CHANNELS, **SIZES, previous=last)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clusters": ()}, "^clusters=0: must be a whole number from 1 on$"),
+        ({"clusters": (*CLUSTERS[:2], CLUSTERS[0])}, "^clusters: 0 is there twice$"),
+        ({"batch_size": 0}, "^batch_size=0: "),
+        ({"local_steps": 0.5}, r"^local_steps=0\.5: "),
+    ],
+)
+def test_an_impossible_round_is_refused(changes: dict[str, object], message: str) -> None:
+    asked = {"clusters": CLUSTERS, "channels": CHANNELS, **SIZES, **changes}
+    with pytest.raises(ConfigError, match=message):
+        plan_round(**asked)
+
+
+@pytest.mark.parametrize("figures", [(0, 1, 1), (math.nan, 1, 1), (1, -1, 1), (1, 1, math.inf)])
+def test_an_impossible_channel_is_refused(figures: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="bandwidth_hz above 0"):
+        Channel(*figures)
