@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import click
 import typer
@@ -417,7 +417,12 @@ def up(
 ) -> None:
     """Start devices on this machine, and remove them at the end: collapipe up --devices 3 -- run"""
     from collapipe.cli.up import up as start
+    from collapipe.validation import nearest
 
+    known = cast("click.Group", context.find_root().command).commands
+    for word in context.args[:1]:
+        if word not in known:
+            raise click.UsageError(f"{word}: no command of collapipe{nearest(word, known)}")
     raise typer.Exit(start(devices, clusters, inventory, memory, context.args, context.obj))
 
 

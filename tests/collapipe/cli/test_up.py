@@ -92,6 +92,17 @@ def test_memory_that_fits_no_device_starts_none(command: Command, memory: str) -
     assert "--memory" in errors
 
 
+def test_a_mistyped_command_starts_no_device(command: Command) -> None:
+    status, _, errors = command("up", "--", "runn", "federation.rounds=1")
+    assert status == 2
+    assert "runn: no command of collapipe; nearest: run" in errors
+
+
+def test_a_command_that_a_signal_ends_has_the_status_of_a_shell() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    assert up.run_command([sys.executable, "-c", code]) == 128 + 15
+
+
 @pytest.mark.parametrize(("own", "threads"), [([], 1), (["pipeline.threads=2"], 2)])
 def test_the_run_has_one_thread_as_each_daemon_if_it_names_no_other_number(
     own: list[str], threads: int, monkeypatch: pytest.MonkeyPatch
