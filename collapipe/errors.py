@@ -92,6 +92,10 @@ class StageError(CollaPipeError):
         self.device, self.cause = device, cause
 
 
+class DeviceMemoryError(CollaPipeError):
+    """A segment needs more memory than its device offers."""
+
+
 class CancelledRoundError(CollaPipeError):
     """The round's time ended, or the run was stopped, before the work was done."""
 
@@ -146,7 +150,7 @@ def one_line(said: object) -> str:
 
 
 def cause_of(error: Exception) -> str:
-    """Return an error's message as ``one_line`` does, but without the path that its file has."""
+    """Return an error's message in one line, that of an ``OSError`` without its number and path."""
     return (isinstance(error, OSError) and error.strerror) or one_line(error)
 
 

@@ -132,9 +132,10 @@ def _credentials(folder: Path | None, name: str | None) -> "Credentials":
             "alone --insecure does without"
         )
     from collapipe.credentials.credentials import load
+    from collapipe.credentials.member import Role
 
     found = load(folder)
-    if found.member.role != "device":
+    if found.member.role != Role.DEVICE:
         raise ConfigError(f"--credentials {folder}: is of {found.member}; name a device's folder")
     if name not in (None, found.member.name):
         raise ConfigError(

@@ -54,7 +54,9 @@ def absent(layers: nn.ModuleList) -> tuple[Absent, ...]:
 
 def most_tokens(config: Any) -> float:
     """Return the number of positions in an encoder's table; infinite for T5, which has none."""
-    limit = getattr(config, "max_position_embeddings", math.inf)
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return math.inf
     if config.model_type in LIKE_ROBERTA:
         limit -= config.pad_token_id + 1
     return float(limit)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from collapipe.errors import ConfigError, StageError, WireError
+from collapipe.errors import DeviceMemoryError, StageError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
@@ -241,7 +241,7 @@ class RemoteSegments:
         """Close the device's streams, and plan without it."""
         told = self._placed.trouble(lost.device)  # more specific than the end of a stream
         cause = lost.cause
-        if told and told.kind == ConfigError.__name__:
+        if told and told.kind == DeviceMemoryError.__name__:
             cause = told.message
             self.refused[lost.device] = sum(
                 each.span.blocks for each in self.plan.segments if lost.device in each.devices

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from collapipe import __version__
-from collapipe.errors import ConfigError, WireError
+from collapipe.errors import DeviceMemoryError, WireError
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.frozen import find
@@ -42,8 +42,8 @@ class HeldSegment:
     or hub id. The others must be sent in parts of at most ``part_bytes``. Frozen weights that were
     found are in ``kept`` afterwards, by their digests, and no others.
 
-    Raises ``WireError`` if the description or a part is invalid, and ``ConfigError`` if the segment
-    needs more than ``memory_bytes``, before memory is allocated.
+    Raises ``WireError`` if the description or a part is invalid, and ``DeviceMemoryError`` if the
+    segment needs more than ``memory_bytes``, before memory is allocated.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class HeldSegment:
         self._coming: dict[str, Tensors] = {}  # received tensors that no block has yet
 
     def _check_memory(self, needed: float, offered: float) -> None:
-        """Raise ``ConfigError`` if the segment needs more bytes than the device offers."""
+        """Raise ``DeviceMemoryError`` if the segment needs more bytes than the device offers."""
         if needed > offered:
-            raise ConfigError(
+            raise DeviceMemoryError(
                 f"{self.description.span.blocks} blocks need {needed:,.0f} bytes, this device "
                 f"offers {offered:,.0f}; raise --memory, or plan fewer blocks here"
             )

@@ -254,7 +254,7 @@ def test_many_neighbours_share_the_limit_of_one(unit: HostileUnit, frames: list[
     assert unit.load([described(load_, tree), *parts])
     hop = unit.hop(tree["session"], neighbour_name(BEFORE, 19))
     hop.send(bytes(PIECE_BYTES))  # of a frame that does not end
-    with pytest.raises(LinkError):
+    with pytest.raises(LinkError, match="ended the stream"):
         hop.receive()
 
 
