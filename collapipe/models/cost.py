@@ -153,14 +153,14 @@ def _check_output(out: object, hidden: Tensor) -> None:
     """Raise ``ConfigError`` unless a block's output continues ``hidden`` [b, s, d]; it may append
     rows to a sample."""
     if isinstance(out, Tensor):
-        fits = out.dim() == 3 and out.shape[::2] == hidden.shape[::2] and out.dtype == hidden.dtype
+        fits = out.is_floating_point() and out.dim() == 3 and out.shape[::2] == hidden.shape[::2]
         described = f"{out.dtype} {list(out.shape)}"
     else:
         fits, described = False, type(out).__name__
     if not fits:
         raise ConfigError(
             f"model: a block returns {described} for an input {hidden.dtype} {list(hidden.shape)}; "
-            "it must return a tensor of this dtype and width"
+            "it must return numbers of the same batch and width"
         )
 
 

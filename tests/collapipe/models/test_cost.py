@@ -165,7 +165,7 @@ class Returning(TransformerSpec):
         (lambda hidden: (hidden, None), "returns tuple for an input torch.float32 [1, 4, 32]"),
         (lambda hidden: hidden[..., :9], "returns torch.float32 [1, 4, 9] for"),
         (lambda hidden: hidden[0], "returns torch.float32 [4, 32] for"),
-        (lambda hidden: hidden.double(), "returns torch.float64 [1, 4, 32] for"),
+        (lambda hidden: hidden > 0, "returns torch.bool [1, 4, 32] for"),
     ],
 )
 def test_a_block_returns_what_the_next_one_takes(

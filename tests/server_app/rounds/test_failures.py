@@ -172,7 +172,8 @@ def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path)
     five = "federation.num_units=5", "channel.num_channels=5", "strategy=all"
     with pytest.raises(RoundFailedError) as failed:
         scripted(tmp_path / "run", explode, {*range(5)}, {2}, *five)
-    cause = 'ClientApp: "ValueError: the battery is empty"'
+    place = f"test_failures.py, line {explode.__code__.co_firstlineno + 1}"
+    cause = f'ClientApp: "ValueError: the battery is empty ({place})"'
     causes = "; ".join(f"unit {unit}: {cause}" for unit in range(3))
     assert str(failed.value) == f"round 2: every unit failed: {causes} and 2 more"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
