@@ -1,16 +1,21 @@
 """What a device is told of its place."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
+import pytest
 import torch
 
 from collapipe.models.description import describe
 from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
 from pipeline.devices.block_form import block_forms
 from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica, starting_with
+from pipeline.devices.hops import HopError, Side
 from pipeline.devices.messages import RoundDescription
 from tests.device_cluster import ADAMW, SMALL, Work, plan_of
 
@@ -54,3 +59,13 @@ def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> N
     assert told[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
     assert told[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]  # a set for each share
     assert described == modes == [False] * 8 + [False, False, True] + [False, True]
+
+
+def test_a_device_at_either_end_that_has_not_read_is_named() -> None:
+    stream = FrameStream("a device", 2**20)
+    stream.send(Frame(FrameKind.GRADIENT, 1, 0, 0))
+    for place, name in (("front", "behind-1"), ("back", "before-1")):
+        sides = {"front": Side({}), "back": Side({}), place: Side({1: stream})}
+        with pytest.raises(HopError, match="has not read") as found:
+            Placement.check_hops(Mock(**sides))
+        assert found.value.neighbour == name

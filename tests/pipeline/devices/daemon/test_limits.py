@@ -13,6 +13,7 @@ import pytest
 import torch
 from device_cluster import SMALL, daemons
 from hostile_peer import (
+    PATIENCE_S,
     HostileUnit,
     RawStream,
     described,
@@ -253,9 +254,11 @@ def test_many_neighbours_share_the_limit_of_one(unit: HostileUnit, frames: list[
     tree = description_of(load_) | {"rows_before": [1] * 20}
     assert unit.load([described(load_, tree), *parts])
     hop = unit.hop(tree["session"], neighbour_name(BEFORE, 19))
+    began_s = time.monotonic()
     hop.send(bytes(PIECE_BYTES))  # of a frame that does not end
     with pytest.raises(LinkError, match="ended the stream"):
         hop.receive()
+    assert time.monotonic() - began_s < PATIENCE_S / 2  # else the call's time was up
 
 
 def test_half_a_segment_neither_steps_nor_is_sent(unit: HostileUnit, frames: list[Frame]) -> None:
