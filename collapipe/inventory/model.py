@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -200,11 +199,13 @@ def _counted(
 
 
 def _check_tokens(document: Document, spec: Any, tokens: int) -> None:
-    from collapipe.models.huggingface.layers import most_tokens
-
+    """Raise ``ConfigError`` if a sample is longer than an encoder's table of positions."""
     config: Any = getattr(spec, "own_config", None)  # of a Hugging Face model
-    limit = math.inf if config is None or spec.head == "causal" else most_tokens(config)
-    if tokens > limit:
+    if config is None or spec.head == "causal":
+        return
+    from collapipe.models.huggingface.layers import most_tokens  # takes seconds
+
+    if tokens > (limit := most_tokens(config)):
         cause = f"this {config.model_type} has positions for {limit:g} tokens; lower it"
         raise document.error(("model", "tokens"), cause)
 

@@ -124,16 +124,20 @@ class SegmentDescription(RoundDescription):
     def rows_with(self, side: str, total: int) -> list[tuple[int, int]]:
         """Return the range of own rows that each device of the stage ``before`` or ``behind`` has,
         of a micro-batch of ``total`` rows."""
-        others = self.rows_before if side == BEFORE else self.rows_behind
-        return common_rows(self.rows, self.member, others, total)
+        return common_rows(self.rows, self.member, self._rows_around(side), total)
+
+    def _rows_around(self, side: str) -> tuple[int, ...]:
+        """Return the planned rows of each device of the stage ``before`` or ``behind``."""
+        return self.rows_before if side == BEFORE else self.rows_behind
 
     def most_bytes_from(self, name: str, most: int) -> int:
         """Return the limit in bytes of a frame from a neighbour before or behind this device,
         ``most`` for all rows of this device. Rounded shares of fewer rows may be twice as large."""
-        side, place = name.partition("-")[::2]
-        others = self.rows_before if side == BEFORE else self.rows_behind
-        rows = self.rows_with(side, total=sum(self.rows) * sum(others))
-        first, end = rows[int(place)]
+        at = place_of(name)
+        assert at is not None  # the name of one of the neighbours
+        side, place = at
+        rows = self.rows_with(side, total=sum(self.rows) * sum(self._rows_around(side)))
+        first, end = rows[place]
         return min(most, 2 * most * (end - first) // rows[-1][1] + _HEADER_BYTES)
 
     def shares_of(self, member: int) -> range:

@@ -23,6 +23,7 @@ from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster
 from collapipe.step_law import interval
+from collapipe.validation import dotted, rule
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
@@ -478,7 +479,6 @@ def _plain(plan: object, source: str) -> RoundPlan:
         return _PLAN.validate_python(json.loads(text))
     except ValidationError as error:
         fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise ConfigError(f"{source}: {where}: {one_line(fault['msg'])}") from error
+        raise ConfigError(f"{source}: {dotted(fault['loc'])}: {rule(fault)}") from error
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{source}: {one_line(error)}") from error

@@ -153,9 +153,9 @@ def test_a_plan_may_have_the_generators_numbers(
     [
         (lambda plan: [plan], "returned a list, expected a RoundPlan"),
         (lambda plan: replace(plan, queues=(math.nan,) * 4), "not JSON compliant"),
-        (lambda plan: replace(plan, certificate={}), "certificate.objective: Field required"),
+        (lambda plan: replace(plan, certificate={}), "certificate.objective: is missing"),
         (lambda plan: of_first(plan, unit=object()), "no attribute 'item'"),
-        (lambda plan: of_first(plan, latency_s="soon"), "clusters.0.latency_s: Input should be"),
+        (lambda plan: of_first(plan, latency_s="soon"), "clusters[0].latency_s: must be a number"),
     ],
 )
 def test_a_plan_that_no_record_can_hold_names_its_strategy(
