@@ -93,8 +93,11 @@ class DecoderLinkServer:
         self._closed = threading.Event()
         self._watching = threading.Thread(target=self._watch, daemon=True, name="decoder-watch")
         self._certified = certified
+        self._threads = futures.ThreadPoolExecutor(
+            2 * max_sessions, thread_name_prefix="decoder-link"
+        )
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
+            self._threads,
             options=[
                 *SERVER_OPTIONS,
                 ("grpc.max_concurrent_streams", 2 * max_sessions),  # of one connection
@@ -124,6 +127,7 @@ class DecoderLinkServer:
         self._closed.set()
         self._watching.join()
         self._server.stop(_CLOSE_S).wait()
+        self._threads.shutdown()
 
     def open(self, session: DecoderSession) -> LinkAddress:
         """Open a session and return the address for its unit. Raises ``LinkError`` if
