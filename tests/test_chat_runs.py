@@ -94,6 +94,7 @@ def test_conversations_train_and_are_scored(
     assert ids == known.encode_chat([text])[0][0].tolist()
 
 
+@pytest.mark.thorough
 def test_packed_conversations_train_as_unpacked_ones(tmp_path: Path) -> None:
     """Where a batch has all of them: the same steps, but for rounding."""
     options, found = conversations(tmp_path), []

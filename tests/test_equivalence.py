@@ -131,6 +131,7 @@ def test_units_side_by_side_with_dropout_equal_units_one_after_the_other(tmp_pat
     assert_equal(together, weights(tmp_path / "apart"))
 
 
+@pytest.mark.thorough
 def test_the_cut_and_the_schedule_change_no_bit(tmp_path: Path) -> None:
     options = ("model.dropout=0.3", "pipeline.num_micro_batches=4")
     even = run(tmp_path / "even", *options, "cluster.num_devices=2")
@@ -146,6 +147,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_another_seed_gives_another_model(tmp_path: Path, plain: Path) -> None:
     one, other = weights(plain), run(tmp_path, "seed=1")
     assert not torch.equal(

@@ -96,6 +96,7 @@ def test_a_run_has_the_bits_of_the_rounded_weights(
     assert losses[0]["test_loss"] == losses[1]["test_loss"]
 
 
+@pytest.mark.thorough
 def test_a_run_on_daemons_has_the_same_bits(tmp_path: Path) -> None:
     quantised = "model.quantization=nf4"
     with daemons(2) as there:

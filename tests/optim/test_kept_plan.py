@@ -236,7 +236,7 @@ def assignments(segments: Sequence[SegmentPlan], names: set[str]) -> Iterator[li
 def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
     """As brute force over all devices of each share says."""
     kept = others = 0
-    for seed in range(cases(few=12, many=1000)):
+    for seed in range(cases(few=6, many=1000)):
         rng = np.random.default_rng(seed)
         names = "abcd"[: rng.integers(3, 5)]
         devices, m = drawn_devices(rng, names), int(rng.choice([1, 2, 4]))

@@ -31,7 +31,7 @@ def test_a_request_survives_json(preset: str, seed: int) -> None:
     assert REQUEST.validate_json(REQUEST.dump_json(asked)) == asked
 
 
-@pytest.mark.parametrize("preset", ["paper", "edge"])
+@pytest.mark.parametrize("preset", [pytest.param("paper", marks=pytest.mark.thorough), "edge"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_replayed_request_gives_the_same_plan(strategy: str, preset: str) -> None:
     """With and without a partition that the framework prescribes; each plan is sound."""

@@ -80,7 +80,7 @@ def finish_times(asked: RoundRequest, fading: str, uplink: str, energy: str) -> 
 
 
 @pytest.mark.parametrize("uplink", ["streamed", "after"])
-@pytest.mark.parametrize("fading", ["none", "rayleigh"])
+@pytest.mark.parametrize("fading", [pytest.param("none", marks=pytest.mark.thorough), "rayleigh"])
 @pytest.mark.parametrize("preset", ["paper", "edge"])
 def test_the_chosen_units_end_as_soon_as_any_channels_let_them(
     preset: str, fading: str, uplink: str

@@ -34,8 +34,11 @@ from reproduction.figure import above, near, share_over_seeds
 from tests.optim.laws import pipeline_latency
 
 FIGURES = (
-    *("fig04", "fig05", "fig08", "spreads"),
-    *(pytest.param(each, marks=pytest.mark.thorough) for each in ("fig07", "fig11", "frameworks")),
+    *("fig04", "fig05"),
+    *(
+        pytest.param(each, marks=pytest.mark.thorough)
+        for each in ("fig07", "fig08", "fig11", "frameworks", "spreads")
+    ),
 )
 SEEDS = 2
 Run = Callable[..., tuple[int, str, str]]

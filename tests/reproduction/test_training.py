@@ -266,7 +266,13 @@ def test_summed_gradients_take_the_step_that_the_scaled_optimiser_takes(size: fl
 
 
 @pytest.mark.parametrize(
-    ("figure", "runs"), [("fig06", 12), ("fig06_users", 2), ("fig09", 14), ("fig10", 14)]
+    ("figure", "runs"),
+    [
+        ("fig06", 12),
+        ("fig06_users", 2),
+        pytest.param("fig09", 14, marks=pytest.mark.thorough),
+        pytest.param("fig10", 14, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_figure_is_written(
     figure: str, runs: int, reproduce: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ import torch
 import transformers
 from datasets import Dataset
 from federated import TINY, grid_of, train, weights
-from huggingface import CASES, LABELS, ONE_OF_EACH, VOCABULARY, batch_for, folder, own_loss, spec_of
+from huggingface import LABELS, ONE_OF_EACH, VOCABULARY, batch_for, folder, own_loss, spec_of
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
 from trained import trained
@@ -50,7 +50,7 @@ def loaded(spec: HuggingFaceSpec, path: Path) -> Any:
     return getattr(transformers, spec.class_name).from_pretrained(path)
 
 
-@pytest.mark.parametrize(("name", "head"), CASES)
+@pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
 def test_the_exported_model_computes_the_same(tmp_path: Path, name: str, head: str) -> None:
     """Also where embeddings that it shared have gone apart."""
     spec, batch = spec_of(tmp_path, name, head), batch_for(head)

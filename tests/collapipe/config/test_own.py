@@ -89,7 +89,15 @@ def test_a_slip_in_a_file_of_a_group_is_one_line(own: Path) -> None:
             ],
             marks=pytest.mark.thorough,
         ),
-        ["task=ner", "model=huggingface", "model.family=bert", "model.config={hidden_size: 24}"],
+        pytest.param(
+            [
+                "task=ner",
+                "model=huggingface",
+                "model.family=bert",
+                "model.config={hidden_size: 24}",
+            ],
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=" ".join,
 )

@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 import torch
 from huggingface import (
-    CASES,
     ONE_OF_EACH,
     VARIANTS,
     VOCABULARY,
@@ -74,7 +73,7 @@ def cut_of(spec: HuggingFaceSpec) -> tuple[int, ...]:
     return (1, 2, 1) if spec.num_blocks == 4 else (1, 2)
 
 
-@pytest.mark.parametrize(("name", "head"), CASES)
+@pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
 def test_split_equals_untouched(tmp_path: Path, name: str, head: str) -> None:
     """Loss and every gradient; where one weight is two here, the two gradients' sum."""
     spec = spec_of(tmp_path, name, head, **without_dropout(VARIANTS[name][0]))

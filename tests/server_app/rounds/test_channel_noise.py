@@ -44,7 +44,7 @@ def test_noise_has_that_variance_and_no_mean() -> None:
 
 
 def test_a_run_with_noise_is_another_one_and_repeats(tmp_path: Path) -> None:
-    world = ("cluster=paper", "channel=paper", "strategy.energy=adapters")
+    world = ("cluster=paper", "channel=paper", "strategy.energy=adapters", "federation.rounds=1")
     noise = ("federation.channel_noise=1.0e-6", *world)
     first, second = (run(tmp_path / name, *noise) for name in ("first", "second"))
     quiet = run(tmp_path / "quiet", *noise[1:])
