@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from collapipe.config.contradictions import contradictions, faults_in_cluster, faults_in_data
+from collapipe.config.idle import idle_options
 from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
 from collapipe.config.trust import read_saved
@@ -68,7 +69,7 @@ def load_text(text: str) -> Settings:
     world = {option: settings.build(option) for option in _WORLD}
     _check_there(settings.data)
     faults = faults_in_cluster(settings, world["cluster"]), faults_in_data(settings)
-    for fault in chain(contradictions(settings), *faults):
+    for fault in chain(contradictions(settings), *faults, idle_options(settings)):
         raise ConfigError(fault)
     return settings
 

@@ -1,8 +1,7 @@
 """Combinations of options that do not work; each has a message with the way out."""
 
 from collections.abc import Iterator
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from collapipe.config.resolved import value_at
 from collapipe.config.settings import Settings
@@ -10,8 +9,6 @@ from collapipe.sections import LoraSettings
 
 if TYPE_CHECKING:
     from collapipe.devices.presets import ClusterPreset
-
-_AS_YAML: dict[Any, str] = {None: "null", False: "false"}
 
 
 def contradictions(settings: Settings) -> Iterator[str]:
@@ -169,9 +166,7 @@ def _unsummed(settings: Settings) -> Iterator[str]:
 
 
 def faults_in_data(settings: Settings) -> Iterator[str]:
-    """Yield messages for options of ``data`` without effect, or if the server would need rows from
-    the simulated units' training file."""
-    yield from _idle_options(settings)
+    """Yield a message if the server would need rows from the simulated units' training file."""
     data, where = settings.data, settings.evaluation.where
     shared = value_at(settings.tree, "data.partitioner") is not None
     if shared and data.holds_out and settings.evaluates_on_server:
@@ -180,24 +175,3 @@ def faults_in_data(settings: Settings) -> Iterator[str]:
             f"evaluation.where={where}: data.{missing}_file is not set, and the server opens no "
             "training rows to draw any from them; set it, or evaluation.where=units"
         )
-
-
-def _idle_options(settings: Settings) -> Iterator[str]:
-    """Yield messages for options of ``data`` that have no effect with the other options."""
-    data, task = settings.data, settings.task
-    columns = task.columns if data.brought else ()
-    used = {*settings.tree["task"], *(f"{column}_column" for column in columns)}
-    used |= {"config"} if data.name is not None else set()
-    for field in fields(data):
-        name, value = field.name, getattr(data, field.name)
-        idle = name in ("root", "synthetic", "config") or name.endswith("_column")
-        if not idle or name in used or value == field.default:
-            continue
-        if name.endswith("_column") and not data.brought:
-            why = "names a column of data.train_file or data.name, which are not set"
-        elif name == "config":
-            why = "belongs to data.name, which is not set"
-        else:
-            why = f"task={task.name} makes no use of it"
-        default = _AS_YAML.get(field.default, field.default)
-        yield f"data.{name}={value}: {why}; set data.{name}={default}"

@@ -1,0 +1,76 @@
+"""Options that were set and have no effect with the other options."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from collapipe.config.resolved import value_at
+from collapipe.config.settings import Settings
+from collapipe.sections import LoraSettings
+
+
+def idle_options(settings: Settings) -> Iterator[str]:
+    """Yield an error message for each option that differs from its default and is not used."""
+    for option, default, why in [*_of_optimizers(settings), *_of_privacy(settings)]:
+        value = value_at(settings.tree, option)
+        if value != default:
+            yield f"{option}={value}: {why}; set {option}={_as_yaml(default)}"
+    yield from _of_data(settings)
+
+
+def _of_optimizers(settings: Settings) -> Iterator[tuple[str, Any, str]]:
+    """Yield each option that the chosen rules do not use, its default, and the reason."""
+    local, server = settings.optimizer.name, settings.server_optimizer.name
+    sgd, adam = ("momentum", 0.0), (("beta1", 0.9), ("beta2", 0.98), ("eps", 1e-9))
+    for name, default in (sgd,) if local == "adamw" else adam:
+        yield f"optimizer.{name}", default, f"optimizer.name={local} makes no use of it"
+    unused = [] if server == "adam" else [("beta2", 0.99), ("eps", 1e-3)]
+    unused += [("momentum", 0.0)] if server in ("fedavg", "sgd") else []
+    unused += [("lr", 1.0)] if server == "fedavg" else []
+    for name, default in unused:
+        yield (
+            f"server_optimizer.{name}",
+            default,
+            f"server_optimizer.name={server} makes no use of it",
+        )
+    if (average := settings.server_optimizer.average) != "trimmed_mean":
+        why = f"server_optimizer.average={average} trims nothing"
+        yield "server_optimizer.trim", 0.1, why
+    if isinstance(settings.adapter, LoraSettings) and not settings.adapter.cache:
+        yield "adapter.cache_bytes", 2**32, "adapter.cache=false stores nothing"
+
+
+def _of_privacy(settings: Settings) -> Iterator[tuple[str, Any, str]]:
+    """Yield as ``_of_optimizers`` does."""
+    if not settings.privacy.noise_multiplier:
+        for name, default in (("delta", 1e-5), ("noise_seed", None)):
+            yield f"privacy.{name}", default, "privacy.noise_multiplier=0 adds no noise"
+    if not settings.privacy.secure_aggregation:
+        why = "privacy.secure_aggregation=false shares no keys among units"
+        yield "privacy.threshold", 2 / 3, why
+
+
+def _of_data(settings: Settings) -> Iterator[str]:
+    """Yield messages for options of ``data``, of which the task decides what it uses."""
+    data, task = settings.data, settings.task
+    columns = task.columns if data.brought else ()
+    used = {*settings.tree["task"], *(f"{column}_column" for column in columns)}
+    used |= {"config"} if data.name is not None else set()
+    for field in fields(data):
+        name, value = field.name, getattr(data, field.name)
+        idle = name in ("root", "synthetic", "config") or name.endswith("_column")
+        if not idle or name in used or value == field.default:
+            continue
+        if name.endswith("_column") and not data.brought:
+            why = "names a column of data.train_file or data.name, which are not set"
+        elif name == "config":
+            why = "belongs to data.name, which is not set"
+        else:
+            why = f"task={task.name} makes no use of it"
+        yield f"data.{name}={value}: {why}; set data.{name}={_as_yaml(field.default)}"
+
+
+def _as_yaml(default: Any) -> Any:
+    if default is None:
+        return "null"
+    return str(default).lower() if isinstance(default, bool) else default
