@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from collapipe.config.overrides import parse
-from collapipe.config.resolved import Resolved
+from collapipe.config.resolved import Resolved, check_values
 from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError, one_line
 from collapipe.process.folders import in_home
@@ -49,6 +49,7 @@ def compose(overrides: Sequence[str]) -> Resolved:
     """
     tree = composed(overrides)
     options = options_of(tree)
+    check_values("", options)
     for name in _PATHS:
         section, _, option = name.partition(".")
         if isinstance(given := (options.get(section) or {}).get(option), str):

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from collapipe.errors import ConfigError, one_line
 
 _MOST_DEPTH = 50  # of a value; OmegaConf's limit is about a hundred
+_MOST_SHOWN = 100  # characters of an override
 _STRUCTURE = re.compile(r"""[\[{'"]""")  # begins a list, a mapping or a quoted text
 _BRACKETS = re.compile(r"""[(\[{'"]""")  # a comma inside does not separate choices of a sweep
 
@@ -31,6 +32,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         except HydraException:  # parsing all at once is faster, so that comes first
             parsed = [_parsed(parser, each) for each in overrides]
         for override in parsed:
+            if not override.key_or_group:
+                raise ConfigError(f"{override.input_line}: has no name; write KEY=VALUE")
             _check_depth(override.value())
     except RecursionError as error:
         raise ConfigError("brackets in an override are nested too deeply; no option is") from error
@@ -43,10 +46,11 @@ def _parsed(parser: OverridesParser, text: str) -> Override:
     except HydraException as error:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"{text}: not an override KEY=VALUE; write {text}=VALUE") from error
+            key = text.strip() or "KEY"
+            raise ConfigError(f"{text!r}: not an override KEY=VALUE; write {key}=VALUE") from error
         if value.rstrip().endswith(","):
             raise ConfigError(f"{text}: ends in a comma; write KEY=V1,V2 without blanks") from error
-        cause = f"not an override KEY=VALUE: {one_line(error)}"
+        cause = f"{text[:_MOST_SHOWN]}: not an override KEY=VALUE: {one_line(error)}"
         choices = [_plain(parser, choice.strip()) for choice in value.split(",")]
         whole = f"{name}{equals}{literal(value, references=True)}"
         try:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from collapipe.errors import ConfigError, one_line
 
 _MOST_TEXT = 2**18  # characters; the default options have 4,000
+_MOST_SHOWN = 100  # characters of an option's name
 _MOST_DEPTH = 50  # the default options have 4
 _MOST_WHOLE = 10**30  # larger whole numbers make arithmetic fail, and even conversion to text
 
@@ -46,25 +47,34 @@ def parsed(text: str) -> Resolved:
     if len(text) > _MOST_TEXT:
         raise ConfigError(f"settings: {len(text):,} characters, expected at most {_MOST_TEXT:,}")
     try:
-        tree = json.loads(text)
-        check_values("settings", tree)
-        return _RESOLVED.validate_python(tree)
+        found = _RESOLVED.validate_python(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"settings: not the options of a run ({one_line(error)})") from error
+    check_values("settings: ", found.tree)
+    return found
 
 
-def check_values(where: object, node: object, depth: int = _MOST_DEPTH) -> None:
-    """Raise ``ConfigError`` if a value has a whole number beyond ±10³⁰, NaN, or more than ``depth``
-    levels."""
+def check_values(where: str, tree: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if an option has NaN, a whole number beyond ±10³⁰, or too many levels;
+    its message begins with ``where``."""
+    for name, fault in _faults(tree, "", _MOST_DEPTH):
+        raise ConfigError(f"{where}{one_line(name[:_MOST_SHOWN])}{fault}")
+
+
+def _faults(node: object, name: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield the option and what is wrong with its value."""
     if isinstance(node, float) and math.isnan(node):  # no comparison would refuse it
-        raise ConfigError(f"{where}: not the options of a run (a value is not a number)")
+        yield name, "=nan: must be a number"
     if isinstance(node, int) and abs(node) > _MOST_WHOLE:
-        raise ConfigError(f"{where}: not the options of a run (a number is out of range)")
+        yield name, ": is a number out of range"
     if not depth:
-        raise ConfigError(f"{where}: not the options of a run (nested too deeply)")
-    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for part in parts:
-        check_values(where, part, depth - 1)
+        yield name, ": is nested too deeply"
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _faults(value, f"{name}.{key}" if name else str(key), depth - 1)
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _faults(value, f"{name}[{index}]", depth - 1)
 
 
 def value_at(tree: object, name: str) -> Any:

@@ -51,7 +51,7 @@ def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: not a saved configuration")
-    check_values(file, tree)
+    check_values(f"{file}: ", tree)
     return text, tree
 
 

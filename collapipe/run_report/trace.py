@@ -70,8 +70,11 @@ def read_trace(run_dir: Path, number: int | None) -> Trace:
         )
     found = deque(read_packed(run, TRACES, _TRACES, _LONGEST, number), maxlen=1)
     if not found:
-        other = "yet" if number is None else f"{number}; leave --round out for the last one"
-        raise ConfigError(f"{file}: has no round {other}")
+        if number is None:
+            raise ConfigError(
+                f"{file}: has no whole round: the first is being written, or the file is cut off"
+            )
+        raise ConfigError(f"{file}: has no round {number}; leave --round out for the last one")
     (traces,) = found
     line = next((each for each in run.rounds if each.round == traces.round), None)
     if line is None:

@@ -250,6 +250,8 @@ def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
 def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[str]:
     if line.round <= last:
         yield f"round {line.round} behind round {last}; rounds follow each other"
+    if line.round > last + 1:
+        yield f"round {line.round} behind round {last}; the rounds between them are missing"
     planned = (cluster.unit for cluster in line.plan.clusters)
     for unit in (*planned, *line.units, *line.failures, *line.excluded, *line.costs):
         if not 0 <= unit < num_units:

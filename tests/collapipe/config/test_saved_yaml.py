@@ -18,7 +18,7 @@ def test_what_a_run_saves_is_read(tmp_path: Path) -> None:
     file.write_text(OWN)
     assert read_limited(file) == OWN
     check_text(file, OWN)
-    check_values(file, load_overrides([]).tree)
+    check_values(str(file), load_overrides([]).tree)
     assert load_saved(file).batch_size == 64
 
 
@@ -30,8 +30,8 @@ def test_what_a_run_saves_is_read(tmp_path: Path) -> None:
         ("".join(f"{' ' * depth}a:\n" for depth in range(90)), "nested too deeply"),
         (OWN + "own: " + "[" * 60 + "]" * 60, "nested too deeply"),
         (OWN + "#" * 100_000, "more than 100,000 characters"),
-        (OWN.replace("seed: 0", "seed: 0x" + "f" * 5000), "a number is out of range"),
-        (OWN.replace("lr: 0.003", "lr: 0x" + "f" * 5000), "a number is out of range"),
+        (OWN.replace("seed: 0", "seed: 0x" + "f" * 5000), "is a number out of range"),
+        (OWN.replace("lr: 0.003", "lr: 0x" + "f" * 5000), "is a number out of range"),
         (OWN.replace("seed: 0", "seed: " + "9" * 5000), "not a saved configuration"),
         (OWN.replace("seed: 0", "seed: 0x_"), "not a saved configuration"),
         (OWN.replace("seed: 0", "seed: !!int ''"), "has tags"),
