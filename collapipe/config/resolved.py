@@ -54,7 +54,7 @@ def parsed(text: str) -> Resolved:
     return found
 
 
-def check_values(where: str, tree: Mapping[str, Any]) -> None:
+def check_values(where: str, tree: Mapping[Any, Any]) -> None:
     """Raise ``ConfigError`` if an option has NaN, a whole number beyond ±10³⁰, or too many levels;
     its message begins with ``where``."""
     for name, fault in _faults(tree, "", _MOST_DEPTH):
