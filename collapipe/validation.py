@@ -82,6 +82,14 @@ def checked(option: str, annotation: Any, value: object) -> Any:
     return result
 
 
+def returned(value: object, kind: type[T], method: str) -> T:
+    """Return what a plug-in's ``method`` returned. Raises ``ConfigError`` unless it is a
+    ``kind``."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{method} returned {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
 def check_fields(option: str, built: object) -> None:
     """Check and convert the fields of a dataclass object, as ``typed`` does for options."""
     for name, annotation in _types(cast(Hashable, type(built))).items():

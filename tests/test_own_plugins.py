@@ -146,6 +146,35 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
         run(own / "run", "strategy=even", "strategy._target_=idle.Idle")
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("def splits(self, seed)", "def splits(self)", r"Reverse: splits must take \(seed\); col"),
+        ("def score(self, ", "def score(self, more, ", r"score must take \(statistics\); "),
+        ("return Splits(", "return (", "task: Reverse.splits returned tuple, expected Splits"),
+        ("Splits(rows", "Splits(seed", "split train returned int, expected Dataset"),
+        ('"target": [', '"goal": [', "rows of the split .* lack the column target, which"),
+        ("select(range(4)), ", "select([]), ", "the split validation has no rows"),
+        ("return Score(", "return (", "task: Reverse.score returned tuple, expected Score"),
+        ("return np.array(", "return (", "Reverse.count returned list, expected ndarray"),
+    ],
+)
+def test_what_a_task_gets_wrong_is_one_line(own: Path, right: str, wrong: str, says: str) -> None:
+    name = own.name  # another one for each case: modules stay imported
+    assert TASK.count(right) == 1
+    (own / f"{name}.py").write_text(TASK.replace(right, wrong))
+    with pytest.raises(CollaPipeError, match=says) as caught:
+        run(own / "run", f"task._target_={name}.Reverse", "federation.rounds=1")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_strategy_that_takes_other_arguments_is_refused(own: Path) -> None:
+    source = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Takes:\n"
+    (own / "takes.py").write_text(f"{source}    def plan_round(self, request): ...\n")
+    with pytest.raises(ConfigError, match=r"takes\.Takes: plan_round must take \(request, rng\); "):
+        run(own / "run", "strategy=even", "strategy._target_=takes.Takes")
+
+
 def test_a_block_that_raises_on_a_unit_is_named_with_its_file_and_line(own: Path) -> None:
     (own / "broken_block.py").write_text("""
 from collapipe.models.transformer import TransformerSpec

@@ -5,6 +5,7 @@
 
 import functools
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -175,14 +176,32 @@ def build(option: str, node: Any) -> Any:
 
 
 def check_members(option: str, plugin: object, seam: type[Any]) -> None:
-    """Raise ``ConfigError`` if ``plugin`` lacks members of the protocol ``seam``; it names them."""
+    """Raise ``ConfigError`` if ``plugin`` lacks a member of the protocol ``seam``, or has a method
+    that takes other arguments; it names the members."""
     wanted = {name for name in vars(seam) if not name.startswith("_")}
+    methods = {name for name in wanted if inspect.isfunction(getattr(seam, name))}
     if missing := sorted(wanted - {*dir(plugin)}):
-        target = type(plugin)
-        raise ConfigError(
-            f"{option}._target_={target.__module__}.{target.__qualname__}: lacks "
-            f"{', '.join(missing)}; {seam.__module__}.{seam.__name__} describes all members"
-        )
+        fault = f"lacks {', '.join(missing)}"
+    elif other := [name for name in sorted(methods) if not _takes_those_of(plugin, seam, name)]:
+        fault = f"{other[0]} must take ({', '.join(_arguments(seam, other[0]))})"
+    else:
+        return
+    target = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
+    described = f"{seam.__module__}.{seam.__name__} describes all members"
+    raise ConfigError(f"{option}._target_={target}: {fault}; {described}")
+
+
+def _takes_those_of(plugin: object, seam: type[Any], name: str) -> bool:
+    """Whether a method of ``plugin`` can be called with the arguments of the one of ``seam``."""
+    try:
+        inspect.signature(getattr(plugin, name)).bind(*_arguments(seam, name))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _arguments(seam: type[Any], name: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(seam, name)).parameters)[1:]
 
 
 def is_partitioner(target: type[Any]) -> bool:

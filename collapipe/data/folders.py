@@ -47,7 +47,7 @@ class Splits:
 
     def _read(self, split: str) -> Dataset:
         rows = self._rows[split]
-        if not isinstance(rows, Dataset):
+        if callable(rows):
             rows = self._rows[split] = rows()
         return rows
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from datasets import Dataset
 
@@ -24,6 +24,7 @@ from collapipe.seeds import derive
 from collapipe.tasks.chat import Chat
 from collapipe.tasks.text_task import check_labels, in_order
 from collapipe.text.tokenizer import Tokenizer, count_words
+from collapipe.validation import returned
 from collapipe.wire.messages import RowsReply, Split
 
 if TYPE_CHECKING:  # takes a second to import, and owners' units do not need it
@@ -36,7 +37,7 @@ _BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that are not pretrained
 def load_rows(settings: Settings, split: Split) -> Dataset:
     """Return the rows to evaluate on: ``validation`` between rounds, ``test`` at the end."""
     with _loading:
-        return _first(getattr(_splits(settings), split), settings.data.max_eval_samples)
+        return _first(_rows(settings, split), settings.data.max_eval_samples)
 
 
 def load_server_rows(settings: Settings) -> dict[Split, Dataset]:
@@ -160,12 +161,26 @@ def _splits(settings: Settings) -> Splits:
     data, task = settings.data, settings.task
     if data.brought:
         return read(data, task.columns, settings.seed, hold_out=not _is_owners(settings))
-    return task.splits(settings.seed)
+    return returned(task.splits(settings.seed), Splits, f"task: {type(task).__qualname__}.splits")
+
+
+def _rows(settings: Settings, split: Split | Literal["train"]) -> Dataset:
+    """Return all rows of a split. Raises ``ConfigError`` if they do not fit the task."""
+    task = settings.task
+    rows = returned(getattr(_splits(settings), split), Dataset, f"task={task.name}: split {split}")
+    if missing := {*task.columns} - {*rows.column_names}:
+        raise ConfigError(
+            f"task={task.name}: rows of the split {split} lack the column {min(missing)}, which "
+            "the task's columns name"
+        )
+    if not rows:
+        raise NoRowsError(f"task={task.name}: the split {split} has no rows")
+    return rows
 
 
 @functools.lru_cache(maxsize=1)
 def _train(settings: Settings) -> Dataset:
-    data, train = settings.data, _splits(settings).train
+    data, train = settings.data, _rows(settings, "train")
     if data.shuffle:
         train = train.shuffle(seed=derive(settings.seed, "shuffle"))
     return _first(train, data.max_train_samples)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
@@ -18,6 +19,7 @@ from collapipe.tasks.causal_lm import ContinuedText, correct_tokens
 from collapipe.tasks.task import Examples, Score, Task
 from collapipe.tensors import IGNORED, Batch, padded
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.validation import returned
 
 APART = "rows apart"
 """Signature of an evaluation in which no row's result depends on other rows."""
@@ -100,7 +102,7 @@ def evaluation_of(task: Task, statistics: Statistics, how: str = "") -> Evaluati
 
     Raises ``NonFiniteLossError`` if the metric overflows.
     """
-    score = task.score(statistics)
+    score = returned(task.score(statistics), Score, f"task: {type(task).__qualname__}.score")
     signature = f"{score.signature}|{how}" if how else score.signature
     return Evaluation(statistics.loss, replace(score, signature=signature))
 
@@ -170,8 +172,12 @@ class Evaluator:
         if not all(map(math.isfinite, losses)):
             raise NonFiniteLossError(f"the evaluation's loss is {sum(losses)}; lower optimizer.lr")
         texts = self._examples.decode([predictions[row] for row in sorted(predictions)])
-        counts = self._task.count(texts, self._rows, self._labels) + correct
-        return Statistics(len(self._rows), tokens, exact_sum(losses), counts)
+        counts = returned(
+            self._task.count(texts, self._rows, self._labels),
+            np.ndarray,
+            f"task: {type(self._task).__qualname__}.count",
+        )
+        return Statistics(len(self._rows), tokens, exact_sum(losses), counts + correct)
 
     def _batches(self) -> Iterator[list[int]]:
         lengths = self._examples.lengths

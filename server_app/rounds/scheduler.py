@@ -23,7 +23,7 @@ from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, Uplink, unknown_cluster
 from collapipe.step_law import interval
-from collapipe.validation import dotted, rule
+from collapipe.validation import dotted, returned, rule
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, sending_s, stem_seconds, with_stem
@@ -469,11 +469,10 @@ def same_cluster(then: Reported, now: Reported) -> bool:
     return then == now
 
 
-def _plain(plan: object, source: str) -> RoundPlan:
+def _plain(planned: object, source: str) -> RoundPlan:
     """Return the plan that ``source`` returned, with Python's numbers in place of numpy's. Raises
     ``ConfigError`` for a plan that cannot be recorded."""
-    if not isinstance(plan, RoundPlan):
-        raise ConfigError(f"{source} returned a {type(plan).__name__}, expected a RoundPlan")
+    plan = returned(planned, RoundPlan, source)
     try:
         text = json.dumps(asdict(plan), default=lambda each: each.item(), allow_nan=False)
         return _PLAN.validate_python(json.loads(text))

@@ -151,7 +151,7 @@ def test_a_plan_may_have_the_generators_numbers(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda plan: [plan], "returned a list, expected a RoundPlan"),
+        (lambda plan: [plan], "returned list, expected RoundPlan"),
         (lambda plan: replace(plan, queues=(math.nan,) * 4), "not JSON compliant"),
         (lambda plan: replace(plan, certificate={}), "certificate.objective: is missing"),
         (lambda plan: of_first(plan, unit=object()), "no attribute 'item'"),
