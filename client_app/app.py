@@ -200,7 +200,7 @@ def train(message: Message, context: Context) -> RecordDict:
     if settings.privacy.secure_aggregation:
         stage = records.take_stage(UnitWithShares, context.state)
         masks = stage, records.unpack(MaskRequest, message.content)
-    use_threads(settings.pipeline.threads, settings.federation.num_units)
+    use_threads(settings.pipeline.threads, settings.computing_at_once)
     with cancellable(request.timeout_s):
         unit = _control_unit(context, settings)
         fixed = _fixed(context, settings, unit)
@@ -225,7 +225,7 @@ def evaluate(message: Message, context: Context) -> RecordDict:
     request = records.unpack(messages.EvaluateRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
     settings = _settings(context)
-    use_threads(settings.pipeline.threads, settings.federation.num_units)
+    use_threads(settings.pipeline.threads, settings.computing_at_once)
     with cancellable(request.timeout_s):
         unit = _control_unit(context, settings)
         found = unit.evaluate(request.split, weights, _fixed(context, settings, unit))

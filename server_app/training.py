@@ -52,7 +52,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     ``resume`` names the checkpoint from which the run in the folder is resumed; None begins a new
     run. Raises the ``CollaPipeError`` or ``KeyboardInterrupt`` that ended the run early.
     """
-    use_threads(settings.pipeline.threads, settings.federation.num_units)
+    use_threads(settings.pipeline.threads, settings.computing_at_once)
     logging.getLogger("flwr").setLevel(logging.WARNING)  # this package prints its own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked(), _placed(grid, folder) as places:

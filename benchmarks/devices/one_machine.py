@@ -14,7 +14,7 @@ from benchmarks.devices.sides import save
 from benchmarks.machine import record
 
 _SHORT = "federation.eval_every=99", "task.test_rows=4", "task.validation_rows=4"
-_INLINE = "one process, all cores"
+_INLINE = "one process"
 COLUMNS = ["side", "samples/s", f"of {_INLINE}", "round, s", "start, s", "micro-batches"]
 _Lines = list[dict[str, Any]]  # of a run's rounds from the second on
 
@@ -35,7 +35,6 @@ def main(arguments: Namespace) -> None:
         sides: dict[str, tuple[str, ...]] = {
             f"{arguments.devices} daemons": (*on_them, "pipeline.threads=1"),
             _INLINE: (),
-            "one process, one core": ("pipeline.threads=1",),
         }
         rounds: dict[str, list[_Lines]] = {side: [] for side in sides}
         for turn in range(arguments.turns):

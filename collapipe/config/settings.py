@@ -67,6 +67,14 @@ class Settings(Resolved):
         return not self.server_has_heads or self.decoder.mode == "auto"
 
     @property
+    def computing_at_once(self) -> int:
+        """How many parts of a run in one process compute at once: units, and the server's heads.
+
+        Waiting threads of torch keep their cores busy, so that the parts slow each other down.
+        """
+        return self.federation.num_units + self.server_has_heads
+
+    @property
     def chooses_heads(self) -> bool:
         """Whether the scheduler decides where a unit's head trains."""
         return self.server_has_heads and self.units_have_heads

@@ -50,7 +50,7 @@ def present() -> list[str]:
     return [*(f"cuda:{number}" for number in range(count)), *mps, "cpu"]
 
 
-def use_threads(number: int | None, units: int) -> None:
-    """Let torch use ``number`` threads in this process; None: this unit's share of the cores, which
-    ``units`` units use at the same time."""
-    torch.set_num_threads(number or max(1, _CORES // units))
+def use_threads(number: int | None, at_once: int) -> None:
+    """Let torch use ``number`` threads in this process; None: an equal share of the cores, which
+    ``at_once`` computing parts of the run use at the same time."""
+    torch.set_num_threads(number or max(1, _CORES // at_once))

@@ -10,6 +10,7 @@ from federated import run
 from second_device import ran, second_device
 
 from collapipe import config
+from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.process.torch_device import present, torch_device, use_threads
 
@@ -24,16 +25,25 @@ def named(name: str, there: list[str], dtype: str = "float32") -> str:
 
 
 @pytest.mark.parametrize(
-    ("number", "units", "expected"), [(None, 1, 8), (None, 3, 2), (None, 20, 1), (5, 3, 5)]
+    ("options", "expected"),
+    [
+        (["federation.num_units=1"], 4),  # the head on the server has the others
+        (["federation.num_units=1", "decoder.mode=control_unit"], 8),
+        (["federation.num_units=1", "framework=vanilla_fl"], 8),
+        (["federation.num_units=3"], 2),
+        (["federation.num_units=20"], 1),
+        (["federation.num_units=3", "pipeline.threads=5"], 5),
+    ],
 )
-def test_units_share_the_cores_unless_a_number_is_chosen(
-    number: int | None, units: int, expected: int
+def test_what_computes_at_once_shares_the_cores_unless_a_number_is_chosen(
+    options: list[str], expected: int
 ) -> None:
+    settings = load_overrides(options)
     with (
         patch("collapipe.process.torch_device._CORES", 8),
         patch("torch.set_num_threads") as chosen,
     ):
-        use_threads(number, units)
+        use_threads(settings.pipeline.threads, settings.computing_at_once)
     chosen.assert_called_once_with(expected)
 
 
