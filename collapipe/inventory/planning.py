@@ -221,7 +221,7 @@ def _solution(
     except InfeasibleRoundError as error:
         reason, (totals, most) = error, held_in_order(problem)
         if totals.max() < problem.num_blocks:
-            limits = _limits(cluster, _block_bytes(inventory, problem))
+            limits = _limits(cluster, _block_bytes(inventory, problem, most[0]))
             reason = model_too_large(problem, limits, most)
         ways = _SMALLER if inventory.model.tokens else ""
         raise inventory.document.error(cluster.loc, f"{reason}{ways}") from error
@@ -260,13 +260,13 @@ def _round_options(inventory: Inventory) -> RoundOptions:
     return RoundOptions(**figures)
 
 
-def _block_bytes(inventory: Inventory, problem: ClusterProblem) -> float | None:
-    """Return the bytes of a block with the most micro-batches, on a device that recomputes if the
-    planner may decide that."""
+def _block_bytes(inventory: Inventory, problem: ClusterProblem, m: int) -> float | None:
+    """Return the bytes of a block with ``m`` micro-batches on the last of the pipeline's devices,
+    which keeps least, and recomputes if the planner may decide that."""
     if inventory.model.block_bytes is None:
         return None
     cost = inventory.model.recomputing or inventory.model.cost
-    kept = problem.kept(problem.max_micro_batches)
+    kept = problem.kept(m, place=1)
     return cost.block_bytes - (1 - kept) * cost.batch_block_bytes
 
 
@@ -276,7 +276,7 @@ def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:
         " and ".join(
             key
             if key == "max_blocks"
-            else f"{key} {device.memory_bytes:g} ({amount(block_bytes or 0, 'B')} a block)"
+            else f"{key} {device.memory_bytes:g} (at least {amount(block_bytes or 0, 'B')} a block)"
             for key in device.block_limits(block_bytes)
         )
         for device in cluster.devices

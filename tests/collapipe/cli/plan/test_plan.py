@@ -107,8 +107,8 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
         (INVENTORY.replace("jetson", "pi-1"), ":17: clusters[0].devices[1].name=pi-1: devices[0] "),
         (NO_DEVICES, "clusters[0].devices: "),
         (INVENTORY.replace("8.0e9", "2.0e8"), ":12: clusters[0]: the devices hold at most 7 of 12 "
-         "blocks in 1 micro-batch (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 (120 MB "
-         "a block)); raise pi-1's max_blocks or jetson's memory_bytes by 5 "
+         "blocks in 1 micro-batch (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 (at least "
+         "120 MB a block)); raise pi-1's max_blocks or jetson's memory_bytes by 5 "
          "blocks in all, or add 1 more like pi-1, or lower model.num_blocks to 7\n"),
         (INVENTORY.replace("max_blocks: 6", "max_blocks: 3\n        memory_bytes: 3.6e8").replace(
             "8.0e9", "2.0e8"), "raise pi-1's max_blocks and memory_bytes "
@@ -724,3 +724,17 @@ def test_a_round_that_prices_segments_refuses_shared_stages(
     code, _, err = command(written(tmp_path, priced), "--solver", "shared")
     assert code
     assert "round.segment_price=none" in err
+
+
+def test_a_device_has_room_for_the_blocks_that_it_is_said_to_hold(
+    command: Command, tmp_path: Path
+) -> None:
+    """Wherever it stands in the pipeline, and in as many micro-batches as the message names."""
+    devices = (f"{{name: {n}, flops_per_s: 1e10, memory_bytes: {n[1:]}e6}}" for n in ("a60", "b61"))
+    text = "batch_size: 64\nmodel: {name: transformer, num_blocks: 12, tokens: 40}\n"
+    text += f"clusters: [{{name: workshop, devices: [{', '.join(devices)}]}}]\n"
+    status, _, err = command(written(tmp_path, text.replace("1e10,", "1e10, d2d_rate_bps: 1e8,")))
+    told = re.findall(r": (\d) by memory_bytes (\S+) \(at least ([\d.]+) MB a block\)", err)
+    assert (status, len(told)) == (2, 2), err
+    for held, memory, block in told:
+        assert float(held) * float(block) * 1e6 <= float(memory)
