@@ -107,8 +107,8 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
         (INVENTORY.replace("jetson", "pi-1"), ":17: clusters[0].devices[1].name=pi-1: devices[0] "),
         (NO_DEVICES, "clusters[0].devices: "),
         (INVENTORY.replace("8.0e9", "2.0e8"), ":12: clusters[0]: the devices hold at most 7 of 12 "
-         "blocks in 1 micro-batch (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 (at least "
-         "120 MB a block)); raise pi-1's max_blocks or jetson's memory_bytes by 5 "
+         "blocks in 1 micro-batch (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 (at "
+         "least 120 MB a block)); raise pi-1's max_blocks or jetson's memory_bytes by 5 "
          "blocks in all, or add 1 more like pi-1, or lower model.num_blocks to 7\n"),
         (INVENTORY.replace("max_blocks: 6", "max_blocks: 3\n        memory_bytes: 3.6e8").replace(
             "8.0e9", "2.0e8"), "raise pi-1's max_blocks and memory_bytes "
