@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import queue
+import re
 import signal
 import socket
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 3  # exit status after a second signal
 _UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+_HUB_ID = re.compile(r"[\w-]+(/[\w.-]+)?")  # NAME or ORG/NAME
 
 app = typer.Typer(invoke_without_command=True, help="Serve a segment; ask devices.")
 Inventory = Annotated[Path, Argument(help="YAML file with an address of each device.")]
@@ -57,6 +59,8 @@ def device(
         raise ConfigError("--insecure, --credentials: contradict each other; leave one out")
     own = None if insecure else _credentials(credentials, name)
     _check_address(listen)
+    if model is not None and not Path(model).is_dir() and not _HUB_ID.fullmatch(model):
+        raise ConfigError(f"--model {model}: no such folder, and no hub id such as ORG/NAME")
     asked = _asked_to_end()
     import torch  # takes seconds, in which a signal may come
 

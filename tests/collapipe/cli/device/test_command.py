@@ -40,6 +40,7 @@ SegmentStage.forward = slow
     [
         ([], "--credentials DIR is missing"),
         (["--insecure", "--log-format", "xml"], "--log-format xml: must be plain or json"),
+        (["--insecure", "--model", "./no/model"], "--model ./no/model: no such folder, and no hub"),
         (["--insecure", "--memory", "3x"], "--memory 3x: expected a number"),
         (["--insecure", "--memory", "0GB"], "--memory 0GB: expected a number"),
         (["--insecure", "--memory", "²GB"], "--memory ²GB: expected a number"),
