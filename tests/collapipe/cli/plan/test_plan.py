@@ -517,6 +517,13 @@ def test_a_head_that_counts_has_a_row(command: Command, tmp_path: Path) -> None:
         assert ("<!-- head -->" in chart.read_text()) == counts
 
 
+def test_a_head_of_which_the_file_says_too_little_is_told(command: Command, tmp_path: Path) -> None:
+    speed = INVENTORY.replace("    devices:\n", "    control_unit: {block_s: 1}\n    devices:\n")
+    assert re.search(
+        r"\nhead +not counted without model\.head_blocks\n", command(written(tmp_path, speed))[1]
+    )
+
+
 def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None:
     text = INVENTORY.replace("jetson", "$a^{$").replace("workshop", "$\\frac$")
     status, _, err = command(written(tmp_path, text), "--plot", tmp_path / "chart.png")
