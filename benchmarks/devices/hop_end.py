@@ -18,7 +18,7 @@ import grpc
 
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
-from collapipe.wire.channels import CHANNEL_OPTIONS, serve_stream
+from collapipe.wire.channels import DAEMON_OPTIONS, serve_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import HOP
@@ -29,7 +29,7 @@ MOST = 2**30
 
 def main() -> None:
     host, credentials = sys.argv[1:]
-    server = grpc.server(futures.ThreadPoolExecutor(2), options=CHANNEL_OPTIONS)
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=DAEMON_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(_stream)
     service, _, method = HOP.removeprefix("/").partition("/")
     server.add_generic_rpc_handlers(

@@ -21,7 +21,7 @@ from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
 from collapipe.process.allocator import return_large_blocks
 from collapipe.process.torch_device import CPU
 from collapipe.tensors import Tensors
-from collapipe.wire.channels import SERVER_OPTIONS, Channels, DeviceAddress, Dialer, serve_stream
+from collapipe.wire.channels import DAEMON_OPTIONS, Channels, DeviceAddress, Dialer, serve_stream
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.daemon.held_segment import HeldSegment
@@ -85,7 +85,7 @@ class Daemon:
         self._leaving = threading.Event()
         self._threads = futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve")
         self._server = grpc.server(
-            self._threads, maximum_concurrent_rpcs=_STREAMS, options=SERVER_OPTIONS
+            self._threads, maximum_concurrent_rpcs=_STREAMS, options=DAEMON_OPTIONS
         )
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods()),)
