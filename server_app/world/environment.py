@@ -5,7 +5,7 @@ with the same seed therefore see the same world under every strategy.
 """
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -196,14 +196,10 @@ class Environment:
     ) -> tuple[ClusterState, ...]:
         """Apply ``state`` to the clusters as they were drawn or reported.
 
-        Raises ``ConfigError`` if ``state`` belongs to other clusters or channels.
+        Raises ``ConfigError`` if ``state`` belongs to other channels.
         """
-        if len(state.units) != len(clusters):
-            raise ConfigError(
-                f"federation.num_units={len(clusters)}: the environment's state is of "
-                f"{len(state.units)} units; set it as it was, or begin a new run"
-            )
-        return tuple(map(_cluster_now, clusters, state.units))
+        pairs = zip(clusters, state.units, strict=True)
+        return tuple(_cluster_now(cluster, condition) for cluster, condition in pairs)
 
     def _newcomer(
         self, num_devices: int, num_channels: int, rng: np.random.Generator
@@ -235,10 +231,15 @@ class Environment:
 
 
 def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:
-    _check_count(f"unit {cluster.unit}: devices", cluster.devices, condition.devices)
-    devices, uplink = tuple(map(_device_now, cluster.devices, condition.devices)), cluster.uplink
+    both, uplink = zip(cluster.devices, condition.devices, strict=True), cluster.uplink
+    devices = tuple(_device_now(device, now) for device, now in both)
     if uplink is not None:
-        _check_count(f"unit {cluster.unit}: gains of channels", uplink.gains, condition.gains)
+        if len(uplink.gains) != len(condition.gains):
+            raise ConfigError(
+                f"unit {cluster.unit}: gains of channels: {len(uplink.gains)} now, "
+                f"{len(condition.gains)} in the environment's state; set cluster and channel as "
+                "they were, or begin a new run"
+            )
         energy_j = admitted(uplink.energy_j * condition.energy_share, MOST)
         pairs = zip(uplink.gains, condition.gains, strict=True)
         gains = tuple(admitted(gain * relative, MOST) for gain, relative in pairs)
@@ -278,11 +279,3 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
 def _memory_now(memory: MemoryBudget, now: DeviceCondition) -> MemoryBudget:
     limit = admitted(memory.limit_bytes * now.memory_share, MOST)
     return replace(memory, limit_bytes=limit)
-
-
-def _check_count(what: str, told: Sized, conditions: Sized) -> None:
-    if len(told) != len(conditions):
-        raise ConfigError(
-            f"{what}: {len(told)} now, {len(conditions)} in the environment's state; set cluster "
-            "and channel as they were, or begin a new run"
-        )
