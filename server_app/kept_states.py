@@ -86,7 +86,7 @@ def _ask_in_turn(
 ) -> Iterator[tuple[int, T | Failure]]:
     """Like ``Units.ask``, but in groups of a few units in their ``order``, so that memory holds
     only one group's messages. All groups together take at most two timeouts."""
-    timeout_s = units.federation.round_timeout_s
+    timeout_s = units.settings.federation.round_timeout_s
     deadline = time.monotonic() + 2 * timeout_s
     for group in groups_of(order):
         left_s = deadline - time.monotonic()

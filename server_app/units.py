@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from collapipe.config import Settings
 from collapipe.config.resolved import Resolved
 from collapipe.flower.reply_limit import expect
-from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Task
 from collapipe.tensors import Tensors
@@ -64,11 +63,6 @@ class Units:
     def __post_init__(self) -> None:
         self._setup = Setup(_for_units(self.settings), self.tokenizer, self.digests)
 
-    @property
-    def federation(self) -> FederationSettings:
-        """The options of the run's federation."""
-        return self.settings.federation
-
     def rows(self, words: bool = True, task: Task | None = None) -> dict[int, RowsReply]:
         """Ask each unit for a summary of its training rows, with ``words`` if the run has no
         tokeniser yet. A unit is excluded and logged if its reply is unusable or has labels that the
@@ -78,10 +72,10 @@ class Units:
         ``federation.min_units``, raises ``ConfigError`` if some cannot use the run's options or
         data, else ``RoundFailedError``.
         """
-        nodes = connected(self.grid, self.federation)
+        nodes = connected(self.grid, self.settings.federation)
         request = records.pack(RowsRequest(self._setup.settings, words))
         answers = self._ask(questions.rows(words), dict.fromkeys(nodes, request))
-        self.places.claim_all(answers, self.federation.num_units, set())
+        self.places.claim_all(answers, self.settings.federation.num_units, set())
         told, failures = apart(answers)
         unfit = {} if task is None else unfit_labels(told, task)
         failures |= unfit
@@ -90,7 +84,7 @@ class Units:
         self.places.barred.update(unfit)
         # Without certificates, all units share the options and data, so all must have rows.
         whole = self.places.signed is None and concern_all(failures)
-        least = self.federation.min_units or (len(nodes) if whole else 1)
+        least = self.settings.federation.min_units or (len(nodes) if whole else 1)
         if len(told) < least:
             raise too_few(self.places, len(told), len(nodes), least, failures)
         warn_excluded(self.places, failures)
@@ -107,8 +101,8 @@ class Units:
         Raises ``ConfigError`` if there are too few or too many nodes. If no unit remains, raises
         ``ConfigError`` if some cannot use the run's options or data, else ``RoundFailedError``.
         """
-        num_units, failed = self.federation.num_units, self.places.failed
-        nodes = connected(self.grid, self.federation)
+        num_units, failed = self.settings.federation.num_units, self.places.failed
+        nodes = connected(self.grid, self.settings.federation)
         told, failures = self._introduce([node for node in nodes if node not in failed], ())
         later = {node: each for node, each in failed.items() if node in nodes}
         self._met.update(later)
@@ -217,7 +211,7 @@ class Units:
         answers = self._states(nodes, {}, timeout_s)
         self._met.update(answers)
         taken = self.nodes.keys() - set(gone)
-        self.places.claim_all(answers, self.federation.num_units, taken)
+        self.places.claim_all(answers, self.settings.federation.num_units, taken)
         self._tell_places(answers)
         self._send_frozen(answers)
         self._send_owed(answers)
@@ -295,7 +289,7 @@ class Units:
         """As ``ask``, by node, and no longer than a round."""
         if not contents:
             return {}
-        timeout_s, most = min(timeout_s, self.federation.round_timeout_s), sizes or {}
+        timeout_s, most = min(timeout_s, self.settings.federation.round_timeout_s), sizes or {}
         asked = {node: replace(question, size=most.get(node, question.size)) for node in contents}
         messages = [Message(content, node, question.kind) for node, content in contents.items()]
         expect(max(each.size.total_bytes for each in asked.values()))
