@@ -102,11 +102,6 @@ class ControlUnit:
             _log.warning("round 1 is planned without measured steps: %s", error)
             return None
 
-    def times(self) -> dict[str, Tensors]:
-        """The groups of tensors with the measured times of real devices, for the next round; empty
-        for simulated ones."""
-        return self.devices.kept() if self.devices else {}
-
     def batch(self, step: int) -> tuple[Batch, Tensor]:
         """Return the batch of a local step and its rows' numbers, int64 [b]. Steps are numbered
         over the whole run."""

@@ -99,7 +99,7 @@ class Devices:
             self.law = law and replace(law, devices=own)
 
     def kept(self) -> dict[str, Tensors]:
-        """Return the measured times for ``recall``."""
+        """Return the groups of tensors with the measured times, for ``recall``."""
         return {messages.STEP_LAW: pack_law(self.law)}
 
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
@@ -112,8 +112,9 @@ class Devices:
         """Return the devices with their measured speeds. Devices that do not answer can hold no
         block; devices that are ``alive`` are not contacted."""
         names = [each.name for each in profiles if each.name not in alive]
+        addresses = [self.roster[name].address for name in names]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
-            faults = dict(zip(names, pool.map(self._fault, names), strict=True))
+            faults = dict(zip(names, pool.map(self._dialer.fault, names, addresses), strict=True))
         before, self.absent = self.absent, {name: why for name, why in faults.items() if why}
         new = (f"planned without {n}: {w}" for n, w in self.absent.items() if n not in before)
         self.news += [*new, *(f"{n} answers again" for n in before if n not in self.absent)]
@@ -183,9 +184,6 @@ class Devices:
     def told(self, text: str) -> str:
         """Remove addresses from a text on devices, and put it on one line, for the server."""
         return one_line(without_addresses(text, self.roster.values()))
-
-    def _fault(self, name: str) -> str | None:
-        return self._dialer.fault(name, self.roster[name].address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,8 +150,7 @@ def _steps(
                 "lower optimizer.lr or set optimizer.clip_norm"
             ) from error
         stem.take(rows.numpy())
-        counts = batch.num_samples, batch.num_targets, batch.num_inputs
-        yield _Step(loss, squared_norm, *counts)
+        yield _Step(loss, squared_norm, batch.num_samples, batch.num_targets, batch.num_inputs)
 
 
 def _report(
@@ -167,7 +166,8 @@ def _report(
     lacking = {} if inputs.masks else inputs.kept.get(messages.RESIDUAL, {})
     sent, residual, masked = _sent(unit, inputs, received, end)
     own, head_state = _split_state(unit, trained.optimizer_state)
-    kept = {**inputs.kept, **unit.times(), messages.RESIDUAL: residual}
+    times = unit.devices.kept() if unit.devices else {}
+    kept = {**inputs.kept, **times, messages.RESIDUAL: residual}
     if own is not None:
         kept[messages.OPTIMIZER] = own
     if stem.kept.any():
