@@ -147,8 +147,7 @@ class DecoderSession:
         self._steps_done += 1
         self._last_norm = own[0]
         self.target_tokens += step.target_tokens
-        seen = step.seen_samples, step.seen_inputs
-        self.on_step(self.unit, step.number, step.loss, *seen)
+        self.on_step(self.unit, step.number, step.loss, step.seen_samples, step.seen_inputs)
         return own
 
     def abandon(self) -> None:
@@ -159,10 +158,10 @@ class DecoderSession:
 
     def _decoded(self, sent: Sequence[Tensor], counts: Tensor) -> Tensor:
         """Decode the ``sent`` rows [n, d]; ``counts`` [b] is the number of rows of each sample."""
-        dim, how = self.settings.model.dim, (self.activation, self._dtype)
+        dim = self.settings.model.dim
         if self.coder is not None:
-            return self.coder.decode(sent, counts, dim, *how)
-        return decode(sent, (int(counts.sum()), dim), *how)
+            return self.coder.decode(sent, counts, dim, self.activation, self._dtype)
+        return decode(sent, (int(counts.sum()), dim), self.activation, self._dtype)
 
     def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
         if math.isfinite(value):
