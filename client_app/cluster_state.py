@@ -201,27 +201,24 @@ def _model_bits(
     if not settings.framework.aggregate:  # models are sent only for evaluation
         return 0.0
     travels = with_head and settings.chooses_heads and settings.optimizer.state == "keep"
-
     plain = partial(upload_bits, settings.model, vocabulary)
 
-    def sent(precision: str, dtype: torch.dtype, with_head: bool) -> float:
-        if not settings.privacy.secure_aggregation:
-            return plain(precision, dtype, with_head)
-        values = int(plain(FLOAT32, torch.float32, with_head)) // (8 * torch.float32.itemsize)
-        most = 1.0, settings.federation.num_units  # the size does not depend on the bound
-        how = settings.compression.upload, settings.privacy
-        return 8.0 * Quantiser.of(*how, values, *most).num_bytes
-
-    def state(dtype: torch.dtype) -> float:
+    def sent(dtype: torch.dtype) -> float:
+        if settings.privacy.secure_aggregation:
+            values = int(plain(FLOAT32, torch.float32, with_head)) // (8 * torch.float32.itemsize)
+            most = 1.0, settings.federation.num_units  # the size does not depend on the bound
+            how = settings.compression.upload, settings.privacy
+            bits = 8.0 * Quantiser.of(*how, values, *most).num_bytes
+        else:
+            bits = plain(precision, dtype, with_head)
         memory = settings.model, vocabulary, settings.optimizer, dtype
-        return head_state_bits(*memory) if travels else 0.0
+        return bits + head_state_bits(*memory) if travels else bits
 
     preset = settings.channel.model_bits
     if preset is None:
-        dtype = getattr(torch, settings.pipeline.dtype)
-        return sent(precision, dtype, with_head) + state(dtype)
-    whole = sent(precision, torch.float32, with_head) + state(torch.float32)
-    return preset * whole / plain(FLOAT32, torch.float32, not settings.server_has_heads)
+        return sent(getattr(torch, settings.pipeline.dtype))
+    whole = plain(FLOAT32, torch.float32, not settings.server_has_heads)
+    return preset * sent(torch.float32) / whole
 
 
 def _head_seconds(
