@@ -226,10 +226,8 @@ class Units:
         because devices, for example, are drawn by the unit's number."""
         moved = {
             node: reply.unit
-            for node, reply in answers.items()
-            if isinstance(reply, StateReply)
-            and isinstance(reply.state, ClusterState)
-            and reply.state.unit != reply.unit
+            for node, reply in apart(answers)[0].items()
+            if isinstance(reply.state, ClusterState) and reply.state.unit != reply.unit
         }
         for node, reply in self._states(moved, moved).items():
             answers[node] = reply
@@ -240,11 +238,8 @@ class Units:
     def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
         """Send each node the parts that it lacks; those that cannot store them become failures."""
         for part in self.digests:  # one at a time: a part may fill the memory
-            nodes = [
-                node
-                for node, reply in answers.items()
-                if isinstance(reply, StateReply) and part in reply.lacking
-            ]
+            told, _ = apart(answers)
+            nodes = [node for node, reply in told.items() if part in reply.lacking]
             if not nodes:
                 continue
             tensors = self.frozen[part]
@@ -255,11 +250,8 @@ class Units:
 
     def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
         """Restore the states of units that answer only now. Failures replace their ``answers``."""
-        back = {
-            node: reply.unit
-            for node, reply in answers.items()
-            if isinstance(reply, StateReply) and reply.unit in self.owed
-        }
+        told, _ = apart(answers)
+        back = {node: reply.unit for node, reply in told.items() if reply.unit in self.owed}
         for group in groups_of([*back]):
             contents = {node: self.saved_state(back[node]) for node in group}
             for node, done in self._ask(questions.RESTORE, contents).items():
