@@ -22,6 +22,7 @@ from benchmarks.machine import machine
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire import records
+from server_app import questions
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles
 from server_app.kept_states import gather, restore
 from server_app.roster import Roster
@@ -59,8 +60,8 @@ def measured(num_units: int, megabytes: int) -> tuple[float, float, float]:
         files = CheckpointFolder(Path(folder))
         before, began = _peak_mb(), time.perf_counter()
         files.begin("000001")
-        most = {"optimizer": megabytes * 10**6 + 2**16}
-        for unit, kept in gather(units, roster, lambda unit: most, lambda unit, kept: None):
+        keep = questions.keep({"optimizer": megabytes * 10**6 + 2**16}, lambda kept: None)
+        for unit, kept in gather(units, roster, lambda unit: keep):
             files.add("000001", unit, kept)  # type: ignore[arg-type]
         gathered = time.perf_counter()
         restore(units, KeptFiles(Path(folder) / "checkpoints" / ".000001.partial"))

@@ -5,15 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from flwr.app import RecordDict
-
-from collapipe.errors import RoundFailedError, WireError, one_line
+from collapipe.errors import RoundFailedError
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, KeepRequest
-from server_app import questions
 from server_app.exclusions import causes
 from server_app.places import Places
-from server_app.questions import Question, Size, groups_of
+from server_app.questions import Asked, Question, groups_of
 from server_app.roster import NOT_ASKED, Roster
 from server_app.units import RESTS, Kept, Units
 
@@ -23,36 +20,28 @@ _BY_THE_LAST = "the checkpoint has its state of the previous checkpoint"
 
 
 def gather(
-    units: Units,
-    roster: Roster,
-    most: Callable[[int], Mapping[str, int]],
-    check: Callable[[int, Kept], None],
+    units: Units, roster: Roster, question: Callable[[int], Question[Kept]]
 ) -> Iterator[tuple[int, Kept | Failure]]:
     """Ask units for the states that they keep between rounds, such as their optimisers'
     moments. Yield a few states at a time, so that memory never holds all of them.
 
     Excluded units and units that missed the last round are not asked. Units that missed earlier
     rounds are asked last, and silent units less often, see ``Silences``. A unit yields a
-    failure, which is logged, if it sends no state or if ``check`` raises ``WireError`` for it.
-    ``most`` returns the largest size in bytes of each group of a unit's state.
+    failure, which is logged, if it sends no state that its ``question`` allows.
     """
 
-    def request(unit: int) -> RecordDict:
-        return records.pack(KeepRequest(units.arrived.get(unit, 0)))
-
-    def size(unit: int) -> Size:
-        return questions.keep(most(unit)).size
+    def asking(unit: int) -> Asked[Kept]:
+        return question(unit), records.pack(KeepRequest(units.arrived.get(unit, 0)))
 
     there = units.nodes.keys() - roster.excluded.keys() - roster.absent
     asked = units.at_checkpoints.due(there)
     _warn(units.places, _BY_THE_LAST, dict.fromkeys(sorted(there - asked), RESTS))
     order = sorted(asked, key=lambda unit: (len(roster.missed.get(unit, ())), unit))
-    for unit, answer in _ask_in_turn(units, questions.keep({}), order, request, size):
+    for unit, answer in _ask_in_turn(units, order, asking):
         units.at_checkpoints.note(unit, answer)
-        failure = answer if isinstance(answer, Failure) else _fault(unit, answer, check)
-        if failure is not None:
-            _warn(units.places, _BY_THE_LAST, {unit: failure})
-        yield unit, failure or answer
+        if isinstance(answer, Failure):
+            _warn(units.places, _BY_THE_LAST, {unit: answer})
+        yield unit, answer
 
 
 def restore(units: Units, kept: Mapping[int, Kept]) -> dict[int, Failure]:
@@ -64,8 +53,8 @@ def restore(units: Units, kept: Mapping[int, Kept]) -> dict[int, Failure]:
     unit fails.
     """
     units.saved, units.owed = kept, kept.keys() | units.nodes.keys()
-    failures, question = dict[int, Failure](), questions.RESTORE
-    for unit, answer in _ask_in_turn(units, question, sorted(units.nodes), units.saved_state):
+    failures = dict[int, Failure]()
+    for unit, answer in _ask_in_turn(units, sorted(units.nodes), units.restoring):
         if isinstance(answer, Failure):
             failures[unit] = answer
         else:
@@ -78,11 +67,7 @@ def restore(units: Units, kept: Mapping[int, Kept]) -> dict[int, Failure]:
 
 
 def _ask_in_turn(
-    units: Units,
-    question: Question[T],
-    order: Sequence[int],
-    content: Callable[[int], RecordDict],
-    size: Callable[[int], Size] | None = None,
+    units: Units, order: Sequence[int], asking: Callable[[int], Asked[T]]
 ) -> Iterator[tuple[int, T | Failure]]:
     """Like ``Units.ask``, but in groups of a few units in their ``order``, so that memory holds
     only one group's messages. All groups together take at most two timeouts."""
@@ -94,21 +79,9 @@ def _ask_in_turn(
             late = Failure(NOT_ASKED, f"others did not answer in {2 * timeout_s:g} s")
             yield from dict.fromkeys(group, late).items()
             continue
-        contents = {unit: content(unit) for unit in group}
-        sizes = {unit: size(unit) for unit in group} if size else None
-        answers = units.ask(question, contents, left_s, sizes)
-        del contents
+        answers = units.ask({unit: asking(unit) for unit in group}, left_s)
         for unit in group:
             yield unit, answers.pop(unit)
-
-
-def _fault(unit: int, kept: Kept, check: Callable[[int, Kept], None]) -> Failure | None:
-    """Return the reason why a unit's state must not be stored; None if it may be stored."""
-    try:
-        check(unit, kept)
-    except WireError as error:
-        return Failure("WireError", one_line(error))
-    return None
 
 
 def _warn(places: Places, so: str, failures: Mapping[int, Failure]) -> None:

@@ -95,6 +95,8 @@ class Question(Generic[T]):
     size: Size
 
 
+Asked = tuple[Question[T], RecordDict]
+"""A question to one unit or node, and the content of its message."""
 FAILURE = Size(2**14, 2**6)
 """The size of a ``Failure``, which a unit may send in reply to any question."""
 STATE = Question(records.STATE, records.unpack_state, Size(records.REPLY_BYTES, _STATE_VALUES))
@@ -126,9 +128,18 @@ def evaluate(num_labels: int) -> Question[EvaluateReply]:
     return Question(records.EVALUATE, records.unpack_evaluation, size)
 
 
-def keep(groups: Mapping[str, int]) -> Question[dict[str, Tensors]]:
-    """Ask for a unit's state; ``groups`` has the largest size in bytes of each group."""
-    return Question(records.KEEP, records.unpack_groups, Size(0, 0, groups))
+def keep(
+    groups: Mapping[str, int], check: Callable[[dict[str, Tensors]], None]
+) -> Question[dict[str, Tensors]]:
+    """Ask for a unit's state; ``groups`` has the largest size in bytes of each group, and ``check``
+    raises ``WireError`` for an impossible state."""
+
+    def unpack(content: RecordDict) -> dict[str, Tensors]:
+        kept = records.unpack_groups(content)
+        check(kept)
+        return kept
+
+    return Question(records.KEEP, unpack, Size(0, 0, groups))
 
 
 def _on_each(kind: str, reply: type[T], num_units: int) -> Question[T]:

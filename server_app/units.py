@@ -26,7 +26,7 @@ from collapipe.wire.messages import (
 from server_app import questions
 from server_app.exclusions import concern_all, too_few, unfit_labels, warn_excluded
 from server_app.places import Places
-from server_app.questions import Question, Size, answered, apart, connected, groups_of
+from server_app.questions import Asked, answered, apart, connected, groups_of
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Pause, Reported, Roster, Silences
 
 Kept = dict[str, Tensors]  # the state that a unit keeps between rounds: group → tensors
@@ -74,7 +74,7 @@ class Units:
         """
         nodes = connected(self.grid, self.settings.federation)
         request = records.pack(RowsRequest(self._setup.settings, words))
-        answers = self._ask(questions.rows(words), dict.fromkeys(nodes, request))
+        answers = self._ask(dict.fromkeys(nodes, (questions.rows(words), request)))
         self.places.claim_all(answers, self.settings.federation.num_units, set())
         told, failures = apart(answers)
         unfit = {} if task is None else unfit_labels(told, task)
@@ -164,33 +164,27 @@ class Units:
         ``Silences`` suspends, are not asked.
         """
         there = contents.keys() - absent
-        asked = self._at_evaluations.due(there)
-        sent = {unit: content for unit, content in contents.items() if unit in asked}
-        answers = self.ask(questions.evaluate(num_labels), sent)
+        asked, question = self._at_evaluations.due(there), questions.evaluate(num_labels)
+        answers = self.ask({u: (question, each) for u, each in contents.items() if u in asked})
         for unit, answer in answers.items():
             self._at_evaluations.note(unit, answer)
         others = {unit: RESTS if unit in there else _MISSED for unit in contents.keys() - asked}
         return {**others, **answers}
 
     def ask(
-        self,
-        question: Question[T],
-        contents: Mapping[int, RecordDict],
-        timeout_s: float = math.inf,
-        sizes: Mapping[int, Size] | None = None,
+        self, asked: Mapping[int, Asked[T]], timeout_s: float = math.inf
     ) -> dict[int, T | Failure]:
-        """Send each unit its content and return its answer, or a failure if there is no usable
-        answer. ``sizes`` are the units' largest reply sizes if they differ from the question's."""
-        of_nodes = {self.nodes[unit]: content for unit, content in contents.items()}
-        most = {self.nodes[unit]: size for unit, size in (sizes or {}).items()}
-        answers = self._ask(question, of_nodes, timeout_s, most)
-        return {unit: answers[self.nodes[unit]] for unit in contents}
+        """Send each unit its message and return its answer, or a failure if there is no usable
+        answer."""
+        of_nodes = {self.nodes[unit]: each for unit, each in asked.items()}
+        answers = self._ask(of_nodes, timeout_s)
+        return {unit: answers[self.nodes[unit]] for unit in asked}
 
-    def saved_state(self, unit: int) -> RecordDict:
-        """Build a unit's ``restore`` message, and count its bytes."""
+    def restoring(self, unit: int) -> Asked[dict[str, Tensors]]:
+        """Build a unit's ``restore`` question, and count its bytes."""
         groups = self.saved.get(unit, {})
         self.bytes_down += sum(map(records.num_bytes, groups.values()))
-        return records.pack_groups(groups)
+        return questions.RESTORE, records.pack_groups(groups)
 
     def _states_of(self, units: Iterable[int]) -> dict[int, StateReply | Failure]:
         """Ask the nodes of these units for their states. Returns the usable answers by node."""
@@ -244,7 +238,7 @@ class Units:
                 continue
             tensors = self.frozen[part]
             content = records.pack_groups({part: tensors})
-            done = self._ask(questions.FROZEN, dict.fromkeys(nodes, content))
+            done = self._ask(dict.fromkeys(nodes, (questions.FROZEN, content)))
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
             self.bytes_down += len(nodes) * records.num_bytes(tensors)
 
@@ -253,8 +247,8 @@ class Units:
         told, _ = apart(answers)
         back = {node: reply.unit for node, reply in told.items() if reply.unit in self.owed}
         for group in groups_of([*back]):
-            contents = {node: self.saved_state(back[node]) for node in group}
-            for node, done in self._ask(questions.RESTORE, contents).items():
+            asked = {node: self.restoring(back[node]) for node in group}
+            for node, done in self._ask(asked).items():
                 if isinstance(done, Failure):
                     answers[node] = done
                 else:
@@ -269,31 +263,27 @@ class Units:
             node: records.pack(replace(self._setup, unit=known[node])) if node in known else anybody
             for node in nodes
         }
-        return self._ask(questions.STATE, contents, timeout_s)
+        return self._ask({n: (questions.STATE, each) for n, each in contents.items()}, timeout_s)
 
     def _ask(
-        self,
-        question: Question[T],
-        contents: Mapping[int, RecordDict],
-        timeout_s: float = math.inf,
-        sizes: Mapping[int, Size] | None = None,
+        self, asked: Mapping[int, Asked[T]], timeout_s: float = math.inf
     ) -> dict[int, T | Failure]:
         """As ``ask``, by node, and no longer than a round."""
-        if not contents:
+        if not asked:
             return {}
-        timeout_s, most = min(timeout_s, self.settings.federation.round_timeout_s), sizes or {}
-        asked = {node: replace(question, size=most.get(node, question.size)) for node in contents}
-        messages = [Message(content, node, question.kind) for node, content in contents.items()]
-        expect(max(each.size.total_bytes for each in asked.values()))
-        answers = dict[int, T | Failure]()
+        timeout_s = min(timeout_s, self.settings.federation.round_timeout_s)
+        messages, answers = list[Message](), dict[int, T | Failure]()
+        for node, (question, content) in asked.items():
+            messages.append(Message(content, node, question.kind))
+            silence = f"no answer to {question.kind} in {timeout_s:g} s"
+            answers[node] = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
+        expect(max(question.size.total_bytes for question, _ in asked.values()))
         for reply in self.grid.send_and_receive(messages, timeout=timeout_s):
             node = reply.metadata.src_node_id
             if node in asked:
-                answer = answered(reply, asked[node])
+                answer = answered(reply, asked[node][0])
                 answers[node] = answer
-        silence = f"no answer to {question.kind} in {timeout_s:g} s"
-        silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
-        return {node: answers.get(node, silent) for node in contents}
+        return answers
 
 
 def _for_units(settings: Settings) -> str:

@@ -162,7 +162,9 @@ class SecureSum:
             self.bytes_up += records.text_bytes(content)
             return question.unpack(content)
 
-        answers = self.units.ask(replace(question, unpack=unpack), contents, _ANSWER_S)
+        counted = replace(question, unpack=unpack)
+        asked = {unit: (counted, content) for unit, content in contents.items()}
+        answers = self.units.ask(asked, _ANSWER_S)
         told = dict[int, T]()
         for unit, each in answers.items():
             if isinstance(each, Failure):

@@ -23,11 +23,13 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import Failure, Split
+from server_app import questions
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.kept_states import gather, restore
 from server_app.places import Places
+from server_app.questions import Question
 from server_app.rounds.aggregation import (
     Aggregated,
     OnAccount,
@@ -311,22 +313,20 @@ class CollaPipeStrategy:
         """Save the units' states to the round's checkpoint. Returns the state with the units that
         did not send theirs, and the bytes of each other unit."""
         sent, failures, roster = dict[int, int](), dict[int, Failure](), state.roster
-        clusters, model, settings = roster.clusters, self.model, self._settings
+        clusters = roster.clusters
 
-        def check(unit: int, kept: Kept) -> None:
-            check_kept(kept, clusters[unit], round_, model, settings)
+        def question(unit: int) -> Question[Kept]:
+            then = clusters[unit], round_, self.model, self._settings
+            return questions.keep(most_kept(*then), lambda kept: check_kept(kept, *then))
 
-        def most(unit: int) -> dict[str, int]:
-            return most_kept(clusters[unit], round_, model, settings)
-
-        for unit, kept in gather(self._units, roster, most, check):
+        for unit, kept in gather(self._units, roster, question):
             if isinstance(kept, Failure):
                 failures[unit] = kept
                 continue
             sent[unit] = sum(map(records.num_bytes, kept.values()))
             if not store(unit, kept):
                 break
-        limit = settings.federation.miss_limit
+        limit = self._settings.federation.miss_limit
         roster = roster.after_absences(round_, failures, present=(), miss_limit=limit)
         return replace(state, roster=roster), sent
 

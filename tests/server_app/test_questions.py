@@ -42,7 +42,7 @@ TABLE: dict[str, Question[Any]] = {
         questions.RESTORE,
         questions.train(steps=20, traced=240, arrays=SIZES),
         questions.evaluate(num_labels=3),
-        questions.keep(dict.fromkeys(KEPT, questions.tensors_bytes(WEIGHTS))),
+        questions.keep(dict.fromkeys(KEPT, questions.tensors_bytes(WEIGHTS)), lambda kept: None),
         questions.MASK_KEYS,
         questions.mask_shares(num_units=5),
         questions.survivors(num_units=5),

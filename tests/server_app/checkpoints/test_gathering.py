@@ -24,6 +24,7 @@ from optim.cost import sending_s
 from server_app import kept_states, questions
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
 from server_app.kept_states import gather, restore
+from server_app.questions import Question
 from server_app.records.summary import History
 from server_app.roster import ABSENT, SILENT, Roster
 from server_app.rounds.results import RunState
@@ -76,8 +77,8 @@ def roster(num_units: int) -> Roster:
     return Roster(tuple(map(unknown_cluster, range(num_units))))
 
 
-def most(unit: int) -> dict[str, int]:
-    return {"optimizer": 2**16}
+def keep(unit: int) -> Question[Kept]:
+    return questions.keep({"optimizer": 2**16}, lambda kept: None)
 
 
 def known(client: object, num_units: int, **changes: object) -> Units:
@@ -86,9 +87,7 @@ def known(client: object, num_units: int, **changes: object) -> Units:
     return Units(grid, settings, nodes=dict(enumerate(grid.get_node_ids())))
 
 
-def test_memory_has_the_states_of_a_few_units(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_has_the_states_of_a_few_units(tmp_path: Path) -> None:
     """However many units there are; each gets back what it kept."""
     restored = dict[int, Kept]()
 
@@ -100,18 +99,19 @@ def test_memory_has_the_states_of_a_few_units(
         return Message(records.pack_groups({}), reply_to=message)
 
     asked, files, alive = known(client, UNITS), CheckpointFolder(tmp_path), Alive()
-    keep, messages = questions.keep, list[weakref.ref[RecordDict]]()
+    messages = list[weakref.ref[RecordDict]]()
 
     def unpacked(content: RecordDict) -> Kept:
         messages.append(weakref.ref(content))
         return alive.add(records.unpack_groups(content))
 
-    monkeypatch.setattr(questions, "keep", lambda most: replace(keep(most), unpack=unpacked))
     files.begin("000001")
     without_3 = roster(UNITS).updated({3: Failure(ABSENT, "")})
     gc.disable()
     try:
-        for unit, kept in gather(asked, without_3, most, lambda unit, kept: None):
+        for unit, kept in gather(
+            asked, without_3, lambda unit: replace(keep(unit), unpack=unpacked)
+        ):
             assert not isinstance(kept, Failure)
             files.add("000001", unit, kept)
             del kept
@@ -135,9 +135,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
     missed = roster(20).after_absences(1, away, present=(), miss_limit=2)
     missed = missed.after_absences(2, {}, present=(), miss_limit=2)  # it was not planned with
 
-    def ask(
-        question: object, contents: Mapping[int, object], timeout_s: float, sizes: object
-    ) -> dict[int, Kept | Failure]:
+    def ask(contents: Mapping[int, object], timeout_s: float) -> dict[int, Kept | Failure]:
         groups.append([*contents])
         answers = dict[int, Kept | Failure]({unit: {} for unit in contents})
         for unit in {2, 5} & contents.keys():
@@ -145,7 +143,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
         return answers
 
     asked.ask = ask  # type: ignore[method-assign, assignment]
-    found = dict(gather(asked, missed, most, lambda unit, kept: None))
+    found = dict(gather(asked, missed, keep))
     assert [unit for group in groups for unit in group] == [u for u in range(20) if u != 5] + [5]
     assert [unit for unit, each in found.items() if isinstance(each, Failure)] == [2, 5]
 
@@ -156,18 +154,14 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
     monkeypatch.setattr(kept_states.time, "monotonic", lambda: now[0])
     asked = known(None, 40, round_timeout_s=10)
 
-    def ask(
-        question: object, contents: Mapping[int, object], timeout_s: float, sizes: object
-    ) -> dict[int, Failure]:
+    def ask(contents: Mapping[int, object], timeout_s: float) -> dict[int, Failure]:
         timeouts.append(timeout_s)
         now[0] += min(timeout_s, 10)
         return dict.fromkeys(contents, Failure(SILENT, ""))
 
     asked.ask = ask  # type: ignore[method-assign, assignment]
     kinds = Counter(
-        each.kind
-        for _, each in gather(asked, roster(40), most, lambda unit, kept: None)
-        if isinstance(each, Failure)
+        each.kind for _, each in gather(asked, roster(40), keep) if isinstance(each, Failure)
     )
     assert (timeouts, now) == ([20.0, 10.0], [20.0])
     assert kinds == {SILENT: 2 * questions._AT_ONCE, "NotAsked": 40 - 2 * questions._AT_ONCE}

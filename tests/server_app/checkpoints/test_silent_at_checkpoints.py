@@ -9,6 +9,7 @@ from sections import run_settings
 from collapipe.flower.inline_grid import InlineGrid
 from collapipe.state import unknown_cluster
 from collapipe.wire.messages import Failure
+from server_app import questions
 from server_app.kept_states import gather
 from server_app.roster import ABSENT, NOT_ASKED, SILENT, Roster
 from server_app.units import Kept, Units
@@ -29,7 +30,7 @@ class Asked(Units):
         self.roster = self.roster.after_absences(round_, failures, present=present, miss_limit=3)
 
     def ask(  # type: ignore[override]
-        self, question: object, contents: Mapping[int, RecordDict], *limits: object
+        self, contents: Mapping[int, object], timeout_s: float = 0
     ) -> dict[int, Kept | Failure]:
         self.asked += contents
         return {unit: Failure(SILENT, "") if unit in self.silent else {} for unit in contents}
@@ -46,7 +47,7 @@ class Asked(Units):
     def checkpoint(self) -> tuple[list[int], list[int]]:
         """The units that a checkpoint asks, and those that fail then."""
         self.asked = []
-        found = dict(gather(self, self.roster, lambda unit: {}, lambda unit, kept: None))
+        found = dict(gather(self, self.roster, lambda unit: questions.keep({}, lambda kept: None)))
         return self.asked, [unit for unit, each in found.items() if isinstance(each, Failure)]
 
 
