@@ -7,7 +7,6 @@ and weights.
 
 import logging
 import time
-from dataclasses import dataclass
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -33,45 +32,41 @@ _BYTES = Counter("collapipe_bytes", "Bytes of weights, activations and gradients
 _DEVICES = Gauge("collapipe_devices", "Real devices that took part in the last round.")
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Answers the messages that a SuperNode has for this unit. ``kept`` stores the unit's state,
-    because a restart of the SuperNode loses its memory."""
+def answer_messages(tasks: Tasks, kept: KeptStore, app: ClientApp) -> None:
+    """Answer a SuperNode's messages for this unit with ``app`` one after another, without end.
 
-    tasks: Tasks
-    kept: KeptStore
-
-    def answer(self, app: ClientApp) -> None:
-        """Answer messages with ``app`` one after another, without end."""
-        wait_briefly()
-        while True:
-            try:
-                if token := self.tasks.next_token():
-                    with message_taken(), self.tasks.task(token) as task:
-                        self._answer_one(app, task)
-                    continue
-            except (Exception, SystemExit):  # otherwise the unit would stay online without answers
-                _log.exception("unexpected error; continues with the next message")
-            time.sleep(_PAUSE_S)
-
-    def _answer_one(self, app: ClientApp, task: Task) -> None:
-        """Answer one message, or report that there is no answer."""
+    ``kept`` stores the unit's state, because a restart of the SuperNode loses its memory.
+    """
+    wait_briefly()
+    while True:
         try:
-            message, context, sender = task.pull()
-            if not context.state:  # after a restart
-                context.state.update(records.pack_kept(*self.kept.read(context.run_id)))
-            go_back(self.kept, message, context)
-            reply = _answered(app, message, context, sender)
-            _count(message, reply)
-            if message.metadata.message_type in _CHANGING and not _has_failed(reply):
-                after_round = message.metadata.message_type == records.TRAIN
-                kept = records.unpack_kept(context.state)
-                self.kept.write(context.run_id, *kept, after_round=after_round)
-            task.answer(reply, context)
-        except BaseException as error:
-            # For example, the SuperNode gives up the message if the machine sleeps a minute.
-            _log.warning("a message was not answered: %s", one_line(error))
-            task.fail()
+            if token := tasks.next_token():
+                with message_taken(), tasks.task(token) as task:
+                    _answer_one(task, kept, app)
+                continue
+        except (Exception, SystemExit):  # otherwise the unit would stay online without answers
+            _log.exception("unexpected error; continues with the next message")
+        time.sleep(_PAUSE_S)
+
+
+def _answer_one(task: Task, kept: KeptStore, app: ClientApp) -> None:
+    """Answer one message, or report that there is no answer."""
+    try:
+        message, context, sender = task.pull()
+        if not context.state:  # after a restart
+            context.state.update(records.pack_kept(*kept.read(context.run_id)))
+        go_back(kept, message, context)
+        reply = _answered(app, message, context, sender)
+        _count(message, reply)
+        if message.metadata.message_type in _CHANGING and not _has_failed(reply):
+            after_round = message.metadata.message_type == records.TRAIN
+            state = records.unpack_kept(context.state)
+            kept.write(context.run_id, *state, after_round=after_round)
+        task.answer(reply, context)
+    except BaseException as error:
+        # For example, the SuperNode gives up the message if the machine sleeps a minute.
+        _log.warning("a message was not answered: %s", one_line(error))
+        task.fail()
 
 
 def _count(message: Message, reply: Message) -> None:

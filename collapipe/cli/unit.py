@@ -160,7 +160,7 @@ class _Answers:
     def _answer(self) -> None:
         try:
             # Imported here, because it takes seconds, during which the SuperNode starts.
-            from client_app.answering import Messages
+            from client_app.answering import answer_messages
             from client_app.app import app
             from client_app.kept_store import KeptStore
             from collapipe.flower.runtime import Tasks
@@ -169,6 +169,6 @@ class _Answers:
             get_ready()
             logging.getLogger("client_app").setLevel(logging.INFO)
             logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns when its SuperNode ends
-            Messages(Tasks(*self._api), KeptStore(self._kept)).answer(app)
+            answer_messages(Tasks(*self._api), KeptStore(self._kept), app)
         except BaseException as error:  # Flower may raise SystemExit
             self._ended = error

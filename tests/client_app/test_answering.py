@@ -13,7 +13,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import answering
-from client_app.answering import Messages
+from client_app.answering import answer_messages
 from client_app.app import app
 from client_app.arrival import taken_s
 from client_app.kept_store import KeptStore
@@ -78,7 +78,7 @@ def answer_all(
     monkeypatch.setattr(runtime, "push_message", node.push)
     monkeypatch.setattr(runtime, "push_task_output", node.end)
     with pytest.raises(Over):
-        Messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(folder)).answer(client)
+        answer_messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(folder), client)
 
 
 def test_each_message_is_ended_and_the_next_one_taken(

@@ -7,7 +7,7 @@ from subprocess import Popen
 
 import pytest
 
-from client_app.answering import Messages
+from client_app import answering
 from collapipe.cli import unit
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
@@ -64,7 +64,7 @@ def test_a_unit_that_cannot_answer_any_more_ends(
     def broken(*_: object) -> None:
         raise ImportError("no socksio")
 
-    monkeypatch.setattr("client_app.answering.Messages.answer", broken)
+    monkeypatch.setattr(answering, "answer_messages", broken)
     answers = unit._Answers("127.0.0.1:1", b"secret", tmp_path)
     with Popen(["sleep", "60"]) as process:
         answers.start()
@@ -88,6 +88,6 @@ def test_a_unit_imports_what_takes_seconds_before_it_takes_a_message(
     """Else its first reply takes 15 s on a busy machine."""
     happened = list[str]()
     monkeypatch.setattr(cost, "FakeTensorMode", lambda: happened.append("imports"))
-    monkeypatch.setattr(Messages, "answer", lambda *_: happened.append("answers"))
+    monkeypatch.setattr(answering, "answer_messages", lambda *_: happened.append("answers"))
     unit._Answers("127.0.0.1:1", b"secret", tmp_path)._answer()
     assert happened == ["imports", "answers"]
