@@ -3,16 +3,19 @@
 import logging
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from device_cluster import Work, device_name, plan_of
 
 from collapipe.models.part import HeadPart
+from collapipe.models.transformer import TransformerSpec
+from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
 from pipeline.head import LocalHead
 from tests.boxes import Boxes, boxes
 from tests.network import Network, UnavailableError, network
 
-COUNT, RATE_BPS = 3, 100e6
+COUNT, RATE_BPS, SLOW_BPS = 3, 100e6, 2e6
 PLAN = plan_of([device_name(k) for k in range(COUNT)], (1, 2, 1))
 NOTICED_S = 6.0  # no sign of life for 5 s, which is looked at ten times a second
 BUSY_S = 4.0  # what a busy machine may add
@@ -70,3 +73,18 @@ def test_a_link_is_cut_in_the_middle_of_a_step(
     assert found.equals(Work().inline(PLAN))
     noticed = next(each for each in caplog.records if device_name(1) in each.getMessage())
     assert noticed.created - cut_s[0] < NOTICED_S + BUSY_S
+
+
+@pytest.mark.faults
+def test_three_that_share_a_stage_over_slow_links_lose_nobody(tmp_path: Path) -> None:
+    """Gradients take ten seconds, behind which signs of life and acknowledgements wait."""
+    work = Work(TransformerSpec(4, 1, 96, 2, 384, 0.3), hung_s=300.0)
+    shares = tuple(Share(device_name(k), 1) for k in range(COUNT))
+    stage = SegmentPlan(device_name(0), Span(0, 4), shares)
+    plan = ClusterPlan(0, (stage,), 2, "gpipe")
+    try:
+        with network(COUNT, SLOW_BPS) as made, boxes(tmp_path, made.places) as started:
+            found = work.remote(plan, started.daemons, dialer=started.dialer)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    assert found.equals(work.inline(plan))
