@@ -9,7 +9,7 @@ from collapipe.deployment.overview import ONLINE, overview, run_states
 from collapipe.deployment.run_archive import bring
 from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import LinkError
-from collapipe.flower.commands import Flower, StatusOf, unknown
+from collapipe.flower.commands import Flower, StatesOf
 from collapipe.process.children import DIRECT
 from collapipe.process.folders import TemporaryFolder, in_home
 
@@ -23,11 +23,11 @@ def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = Non
     SuperLink does not answer or refuses; the error names ``how``, the command that resumes the run.
     """
     federation = str(settings.runtime.federation)
-    status_of: StatusOf | None = None
+    states_of: StatesOf | None = None
     with TemporaryFolder("flwr") as empty:
         if Path(federation).is_dir():
             server = ServerFolder(Path(federation))
-            home, connection, status_of = server.flower_home, [], partial(_status, server)
+            home, connection, states_of = server.flower_home, [], partial(run_states, server)
             print(_opening(server), flush=True)
         else:
             home = Path(in_home(os.environ.get("FLWR_HOME", "~/.flwr")))
@@ -37,7 +37,7 @@ def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = Non
         run_id = flower.submit(app_dir, settings.text, resume, *connection)
         print(f"submitted    run {run_id}", flush=True)
         try:
-            succeeded = flower.wait(run_id, *connection, status_of=status_of)
+            succeeded = flower.wait(run_id, *connection, states_of=states_of)
         except KeyboardInterrupt:
             flower.ask("stop", run_id, *connection)
             print(f"stopped      run {run_id} on all machines; it goes on with: {how}", flush=True)
@@ -60,9 +60,3 @@ def _opening(server: ServerFolder) -> str:
     online = f"{', '.join(there)} online" if there else "no unit is online"
     waiting = f"; waiting for {', '.join(missing)}" if missing else ""
     return f"submitting   to {server.root}: {online}{waiting}"
-
-
-def _status(server: ServerFolder, run_id: str) -> str:
-    """Such as ``finished:completed``."""
-    states = run_states(server, run_id)
-    return states[run_id] if run_id in states else unknown(run_id)

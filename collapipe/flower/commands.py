@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from collapipe.errors import CollaPipeError, LinkError
 from collapipe.own_packages import NAMES
@@ -33,7 +33,8 @@ _START_SECONDS = 240.0  # a SuperLink needs 2 to 4 s, and minutes on a busy mach
 _POLL_SECONDS = 0.1
 _NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
-StatusOf = Callable[[str], str]
+StatesOf = Callable[[str], Mapping[str, str]]
+"""Run id → status by id, without a run that the SuperLink does not know."""
 _ROOT = Path(__file__).parents[2]
 _FILES = "pyproject.toml", "LICENSE"
 
@@ -131,29 +132,28 @@ class Flower:
             own = [str(app_dir.resolve()), *options, "--run-config", str(file)]
             return str(self.ask("run", *own, wanted="run-id"))
 
-    def wait(self, run_id: str, *connection: str, status_of: StatusOf | None = None) -> bool:
+    def wait(self, run_id: str, *connection: str, states_of: StatesOf | None = None) -> bool:
         """Wait until the run ends, and return whether it succeeded.
 
-        The run's output is copied to standard output. ``status_of`` maps a run's number to its
-        status; None uses Flower's command.
-
-        Raises ``LinkError`` if the SuperLink does not answer, or does not know the run.
+        The run's output is copied to standard output. Without ``states_of`` Flower's command is
+        asked for the status. Raises ``LinkError`` if the SuperLink does not answer, or does not
+        know the run.
         """
         self._stream_log(run_id, *connection)
         status = ""
         while not status.startswith("finished"):  # the log may break off before that
             time.sleep(1.0 if status else 0.0)
-            if status_of is not None:
-                status = status_of(run_id)
+            if states_of is not None:
+                found = states_of(run_id).get(run_id)
             else:
                 told = self.ask("list", *connection, "--run-id", run_id, wanted="runs")
-                status = str(told[0].get("status", "")) if told else unknown(run_id)
+                found = str(told[0].get("status", "")) if told else None
+            if found is None:  # Flower keeps runs in memory
+                raise LinkError(
+                    f"the SuperLink knows no run {run_id}: another one was started meanwhile"
+                )
+            status = found
         return status == _FINISHED
-
-
-def unknown(run_id: str) -> NoReturn:
-    """Raise ``LinkError``: Flower keeps runs in memory."""
-    raise LinkError(f"the SuperLink knows no run {run_id}: another one was started meanwhile")
 
 
 def run_config(settings: str, resume: str | None) -> str:
