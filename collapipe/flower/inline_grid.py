@@ -1,12 +1,11 @@
 """A grid that runs Flower's apps in this process."""
 
 import contextvars
-import itertools
 import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
-from typing import Self
+from typing import Any, Self
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -51,9 +50,7 @@ class InlineGrid(Grid):
                 state=RecordDict(),
                 run_config={},
             )
-        self._pushed: dict[str, Future[Message]] = {}  # replies that were not pulled yet
         self._busy = set[int]()  # nodes that handle a message
-        self._ids = itertools.count()
 
     def __enter__(self) -> Self:
         return self
@@ -61,32 +58,14 @@ class InlineGrid(Grid):
     def __exit__(self, *raised: object) -> None:
         self._kept.close()
 
-    def set_run(self, run: Run) -> None:
-        self.run = run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Start a thread for each message."""
-        pushed = {str(next(self._ids)): self._start(message) for message in messages}
-        self._pushed |= pushed
-        return list(pushed)
+    def _unused(self, *_: Any, **__: Any) -> Any:
+        """Stand for a method of ``Grid`` that the server does not call."""
+        raise NotImplementedError
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return finished replies; each reply is returned once."""
-        done = [key for key in message_ids if key in self._pushed and self._pushed[key].done()]
-        return [self._pushed.pop(key).result() for key in done]
+    set_run = create_message = push_messages = pull_messages = _unused
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
