@@ -23,7 +23,6 @@ UNREADABLE = (  # errors that cryptography raises for bad bytes
     InvalidSignature,
     x509.ExtensionNotFound,
 )
-_DIGITS, _GROUP = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,7 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     """Return the first 128 bits of the key's SHA-256 as eight groups of hex digits."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     spki = key.public_bytes(serialization.Encoding.DER, form)
-    digits = hashlib.sha256(spki).hexdigest()[:_DIGITS]
-    return " ".join(digits[at : at + _GROUP] for at in range(0, _DIGITS, _GROUP))
+    return hashlib.sha256(spki).digest()[:16].hex(" ", 2)
 
 
 def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
