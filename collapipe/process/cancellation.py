@@ -12,9 +12,7 @@ from collapipe.errors import CancelledRoundError
 class Cancellation:
     """An event and a deadline; either ends the work at its next ``check``."""
 
-    def __init__(
-        self, parent: "Cancellation | None" = None, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, parent: "Cancellation | None", timeout_s: float | None) -> None:
         self._event = threading.Event()
         self._parent = parent
         self._timeout_s = timeout_s
@@ -37,14 +35,13 @@ class Cancellation:
             )
 
 
-_current: ContextVar[Cancellation | None] = ContextVar("collapipe_cancellation", default=None)
+_NEVER = Cancellation(parent=None, timeout_s=None)
+_current = ContextVar("collapipe_cancellation", default=_NEVER)
 
 
 def check() -> None:
     """Raise ``CancelledRoundError`` if the work of this context should end."""
-    current = _current.get()
-    if current is not None:
-        current.check()
+    _current.get().check()
 
 
 @contextmanager
