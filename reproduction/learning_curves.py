@@ -106,7 +106,7 @@ def learning_curve(run: Run) -> LearningCurve:
         summary.metric.name,
         np.array([line.round for line in lines], float),
         np.cumsum([max(each, default=0.0) for each in pipelines_s]),
-        np.array(run.clock.ends_s),
+        np.array([line.clock_s for line in lines]),
         np.array([line.train_loss for line in lines], float),
         np.array([line.metric and _value(line.metric) for line in lines], float),
         np.array(losses, float),

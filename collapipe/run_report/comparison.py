@@ -135,13 +135,13 @@ def _measured(runs: Sequence[Run]) -> Measured:
 
 def _of_run(run: Run) -> Iterator[tuple[Measure, float | None]]:
     """Yield a run's value of each measure, None if missing, in the same order for every run."""
-    rounds, kind, test = run.rounds, run.clock.kind, run.summary.metric if run.summary else None
+    rounds, kind, test = run.rounds, run.clock_kind, run.summary.metric if run.summary else None
     yield Measure(f"test {test.name if test else ''}", False), test.value if test else None
     for name, of in (("training", learning.TRAIN_LOSS), ("validation", learning.EVALUATION_LOSS)):
         last = next((loss for line in rounds[::-1] if (loss := of(line)) is not None), None)
         yield Measure(f"{name} loss, last", False), last
     clock = Measure(f"clock, s {kind}", uploads=kind == "modelled")
-    yield clock, run.clock.ends_s[-1] if rounds else None
+    yield clock, rounds[-1].clock_s if rounds else None
     delays = [line.cost.delay_s for line in rounds if line.plan.clusters]
     delay_s = sum(delays) / len(delays) if delays else None
     yield Measure("delay of a round, s modelled", uploads=True), delay_s

@@ -45,7 +45,7 @@ def _points(run: Run, axis: str, value: Value) -> dict[int, Point]:
     places: dict[str, Iterable[float]] = {
         "round": (float(line.round) for line in run.rounds),
         "samples": accumulate(float(line.samples) for line in run.rounds),
-        "seconds": run.clock.ends_s,
+        "seconds": (line.clock_s for line in run.rounds),
     }
     return {
         line.round: (x, y)
@@ -74,7 +74,7 @@ def metric_names(runs: Iterable[Run]) -> list[str]:
 def _clock_label(curves: Sequence[Curve]) -> str:
     """Return the label of the axis of seconds: its clock, and runs without uploads in it."""
     known = [(curve.name, run) for curve in curves for run in curve.runs if run.rounds]
-    kinds = " or ".join(sorted({run.clock.kind for _, run in known}))
+    kinds = " or ".join(sorted({run.clock_kind for _, run in known}))
     missing = [(name, text) for name, run in known if (text := run.missing_in_clock)]
     if not missing:
         return f"seconds, {kinds}"

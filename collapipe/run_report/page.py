@@ -143,7 +143,6 @@ def _chosen(run: Run, group: str) -> str:
 
 
 def _rounds(run: Run) -> html.Markup:
-    ends = dict(zip((line.round for line in run.rounds), run.clock.ends_s, strict=True))
     cells: dict[str, Callable[[RoundReport], str]] = {
         "round": lambda line: str(line.round),
         "training loss": lambda line: _told(line.train_loss, ".5g"),
@@ -151,7 +150,7 @@ def _rounds(run: Run) -> html.Markup:
         "metric": lambda line: _told(line.metric.value if line.metric else None, ".5g"),
         "samples": lambda line: f"{line.samples:,}",
         "units": lambda line: ", ".join(map(run.called, line.units)) or "–",
-        f"clock, {run.clock.kind}": lambda line: f"{ends[line.round]:,.2f} s",
+        f"clock, {run.clock_kind}": lambda line: f"{line.clock_s:,.2f} s",
         "delay, modelled": lambda line: f"{line.cost.delay_s:,.2f} s",
         "measured": lambda line: _told(
             line.seconds.get("round", 0.0) if run.trained else None, ",.2f", " s"

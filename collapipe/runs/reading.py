@@ -38,14 +38,6 @@ class Summary:
         return f": {printable(told)}" if told else ""
 
 
-@dataclass(frozen=True, slots=True)
-class RunClock:
-    """The time at which each round ended, in seconds; ``kind`` is ``modelled`` or ``measured``."""
-
-    kind: str
-    ends_s: tuple[float, ...]
-
-
 @dataclass(frozen=True)
 class Run:
     """A run's folder.
@@ -92,10 +84,9 @@ class Run:
         return any("train" in line.seconds for line in self.rounds)
 
     @property
-    def clock(self) -> RunClock:
-        """The run's clock."""
-        kind = "measured" if self.tree["federation"]["clock"] == "real" else "modelled"
-        return RunClock(kind, tuple(line.clock_s for line in self.rounds))
+    def clock_kind(self) -> str:
+        """The kind of the run's clock: ``modelled`` or ``measured``."""
+        return "measured" if self.tree["federation"]["clock"] == "real" else "modelled"
 
     @property
     def missing_uploads(self) -> str:
@@ -110,14 +101,14 @@ class Run:
     @property
     def missing_in_clock(self) -> str:
         """Note for the run's clock; a measured clock needs none."""
-        return self.missing_uploads if self.clock.kind == "modelled" else ""
+        return self.missing_uploads if self.clock_kind == "modelled" else ""
 
     @property
     def clock_text(self) -> str:
         """Time at which the last round ended, with its kind and notes; empty before that."""
         if not self.rounds:
             return ""
-        parts = (seconds(self.clock.ends_s[-1]), self.clock.kind, self.missing_in_clock)
+        parts = (seconds(self.rounds[-1].clock_s), self.clock_kind, self.missing_in_clock)
         return ", ".join(filter(None, parts))
 
     def option(self, name: str) -> object:
