@@ -1,7 +1,8 @@
 """The tree of errors. Each message is one line: problem, place, value, and how to correct it."""
 
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class CollaPipeError(Exception):
@@ -114,6 +115,15 @@ class BudgetSpentError(CollaPipeError):
 
 class StorageError(CollaPipeError):
     """The local disk cannot be written; earlier files stay valid."""
+
+
+@contextmanager
+def faults_of(where: object) -> Iterator[None]:
+    """Begin the message of a ``ConfigError`` that is raised inside with ``where``."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 _MOST = 400  # characters of another machine's or library's message

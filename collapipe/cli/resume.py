@@ -10,7 +10,7 @@ from collapipe.config.overrides import merged, parse, setting
 from collapipe.config.settings import CONF
 from collapipe.config.trust import check_addresses, check_plugins
 from collapipe.deployment.server_folder import with_folder
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, faults_of, one_line
 from collapipe.runs.folder import check_plain, read_overrides
 from server_app.checkpoints.resumption import check_goes_on, load_checkpoint
 
@@ -61,11 +61,9 @@ def _saved(run_dir: Path, here: str) -> list[str]:
     The folder may be untrusted. So ``ConfigError`` is raised for options of Hydra, which could run
     code, and for references, which could read this machine's environment.
     """
-    saved = read_overrides(run_dir)
-    try:
+    saved, file = read_overrides(run_dir), run_dir / "overrides.json"
+    with faults_of(file):
         left = merged(_without_replaced(saved), [here])[:-1]
-    except ConfigError as error:
-        raise ConfigError(f"{run_dir / 'overrides.json'}: {error}") from error
     for each in left:
         if each.strip().lstrip("+~").startswith("hydra") and not each.startswith("hydra.sweep."):
             why = "an option of Hydra, not of a run; remove it"
@@ -73,7 +71,7 @@ def _saved(run_dir: Path, here: str) -> list[str]:
             why = "a reference, which is not followed here; write its value in its place"
         else:
             continue
-        raise ConfigError(f"{run_dir / 'overrides.json'}: {one_line(each)}: {why}")
+        raise ConfigError(f"{file}: {one_line(each)}: {why}")
     return left
 
 

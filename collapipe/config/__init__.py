@@ -15,7 +15,7 @@ from collapipe.config.idle import idle_options
 from collapipe.config.resolved import Resolved, parsed
 from collapipe.config.settings import Settings as Settings
 from collapipe.config.trust import read_saved
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, faults_of
 from collapipe.sections import Count, DataSettings, LoraSettings
 from collapipe.validation import checked, typed
 
@@ -103,10 +103,8 @@ def complete(settings: Settings) -> Settings:
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     """Return the settings in a run's ``config.yaml``. It may be untrusted, see ``read_saved``."""
     resolved = Resolved(tree=read_saved(file, trusted), run_dir=str(file.parent))
-    try:
+    with faults_of(file):
         settings = _settings(resolved)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
     for fault in contradictions(settings):
         raise ConfigError(fault)
     return settings

@@ -30,7 +30,7 @@ from collapipe.config.composing import (
 from collapipe.config.overrides import literal, parse, setting
 from collapipe.config.resolved import value_at
 from collapipe.config.settings import CONF
-from collapipe.errors import ConfigError, cause_of
+from collapipe.errors import ConfigError, cause_of, faults_of
 
 _FOLLOWING = "task_model"  # a group whose choice follows from two other groups
 
@@ -116,10 +116,8 @@ def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
             continue
         for name in names_in({key: value}):
             if not name.startswith(("data.partitioner.", "model.config.")):
-                try:
+                with faults_of(f"--config {file}"):
                     check_name(name, known)
-                except ConfigError as error:
-                    raise ConfigError(f"--config {file}: {error}") from error
         OmegaConf.update(tree, key, value, merge=True, force_add=True)
         if isinstance(part, dict) and "_target_" in part:
             tree.data.partitioner = part

@@ -24,7 +24,7 @@ from collapipe.credentials.verified_channel import host_and_port
 from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import ADMITTED, ServerFolder
 from collapipe.deployment.serving import keys
-from collapipe.errors import CollaPipeError, ConfigError, LinkError
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, faults_of
 from collapipe.owner_file import OwnerSection, read_owner
 
 _TIMEOUT_S = 8.0
@@ -69,10 +69,8 @@ def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:
     for key in ("name", "number", "server", "credentials"):
         if getattr(owner, key) is None:
             raise ConfigError(f"{file}: {key} is missing; collapipe deploy init writes it")
-    try:
+    with faults_of(f"{file}: server"):
         host_and_port(str(owner.server))
-    except ConfigError as error:
-        raise ConfigError(f"{file}: server: {error}") from error
     own = load(file.parent / str(owner.credentials))
     if (own.member.name, own.member.role) != (owner.name, Role.UNIT):
         raise ConfigError(

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from collapipe.cli.device.log_limits import JsonLines, LogLimits
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, faults_of
 
 if TYPE_CHECKING:
     from collapipe.credentials.credentials import Credentials
@@ -58,9 +58,12 @@ def device(
     if insecure and credentials is not None:
         raise ConfigError("--insecure, --credentials: contradict each other; leave one out")
     own = None if insecure else _credentials(credentials, name)
-    _check_address(listen)
     if model is not None and not Path(model).is_dir() and not _HUB_ID.fullmatch(model):
         raise ConfigError(f"--model {model}: no such folder, and no hub id such as ORG/NAME")
+    from collapipe.credentials.verified_channel import host_and_port  # imports gRPC
+
+    with faults_of("--listen"):
+        host_and_port(listen)
     asked = _asked_to_end()
     import torch  # takes seconds, in which a signal may come
 
@@ -147,15 +150,6 @@ def _credentials(folder: Path | None, name: str | None) -> "Credentials":
             "out"
         )
     return found
-
-
-def _check_address(listen: str) -> None:
-    from collapipe.credentials.verified_channel import host_and_port
-
-    try:
-        host_and_port(listen)
-    except ConfigError as error:
-        raise ConfigError(f"--listen: {error}") from error
 
 
 def _asked_to_end() -> queue.SimpleQueue[int]:
