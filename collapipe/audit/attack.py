@@ -52,7 +52,7 @@ def audit(held: Material) -> Audit:
         state: Encoder.of(settings.model, model, held.tokenizer.vocabulary)
         for state, model in models.items()
     }
-    blocks = encoders["trained"].num_blocks
+    blocks = len(encoders["trained"].model.blocks)
     sent = _sent_by(settings, blocks)
     cuts = chain.from_iterable(_by_cut(held, sent, *each) for each in encoders.items())
     rounds = chain.from_iterable(update_recoveries(held, *each) for each in models.items())

@@ -97,10 +97,6 @@ class Encoder:
         whole = spec
         return cls(build_empty(lambda: SplitModel(whole, vocabulary), weights), frozen)
 
-    @property
-    def num_blocks(self) -> int:
-        return len(self.model.blocks)
-
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
         """Map ids [c, s] without padding to embeddings [c, s, d]."""
