@@ -1,6 +1,5 @@
 """The daemon: it listens on a port and serves one control unit, and its segment's neighbours."""
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -52,7 +51,6 @@ _MAY_CALL = {
     **dict.fromkeys((CONTROL, STATUS), (Role.CONTROL_UNIT,)),
     HOP: (Role.CONTROL_UNIT, Role.DEVICE),
 }
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
