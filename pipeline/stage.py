@@ -63,13 +63,8 @@ def run_stage(actions: Sequence[Action], stage: Stage, ports: Ports) -> Iterator
     """
     for action in actions:
         yield action
-        received = ports.receive(action)
-        ports.send(action, _run(action, stage, received))
-
-
-def _run(action: Action, stage: Stage, received: Passed) -> Passed:
-    run = stage.forward if action.kind == FORWARD else stage.backward
-    return run(action.micro_batch, received)
+        run = stage.forward if action.kind == FORWARD else stage.backward
+        ports.send(action, run(action.micro_batch, ports.receive(action)))
 
 
 @dataclass(frozen=True, slots=True)
