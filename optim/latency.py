@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import ROUNDING, DeviceProfile, EnergyBudget
@@ -98,10 +100,14 @@ def _energy_caps(budget: EnergyBudget, sizes: Floats, problem: ClusterProblem) -
     times = problem.batch_size / sizes if budget.scope == "batch" else 1.0
     limit = budget.limit_j * (1 + ROUNDING)
     left = limit / times - (law.w * sizes + law.ell)
-    per_block = law.u * sizes + law.v
+    return np.clip(fitting(left, law.u * sizes + law.v), 0, problem.num_blocks)
+
+
+def fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
+    """Return how often ``each`` fits into ``left``, up to rounding, broadcast."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        held = np.where(per_block > 0, left / per_block, np.where(left >= 0, math.inf, 0.0))
-    return np.clip(np.floor(held * (1 + ROUNDING)), 0, problem.num_blocks)
+        count = np.where(each > 0, left / each, np.where(left >= 0, math.inf, 0.0))
+    return np.floor(count * (1 + ROUNDING))
 
 
 def fitting_micro_batches(problem: ClusterProblem) -> list[int]:

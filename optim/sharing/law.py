@@ -9,15 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collapipe.plan import ClusterPlan
 from collapipe.state import ROUNDING, DeviceProfile, ring_s
-from optim.latency import partition_of
-from optim.problem import ClusterProblem, Floats, Ints, Partition, Stage, stages_of_plan
+from optim.latency import fitting, partition_of
+from optim.problem import ClusterProblem, Ints, Partition, Stage, stages_of_plan
 
 
 def largest_rows(problem: ClusterProblem, num_micro_batches: int) -> int:
@@ -55,23 +53,16 @@ def row_caps(
         kept = np.array([problem.kept(int(each)) for each in m[:, 0]])[:, None]
         each = kept * of_batch / rows + blocks * memory.sample_bytes
         sets = (members - 1) * memory.trained_bytes  # as ``received_gradients`` counts them
-        led_all = _fitting(left_in_all - sets * blocks, each)
-        led_part = _fitting(left_in_all, each + sets * (blocks + members - 1) / rows)
+        led_all = fitting(left_in_all - sets * blocks, each)
+        led_part = fitting(left_in_all, each + sets * (blocks + members - 1) / rows)
         np.minimum(caps, np.maximum(led_all, led_part), out=caps)
     if (budget := device.energy) is not None:
         once, times = budget.law, m if budget.scope == "batch" else 1
         left_j = budget.limit_j * (1 + ROUNDING) / times - (blocks * once.v + once.ell)
         if budget.scope == "batch":
             left_j = left_j - 2 * (members - 1) / members * blocks * budget.sync_j / m
-        np.minimum(caps, _fitting(left_j, blocks * once.u + once.w), out=caps)
+        np.minimum(caps, fitting(left_j, blocks * once.u + once.w), out=caps)
     return np.asarray(np.maximum(caps, 0), dtype=np.int64)
-
-
-def _fitting(left: NDArray[Any], each: NDArray[Any]) -> Floats:
-    """Return how often ``each`` fits into ``left``, up to rounding, broadcast."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        count = np.where(each > 0, left / each, np.where(left >= 0, math.inf, 0.0))
-    return np.floor(count * (1 + ROUNDING))
 
 
 def balanced_rows(
