@@ -168,9 +168,7 @@ def next_error_queues(
 ) -> tuple[float, ...]:
     """Return Q_n(t+1) = max(Q_n(t) + ρ_n/ρ̄ - 1, 0). Bounded queues keep the mean of ρ_n at ρ̄ or
     below."""
-    errors = {each.unit: each.gradient_error for each in allocations}
+    errors, queues = {each.unit: each.gradient_error for each in allocations}, problem.error_queues
     budget = problem.options.error_budget
-    return tuple(
-        max(queue + errors.get(unit, 0.0) / budget - 1.0, 0.0)
-        for unit, queue in enumerate(problem.error_queues)
-    )
+    spent = [errors.get(unit, 0.0) / budget for unit in range(len(queues))]
+    return next_queues(queues, spent, 1.0)
