@@ -150,24 +150,16 @@ def round_solution(
     units, channels, powers = choice.units, choice.channels, choice.powers_w
     chosen = options.pairs.at(choice.payloads, units, channels)
     finish = options.points.at(choice.points, units).finish(*chosen.parts(powers))
-    figures = (
-        units,
-        channels,
-        powers,
-        chosen.uploads(powers),
-        finish,
-        choice.points,
-        choice.payloads,
-    )
+    picked = units, choice.points, choice.payloads
+    figures = channels, powers, chosen.uploads(powers), finish
+    rows = zip(*(each.tolist() for each in (*picked, *figures)), strict=True)
     allocations = tuple(
         Allocation(
             *(unit, channel, power, upload, done),
             problem.fronts[unit][point],
             _payload(problem.uplinks[unit], payload),
         )
-        for unit, channel, power, upload, done, point, payload in zip(
-            *(each.tolist() for each in figures), strict=True
-        )
+        for unit, point, payload, channel, power, upload, done in rows
     )
     objective = round_objective(problem, allocations)
     lower, elapsed = min(choice.bound, objective), perf_counter() - started
