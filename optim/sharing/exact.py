@@ -161,6 +161,7 @@ class _Search:
         self._problem, self._bounds, self._caps = problem, bounds, caps
         self._sizes, self._left, self._most = sizes, max_nodes, most
         self._max_nodes, self._ordered = max_nodes, ordered
+        self._behind = ordered[1] if ordered else [problem]  # before a stage of each class
         self.only_shared = False  # plans without shared stages are known
         self._one_stage = bounds.once.copy()  # of those m whose plans of one stage are not known
         every = np.arange(problem.num_blocks + 1)
@@ -239,11 +240,6 @@ class _Search:
     @cached_property
     def _states(self) -> States:
         return self._ordered[0] if self._ordered else states_of(tuple(map(len, self._kinds)))
-
-    @property
-    def _behind(self) -> Sequence[ClusterProblem]:
-        """The problems before a stage of each class."""
-        return self._ordered[1] if self._ordered else [self._problem]
 
     @cached_property
     def _tables(self) -> Tables:
