@@ -27,21 +27,6 @@ class SegmentTimes:
     # of a shared stage: when its devices begin to add their gradients, and how long they do
     sync: tuple[float, float] = (0.0, 0.0)
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds of computing, m·C."""
-        return len(self.computes) * self.compute_s
-
-    @property
-    def first_s(self) -> float:
-        """The time at which the device begins to compute."""
-        return self.computes[0]
-
-    @property
-    def last_s(self) -> float:
-        """The time at which the device has computed its last micro-batch."""
-        return self.computes[-1] + self.compute_s
-
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:

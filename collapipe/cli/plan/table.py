@@ -156,9 +156,10 @@ def _of(used: float, limit: float | None) -> str:
 
 def _shares(segment: SegmentTimes, latency_s: float) -> tuple[str, ...]:
     """Return a micro-batch's compute and hop times, and the busy, fill, gap and drain shares."""
-    fill, drain = segment.first_s, latency_s - segment.last_s
-    gaps = latency_s - fill - drain - segment.busy_s
-    shares = (f"{max(part, 0.0) / latency_s:.0%}" for part in (segment.busy_s, fill, gaps, drain))
+    begins, each_s = segment.computes, segment.compute_s
+    busy, fill, drain = len(begins) * each_s, begins[0], latency_s - (begins[-1] + each_s)
+    gaps = latency_s - fill - drain - busy
+    shares = (f"{max(part, 0.0) / latency_s:.0%}" for part in (busy, fill, gaps, drain))
     hop = seconds(segment.hop_s) if segment.hop_s else "-"
     return seconds(segment.compute_s), hop, *shares
 
