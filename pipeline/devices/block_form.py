@@ -50,10 +50,9 @@ class BlockForm:
         """Bytes of constants such as rotary frequencies, which have values without weights, too."""
         return sum(each.nbytes for each in self.empty.buffers() if not each.is_meta)
 
-    @property
-    def train_bytes(self) -> int:
-        """Bytes of the weights, gradients, optimiser state and constants."""
-        gradients = sum(self.tensors[name].nbytes for name in self.trained)
+    def train_bytes(self, sets: int) -> int:
+        """Return the bytes of the weights, ``sets`` of gradients, optimiser state and constants."""
+        gradients = sets * sum(self.tensors[name].nbytes for name in self.trained)
         return gradients + sum(each.nbytes for each in self.tensors.values()) + self.constant_bytes
 
     def check(self, tensors: Tensors) -> None:

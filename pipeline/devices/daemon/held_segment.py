@@ -78,7 +78,10 @@ class HeldSegment:
         self._forms = block_forms(self.spec, indices, optimizer, self.dtype)
         self.part_bytes = most_bytes(max(each.largest_bytes for each in self._forms.values()))
         leads = [each == description.member for each in description.leaders]
-        least = float(sum(map(self._bytes, self._forms.values(), leads)))
+        # gradients of each own share, and for a block's leader of all others
+        own = len(description.shares_of(description.member))
+        sets = (len(description.shares) if leads_it else own for leads_it in leads)
+        least = float(sum(map(BlockForm.train_bytes, self._forms.values(), sets)))
         self._check_memory(needed := max(description.memory_bytes, least), memory_bytes)
         return_large_blocks(scarce=device.type == "cpu" and needed > _SCARCE * memory_bytes)
         self._parts, stateless = earlier._kept_for(description) if earlier else ({}, set[str]())
@@ -105,13 +108,6 @@ class HeldSegment:
                 f"{self.description.span.blocks} blocks need {needed:,.0f} bytes, this device "
                 f"offers {offered:,.0f}; raise --memory, or plan fewer blocks here"
             )
-
-    def _bytes(self, form: BlockForm, led: bool) -> int:
-        """Return the bytes of a block's weights, state and gradients: of each own share, and for
-        its leader of all others."""
-        d, trained = self.description, sum(form.tensors[name].nbytes for name in form.trained)
-        sets = len(d.shares) if led else len(d.shares_of(d.member))
-        return form.train_bytes + (sets - 1) * trained
 
     @property
     def built(self) -> bool:
