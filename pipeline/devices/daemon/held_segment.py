@@ -169,12 +169,13 @@ class HeldSegment:
         ``wait_for`` is called with the name of a block that is used before it has its weights.
         """
         d, timer = self.description, PhaseTimer()
+        key = DropoutKey(d.seed, d.unit, step)
         parts = _ArrivingParts(tuple(self._forms), self._parts, wait_for)
         how = parts, d.recompute, d.first_trained < d.span.first
         if len(d.shares) == 1:
-            return SegmentStage(Segment(*how), self.key(step), timer)
+            return SegmentStage(Segment(*how), key, timer)
         self._shared = SharedSegment(d.shares, *how, d.shares_of(d.member), sizes)
-        return ShareStage(self._shared, self.key(step), timer, own_rows(d, sizes))
+        return ShareStage(self._shared, key, timer, own_rows(d, sizes))
 
     @property
     def led(self) -> list[Part]:
@@ -195,13 +196,6 @@ class HeldSegment:
                 self.exchange.put_gradients(step, self._shared, self.parts)
             self._shared.add_up()
             self._shared = None
-
-    def key(self, step: int) -> DropoutKey:
-        """Return the key of the step's dropout."""
-        return DropoutKey(self.description.seed, self.description.unit, step)
-
-    def squared_norms(self) -> list[float]:
-        return [part.squared_norm() for part in self.led]
 
     def step(self, rate: float, scale: float) -> None:
         """Step the blocks that this device leads. ``finish`` ends the step."""

@@ -247,7 +247,7 @@ class Session:
             self._wait(lambda: self._took_shares(held, step) and exchange.has_gradients(step))
         with self._busy():
             held.add_up(frame.step)
-            return held.squared_norms()
+            return [part.squared_norm() for part in held.led]
 
     def _took_shares(self, held: HeldSegment, step: int) -> bool:
         """Take some of the parts that other devices of the segment have sent in a step. Returns

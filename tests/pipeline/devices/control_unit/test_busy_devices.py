@@ -28,14 +28,14 @@ def left_in_an_action(
 ) -> Iterator[Callable[[], None]]:
     """Daemons in the middle of a step whose control unit has left, as after a cancelled round.
     Yields what lets the step go on."""
-    began, go_on, key = threading.Semaphore(0), threading.Event(), HeldSegment.key
+    began, go_on, stage = threading.Semaphore(0), threading.Event(), HeldSegment.stage
 
-    def slow(self: HeldSegment, step: int) -> object:
+    def slow(self: HeldSegment, *arguments: Any) -> object:
         began.release()
         assert go_on.wait(60)
-        return key(self, step)
+        return stage(self, *arguments)
 
-    monkeypatch.setattr(HeldSegment, "key", slow)
+    monkeypatch.setattr(HeldSegment, "stage", slow)
     with Work().segments(even_plan(NAMES[: len(there)], 4, PLAN), there) as segments:
         segments._placed.tell(FrameKind.BEGIN, 0, torch.tensor([3]))
         for _ in there:
