@@ -21,12 +21,10 @@ from collapipe.process.torch_device import CPU, moved
 from collapipe.tensors import Tensors
 from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.parts import grouped, joined, most_bytes, separated
-from pipeline import schedule
 from pipeline.devices.block_form import BlockForm, block_forms
 from pipeline.devices.daemon.share import Exchange, Packed, ShareStage, own_rows
 from pipeline.devices.messages import PartHeader, SegmentDescription, Wanted, as_json
 from pipeline.phase_timer import PhaseTimer
-from pipeline.schedule import Action
 from pipeline.segment import Segment, SharedSegment
 from pipeline.stage import SegmentStage
 
@@ -122,11 +120,6 @@ class HeldSegment:
     def complete(self) -> bool:
         """Whether all blocks also have their optimiser state: a step can end."""
         return not self._lacking
-
-    def actions(self, num_micro_batches: int) -> tuple[Action, ...]:
-        """Return the segment's actions in a step of so many micro-batches."""
-        d = self.description
-        return schedule.build(d.schedule, d.num_segments, num_micro_batches)[d.stage]
 
     def add(self, header: PartHeader, data: bytes) -> None:
         """Add tensors of a wanted block, in the safetensors format. The block is built once its

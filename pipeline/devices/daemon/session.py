@@ -17,6 +17,7 @@ from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireErr
 from collapipe.wire.channels import DeviceAddress
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
+from pipeline import schedule
 from pipeline.devices.daemon.held_segment import HeldSegment
 from pipeline.devices.daemon.share import Header, Packed
 from pipeline.devices.hops import (
@@ -217,7 +218,8 @@ class Session:
         around = *before.streams.values(), *behind.streams.values()
         ports = TimedPorts(hops, around, self._set_busy, self.arrived)
         stage = held.stage(frame.step, sizes, partial(self._wait_for, held, ports))
-        for _ in run_stage(held.actions(len(sizes)), stage, ports):
+        actions = schedule.build(d.schedule, d.num_segments, len(sizes))[d.stage]
+        for _ in run_stage(actions, stage, ports):
             self._check()
         self._wait(lambda: ports.all_sent() and held.built)  # a device without rows has not waited
         norms = torch.tensor(self._norms(held, frame), dtype=torch.float64)
