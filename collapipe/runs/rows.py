@@ -165,10 +165,12 @@ def _splits(settings: Settings) -> Splits:
 
 
 def _rows(settings: Settings, split: Split | Literal["train"]) -> Dataset:
-    """Return all rows of a split. Raises ``ConfigError`` if they do not fit the task."""
+    """Return all rows of a split. Raises ``ConfigError`` if the task's own rows do not fit it;
+    ``read`` has checked those of a user's files."""
     task = settings.task
     rows = returned(getattr(_splits(settings), split), Dataset, f"task={task.name}: split {split}")
-    if missing := {*task.columns} - {*rows.column_names}:
+    missing = {*task.columns} - {*rows.column_names}
+    if missing and not settings.data.brought:
         raise ConfigError(
             f"task={task.name}: rows of the split {split} lack the column {min(missing)}, which "
             "the task's columns name"
