@@ -100,6 +100,16 @@ def test_an_honest_unit_trains_its_session(server: DecoderLinkServer) -> None:
     assert not torch.equal(before, mine.part.weights()[WEIGHT])
 
 
+def test_a_server_leaves_no_threads() -> None:
+    """Else those of each run of a sweep would stay."""
+    before = {*threading.enumerate()}
+    with DecoderLinkServer(link_settings(), 1) as server:
+        train_round(server.open(session(0)), 0)
+        assert any(each.name.startswith("decoder-link") for each in threading.enumerate())
+    left = {*threading.enumerate()} - before
+    assert not [each for each in left if each.name.startswith("decoder-")]
+
+
 @pytest.mark.parametrize(
     ("host", "advertise", "dialled"),
     [
