@@ -33,7 +33,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             parsed = [_parsed(parser, each) for each in overrides]
         for override in parsed:
             if not override.key_or_group:
-                raise ConfigError(f"{override.input_line}: has no name; write KEY=VALUE")
+                text = str(override.input_line)[:_MOST_SHOWN]
+                raise ConfigError(f"{text}: has no name; write KEY=VALUE")
             _check_depth(override.value())
     except RecursionError as error:
         raise ConfigError("brackets in an override are nested too deeply; no option is") from error

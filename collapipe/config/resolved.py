@@ -58,11 +58,15 @@ def check_values(where: str, tree: Mapping[Any, Any]) -> None:
     """Raise ``ConfigError`` if an option has NaN, a whole number beyond ±10³⁰, or too many levels;
     its message begins with ``where``."""
     for name, fault in _faults(tree, "", _MOST_DEPTH):
-        raise ConfigError(f"{where}{one_line(name[:_MOST_SHOWN])}{fault}")
+        raise ConfigError(f"{where}{one_line(name)}{fault}")
 
 
 def _faults(node: object, name: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield the option and what is wrong with its value."""
+    """Yield the option and what is wrong with its value.
+
+    Names are cut: a stranger's file could have a long one in front of many values.
+    """
+    name = name[:_MOST_SHOWN]
     if isinstance(node, float) and math.isnan(node):  # no comparison would refuse it
         yield name, "=nan: must be a number"
     if isinstance(node, int) and abs(node) > _MOST_WHOLE:
