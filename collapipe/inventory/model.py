@@ -2,8 +2,8 @@
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from collapipe.devices.hardware import transformer_block_cost
-from collapipe.errors import ConfigError
+from collapipe.errors import faults_of
 from collapipe.inventory.schema import InventorySection, ModelSection, PipelineSection
 from collapipe.inventory.yaml_file import Document
 from collapipe.process.folders import in_home
@@ -210,13 +210,9 @@ def _check_tokens(document: Document, spec: Any, tokens: int) -> None:
         raise document.error(("model", "tokens"), cause)
 
 
-@contextmanager
-def _placed(document: Document, key: str) -> Iterator[None]:
+def _placed(document: Document, key: str) -> AbstractContextManager[None]:
     """Put the line of ``key`` before errors that begin with an option."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{document.file}:{document.line((key,))}: {error}") from error
+    return faults_of(f"{document.file}:{document.line((key,))}")
 
 
 def _located(document: Document, name: str) -> str:
