@@ -196,8 +196,9 @@ class Environment:
     ) -> tuple[ClusterState, ...]:
         """Apply ``state`` to the clusters as they were drawn or reported.
 
-        Raises ``ConfigError`` if ``state`` belongs to other channels.
+        Raises ``ConfigError`` if ``state`` belongs to other units, devices or channels.
         """
+        _counted("units", len(clusters), len(state.units))
         pairs = zip(clusters, state.units, strict=True)
         return tuple(_cluster_now(cluster, condition) for cluster, condition in pairs)
 
@@ -231,20 +232,25 @@ class Environment:
 
 
 def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:
-    both, uplink = zip(cluster.devices, condition.devices, strict=True), cluster.uplink
+    unit, uplink = f"unit {cluster.unit}", cluster.uplink
+    _counted(f"{unit}: devices", len(cluster.devices), len(condition.devices))
+    both = zip(cluster.devices, condition.devices, strict=True)
     devices = tuple(_device_now(device, now) for device, now in both)
     if uplink is not None:
-        if len(uplink.gains) != len(condition.gains):
-            raise ConfigError(
-                f"unit {cluster.unit}: gains of channels: {len(uplink.gains)} now, "
-                f"{len(condition.gains)} in the environment's state; set cluster and channel as "
-                "they were, or begin a new run"
-            )
+        _counted(f"{unit}: gains of channels", len(uplink.gains), len(condition.gains))
         energy_j = admitted(uplink.energy_j * condition.energy_share, MOST)
         pairs = zip(uplink.gains, condition.gains, strict=True)
         gains = tuple(admitted(gain * relative, MOST) for gain, relative in pairs)
         uplink = replace(uplink, energy_j=energy_j, gains=gains)
     return replace(cluster, devices=devices, uplink=uplink)
+
+
+def _counted(what: str, now: int, in_state: int) -> None:
+    if now != in_state:
+        raise ConfigError(
+            f"{what}: {now} now, {in_state} in the environment's state; set cluster and channel "
+            "as they were, or begin a new run"
+        )
 
 
 def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:

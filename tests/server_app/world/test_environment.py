@@ -300,12 +300,23 @@ def test_a_unit_that_tells_extremes_does_not_end_the_run() -> None:
 # What cannot be
 
 
-def test_a_state_of_other_channels_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("clusters", "message"),
+    [
+        ((cluster(0), cluster(1)), "units: 2 now, 1"),
+        ((cluster(0, 3),), "unit 0: devices: 3 now, 2"),
+        (
+            (replace(cluster(0), uplink=Uplink(1, 1, 1, 1, (0.1,))),),
+            "unit 0: gains of channels: 1 now, 2",
+        ),
+    ],
+)
+def test_a_state_of_other_units_devices_or_channels_is_refused(
+    clusters: tuple[ClusterState, ...], message: str
+) -> None:
     (state,) = rounds(STATIC, 1, cluster(0))
-    other = replace(cluster(0), uplink=Uplink(1, 1, 1, 1, (0.1,)))
-    message = "unit 0: gains of channels: 1 now, 2 in the environment's state"
-    with pytest.raises(ConfigError, match=message):
-        STATIC.conditions(state, (other,))
+    with pytest.raises(ConfigError, match=f"^{message} in the environment's state; set cluster"):
+        STATIC.conditions(state, clusters)
 
 
 @pytest.mark.parametrize(
