@@ -80,7 +80,7 @@ def main() -> None:
     with sure_interrupts():
         status = _status()
     if status == _INTERRUPTED:  # some versions of typer convert KeyboardInterrupt themselves
-        complain("interrupted; what was finished is saved")
+        complain("interrupted")
     status = write_rest(status)
     _leave_stuck_threads(status)
     raise SystemExit(status)
