@@ -10,7 +10,6 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
-from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import answering
 from client_app.answering import answer_messages
@@ -84,7 +83,6 @@ def answer_all(
 def test_each_message_is_ended_and_the_next_one_taken(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     node = SuperNode()
     answer_all(node, app, monkeypatch, tmp_path)
     assert node.ended == [SubStatus.FAILED, SubStatus.FAILED, SubStatus.COMPLETED]
@@ -131,7 +129,6 @@ def test_whatever_is_raised_the_unit_answers(
     def raising(message: Message, context: Context) -> Message:
         raise error
 
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     node = Unexpected()
     monkeypatch.setattr(answering, "_PAUSE_S", 0)
     answer_all(node, cast(ClientApp, raising), monkeypatch, tmp_path)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from federated import TINY
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 import client_app.app
 from collapipe import owner
@@ -40,7 +39,6 @@ def test_a_unit_shares_nothing_where_a_sum_may_have_too_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_units: int, refused: bool
 ) -> None:
     """Of three units two must finish. The run's options are as they are without an owner."""
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = RUN
     settings = load_overrides([*TINY, *MASKED])
     monkeypatch.setattr(client_app.app.owner, "load_settings", lambda *configs: settings)
     own = {"partition-id": 0} | owned(tmp_path, f"{{least_units: {least_units}}}")

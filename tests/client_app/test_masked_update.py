@@ -6,7 +6,6 @@ import pytest
 import torch
 from federated import TINY
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from masked_sums import RUN, Exchange, drawn
 
 from client_app.app import app
@@ -44,7 +43,6 @@ SECRET = "Unit"  # in the name of each stage
 @pytest.fixture
 def unit() -> Context:
     """Unit 0, before its first message."""
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     own = {"partition-id": 0, "num-partitions": 3}
     setup = Setup(load_overrides(OPTIONS).text, "", {})
     return Context(1, 2, own, records.pack(setup), {})  # type: ignore[arg-type]

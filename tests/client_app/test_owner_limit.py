@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 import client_app.app as handlers
 from collapipe import owner
@@ -31,7 +30,6 @@ OVERRIDES = (
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
     """Of a unit whose owner allows three rounds of ``privacy=private``."""
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     (tmp_path / "rows.csv").write_text("text,label\nhen,a\nowl,b\n")
     (tmp_path / "unit.yaml").write_text(
         f"name: berlin\ndata: {{train_file: rows.csv}}\nprivacy: {{lifetime_epsilon: {THREE}}}\n"
