@@ -21,7 +21,10 @@ UNREADABLE = (  # errors that cryptography raises for bad bytes
     TypeError,
     UnsupportedAlgorithm,
     InvalidSignature,
+    x509.DuplicateExtension,
     x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
 )
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import shutil
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from stat import S_IMODE
@@ -291,8 +292,30 @@ def test_a_request_is_checked(done: Credentials, refused: Credentials, desk: Pat
     flipped = "A" if content[-2][0] != "A" else "B"  # in the signature
     changed = [*content[:-2], flipped + content[-2][1:], content[-1]]
     (desk / "changed.pem").write_text("\n".join(changed) + "\n")
-    for file in ("empty.pem", "changed.pem", "nowhere.pem", "farm/authority.crt", "jetson/key.pem"):
+    _with_version(desk / "jetson/request.pem", b"\0", desk / "version.pem")
+    for file in (
+        *("empty.pem", "changed.pem", "nowhere.pem", "version.pem"),
+        *("farm/authority.crt", "jetson/key.pem"),
+    ):
         assert file in refused("sign", "farm", file, "--yes")
+
+
+def _with_version(file: Path, number: bytes, damaged: Path) -> None:
+    """Write a PEM ``file`` with another version than its own ``number``, which is unknown."""
+    first, *lines, last = file.read_text().splitlines()
+    der = b64decode("".join(lines)).replace(b"\2\1" + number, b"\2\1\7", 1)
+    damaged.write_text("\n".join((first, b64encode(der).decode(), last)) + "\n")
+
+
+def test_lists_and_certificates_of_unknown_versions(
+    done: Credentials, refused: Credentials, desk: Path
+) -> None:
+    done("init", "farm")
+    enrol(done, "pi")
+    _with_version(desk / "farm/issued/pi.1.crt", b"\2", desk / "pi.crt")
+    assert "pi.crt" in refused("install", "pi", "pi.crt")
+    _with_version(desk / "farm/revoked.crl", b"\1", desk / "farm/revoked.crl")
+    assert "revoked.crl" in refused("list", "farm")
 
 
 def test_a_folder_of_no_authority_is_refused(done: Credentials, refused: Credentials) -> None:
