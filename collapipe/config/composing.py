@@ -73,13 +73,21 @@ def _of_adapters(
     decided = options_in(Path(path))
     named = {each.key_or_group for each in parse(overrides)}
     for name, value in decided.items():
-        own = sorted(given[name]) if isinstance(given[name], list) else given[name]
-        if f"adapter.{name}" in named and own != value:
+        own = given[name]
+        if f"adapter.{name}" in named and own != value and not _name_all(own, value):
             raise ConfigError(
                 f"adapter.{name}={own}: the adapters in adapter.path={path} have {value}; leave "
                 "the option out, or begin with new ones"
             )
     return decided
+
+
+def _name_all(targets: object, paths: object) -> bool:
+    """Whether ``targets`` are lists of the ends of layers' ``paths``, and each has its end."""
+    if not isinstance(targets, list) or not isinstance(paths, list):
+        return False
+    ends = [{path for path in paths if f".{path}".endswith(f".{each}")} for each in targets]
+    return all(ends) and set().union(*ends) == {*paths}
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

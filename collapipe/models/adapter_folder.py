@@ -4,6 +4,8 @@ Only ``adapter_config.json`` and ``adapter_model.safetensors`` are read, so noth
 """
 
 import json
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +22,16 @@ from collapipe.models.huggingface.skeleton import skeleton
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LORA, LoraSpec
 from collapipe.models.split import HEAD, ModelSpec
+from collapipe.tensors import not_finite
 from collapipe.text.vocabulary import Vocabulary
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+_PREFIX, _BASE = "base_model.model.", "base_model_name_or_path"
+_log = logging.getLogger(__name__)
 _OPTIONS = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}  # ours → peft's
 # Further fields of peft: any value, or values that leave the adapters plain.
 _HARMLESS = (
-    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
+    *("auto_mapping", _BASE, "inference_mode", "peft_version", "revision"),
     *("exclude_modules", "fan_in_fan_out", "layers_pattern", "layers_to_transform"),
     *("lora_dropout", "megatron_core", "modules_to_save", "qalora_group_size", "target_modules"),
     "task_type",
@@ -42,12 +46,16 @@ _PLAIN = {
 def options_in(folder: Path) -> dict[str, Any]:
     """Return the options under ``adapter`` that the folder decides.
 
-    Raises ``ConfigError`` if it holds no LoRA adapters, or some of a kind that runs do not train.
+    ``target_modules`` are paths in a block, or their last components if the folder names layers
+    so, or has an encoder and a decoder. Raises ``ConfigError`` if it holds no LoRA adapters, or
+    some of a kind that runs do not train.
     """
     with _reading(folder):
         fields = dict(json.loads((folder / _CONFIG).read_text("utf-8")))
         with safe_open(folder / _WEIGHTS, "pt") as file:
             layers = [each.partition(LORA)[0] for each in file.keys() if LORA in each]  # noqa: SIM118
+        if not layers:
+            raise ValueError("it has no LoRA adapters")
     for name, value in fields.items():
         known = name in (*_OPTIONS.values(), *_HARMLESS) or value in _PLAIN.get(name, ())
         if value and not known:
@@ -56,19 +64,28 @@ def options_in(folder: Path) -> dict[str, Any]:
                 "plain LoRA adapters; name another folder"
             )
     options = {ours: fields.get(theirs) for ours, theirs in _OPTIONS.items()}
-    targets = sorted({layer.rpartition(".")[2] for layer in layers})
-    return {**options, "rslora": bool(options["rslora"]), "target_modules": targets}
+    named, targets = fields.get("target_modules"), set[str]()
+    parts = [re.split(r"\.\d+\.", layer, maxsplit=1) for layer in layers]  # at the block's number
+    decodes = len({stack for stack, *_ in parts}) > 1  # its layers have other paths
+    for *_, path in parts:
+        end = path.rpartition(".")[2]
+        targets.add(end if decodes or (isinstance(named, list) and end in named) else path)
+    return {**options, "rslora": bool(options["rslora"]), "target_modules": sorted(targets)}
 
 
 def begin_with(folder: Path, spec: ModelSpec, weights: Mapping[str, Tensor]) -> None:
     """Copy the folder's adapters into ``weights``, the state of a model of ``spec``.
 
-    A task head is copied, too, if the folder has one; else it begins fresh. Raises ``ConfigError``
-    if they are another model's.
+    A task head is copied, too, if the folder has one; else it begins fresh. A warning tells if the
+    folder names another model. Raises ``ConfigError`` if names or sizes are another model's.
     """
-    wanted = _trained(*_with_adapters(f"adapter.path={folder}", spec, weights))
+    lora, own = _with_adapters(f"adapter.path={folder}", spec, weights)
+    wanted, ours = _trained(lora, own), cast(HuggingFaceSpec, lora.base).name
     with _reading(folder):
+        theirs = json.loads((folder / _CONFIG).read_text("utf-8")).get(_BASE)
         stored = load_file(folder / _WEIGHTS)
+        if (bad := not_finite(stored)) is not None:
+            raise ValueError(f"{bad} has values that are not finite")
     found = {name.removeprefix(_PREFIX): weight for name, weight in stored.items()}
     lacking = [name for name in wanted if LORA in name and name not in found]
     others = [name for name in found if name not in wanted]
@@ -80,6 +97,8 @@ def begin_with(folder: Path, spec: ModelSpec, weights: Mapping[str, Tensor]) -> 
                 f"adapter.path={folder}: {fault} {few_of(sorted(names), ', ')}; set model.name, "
                 "model.head and adapter.last_blocks as in its training"
             )
+    if theirs and Path(str(theirs)).name != Path(str(ours)).name:
+        _log.warning("adapter.path=%s: was trained on %s, this run has %s", folder, theirs, ours)
     for name, weight in found.items():
         wanted[name].copy_(weight)
 
@@ -114,7 +133,7 @@ def write_adapter(
     adapted = sorted({name.partition(LORA)[0] for name in trained if LORA in name})
     lora.peft_config(
         {name: model.get_submodule(name) for name in adapted},
-        base_model_name_or_path=base.name,
+        **{_BASE: base.name},
         task_type=CLASSES[str(base.head)][1],
         modules_to_save=sorted(heads) or None,
         lora_dropout=lora.dropout,

@@ -98,6 +98,12 @@ def test_a_run_begins_with_the_adapters_of_another(
         name = option.partition("=")[0]
         with pytest.raises(ConfigError, match=rf"^adapter\.{name}=.*adapter\.path={out} have"):
             config.load_overrides([*begun, f"adapter.{option}"])
+    same = [*begun, "adapter.target_modules=[v_proj,q_proj]"]
+    assert config.load_overrides(same).adapter == adapter
+    told = json.loads((out / "adapter_config.json").read_text())
+    (out / "adapter_config.json").write_text(json.dumps({**told, "target_modules": ".*proj"}))
+    paths: Any = config.load_overrides(same).adapter
+    assert paths.target_modules == ("self_attn.q_proj", "self_attn.v_proj")
     shutil.rmtree(out)
     assert config.load_text(settings.text).adapter == adapter  # on a unit
     with pytest.raises(ConfigError, match=rf"^adapter\.path={out}: needs"):

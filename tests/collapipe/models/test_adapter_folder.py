@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,14 +63,23 @@ def loaded(base: HuggingFaceSpec, path: Path) -> Any:
     return peft.PeftModel.from_pretrained(whole, path).eval()
 
 
+def _as_told(spec: ModelSpec, out: Path) -> ModelSpec:
+    """With the adapters that the folder describes."""
+    if isinstance(spec, StemSpec):
+        return replace(spec, base=_as_told(spec.base, out))
+    assert isinstance(spec, LoraSpec)
+    return replace(spec, **options_in(out))
+
+
 @pytest.mark.filterwarnings("error:fan_in_fan_out", "error:Found missing adapter keys")
 @pytest.mark.parametrize(
     ("name", "head", "options"),
     [
         ("llama", "causal", {}),
         ("llama-tied", "causal", {"first": 1, "rslora": True}),
-        ("gpt2", "causal", {}),
+        ("gpt2", "causal", {"target_modules": ("c_attn", "mlp.c_proj")}),
         ("bert", "pooled", {"target_modules": ("dense",)}),
+        ("bert", "pooled", {"target_modules": ("query", "attention.output.dense")}),
         ("bert", "tokens", {"first": 2}),
         pytest.param("roberta", "pooled", {}, marks=pytest.mark.thorough),
         pytest.param("distilbert", "tokens", {}, marks=pytest.mark.thorough),
@@ -98,8 +108,9 @@ def test_peft_computes_what_the_run_does(
         merge_adapters(whole)
         assert own_loss(head, whole, batch).item() == pytest.approx(expected, abs=1e-5)
     torch.manual_seed(9)
-    fresh = SplitModel(spec, VOCABULARY)
-    begin_with(out, spec, fresh.state_dict())
+    told = _as_told(spec, out)
+    fresh = SplitModel(told, VOCABULARY)
+    begin_with(out, told, fresh.state_dict())
     assert all(torch.equal(fresh.state_dict()[n], each) for n, each in model.state_dict().items())
 
 
@@ -129,7 +140,8 @@ def test_a_folder_that_peft_made(tmp_path: Path) -> None:
     adapters.peft_config["default"].init_lora_weights = True
     adapters.save_pretrained(out)
     options = options_in(out)
-    assert (options["rslora"], options["target_modules"]) == (True, ["key", "query"])
+    paths = ["attention.self.key", "attention.self.query"]
+    assert (options["rslora"], options["target_modules"]) == (True, paths)
     model = SplitModel(LoraSpec(cast(ModelSpec, base), **options), VOCABULARY).eval()
     begin_with(out, LoraSpec(cast(ModelSpec, base), **options), model.state_dict())
     expected = own_loss("pooled", adapters, batch).item()
@@ -170,6 +182,7 @@ def _pickled(path: Path) -> None:
         (_told(bias="all"), "bias=all"),
         (_told(init_lora_weights="pissa"), "init_lora_weights=pissa"),
         (_told(rank_pattern={"q_proj": 4}), "rank_pattern="),
+        (lambda path: save_file({"odd": torch.ones(1)}, path / WEIGHTS), "no LoRA adapters"),
     ],
 )
 def test_a_folder_that_cannot_be_begun_with(
@@ -197,6 +210,7 @@ def test_adapters_of_another_model(tmp_path: Path) -> None:
     for changed, says in (
         ({**found, name: found[name][:, 1:].contiguous()}, "has another size of model"),
         ({key: each for key, each in found.items() if key != name}, f"lacks {name[17:]}"),
+        ({**found, name: found[name] * torch.nan}, "not finite"),
         ({**found, "base_model.model.odd.lora_A.weight": found[name].clone()}, "has further odd"),
     ):
         save_file(changed, out / WEIGHTS)
