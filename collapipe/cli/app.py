@@ -106,6 +106,9 @@ def _status() -> int:
         _log.debug("raised here", exc_info=error)
         complain(f"error: {_cause(error)}")
         return CollaPipeError.exit_status
+    except SystemExit as error:  # of a plug-in
+        complain(f"error: code of your own ended the command with sys.exit({error.code!r})")
+        return CollaPipeError.exit_status
     except Exception as error:
         if (told := told_of_plugin(error)) is None:
             raise
@@ -226,7 +229,7 @@ def predict(
         float | None,
         Option(min=0, max=1, help="Draw only from the likeliest tokens of this probability."),
     ] = None,
-    seed: Annotated[int | None, Option(min=0, help="Of draws; default: 0.")] = None,
+    seed: Annotated[int | None, Option(min=0, max=2**63 - 1, help="Of draws; default: 0.")] = None,
     scores: Annotated[bool, Option("--scores", help="Print probabilities after a tab.")] = False,
     as_json: Json = False,
     trust: Trust = None,

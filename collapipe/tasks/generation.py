@@ -1,5 +1,6 @@
 """Continue texts with a causal model by transformers' ``generate``, with a key-value cache."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -33,6 +34,9 @@ class Decoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for option, value in (("--temperature", self.temperature), ("--top-p", self.top_p)):
+            if not math.isfinite(value):
+                raise ConfigError(f"{option} {value}: must be a finite number")
         if self.top_p < 1 and not self.temperature > 0:
             raise ConfigError(f"--top-p {self.top_p:g}: draws tokens; add --temperature 1")
 

@@ -5,6 +5,7 @@ The hub gets one request with a short timeout. If it does not answer, the cache 
 
 import copy
 import functools
+import json
 import os
 import threading
 from collections.abc import Mapping
@@ -16,13 +17,14 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, is_offl
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import cached_file
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.families import DECODERS, FAMILIES, UNFIT
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import nearest
 
-_CONFIG = "config.json"
+_CONFIG, _GENERATION, _EOS = "config.json", "generation_config.json", "eos_token_id"
 _PATIENCE_S = 2.5  # for an answer, name resolution included; HF_HUB_ETAG_TIMEOUT overrides it
 SUPPORTED = (
     f"supported families: {', '.join(name for name in FAMILIES if name not in DECODERS)}, and "
@@ -128,15 +130,34 @@ def fit(config: Any, vocabulary: Vocabulary) -> None:
 def config_fields(name: str) -> dict[str, Any]:
     """Return the ``config.json`` of a folder or a hub id, from the hub or the cache.
 
-    Raises ``OSError`` or ``ValueError`` if it cannot be read.
+    A decoder-only model's texts also end with the ids that ``generation_config.json`` adds. Raises
+    ``OSError`` or ``ValueError`` if a file cannot be read.
     """
     silence = hub_silence(name)
+    local = bool(silence)
+    if Path(name).is_dir() and not Path(name, _CONFIG).exists():
+        raise FileNotFoundError(f"it has no {_CONFIG}")
     try:
-        return dict(PretrainedConfig.get_config_dict(name, local_files_only=bool(silence))[0])
+        found = dict(PretrainedConfig.get_config_dict(name, local_files_only=local)[0])
+        if found.get("model_type") in DECODERS:
+            found[_EOS] = _ends(name, found.get(_EOS), local)
+        return found
     except OSError as error:
         if silence:
             raise OSError(f"{silence}, and the cache has no {_CONFIG} of it") from error
         raise
+
+
+def _ends(name: str, own: object, local: bool) -> object:
+    """Return the ids that end a text: ``own``, or a list with those of the other file."""
+    optional = {"_raise_exceptions_for_missing_entries": False, "local_files_only": local}
+    file = cached_file(name, _GENERATION, **optional)
+    fields = json.loads(Path(file).read_text("utf-8")) if file else {}
+    if not isinstance(fields, dict):
+        raise ValueError(f"{_GENERATION} has no fields")
+    both = (each if isinstance(each, list) else [each] for each in (own, fields.get(_EOS)))
+    ids = [*dict.fromkeys(each for ends in both for each in ends if isinstance(each, int))]
+    return ids[0] if len(ids) == 1 else ids or None
 
 
 def hub_silence(name: str) -> str:

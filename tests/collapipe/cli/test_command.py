@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -96,6 +97,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["server_optimizer=fedavgm", "server_optimizer.beta2=0.5"], "makes no use of it; set"),
         (["server_optimizer.trim=0.2"], "server_optimizer.average=mean trims nothing"),
         (["privacy.delta=1e-6"], "privacy.noise_multiplier=0 adds no noise; set privacy.delta=1e"),
+        (["model=huggingface", "model.family=t5", "+model.config={vocab_size: 9}"], "tokeniser"),
         (["privacy.noise_seed=1"], "adds no noise; set privacy.noise_seed=null"),
         (["privacy.threshold=0.7"], "privacy.secure_aggregation=false shares no keys"),
         (["adapter=lora", "adapter.cache_bytes=9"], "adapter.cache=false stores nothing"),
@@ -525,6 +527,15 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: sign
     assert summary["rounds_completed"] in (len(lines), len(lines) + 1)
     assert (tmp_path / "model" / "model.safetensors").exists()
     assert list(temporary.glob("collapipe-*")) == []  # torch has a folder there, too
+
+
+def test_code_that_ends_the_process_is_an_error(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also with status 0, which would say that all went well."""
+    monkeypatch.setattr("server_app.rounds.scheduler.verify_plan", Mock(side_effect=SystemExit(0)))
+    status, _, err = command("run", *TINY, f"hydra.run.dir={tmp_path}")
+    assert (status, err) == (1, "error: code of your own ended the command with sys.exit(0)\n")
 
 
 def test_a_diverging_run_ends_with_status_1_and_the_place(command: Command, tmp_path: Path) -> None:

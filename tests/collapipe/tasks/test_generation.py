@@ -1,5 +1,6 @@
 """Texts are continued as by computing the whole prefix anew for each token, in far less time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,9 @@ def test_draws_depend_on_the_seed(tmp_path: Path) -> None:
 def test_options_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--top-p 0\.5: .*--temperature"):
         Decoding(1, top_p=0.5)
+    for option, value in (("--temperature", math.inf), ("--top-p", math.nan)):
+        with pytest.raises(ConfigError, match=f"^{option} {value}: must be a finite number"):
+            Decoding(1, **{"temperature": 1.0, option[2:].replace("-", "_"): value})
     _, whole = models(tmp_path, "gpt2")
     with pytest.raises(ConfigError, match=r"^--max-new-tokens 60: .* 60 positions, .* 1 tokens"):
         next(Generator(whole, TASK, WORDS, Decoding(60)).predict([""]))
