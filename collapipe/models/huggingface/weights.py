@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
 from transformers.utils import cached_file
+from transformers.utils.logging import disable_progress_bar
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
@@ -43,7 +44,9 @@ Places = Mapping[str, tuple[Path, str]]
 Sources = tuple[Any, list[tuple[Any, str]]]
 """How transformers makes a weight: a converter, and tensors in files with the converter's patterns;
 no converter if a tensor is only renamed."""
-UNREADABLE = ImportError, OSError, LookupError, ValueError, RuntimeError, SafetensorError
+UNREADABLE = (
+    *(ImportError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError),
+)
 _WRAPPERS = "_orig_mod.", "module."  # name prefixes that torch.compile and DataParallel add
 
 
@@ -79,7 +82,7 @@ def stored(name: str, local: bool) -> Stored:
     if files == [None]:
         index = json.loads(Path(fetch("model.safetensors.index.json")).read_text("utf-8"))
         files = []
-        for shard in sorted(set(index["weight_map"].values())):
+        for shard in sorted(set(map(str, dict(index["weight_map"]).values()))):
             if re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard) is None:
                 raise ValueError(f"its index names {shard[:80]!r}")
             files.append(fetch(shard))
@@ -156,11 +159,16 @@ def _read(found: Places, names: Iterable[str]) -> Tensors:
 def _fitting(tensors: Tensors, like: Mapping[str, Tensor]) -> Tensors | None:
     if not like.keys() <= tensors.keys():
         return None
-    fits = all(
-        (tensors[n].shape, tensors[n].is_floating_point()) == (each.shape, each.is_floating_point())
-        for n, each in like.items()
-    )
+    for name, each in like.items():
+        _check_kind(name, each, tensors[name])
+    fits = all(tensors[n].shape == each.shape for n, each in like.items())
     return {n: tensors[n].to(like[n].dtype).contiguous() for n in like} if fits else None
+
+
+def _check_kind(name: str, like: Tensor, own: Tensor) -> None:
+    """Raise ``ValueError`` for integers in place of a floating-point weight."""
+    if like.is_floating_point() and not own.is_floating_point():
+        raise ValueError(f"{name} is {own.dtype}: quantised weights cannot be trained")
 
 
 def converted(
@@ -172,6 +180,7 @@ def converted(
     Raises ``ConfigError`` if a file cannot be read.
     """
     config.transformers_weights = None  # a field of config.json that may name a pickle
+    disable_progress_bar()
     with reading(name):
         tensors: Tensors = {}
         for file in files:
@@ -179,13 +188,15 @@ def converted(
         model, told = kind.from_pretrained(
             None,
             config=config,
-            state_dict=_unwrapped(tensors),
+            state_dict=(tensors := _unwrapped(tensors)),
             attn_implementation="eager",  # config.json may name kernels of the hub
             experts_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+        for name, own in model.state_dict().items():
+            _check_kind(name, own, tensors.get(name, own))
     misfits = {misfit for misfit, *_ in told["mismatched_keys"]}
     return dict(model.state_dict()), set(told["missing_keys"]), misfits
 

@@ -1,6 +1,7 @@
 """Pretrained weights are all there, or refused: nothing but a head of labels begins fresh."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +46,14 @@ def _narrower(weights: Weights) -> Weights:
     return {**weights, name: weights[name][1:].clone()}
 
 
+def _as(dtype: torch.dtype) -> Callable[[Weights], Weights]:
+    return lambda weights: {k: v.to(dtype) for k, v in weights.items()}
+
+
+def _times(factor: float) -> Callable[[Weights], Weights]:
+    return lambda weights: {k: v * factor if "norm" in k.lower() else v for k, v in weights.items()}
+
+
 def _build(path: Path, head: str) -> list[torch.nn.Module]:
     spec = HuggingFaceSpec(str(path), head=head, pretrained=True)
     return [spec.build_embedding(VOCABULARY), spec.build_block(2), spec.build_head(VOCABULARY)]
@@ -57,6 +66,10 @@ def _build(path: Path, head: str) -> list[torch.nn.Module]:
         pytest.param("bert", "BertModel", "tokens", _prefixed("odd."), "69 tensors", marks=_MORE),
         ("bert", "BertForMaskedLM", "tokens", _narrower, "1 tensors .*output.dense.bias"),
         ("llama", "LlamaForCausalLM", "causal", _without("lm_head"), r"1 tensors .*lm_head.weight"),
+        ("llama", "LlamaForCausalLM", "causal", _as(torch.int8), "is torch.int8: quantised"),
+        ("bert", "BertForMaskedLM", "tokens", _as(torch.int8), "is torch.int8: quantised"),
+        ("llama", "LlamaForCausalLM", "causal", _times(math.nan), "norm.weight has values that"),
+        ("bert", "BertForMaskedLM", "tokens", _times(math.inf), "LayerNorm.* has values that"),
         pytest.param(
             "llama", "LlamaForCausalLM", "causal", _without("model.layers.3"), "9 ", marks=_MORE
         ),
