@@ -115,6 +115,12 @@ def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
 
 
 def _warn(settings: Settings) -> None:
+    untied = getattr(settings.model, "untied", dict)  # models of transformers without adapters
+    if untied():
+        _log.warning(
+            "the model shares one embedding between input and output; here the control units and "
+            "the server train separate copies"
+        )
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(
             "adapter=lora: the frozen weights are random; start with pretrained ones by "

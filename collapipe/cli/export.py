@@ -42,8 +42,9 @@ def export(
     """Write ``config.json`` and ``model.safetensors`` with the original weight names.
 
     ``labels`` are the names that a task head predicts. ``weights`` are the split model's; adapters
-    are merged. If it has two copies of a weight that the original shares, both are written, and the
-    configuration unties them. Raises ``RuntimeError`` if the weights are not this model's.
+    are merged. If it has two copies of a weight that the original shares and they differ, both are
+    written, and the configuration unties them. Raises ``RuntimeError`` if the weights are not this
+    model's.
     """
     model = assembled(spec, vocabulary, weights)
     merge_adapters(model)
@@ -107,7 +108,6 @@ def export_run(
     with _writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ConfigError(f"{folder}: is there already and not empty; name another folder")
-        folder.mkdir(parents=True, exist_ok=True)
     disable_progress_bar()
     trained = load_trained(run_dir, trusted, unit)
     tokenizer, weights, task = trained.tokenizer, trained.weights, trained.settings.task

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from collapipe.models.cut import without_cut
@@ -28,8 +29,8 @@ def assembled(spec: ModelSpec, vocabulary: Vocabulary, weights: Mapping[str, Ten
     copies of narrow ones.
 
     These are the split model's. Adapters are in place, not merged. If there are two copies of a
-    weight that the original shares, its configuration unties them. Raises ``RuntimeError`` if the
-    weights are not this model's.
+    weight that the original shares and they differ, its configuration unties them. Raises
+    ``RuntimeError`` if the weights are not this model's.
     """
     spec, weights = without_cut(spec, weights)
     lora = spec if isinstance(spec, LoraSpec) else None
@@ -40,8 +41,11 @@ def assembled(spec: ModelSpec, vocabulary: Vocabulary, weights: Mapping[str, Ten
         model = build_empty(lambda: SplitModel(spec, vocabulary), own)
         weights = widen(model).state_dict()
     config = base.run_config(vocabulary)
-    if base.untied():
+    twins = base.untied()
+    if any(not torch.equal(weights[one], weights[other]) for one, other in twins.items()):
         config.tie_word_embeddings = False
+    else:
+        weights = {**weights, **{other: weights[one] for one, other in twins.items()}}
     values = {base.names.to_original(ours): aligned(each) for ours, each in weights.items()}
     values |= {twin: values[name].clone() for twin, name in base.copies(vocabulary).items()}
     whole = skeleton(config, base.class_name)

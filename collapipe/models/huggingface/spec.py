@@ -21,7 +21,7 @@ from collapipe.models.huggingface.layers import DecoderBlock
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
 from collapipe.models.kept import NARROW
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
-from collapipe.tensors import Tensors, aligned
+from collapipe.tensors import Tensors, aligned, not_finite
 from collapipe.text.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -146,12 +146,6 @@ class HuggingFaceSpec:
         part = self._filled(HEAD, head, model, vocabulary)
         if torch.get_default_device().type != "meta":
             self.forget()  # SplitModel builds the head last
-            if self.untied():
-                _log.warning(
-                    "%s shares one embedding between input and output; here the control "
-                    "units and the server train separate copies",
-                    self._called,
-                )
         return part
 
     @property
@@ -291,6 +285,11 @@ class HuggingFaceSpec:
             all_weights = _converted(self, vocabulary if labelled else None)
             found = {theirs: all_weights[theirs].clone() for theirs in original.values()}
         values = {ours: aligned(found[theirs]) for ours, theirs in original.items()}
+        if (bad := not_finite(values)) is not None:
+            raise ConfigError(
+                f"{self._called}: {original[bad]} has values that are not finite; name another "
+                "folder"
+            )
         part.load_state_dict(values, assign=True)
         return part
 

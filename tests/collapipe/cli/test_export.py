@@ -72,6 +72,9 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, h
         for ours, twin in spec.untied().items():  # else the folder's configuration is another
             model.get_parameter(ours).copy_(model.get_parameter(twin))
     export(spec, VOCABULARY, NAMES, model.state_dict(), tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors").keys()
+    for pair in spec.untied().items():  # equal, so one is written
+        assert sum(spec.names.to_original(ours) in written for ours in pair) == 1
     again = HuggingFaceSpec(str(tmp_path / "out"), None, spec.num_blocks, head, pretrained=True)
     restored = SplitModel(cast(ModelSpec, again), VOCABULARY).eval()
     original = {again.names.to_original(ours): w for ours, w in restored.state_dict().items()}
@@ -217,6 +220,9 @@ def test_a_run_trains_is_used_and_is_exported(
     assert "model.encoder.layers.3.fc1.weight" in names
     with pytest.raises(ConfigError, match="not empty"):
         export_run(run_dir, out, ())
+    with pytest.raises(ConfigError, match="--adapter: needs a run with"):
+        export_run(run_dir, tmp_path / "new" / "folder", (), adapter=True)
+    assert not (tmp_path / "new").exists()
     for place in (out / "config.json" / "new", Path("/proc/none/new")):
         with pytest.raises(ConfigError, match=f"^{place}: ") as caught:
             export_run(run_dir, place, ())

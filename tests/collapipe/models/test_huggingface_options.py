@@ -1,7 +1,6 @@
 """What cannot be is said in one line, which lists the families; and nothing is unpickled."""
 
 import json
-import logging
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +28,12 @@ from collapipe.models.huggingface.families import DECODERS, FAMILIES
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import Head, ModelSpec, SplitModel
 from collapipe.tensors import IGNORED
+from server_app import training
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it has no config\.json"):
+        HuggingFaceSpec(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +139,36 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         SplitModel(cast(ModelSpec, spec), VOCABULARY)
 
 
+@pytest.mark.parametrize("index", [None, [], {"weight_map": None}, {"weight_map": {"a": 3}}])
+def test_a_damaged_index_is_refused_in_one_line(pretrained: Path, index: object) -> None:
+    (pretrained / "model.safetensors").unlink()
+    (pretrained / "model.safetensors.index.json").write_text(json.dumps(index))
+    spec = HuggingFaceSpec(str(pretrained), pretrained=True)
+    with pytest.raises(ConfigError, match=r"cannot read weights from safetensors") as caught:
+        spec.build_embedding(VOCABULARY)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "file", "ends"),
+    [
+        (2, {"eos_token_id": [2, 5]}, [2, 5]),
+        (2, {"eos_token_id": 2, "top_k": 9}, 2),
+        ([2, 3], {}, [2, 3]),
+        (None, {"eos_token_id": 5}, 5),
+    ],
+)
+def test_texts_end_as_the_folders_generation_says(
+    tmp_path: Path, own: object, file: dict[str, object], ends: object
+) -> None:
+    """Of a decoder-only model; an encoder's head begins and ends as its own configuration says."""
+    for name in ("llama", "t5"):
+        path = folder(tmp_path, name, eos_token_id=own)
+        (path / "generation_config.json").write_text(json.dumps(file))
+    assert HuggingFaceSpec(str(tmp_path / "llama")).own_config.eos_token_id == ends
+    assert HuggingFaceSpec(str(tmp_path / "t5")).own_config.eos_token_id in (own, 1)
+
+
 @pytest.mark.parametrize("shard", ["evil.bin", "../evil.safetensors", "evil"])
 def test_an_index_leads_to_no_pickle(
     pretrained: Path, monkeypatch: pytest.MonkeyPatch, shard: str
@@ -166,22 +201,19 @@ def test_a_pretrained_model_has_its_own_vocabulary(tmp_path: Path) -> None:
         spec.build_embedding(VOCABULARY)
 
 
-def _untied(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text for text in caplog.messages if "shares one embedding" in text]
-
-
-def test_untying_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once, where the model is made; not by units that get its weights."""
-    said = {}
-    for name, head in (("gpt2", "causal"), ("t5", "decoder"), ("llama", "causal")):
-        spec = spec_of(tmp_path, name, head)
-        with caplog.at_level(logging.WARNING), torch.device("meta"):
-            SplitModel(cast(ModelSpec, spec), VOCABULARY)
-        assert not _untied(caplog)
-        SplitModel(cast(ModelSpec, spec), VOCABULARY)
-        said[name] = _untied(caplog)
-        caplog.clear()
-    assert {name: len(texts) for name, texts in said.items()} == {"gpt2": 1, "t5": 1, "llama": 0}
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [("gpt2", [], True), ("t5", [], True), ("llama", [], False), ("gpt2", ["adapter=lora"], False)],
+)
+def test_untying_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, options: list[str], said: bool
+) -> None:
+    """Once, by the server, unless both copies are frozen."""
+    task = "dates" if name == "t5" else "causal_lm"
+    path = f"model.name={folder(tmp_path, name)}"
+    settings = load_overrides([f"task={task}", "model=huggingface", path, *options])
+    training._warn(settings)
+    assert any("shares one embedding" in text for text in caplog.messages) == said
 
 
 @pytest.mark.parametrize(
