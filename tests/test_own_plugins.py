@@ -175,6 +175,19 @@ def test_a_strategy_that_takes_other_arguments_is_refused(own: Path) -> None:
         run(own / "run", "strategy=even", "strategy._target_=takes.Takes")
 
 
+def test_a_model_that_builds_no_module_is_refused(own: Path) -> None:
+    (own / "nothing_built.py").write_text("""
+from collapipe.models.transformer import TransformerSpec
+
+
+class Nothing(TransformerSpec):
+    def build_block(self, index):
+        return None
+""")
+    with pytest.raises(ConfigError, match=r"building blocks\.0 returned NoneType, expected Module"):
+        run(own / "run", "model._target_=nothing_built.Nothing")
+
+
 def test_a_block_that_raises_on_a_unit_is_named_with_its_file_and_line(own: Path) -> None:
     (own / "broken_block.py").write_text("""
 from collapipe.models.transformer import TransformerSpec

@@ -8,6 +8,11 @@ from collapipe.config.resolved import value_at
 from collapipe.config.settings import Settings
 from collapipe.sections import LoraSettings
 
+_OF_TOKENIZER = {
+    *("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"),
+    *("decoder_start_token_id", "decoder_vocab_size"),
+}
+
 
 def idle_options(settings: Settings) -> Iterator[str]:
     """Yield an error message for each option that differs from its default and is not used."""
@@ -16,6 +21,10 @@ def idle_options(settings: Settings) -> Iterator[str]:
         if value != default:
             yield f"{option}={value}: {why}; set {option}={_as_yaml(default)}"
     yield from _of_data(settings)
+    fields_of_model = settings.tree["model"].get("config") or {}
+    for name in sorted(_OF_TOKENIZER & fields_of_model.keys()):
+        value = fields_of_model[name]
+        yield f"model.config.{name}={value}: the run's tokeniser decides it; leave it out"
 
 
 def _of_optimizers(settings: Settings) -> Iterator[tuple[str, Any, str]]:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import drawing_from
 from collapipe.models.kept import Widened, widest_bytes
@@ -21,6 +21,7 @@ from collapipe.models.part import moments, state_like
 from collapipe.models.split import Head, ModelSpec, kinds_of_blocks
 from collapipe.models.stem import StemSpec
 from collapipe.models.without_values import WithoutValues
+from collapipe.own_packages import told_of_plugin
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
@@ -127,8 +128,7 @@ def _measure(
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
         drawing_from(torch.Generator()),
     ):
-        out = block(hidden, mask)
-    _check_output(out, hidden)
+        out = _output(block, hidden, mask)
     with flop_counter() as backward:
         torch.autograd.backward(out, torch.ones_like(out))
     own = _storages([*block.parameters(), *block.buffers()])
@@ -149,19 +149,27 @@ def _measure(
     return out.shape, cost
 
 
-def _check_output(out: object, hidden: Tensor) -> None:
-    """Raise ``ConfigError`` unless a block's output continues ``hidden`` [b, s, d]; it may append
-    rows to a sample."""
-    if isinstance(out, Tensor):
-        fits = out.is_floating_point() and out.dim() == 3 and out.shape[::2] == hidden.shape[::2]
-        described = f"{out.dtype} {list(out.shape)}"
-    else:
-        fits, described = False, type(out).__name__
-    if not fits:
+def _output(block: nn.Module, hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the block's output for ``hidden`` [b, s, d]; it may append rows to a sample. Raises
+    ``ConfigError`` if there is none, or of another form."""
+    try:
+        out: object = block(hidden, mask)
+    except RuntimeError as error:
+        if told_of_plugin(error) is not None:  # has its file and line
+            raise
         raise ConfigError(
-            f"model: a block returns {described} for an input {hidden.dtype} {list(hidden.shape)}; "
-            "it must return numbers of the same batch and width"
-        )
+            f"model: a block cannot be computed ({one_line(error)}); correct model.config"
+        ) from error
+    described = type(out).__name__
+    if isinstance(out, Tensor):
+        fits = out.dim() == 3 and out.shape[::2] == hidden.shape[::2]
+        if out.is_floating_point() and fits:
+            return out
+        described = f"{out.dtype} {list(out.shape)}"
+    raise ConfigError(
+        f"model: a block returns {described} for an input {hidden.dtype} {list(hidden.shape)}; it "
+        "must return numbers of the same batch and width"
+    )
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it

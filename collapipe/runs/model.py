@@ -32,7 +32,7 @@ from collapipe.tensors import Tensors
 from collapipe.text.chat_template import ChatTemplate
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.validation import from_json
+from collapipe.validation import from_json, returned
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 
 _DIGESTS = TypeAdapter(dict[str, str])
@@ -67,7 +67,10 @@ def begin(run_dir: Path, settings: Settings, vocabulary: Vocabulary) -> tuple[Te
     digests, trained, spec = dict[str, str](), Tensors(), settings.model
     base, building = _base(run_dir, settings, vocabulary, {}), builders(spec, vocabulary)
     with WithoutValues():
-        empty = {name: build() for name, build in building.items()}
+        empty = {
+            name: returned(build(), nn.Module, f"model: building {name}")
+            for name, build in building.items()
+        }
     complete = spec.own_tokenizer is not None and spec.head in _COMPLETE
     freezes = any(not each.requires_grad for part in empty.values() for each in part.parameters())
     with torch.random.fork_rng(devices=[]):

@@ -166,6 +166,7 @@ class Returning(TransformerSpec):
         (lambda hidden: hidden[..., :9], "returns torch.float32 [1, 4, 9] for"),
         (lambda hidden: hidden[0], "returns torch.float32 [4, 32] for"),
         (lambda hidden: hidden > 0, "returns torch.bool [1, 4, 32] for"),
+        (lambda hidden: hidden.view(9, 32), "cannot be computed (shape '[9, 32]' is invalid"),
     ],
 )
 def test_a_block_returns_what_the_next_one_takes(
