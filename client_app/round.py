@@ -12,7 +12,7 @@ from client_app.control_unit import ControlUnit, StemRows, change_coder, stem_ro
 from client_app.payloads import ActivationMeter, measured
 from client_app.trainers import RoundTrainer, Start, open_trainer
 from collapipe.config import Settings
-from collapipe.errors import NonFiniteLossError, WireError
+from collapipe.errors import NonFiniteLossError, WireError, way_out_of_divergence
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
@@ -146,8 +146,7 @@ def _steps(
             squared_norm = trainer.step(rate, settings.optimizer.clip_norm)
         except NonFiniteLossError as error:
             raise NonFiniteLossError(
-                f"round {request.round}, step {step}: {error}; "
-                "lower optimizer.lr or set optimizer.clip_norm"
+                f"round {request.round}, step {step}: {error}; {way_out_of_divergence(step)}"
             ) from error
         stem.take(rows.numpy())
         yield _Step(loss, squared_norm, batch.num_samples, batch.num_targets, batch.num_inputs)

@@ -126,6 +126,13 @@ def faults_of(where: object) -> Iterator[None]:
         raise ConfigError(f"{where}: {error}") from error
 
 
+def way_out_of_divergence(step: int) -> str:
+    """Return what to do if a local ``step``, from 0, has a loss or gradient that is not finite."""
+    if step:
+        return "lower optimizer.lr or set optimizer.clip_norm"
+    return "nothing was trained before, so replace the first weights or the rows"
+
+
 _MOST = 400  # characters of another machine's or library's message
 _FEW = 3  # causes or units that a message names
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's categories

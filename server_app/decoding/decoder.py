@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.errors import NonFiniteLossError, WireError
+from collapipe.errors import NonFiniteLossError, WireError, way_out_of_divergence
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.sent_rows import RowsRead, scattered
@@ -166,7 +166,8 @@ class DecoderSession:
     def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
         if math.isfinite(value):
             return True
-        self.diverged = f"{self._where(step)}: the {what} is {value}; lower optimizer.lr"
+        way_out = way_out_of_divergence(step.number)
+        self.diverged = f"{self._where(step)}: the {what} is {value}; {way_out}"
         return False
 
     def _where(self, step: _OpenStep) -> str:
