@@ -17,6 +17,7 @@ from client_app.devices import Devices
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.errors import ConfigError
+from collapipe.formatting import counted
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.inventory.measured_step import read_step
 from collapipe.models.cut import rows_behind
@@ -59,8 +60,8 @@ class ControlUnit:
         self._data_seed = derive(settings.seed, "data", number)
         if len(self.lengths) < settings.batch_size:
             _log.warning(
-                "unit %d has %d rows, fewer than batch_size=%d: each step takes all of them",
-                *(number, len(self.lengths), settings.batch_size),
+                "unit %d has %s, fewer than batch_size=%d: each step takes all of them",
+                *(number, counted(len(self.lengths), "row"), settings.batch_size),
             )
         cluster = settings.build("cluster")
         real = isinstance(cluster, DeviceCluster) and settings.framework.train

@@ -12,6 +12,7 @@ from collapipe.errors import LinkError
 from collapipe.flower.commands import Flower, StatesOf
 from collapipe.process.children import DIRECT
 from collapipe.process.folders import TemporaryFolder, in_home
+from collapipe.runs.reading import how_to_go_on
 
 
 def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = None) -> bool:
@@ -40,7 +41,10 @@ def submit(app_dir: Path, settings: Settings, how: str, resume: str | None = Non
             succeeded = flower.wait(run_id, *connection, states_of=states_of)
         except KeyboardInterrupt:
             flower.ask("stop", run_id, *connection)
-            print(f"stopped      run {run_id} on all machines; it goes on with: {how}", flush=True)
+            told = f"it goes on with: {how}"
+            if not connection:  # its folder is on this machine
+                told = how_to_go_on(Path(settings.run_dir), how)
+            print(f"stopped      run {run_id} on all machines; {told}", flush=True)
             raise
         except LinkError as error:
             raise LinkError(

@@ -114,7 +114,9 @@ class DecoderLinkServer:
             port = self._server.add_secure_port(wanted, credentials)
         except RuntimeError as error:
             raise ConfigError(
-                f"link.host, link.port={wanted}: cannot listen there ({error}); set another"
+                f"link.host, link.port={wanted}: cannot listen there: another program, perhaps a "
+                "run of this server, has the port, or the address is not of this machine; wait for "
+                "its end, or set another"
             ) from error
         self._address = settings.dialled(port)
 
