@@ -194,7 +194,7 @@ def _items(value: Any, named: _Named) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:  # NaN
         raise ValueError(_EMPTY)
     if not isinstance(value, str | int | float):
         kind = type(value).__name__

@@ -168,6 +168,7 @@ def test_a_file_that_changed_is_read_again(
         ("a.csv.gz", b"text,label\na,1\n\xffb,0\n", ["a.csv.gz:3", "not UTF-8", "0xff"]),
         ("a.txt", "\n \n", ["no rows"]),
         ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', ["'label', row 2", "empty"]),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n', ["2", "empty"]),
         ("a.jsonl", '{"text": ["a"], "label": 1}\n', ["'text', row 1", "a list, not a text"]),
         ("a.jsonl", '{"text": "a",\n', ["a.jsonl:1 cannot be read", "a list of objects"]),
         ("a.jsonl", '{"text": "a"}\n\n3\n', ["a.jsonl:3", "holds 3, not an object"]),
