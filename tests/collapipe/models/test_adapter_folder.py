@@ -220,6 +220,20 @@ def test_adapters_of_another_model(tmp_path: Path) -> None:
     assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
 
 
+def test_adapters_that_were_trained_on_another_model_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its name alone: a model may have been moved."""
+    spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
+    model = trained(spec)
+    write_adapter(spec, VOCABULARY, model.state_dict(), out)
+    for name, told in (("/moved/to/llama", False), ("somebody/mistral", True)):
+        _told(base_model_name_or_path=name)(out)
+        caplog.clear()
+        begin_with(out, spec, model.state_dict())
+        assert any(f"was trained on {name}" in text for text in caplog.messages) == told
+
+
 def test_an_adapter_of_a_model_that_nobody_else_has(tmp_path: Path) -> None:
     """Random weights, fewer layers, no adapters."""
     bert = published(tmp_path, "bert", "pooled")

@@ -221,11 +221,27 @@ def test_a_bug_of_our_own_is_no_failure_of_the_units(
         run(tmp_path / "run", *options, client=scripted_units())
 
 
+@pytest.mark.parametrize("head", ["per_cluster", "control_unit"])
+def test_a_first_step_that_diverges_is_not_blamed_on_the_learning_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    forward = EncoderBlock.forward
+
+    def infinite(block: EncoderBlock, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return forward(block, hidden, mask) * torch.inf
+
+    monkeypatch.setattr(EncoderBlock, "forward", infinite)
+    with pytest.raises(NonFiniteLossError, match=r"step 0: the .*; nothing was trained before, so"):
+        run(tmp_path / "run", "federation.rounds=1", f"decoder.mode={head}")
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights(
     tmp_path: Path,
 ) -> None:
     diverging = ("optimizer=sgd", "optimizer.lr=1e30", "federation.local_steps=1")
-    with pytest.raises(NonFiniteLossError, match=r"unit \d: .*round \d, step \d: the loss is"):
+    with pytest.raises(
+        NonFiniteLossError, match=r"unit \d: .*step [1-9]: the loss is .*lr"
+    ):
         run(tmp_path / "run", *diverging, "federation.rounds=5")
     done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds_completed"]
     kept = weights(tmp_path / "run")
