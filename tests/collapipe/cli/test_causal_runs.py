@@ -94,7 +94,8 @@ def test_a_run_begins_with_the_adapters_of_another(
     assert kept("a hen").input_ids[1:] == tokenizer.encode(["a hen"])[0]
     trained = load_file(saved.path / "model/model.safetensors")
     assert all(torch.equal(first[name], weight) for name, weight in trained.items())
-    for option in ("rank=4", "alpha=16", "rslora=true", "target_modules=[q_proj]"):
+    fewer, more = "target_modules=[q_proj]", "target_modules=[q_proj,v_proj,o_proj]"
+    for option in ("rank=4", "alpha=16", "rslora=true", fewer, more):
         name = option.partition("=")[0]
         with pytest.raises(ConfigError, match=rf"^adapter\.{name}=.*adapter\.path={out} have"):
             config.load_overrides([*begun, f"adapter.{option}"])
