@@ -224,7 +224,7 @@ class HuggingFaceSpec:
         elif vocabulary.size > config.vocab_size:
             raise ConfigError(
                 f"model.name={self.name}: knows {config.vocab_size} tokens, the run's tokeniser "
-                f"has {vocabulary.size}; leave data.tokenizer to the model, or set "
+                f"has {vocabulary.size}; use the model's own, as it was published, or set "
                 "model.pretrained=false"
             )
         return config
