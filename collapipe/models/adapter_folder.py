@@ -64,6 +64,12 @@ def options_in(folder: Path) -> dict[str, Any]:
                 "plain LoRA adapters; name another folder"
             )
     options = {ours: fields.get(theirs) for ours, theirs in _OPTIONS.items()}
+    for name in ("rank", "alpha"):
+        if not isinstance(value := options[name], int | float) or not value > 0:
+            raise ConfigError(
+                f"adapter.path={folder}: {_CONFIG} has {_OPTIONS[name]}={one_line(value)}, which "
+                "must be above 0; save it with peft's save_pretrained"
+            )
     named, targets = fields.get("target_modules"), set[str]()
     parts = [re.split(r"\.\d+\.", layer, maxsplit=1) for layer in layers]  # at the block's number
     decodes = len({stack for stack, *_ in parts}) > 1  # its layers have other paths

@@ -182,6 +182,8 @@ def _pickled(path: Path) -> None:
         (_told(bias="all"), "bias=all"),
         (_told(init_lora_weights="pissa"), "init_lora_weights=pissa"),
         (_told(rank_pattern={"q_proj": 4}), "rank_pattern="),
+        (_told(r=0), "has r=0, which must be above 0"),
+        (_told(lora_alpha=None), "has lora_alpha=None, which"),
         (lambda path: save_file({"odd": torch.ones(1)}, path / WEIGHTS), "no LoRA adapters"),
     ],
 )
