@@ -106,7 +106,9 @@ def _status() -> int:
         _log.debug("raised here", exc_info=error)
         complain(f"error: {_cause(error)}")
         return CollaPipeError.exit_status
-    except SystemExit as error:  # of a plug-in
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # click has ended the command
+            return CollaPipeError.exit_status
         complain(f"error: code of your own ended the command with sys.exit({error.code!r})")
         return CollaPipeError.exit_status
     except Exception as error:

@@ -1,5 +1,6 @@
 """The command as a stranger meets it: statuses, one-line errors, what a run leaves behind."""
 
+import errno
 import gzip
 import io
 import json
@@ -536,6 +537,14 @@ def test_code_that_ends_the_process_is_an_error(
     monkeypatch.setattr("server_app.rounds.scheduler.verify_plan", Mock(side_effect=SystemExit(0)))
     status, _, err = command("run", *TINY, f"hydra.run.dir={tmp_path}")
     assert (status, err) == (1, "error: code of your own ended the command with sys.exit(0)\n")
+
+
+def test_a_command_whose_output_is_closed_ends_silently(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = BrokenPipeError(errno.EPIPE, "closed")
+    monkeypatch.setattr("collapipe.cli.status.show_status", Mock(side_effect=closed))
+    assert command("status", "outputs") == (1, "", "")
 
 
 def test_a_diverging_run_ends_with_status_1_and_the_place(command: Command, tmp_path: Path) -> None:
