@@ -90,6 +90,8 @@ class DecoderLink:
         self._said: list[Frame] = []  # sent frames of the current step
         self._answered = set[int]()
         self._opened_again = False
+        self._broke_at = -1, 0  # the step, and the number of its answers
+        self._give_up_s = 0.0  # when a link that breaks there again is given up
         self._arrived = threading.Event()
 
     def __enter__(self) -> "DecoderLink":
@@ -229,8 +231,12 @@ class DecoderLink:
         """Open another stream and repeat the current step's frames. If the server had finished the
         step and its answer was lost, return that answer instead."""
         _log.warning("%s; the stream is reopened at step %d", broken, self._step)
-        again_s = self._settings.reconnect_s
-        deadline = time.monotonic() + again_s
+        again_s, reached = self._settings.reconnect_s, (self._step, len(self._answered))
+        if self._broke_at == reached:  # perhaps what is repeated breaks the stream
+            time.sleep(_AGAIN_S)
+        else:
+            self._broke_at, self._give_up_s = reached, time.monotonic() + again_s
+        deadline = self._give_up_s
         while time.monotonic() < deadline:
             self._stream.close()
             self._stream, self._opened_again = self._opened(), True

@@ -17,10 +17,11 @@ from decoder_session import decoder_session
 from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
-from collapipe.errors import LinkError
+from collapipe.errors import LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.tensors import Batch, Tensors
+from collapipe.wire import frames
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from server_app.decoding import link as link_server
@@ -303,6 +304,29 @@ def test_a_server_that_stays_silent_after_a_break_is_waited_for_no_longer(
         link.submit(0, torch.ones(2, 3, 8))
         with pytest.raises(LinkError, match=r"not reconnected within link\.reconnect_s=0\.5"):
             link.answer(0)
+
+
+def test_a_step_that_breaks_every_stream_ends_the_round_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each stream is reopened, and what is repeated there breaks it again."""
+    opened = list[float]()
+
+    def encoding(frame: Frame) -> list[memoryview]:
+        if frame.kind == FrameKind.ACTIVATION:
+            opened.append(time.monotonic())
+            raise WireError("no frame carries it")
+        return buffers(frame)
+
+    buffers = frames.buffers
+    with in_step(1) as (link, _):
+        monkeypatch.setattr(frames, "buffers", encoding)
+        link.submit(0, torch.ones(2, 3, 8))
+        began = time.monotonic()
+        with pytest.raises(LinkError, match=r"not reconnected within link\.reconnect_s=1"):
+            link.answer(0)
+        assert time.monotonic() - began < 10
+        assert 2 < len(opened) < 12
 
 
 def test_changes_of_activations_are_not_said_twice() -> None:
