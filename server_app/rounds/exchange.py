@@ -91,7 +91,7 @@ class Exchange:
             if message is not None and trained(message):
                 self.units.arrived[unit] = decision.plan.round
             seen = self.heads.target_tokens(unit)
-            reply = received(message, job, seen, decision.request, self.settings)
+            reply = received(message, job, seen, decision.request, self.settings, self.timeout_s)
             silent = isinstance(reply, Failure) and reply.kind == SILENT
             outcomes[unit] = reply if silent else self.heads.failure(unit) or reply
         finished, failures = apart(outcomes)
@@ -122,7 +122,7 @@ class Exchange:
         request = TrainRequest(
             round=round_,
             plan=plan,
-            timeout_s=self.settings.federation.round_timeout_s,
+            timeout_s=self.timeout_s,
             link=link,
             remembered=self.heads.remembered(unit).round,
             clip_norm=self.aggregation.clip_norm,

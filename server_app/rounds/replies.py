@@ -46,7 +46,12 @@ class Job:
 
 
 def received(
-    message: Message | None, job: Job, seen: int | None, request: RoundRequest, settings: Settings
+    message: Message | None,
+    job: Job,
+    seen: int | None,
+    request: RoundRequest,
+    settings: Settings,
+    timeout_s: float,
 ) -> TrainReply | Failure:
     """Return a unit's reply with its weights restored, or the reason why it cannot be used.
 
@@ -54,7 +59,7 @@ def received(
     unless the head saw all steps, and None if the unit has no head on the server.
     """
     if message is None:
-        return Failure(SILENT, f"no answer in {settings.federation.round_timeout_s:g} s")
+        return Failure(SILENT, f"no answer in {timeout_s:g} s")
     plan = job.plan
 
     def whole(content: RecordDict) -> TrainReply:

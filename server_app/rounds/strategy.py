@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result
 
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
+from collapipe.errors import ConfigError
 from collapipe.models.kept import NARROW
 from collapipe.models.split import HEAD, SplitModel, frozen_names
 from collapipe.models.without_values import WithoutValues
@@ -154,9 +155,12 @@ class CollaPipeStrategy:
 
         Without ``initial_arrays`` the run begins with the current ``model``. A unit has ``timeout``
         seconds for a round; the default is ``federation.round_timeout_s``.
-        Raises ``ConfigError`` or ``RoundFailedError`` if the nodes are not the run's units.
+        Raises ``ConfigError`` for arrays of another model, and ``ConfigError`` or
+        ``RoundFailedError`` if the nodes are not the run's units.
         """
         settings = self._settings
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(f"timeout={timeout}: must be above 0 s")
         if initial_arrays is not None and initial_arrays is not self._arrays:
             self._take(dict(initial_arrays.to_torch_state_dict()))
         model, packed = self.model, self._tokenizer.pack()
@@ -238,6 +242,7 @@ class CollaPipeStrategy:
         with WithoutValues():
             own = SplitModel(spec, vocabulary).state_dict()
         narrow = {name: each.dtype for name, each in own.items() if each.dtype in NARROW.values()}
+        _check_form(model, own, getattr(torch, self._settings.pipeline.dtype))
         kept = {name: each.to(narrow.get(name, each.dtype)) for name, each in model.items()}
         self.model.take(kept, frozen_names(spec, vocabulary))
 
@@ -367,6 +372,23 @@ class CollaPipeStrategy:
             epsilon=self.epsilon,
             **sums,
         )
+
+
+def _check_form(model: Tensors, own: Tensors, dtype: torch.dtype) -> None:
+    """Raise ``ConfigError`` unless arrays have the names and shapes of the run's ``own`` model, and
+    the ``dtype``; narrow weights may have any floating-point dtype."""
+    if odd := sorted(model.keys() ^ own.keys()):
+        fault = "is no weight of the run's model" if odd[0] in model else "is missing"
+        raise ConfigError(f"initial arrays: {odd[0]!r} {fault}; begin with initial_arrays()")
+    for name, each in model.items():
+        like = own[name]
+        wanted = dtype if like.dtype == torch.float32 else like.dtype
+        fits = each.is_floating_point() if wanted in NARROW.values() else each.dtype == wanted
+        if not fits or each.shape != like.shape:
+            raise ConfigError(
+                f"initial arrays: {name!r} is {each.dtype} {list(each.shape)}, expected {wanted} "
+                f"{list(like.shape)}"
+            )
 
 
 def _decoder_link(settings: Settings) -> AbstractContextManager[DecoderLinkServer | None]:

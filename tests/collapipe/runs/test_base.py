@@ -1,9 +1,12 @@
 """A run with adapters holds what trains; its base is found by its digests, or it is refused."""
 
 import json
+import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -171,3 +174,40 @@ def test_an_app_of_ones_own_gives_and_gets_the_whole_model(tmp_path: Path, model
     for name, each in results[0].items():
         assert torch.equal(each, results[1][name])
         assert torch.equal(each, arrays.to_torch_state_dict()[name]) == ("lora_B" not in name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["model.quantization=nf4"],
+        ["model.dtype=bfloat16", "adapter.last_blocks=1"],
+        ["pipeline.dtype=float64"],
+    ],
+)
+def test_a_runs_first_model_is_of_its_form(tmp_path: Path, model: Path, options: list[str]) -> None:
+    settings = lora_settings(tmp_path / "run", model, options)
+    strategy = CollaPipeStrategy(settings, make_tokenizer(settings, ()))
+    arrays = strategy.initial_arrays().to_torch_state_dict()
+    strategy._take(dict(arrays))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda arrays, name: arrays.pop(name), "'embedding.*' is missing"),
+        (lambda arrays, name: arrays.update(odd=torch.ones(1)), "'odd' is no weight of the run"),
+        (lambda arrays, name: arrays.update({name: arrays[name].half()}), r"float16 \[.*float32"),
+        (lambda arrays, name: arrays.update({name: arrays[name][1:]}), r"float32 \[\d+, \d+\], "),
+    ],
+)
+def test_arrays_of_another_model_are_refused_before_units_are_asked(
+    tmp_path: Path, model: Path, change: Callable[..., object], says: str
+) -> None:
+    settings = lora_settings(tmp_path / "run", model, [])
+    strategy = CollaPipeStrategy(settings, make_tokenizer(settings, ()))
+    arrays = strategy.initial_arrays().to_torch_state_dict()
+    change(arrays, next(name for name, each in arrays.items() if each.dim() == 2))
+    with pytest.raises(ConfigError, match=f"^initial arrays: .*{says}"):
+        strategy.start(grid=Mock(), initial_arrays=ArrayRecord(arrays), num_rounds=1)
+    with pytest.raises(ConfigError, match=r"^timeout=nan: must be above 0 s"):
+        strategy.start(grid=Mock(), initial_arrays=strategy.initial_arrays(), timeout=math.nan)
