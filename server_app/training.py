@@ -17,6 +17,7 @@ from collapipe.deployment.serving import signed_names
 from collapipe.errors import BudgetSpentError, RoundFailedError
 from collapipe.flower import reply_limit
 from collapipe.formatting import counted
+from collapipe.models.cut import without_cut
 from collapipe.process.streams import lasting_output
 from collapipe.process.torch_device import use_threads
 from collapipe.runs.folder import RunFolder
@@ -115,11 +116,11 @@ def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
 
 
 def _warn(settings: Settings) -> None:
-    untied = getattr(settings.model, "untied", dict)  # models of transformers without adapters
-    if untied():
+    whole, _ = without_cut(settings.model, {})
+    if getattr(whole, "untied", dict)():  # models of transformers without adapters have it
         _log.warning(
-            "the model shares one embedding between input and output; here the control units and "
-            "the server train separate copies"
+            "the model shares one embedding between input and output; here each has a copy of its "
+            "own that trains"
         )
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(

@@ -16,6 +16,7 @@ from collapipe.models.huggingface.layers import (
     Absent,
     apply_layer,
     check_length,
+    most_tokens,
     seeing,
     take_input_as_is,
 )
@@ -231,7 +232,8 @@ class Seq2SeqHead(WrappedHead):
             return out.logits[:, -1]  # type: ignore[no-any-return]
 
         start, end = config.decoder_start_token_id, config.eos_token_id
-        return decode_greedily(logits, mask, start, end, max_length)
+        most = int(min(max_length, most_tokens(config)))
+        return decode_greedily(logits, mask, start, end, most)
 
     def _decoded(self, memory: Tensor, mask: Tensor, ids: Tensor, **cache: Any) -> Any:
         return self.original(

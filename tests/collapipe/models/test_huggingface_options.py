@@ -203,7 +203,10 @@ def test_a_pretrained_model_has_its_own_vocabulary(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
-    [("gpt2", [], True), ("t5", [], True), ("llama", [], False), ("gpt2", ["adapter=lora"], False)],
+    [
+        *(("gpt2", [], True), ("t5", [], True), ("llama", [], False)),
+        *(("gpt2", ["adapter=lora"], False), ("t5", ["framework=splitfed"], True)),
+    ],
 )
 def test_untying_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, options: list[str], said: bool
@@ -229,6 +232,16 @@ def test_predictions(tmp_path: Path, name: str, head: str) -> None:
         assert max(lengths) <= 3
     else:
         assert lengths == ([1] * 5 if head == "pooled" else [4, 7, 1, 5, 2])
+
+
+def test_a_sentence_ends_with_the_table_of_positions(tmp_path: Path) -> None:
+    """Though the task allows longer ones."""
+    spec = spec_of(tmp_path, "bart", "decoder", max_position_embeddings=9, eos_token_id=None)
+    model = SplitModel(cast(ModelSpec, spec), replace(VOCABULARY, eos=22)).eval()
+    with torch.no_grad():  # the end is never the likeliest token
+        model.head.original.final_logits_bias[0, 22] = -1e9
+    predicted = model.generate(batch_for("decoder"), max_length=40)
+    assert {len(ids) for ids in predicted} == {9}
 
 
 def test_a_label_too_many_is_named(tmp_path: Path) -> None:
