@@ -21,10 +21,9 @@ def idle_options(settings: Settings) -> Iterator[str]:
         if value != default:
             yield f"{option}={value}: {why}; set {option}={_as_yaml(default)}"
     yield from _of_data(settings)
-    fields_of_model = settings.tree["model"].get("config") or {}
-    for name in sorted(_OF_TOKENIZER & fields_of_model.keys()):
-        value = fields_of_model[name]
-        yield f"model.config.{name}={value}: the run's tokeniser decides it; leave it out"
+    given = settings.tree["model"].get("config") or {}
+    for name in sorted(_OF_TOKENIZER & given.keys()):
+        yield f"model.config.{name}={given[name]}: the run's tokeniser decides it; leave it out"
 
 
 def _of_optimizers(settings: Settings) -> Iterator[tuple[str, Any, str]]:

@@ -158,7 +158,7 @@ def _output(block: nn.Module, hidden: Tensor, mask: Tensor) -> Tensor:
         if told_of_plugin(error) is not None:  # has its file and line
             raise
         raise ConfigError(
-            f"model: a block cannot be computed ({one_line(error)}); correct model.config"
+            f"model: a block cannot be computed ({one_line(error)}); correct the model's options"
         ) from error
     described = type(out).__name__
     if isinstance(out, Tensor):

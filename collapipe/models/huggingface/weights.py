@@ -161,7 +161,10 @@ def _fitting(tensors: Tensors, like: Mapping[str, Tensor]) -> Tensors | None:
         return None
     for name, each in like.items():
         _check_kind(name, each, tensors[name])
-    fits = all(tensors[n].shape == each.shape for n, each in like.items())
+    fits = all(
+        (tensors[n].shape, tensors[n].is_floating_point()) == (each.shape, each.is_floating_point())
+        for n, each in like.items()
+    )
     return {n: tensors[n].to(like[n].dtype).contiguous() for n in like} if fits else None
 
 

@@ -301,10 +301,10 @@ def test_a_request_is_checked(done: Credentials, refused: Credentials, desk: Pat
 
 
 def _with_version(file: Path, number: bytes, damaged: Path) -> None:
-    """Write a PEM ``file`` with another version than its own ``number``, which is unknown."""
-    first, *lines, last = file.read_text().splitlines()
-    der = b64decode("".join(lines)).replace(b"\2\1" + number, b"\2\1\7", 1)
-    damaged.write_text("\n".join((first, b64encode(der).decode(), last)) + "\n")
+    """Write a PEM ``file`` whose first part has an unknown version instead of the ``number``."""
+    first, content, rest = re.split(r"(?<=-----)\n|\n(?=-----)", file.read_text(), maxsplit=2)
+    der = b64decode(content).replace(b"\2\1" + number, b"\2\1\7", 1)
+    damaged.write_text("\n".join((first, b64encode(der).decode(), rest)))
 
 
 def test_lists_and_certificates_of_unknown_versions(
