@@ -119,8 +119,8 @@ def _warn(settings: Settings) -> None:
     whole, _ = without_cut(settings.model, {})
     if getattr(whole, "untied", dict)():  # models of transformers without adapters have it
         _log.warning(
-            "the model shares one embedding between input and output; here each has a copy of its "
-            "own that trains"
+            "the model shares one embedding between input and output; here two copies of it train "
+            "separately"
         )
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(
