@@ -88,7 +88,7 @@ def begin_with(folder: Path, spec: ModelSpec, weights: Mapping[str, Tensor]) -> 
     lora, own = _with_adapters(f"adapter.path={folder}", spec, weights)
     wanted, ours = _trained(lora, own), cast(HuggingFaceSpec, lora.base).name
     with _reading(folder):
-        theirs = json.loads((folder / _CONFIG).read_text("utf-8")).get(_BASE)
+        theirs = dict(json.loads((folder / _CONFIG).read_text("utf-8"))).get(_BASE)
         stored = load_file(folder / _WEIGHTS)
         if (bad := not_finite(stored)) is not None:
             raise ValueError(f"{bad} has values that are not finite")

@@ -1,5 +1,6 @@
 """Run the rounds: each one plans, trains, aggregates and reports."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -159,8 +160,8 @@ class CollaPipeStrategy:
         ``RoundFailedError`` if the nodes are not the run's units.
         """
         settings = self._settings
-        if timeout is not None and not timeout > 0:
-            raise ConfigError(f"timeout={timeout}: must be above 0 s")
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise ConfigError(f"timeout={timeout}: must be seconds above 0, or None")
         if initial_arrays is not None and initial_arrays is not self._arrays:
             self._take(dict(initial_arrays.to_torch_state_dict()))
         model, packed = self.model, self._tokenizer.pack()

@@ -209,5 +209,6 @@ def test_arrays_of_another_model_are_refused_before_units_are_asked(
     change(arrays, next(name for name, each in arrays.items() if each.dim() == 2))
     with pytest.raises(ConfigError, match=f"^initial arrays: .*{says}"):
         strategy.start(grid=Mock(), initial_arrays=ArrayRecord(arrays), num_rounds=1)
-    with pytest.raises(ConfigError, match=r"^timeout=nan: must be above 0 s"):
-        strategy.start(grid=Mock(), initial_arrays=strategy.initial_arrays(), timeout=math.nan)
+    for timeout in (0.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"^timeout={timeout}: must be seconds above 0"):
+            strategy.start(grid=Mock(), initial_arrays=strategy.initial_arrays(), timeout=timeout)
