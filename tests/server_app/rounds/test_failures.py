@@ -239,7 +239,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
     tmp_path: Path,
 ) -> None:
     diverging = ("optimizer=sgd", "optimizer.lr=1e30", "federation.local_steps=1")
-    with pytest.raises(NonFiniteLossError, match=r"unit \d: .*step [1-9]: the loss is .*lr"):
+    says = r"unit \d: .*round \d, step [1-9]: the loss is .*; lower optimizer\.lr"
+    with pytest.raises(NonFiniteLossError, match=says):
         run(tmp_path / "run", *diverging, "federation.rounds=5")
     done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds_completed"]
     kept = weights(tmp_path / "run")
