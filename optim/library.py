@@ -100,8 +100,8 @@ def plan_round(
     ``ConfigError`` for impossible sizes or a ``previous`` of another number of clusters, and
     ``PlanViolationError`` if the strategy's plan violates a constraint.
     """
-    _check_sizes(clusters=len(clusters), num_blocks=num_blocks, batch_size=batch_size)
-    _check_sizes(local_steps=local_steps)
+    _check_sizes(clusters=len(clusters), channels=len(channels), num_blocks=num_blocks)
+    _check_sizes(batch_size=batch_size, local_steps=local_steps)
     _check_once("clusters", [each.unit for each in clusters])
     last = previous or RoundPlan(0, ())
     for name in ("queues", "error_queues"):

@@ -222,7 +222,7 @@ def predict(
     ] = False,
     max_new_tokens: Annotated[
         int | None,
-        Option(min=1, help="Most tokens of a continuation; default: 1, with --chat 256."),
+        Option(min=1, help="Most tokens of a continuation; default: 1, with --chat 256 or fewer."),
     ] = None,
     temperature: Annotated[
         float | None, Option(min=0, help="Draw tokens with it; default: 0, the likeliest one.")

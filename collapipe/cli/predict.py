@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # an untrusted run's labels may contain these
 _CONTROL_BUT_LINES = re.compile(rf"(?![\n\t]){_CONTROL.pattern}")
-_ANSWER = 256  # tokens of an answer in a conversation
 _CHUNK, _LONGEST_LINE = 2**16, 2**22  # bytes
 
 
@@ -77,7 +76,7 @@ def _predictor(
     from collapipe.models.lora import merge_adapters
     from collapipe.tasks.generation import Conversation, Decoding, Generator
 
-    rules = Decoding(**{"max_new_tokens": _ANSWER if chat else 1, **given})
+    rules = Decoding(**{"max_new_tokens": None if chat else 1, **given})
     if chat and tokenizer.chat_template is None:
         raise ConfigError(
             "--chat: the run's tokeniser has no chat template; train a model that has one, or with "

@@ -188,9 +188,10 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
+            gone = "the run's folder was moved or removed; leave it there until the run ends"
+            way_out = "make room or choose another folder" if self.path.is_dir() else gone
             raise StorageError(
-                f"{self.path / name}: cannot be written ({one_line(error)}); make room or choose "
-                "another folder"
+                f"{self.path / name}: cannot be written ({one_line(error)}); {way_out}"
             ) from error
 
     def _replace(self, name: str, text: str) -> None:

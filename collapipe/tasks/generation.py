@@ -17,6 +17,7 @@ from collapipe.tensors import mask_of, padded
 from collapipe.text.chat_template import ASSISTANT, USER, Message, Renderer
 from collapipe.text.tokenizer import Tokenizer
 
+_ANSWER = 256  # tokens of an answer
 Show = Callable[[str], None]
 
 
@@ -24,11 +25,12 @@ Show = Callable[[str], None]
 class Decoding:
     """How a causal model continues a text, by at most ``max_new_tokens`` tokens.
 
-    With a ``temperature`` above 0, tokens are drawn from ``seed``: logits are divided by it, and
-    only the most likely tokens that together have the probability ``top_p`` can be drawn.
+    None means 256 tokens, or as many as the model has positions left for. With a ``temperature``
+    above 0, tokens are drawn from ``seed``: logits are divided by it, and only the most likely
+    tokens that together have the probability ``top_p`` can be drawn.
     """
 
-    max_new_tokens: int
+    max_new_tokens: int | None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
@@ -53,10 +55,10 @@ class Generator:
     ) -> None:
         self._model, self._task, self._tokenizer = model, task, tokenizer
         vocabulary, own = tokenizer.vocabulary, model.config.eos_token_id
+        self._most_new = decoding.max_new_tokens
         self._ends = {vocabulary.eos, *(own if isinstance(own, list) else [own])} - {None}
         drawn = {"do_sample": True, "temperature": decoding.temperature, "top_p": decoding.top_p}
         self._config = model.generation_config = GenerationConfig(  # in place of config.json's
-            max_new_tokens=decoding.max_new_tokens,
             eos_token_id=sorted(self._ends),
             pad_token_id=vocabulary.pad,
             return_dict_in_generate=True,
@@ -81,11 +83,12 @@ class Generator:
         """Continue rows of token ids. Raises ``ConfigError`` if the model has no positions left."""
         backwards = [row[::-1] for row in rows]  # so that padding is on the left
         ids = padded(backwards, self._tokenizer.vocabulary.pad).flip(1)
-        self._check_room(ids.shape[1])
+        most = self._room(ids.shape[1])
         found = self._model.generate(
             ids.to(self._model.device),
             attention_mask=mask_of(backwards).flip(1).to(self._model.device),
             generation_config=self._config,
+            max_new_tokens=most,
             streamer=show and _Streamer(self._tokenizer, show),
         )
         new = found.sequences[:, ids.shape[1] :]
@@ -104,13 +107,15 @@ class Generator:
         end = next((place for place, token in enumerate(row) if token in self._ends), len(row))
         return row[: end + 1]
 
-    def _check_room(self, width: int) -> None:
-        most = getattr(self._model.config, "max_position_embeddings", None)
-        if most is not None and width + (new := self._config.max_new_tokens) > most:
+    def _room(self, width: int) -> int:
+        """Return how many tokens may follow ``width`` tokens. Raises ``ConfigError``."""
+        positions = getattr(self._model.config, "max_position_embeddings", None)
+        if positions is not None and width + (new := self._most_new or 1) > positions:
             raise ConfigError(
-                f"--max-new-tokens {new}: the model has {most} positions, and the text before has "
-                f"{width} tokens; lower it, or shorten the text"
+                f"--max-new-tokens {new}: the model has {positions} positions, and the text before "
+                f"has {width} tokens; lower it, or shorten the text"
             )
+        return self._most_new or min(_ANSWER, _ANSWER if positions is None else positions - width)
 
 
 class Conversation:

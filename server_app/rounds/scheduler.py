@@ -264,11 +264,12 @@ class Scheduler:
     def _check_chosen(self, plan: RoundPlan) -> None:
         """Raise ``ConfigError`` if the strategy left precisions or heads' places open."""
         settings = self._settings
+        open_ = ", ".join(each for each in self._of_payloads if each.endswith("=auto"))
         for cluster in plan.clusters:
             chosen = cluster.uplink and cluster.uplink.activation
             if settings.chooses_payloads and not chosen:
                 raise ConfigError(
-                    f"{self._left_open}: the strategy chose nothing for "
+                    f"{open_}: the strategy chose nothing for "
                     f"{self.called(cluster.unit)}; set these options, or use a strategy that "
                     "chooses them: dssra with solver=exact, or all with as many channels as units"
                 )
@@ -296,12 +297,13 @@ class Scheduler:
                     )
 
     @property
-    def _left_open(self) -> str:
+    def _of_payloads(self) -> tuple[str, ...]:
         """The options that determine the units' payloads, as text."""
         compression, decoder = self._settings.compression, self._settings.decoder
         return (
-            f"compression.activation={compression.activation}, "
-            f"compression.upload={compression.upload}, decoder.mode={decoder.mode}"
+            f"compression.activation={compression.activation}",
+            f"compression.upload={compression.upload}",
+            f"decoder.mode={decoder.mode}",
         )
 
     def _checked(self, reported: Reported) -> Reported:
@@ -322,7 +324,7 @@ class Scheduler:
             return Failure(
                 "WireError",
                 f"offers activations, uploads and heads {names or 'without a choice'}, expected "
-                f"{self._left_open}",
+                f"{', '.join(self._of_payloads)}",
             )
         return reported
 

@@ -148,6 +148,7 @@ def test_a_last_plan_of_other_clusters_is_refused(name: str) -> None:
     ("changes", "message"),
     [
         ({"clusters": ()}, "^clusters=0: must be a whole number from 1 on$"),
+        ({"channels": ()}, "^channels=0: must be a whole number from 1 on$"),
         ({"clusters": (*CLUSTERS[:2], CLUSTERS[0])}, "^clusters: 0 is there twice$"),
         ({"batch_size": 0}, "^batch_size=0: "),
         ({"local_steps": 0.5}, r"^local_steps=0\.5: "),

@@ -169,6 +169,15 @@ def test_what_cannot_be_written_is_one_line_and_costs_nothing(tmp_path: Path) ->
     assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
 
 
+def test_a_run_whose_folder_was_moved_says_so(tmp_path: Path) -> None:
+    folder, _, _ = begun(tmp_path / "run")
+    folder.path.rename(tmp_path / "moved")
+    with pytest.raises(
+        StorageError, match=r"No such file.*; the run's folder was moved or removed"
+    ):
+        folder.append_metrics({"round": 1})
+
+
 def test_what_a_killed_run_was_writing_is_removed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for name in ("config.yaml", "model/model.safetensors"):

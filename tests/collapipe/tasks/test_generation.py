@@ -123,6 +123,15 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
         next(Generator(whole, TASK, WORDS, Decoding(60)).predict([""]))
 
 
+def test_an_answer_is_as_long_as_the_model_has_positions_left(tmp_path: Path) -> None:
+    split, whole = models(tmp_path, "gpt2")
+    generator, row = Generator(whole, TASK, WORDS, Decoding(None)), [5] * 54
+    (found,) = generator.continued([row])
+    assert found.text == WORDS.decode([anew(split, row, 6)[0]])[0]
+    with pytest.raises(ConfigError, match=r"^--max-new-tokens 1: .* 60 positions, .* 60 tokens"):
+        generator.continued([[5] * 60])
+
+
 def test_a_conversation_goes_on(tmp_path: Path) -> None:
     """Each answer follows all messages before it."""
     split, whole = models(tmp_path, "llama")

@@ -432,6 +432,15 @@ def test_a_precision_is_chosen_by_what_the_unit_measured(tmp_path: Path) -> None
     assert after(2e-3) == {0: "float32", 1: "float32"}
 
 
+def test_a_strategy_that_leaves_payloads_open_is_told_which_options_those_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "planner", property(lambda settings: EvenSplit()))
+    told = r"^compression\.activation=auto, compression\.upload=auto: the strategy chose nothing"
+    with pytest.raises(ConfigError, match=told):
+        offered(tmp_path, 1e9).decide(1)
+
+
 def test_a_round_that_is_skipped_repays_what_is_owed(tmp_path: Path) -> None:
     own = offered(tmp_path, energy_j=1e-12)
     own.state = replace(own.state, error_queues=(2.5, 0.5))
