@@ -82,7 +82,7 @@ def _judged(report: Report) -> Report:
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     """What a test draws does not depend on the tests before it."""
-    if torch.accelerator.is_available():
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
         torch.manual_seed(0)
     else:  # torch would queue a call with a traceback for each kind of accelerator
         torch.default_generator.manual_seed(0)
