@@ -1,4 +1,4 @@
-"""A task's folder in which one file is wrong."""
+"""Checks that a task reports an invalid or missing file."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from collapipe.tasks.task import Task
 
 
 def assert_named(task: Task, file: Path, content: bytes | None, words: list[str]) -> None:
-    """With this content, or without the file, the rows are refused: one line that says what is
-    wrong and where."""
+    """Write ``content`` to ``file`` (None deletes it), and check that reading the task's rows
+    raises a one-line ``DataError`` that contains ``words``."""
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(DataError) as caught:
         rows = task.splits(0)

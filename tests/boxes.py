@@ -1,5 +1,5 @@
-"""Daemons as they run on boxes: processes of ``collapipe device``, each at a place, with
-credentials of one temporary authority."""
+"""Processes of ``collapipe device``, one at each place, with credentials of a temporary
+authority."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ _READY = ": ready on "
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A daemon's process, and where it listens."""
+    """A daemon's process and its address."""
 
     name: str
     address: str
@@ -27,15 +27,15 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Daemons, and what a control unit dials them with; ``begin`` starts another process of one,
-    on a port."""
+    """Daemons and the dialer that reaches them; ``begin`` starts another process of a daemon at a
+    port."""
 
     daemons: MutableSequence[Box]
     dialer: Dialer
     begin: Callable[[int, int], subprocess.Popen[str]]
 
     def again(self, number: int) -> Box:
-        """A daemon that was killed, as a new process on its port, once it is ready."""
+        """Start a killed daemon again at its port, and return it once it is ready."""
         old = self.daemons[number]
         process = self.begin(number, int(old.address.rpartition(":")[2]))
         self.daemons[number] = Box(old.name, _address(process), process)
@@ -44,7 +44,7 @@ class Boxes:
 
 @contextmanager
 def boxes(folder: Path, places: Sequence[Place], memory: str = "1GB") -> Iterator[Boxes]:
-    """A daemon at each place, named device-0 … in their order; ``folder`` keeps what they log."""
+    """Start a daemon at each place, named device-0, device-1, …; their logs are in ``folder``."""
     names = [f"device-{number}" for number in range(len(places))]
     credentials = temporary_authority(folder / "credentials", names)
     started = list[subprocess.Popen[str]]()
@@ -72,7 +72,7 @@ def boxes(folder: Path, places: Sequence[Place], memory: str = "1GB") -> Iterato
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """Once it is ready."""
+    """Return the daemon's address once it is ready."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert _READY in line, "a daemon did not start; see its log"
@@ -80,7 +80,7 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """As a box ends that is switched off: the interpreter's own end takes longer than a test."""
+    """Kill the processes, like a power loss: a regular exit takes longer than a test."""
     for process in processes:
         process.kill()
     for process in processes:

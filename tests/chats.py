@@ -1,4 +1,4 @@
-"""Chat templates in the manner of known models, and conversations."""
+"""Chat templates that resemble the templates of known models, and conversations."""
 
 import json
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ PLAIN = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-# The last answer alone has an empty reasoning.
+# Only the last answer has a reasoning section, which is empty.
 REASONING = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
     "{% if m.role == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}"
     "{{ m.content + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-# An answer is asked to reason, but has none in the text.
+# The generation prompt opens a reasoning section; answers in the text have none.
 UNREASONED = PLAIN.replace("'<|assistant|>' }}", "'<|assistant|><think>' }}")
 ALTERNATING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
@@ -40,7 +40,7 @@ COLUMNS = {name: name for name in NAMES}
 
 
 def messages(*contents: str, roles: Sequence[str] = ("user", "assistant")) -> list[Message]:
-    """Of these roles in turn."""
+    """Return messages whose roles repeat ``roles``."""
     return [
         {"role": roles[n % len(roles)], "content": content} for n, content in enumerate(contents)
     ]
@@ -51,17 +51,17 @@ def template(source: str, **tokens: str) -> ChatTemplate:
 
 
 def tokenizer(source: str = PLAIN) -> Tokenizer:
-    """A token a byte."""
+    """Return a tokenizer with one token per byte."""
     return replace(Tokenizer.of_bytes(), chat_template=template(source))
 
 
 def rows(conversations: Sequence[Sequence[Message]], where: str = "chats.jsonl") -> Dataset:
-    """As a run reads them."""
+    """Return the conversations as a run reads them."""
     table = {"messages": [[*map(dict, each)] for each in conversations]}
     return standard(Dataset.from_dict(table), COLUMNS, where)
 
 
 def write(file: Path, objects: Sequence[object]) -> Path:
-    """As JSON lines."""
+    """Write the objects as JSON lines."""
     file.write_text("\n".join(json.dumps(each) for each in objects) + "\n")
     return file

@@ -1,4 +1,4 @@
-"""A session of the server's, for a unit with a model of two blocks and rounds of two steps."""
+"""A decoder session of the server, for a unit with a two-block model and rounds of two steps."""
 
 from contextlib import nullcontext
 
@@ -26,7 +26,7 @@ _OPTIONS = (
 
 
 def decoder_session(unit: int, round_: int, *overrides: str) -> DecoderSession:
-    """A head of its own; no other unit's steps are waited for. The unit has three rows."""
+    """Return a session with its own head that waits for no other unit; the unit has three rows."""
     settings = config.load_overrides([*_OPTIONS, *overrides])
     part = HeadPart(HEAD, settings.model.build_head(VOCABULARY), settings.optimizer)
     coder = ChangeCoder(ActivationMemory(), round_, 3)

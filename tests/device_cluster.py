@@ -1,4 +1,4 @@
-"""Daemons in this process, a small model, and a round of steps on them or in one thread."""
+"""Daemons in this process, a small model, and rounds that train it on daemons or in one thread."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -49,7 +49,7 @@ INSECURE = Dialer(None)
 def plan_of(
     names: Sequence[str], cut: Sequence[int], num_micro_batches: int = 3, schedule: str = "gpipe"
 ) -> ClusterPlan:
-    """Consecutive blocks on the devices of these names."""
+    """Return a plan with ``cut[k]`` consecutive blocks on the k-th device."""
     firsts = accumulate(cut[:-1], initial=0)
     segments = (
         SegmentPlan(name, Span(first, blocks))
@@ -59,7 +59,7 @@ def plan_of(
 
 
 def even_plan(names: Sequence[str], num_blocks: int, like: ClusterPlan) -> ClusterPlan:
-    """As many blocks on each, the first ones one more."""
+    """Divide the blocks evenly; if a remainder is left, the first devices hold one more."""
     used = names[:num_blocks]
     each, more = divmod(num_blocks, len(used))
     cut = [each + (k < more) for k in range(len(used))]
@@ -67,7 +67,7 @@ def even_plan(names: Sequence[str], num_blocks: int, like: ClusterPlan) -> Clust
 
 
 def ragged() -> Batch:
-    """Five samples, sources and targets of different lengths."""
+    """Return five samples whose sources and targets differ in length."""
     generator = torch.Generator().manual_seed(11)
     inputs = torch.randint(3, VOCABULARY.size, (5, 7), generator=generator)
     targets = torch.randint(2, VOCABULARY.size, (5, 6), generator=generator)
@@ -78,7 +78,7 @@ def ragged() -> Batch:
 
 @dataclass(frozen=True)
 class NumberedKey(DropoutKey):
-    """The unsplit model draws for micro-batch 0; here it draws for this one."""
+    """Draws dropout masks for ``micro_batch``; the unsplit model asks for micro-batch 0."""
 
     micro_batch: int
 
@@ -88,14 +88,14 @@ class NumberedKey(DropoutKey):
 
 @dataclass(frozen=True)
 class Result:
-    """What a round came to."""
+    """The losses, gradient norms and tensors of a round."""
 
     losses: list[float]
     norms: list[float]
     tensors: Tensors  # weights and optimiser state of all parts
 
     def equals(self, other: "Result") -> bool:
-        """Whether all bits are the same."""
+        """Return whether all bits are equal."""
         return (
             (self.losses, self.norms) == (other.losses, other.norms)
             and self.tensors.keys() == other.tensors.keys()
@@ -104,7 +104,7 @@ class Result:
 
 
 class Listening(Protocol):
-    """A daemon, in this process or in another."""
+    """A daemon in this process or another one."""
 
     @property
     def address(self) -> str:
@@ -113,7 +113,7 @@ class Listening(Protocol):
 
 @dataclass
 class Work:
-    """A model, its first weights, and batches that it is trained on."""
+    """A model, its initial weights, and the batch that it trains on."""
 
     spec: ModelSpec = SMALL
     vocabulary: Vocabulary = VOCABULARY
@@ -122,10 +122,10 @@ class Work:
     steps: int = 2
     hung_s: float = 20.0
     recompute: bool = False
-    state: Tensors = field(default_factory=dict)  # of the optimisers, at the start
-    relay: bool = False  # hops go through the control unit
+    state: Tensors = field(default_factory=dict)  # initial optimiser state
+    relay: bool = False  # the control unit relays hops
     wire_dtype: Precision = "float32"
-    needed_bytes: float = 0.0  # of each segment, as planned
+    needed_bytes: float = 0.0  # planned bytes of each segment
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -133,7 +133,7 @@ class Work:
         self.start: Tensors = {name: each.clone() for name, each in model.state_dict().items()}
 
     def parts(self) -> tuple[Part, list[Part], HeadPart]:
-        """Embedding, blocks and head, with copies of the first weights."""
+        """Return embedding, blocks and head, with copies of the initial weights."""
         weights = {name: each.clone() for name, each in self.start.items()}
         model = build_empty(lambda: SplitModel(self.spec, self.vocabulary), weights)
         modules = model.parts()
@@ -145,14 +145,15 @@ class Work:
         return Part(EMBEDDING, modules[EMBEDDING], self.optimizer, self.state), blocks, head
 
     def after(self, round_: Result) -> "Work":
-        """Another round, which begins where ``round_`` ended."""
+        """Return the work of a round that continues from the result of ``round_``."""
         again = copy.copy(self)
         again.start = {name: each for name, each in round_.tensors.items() if "/" not in name}
         again.state = {name: each for name, each in round_.tensors.items() if "/" in name}
         return again
 
     def unsplit(self, num_micro_batches: int) -> Result:
-        """The round of one model by torch's own backward, one micro-batch after the other."""
+        """Train the unsplit model for a round with torch's backward, one micro-batch after the
+        other."""
         embedding, blocks, head = self.parts()
         parts = [embedding, *blocks, head]
         model = build_empty(lambda: SplitModel(self.spec, self.vocabulary), dict(self.start))
@@ -177,7 +178,7 @@ class Work:
         return Result(losses, norms, {name: each for part in kept for name, each in part.items()})
 
     def inline(self, plan: ClusterPlan) -> Result:
-        """The round in one thread."""
+        """Train a round in one thread."""
         embedding, blocks, part = self.parts()
         head = LocalHead(part)
         how = self.recompute, self.wire_dtype
@@ -195,9 +196,12 @@ class Work:
         lost: Collection[str] = (),
         takes_over: int = 0,
     ) -> Result:
-        """The round on daemons, replanned evenly over those that are left. Fails unless exactly the
-        devices ``lost`` were lost: equal bits do not show a loss. If several plans keep the shares
-        of a lost segment, the one with the number ``takes_over`` is followed."""
+        """Train a round on daemons; after a loss, the remaining devices share the blocks evenly.
+
+        Fails unless exactly the devices ``lost`` were lost: equal bits do not show a loss. If the
+        plan has shares, several plans may keep the shares of a lost segment; ``takes_over`` is the
+        number of the plan to use.
+        """
         embedding, _, part = self.parts()
         head = head_of(part)
         with self.segments(plan, daemons, every, dialer, kept, takes_over) as segments:
@@ -217,7 +221,7 @@ class Work:
         kept: Channels | None = None,
         takes_over: int = 0,
     ) -> Iterator[RemoteSegments]:
-        """The encoder on daemons, over channels that are ``kept`` from earlier rounds."""
+        """Yield the encoder's segments on daemons; ``kept`` are channels of earlier rounds."""
         names = [device_name(k) for k in range(len(daemons))]
         roster = {
             name: DeviceAddress(name, daemon.address)
@@ -275,7 +279,7 @@ class Work:
 
 
 def device_name(number: int) -> str:
-    """Of the number-th daemon."""
+    """Return the name of the number-th daemon."""
     return f"device-{number}"
 
 
@@ -286,8 +290,8 @@ def daemons(
     folder: Path | None = None,
     model: str | None = None,
 ) -> Iterator[list[Daemon]]:
-    """Daemons on loopback, without encryption, or with credentials made in ``folder``; each takes
-    frozen weights from the ``model``."""
+    """Start daemons on loopback, without encryption unless there is a ``folder`` for credentials.
+    Each daemon loads frozen weights from ``model``."""
     names = [device_name(k) for k in range(count)]
     known = temporary_authority(folder, names) if folder else {}
     with ExitStack() as stack:
@@ -303,5 +307,5 @@ def daemons(
 
 
 def neighbours(there: Sequence[Daemon]) -> list[DeviceAddress]:
-    """Their names and addresses."""
+    """Return the daemons' names and addresses."""
     return [DeviceAddress(device_name(k), daemon.address) for k, daemon in enumerate(there)]

@@ -1,4 +1,4 @@
-"""Daemons in processes of their own, as on a box."""
+"""Daemons that run in separate processes."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from typing import IO
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "from collapipe.cli.app import main\nmain()\n"
-# Prints which modules it has imported when it is asked.
+# On SIGUSR1 this program prints which modules it has imported.
 TELLING = f"""\
 import json, os, signal, sys
 # not by print, which may be under way where the signal comes
@@ -25,7 +25,7 @@ signal.signal(signal.SIGUSR1, lambda *_: os.write(1, told().encode()))
 
 @dataclass
 class DeviceProcess:
-    """A daemon that is ready."""
+    """The process of a daemon that is ready."""
 
     name: str
     address: str
@@ -33,24 +33,24 @@ class DeviceProcess:
     log: IO[str]
 
     def line(self) -> str:
-        """The next that it prints."""
+        """Return the next line that the daemon prints."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
 
     def ask_to_end(self) -> None:
-        """As ``kill`` and systemd do."""
+        """Send SIGTERM, as ``kill`` and systemd do."""
         self.process.send_signal(signal.SIGTERM)
 
     def ended(self) -> tuple[int, list[str], str]:
-        """Status, further lines, and logs, once it has ended."""
+        """Wait until the process ends; return its status, remaining lines of output, and logs."""
         out, _ = self.process.communicate(timeout=60)
         self.log.seek(0)
         err = self.log.read()
-        print(out[-1000:], err)  # pytest shows it where the test fails
+        print(out[-1000:], err)  # pytest shows it if the test fails
         return self.process.returncode, out.splitlines(), err
 
     def modules(self) -> set[str]:
-        """What a ``TELLING`` one has imported."""
+        """Return the modules that a process of ``TELLING`` has imported."""
         self.process.send_signal(signal.SIGUSR1)
         return set(json.loads(self.line()))
 
@@ -62,11 +62,14 @@ def device_process(
     python: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[DeviceProcess]:
-    """``collapipe device --insecure`` with ``options``, by a ``program`` for Python that gets the
-    options ``python`` itself; killed in the end if it has not ended."""
+    """Run ``collapipe device --insecure`` with ``options``, and kill it at the end if it still
+    runs.
+
+    ``program`` is the code that Python runs, ``python`` are options of Python itself.
+    """
     command = [sys.executable, *python, "-c", program, "device", "--insecure", *options]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    with tempfile.TemporaryFile("w+") as log:  # not a pipe, which would fill up
+    with tempfile.TemporaryFile("w+") as log:  # a pipe would fill up
         process = subprocess.Popen(
             command, text=True, env=variables, stdout=subprocess.PIPE, stderr=log
         )

@@ -1,4 +1,4 @@
-"""The blocks of the documentation's pages: commands, and files that they speak of."""
+"""Code blocks of the documentation's pages, and the reader's files that the pages name."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,30 +19,30 @@ _MARK = re.compile(r"<!-- not executed: \S")
 _FENCE = re.compile(r" *```(\w*)$")
 _PROMPT = re.compile(r"^(?:\w*\$+) ")
 _FILE = re.compile(r"`([~\w./-]+\.(?:py|yaml|toml))`")
-_SUFFIX = {"python": ".py", "yaml": ".yaml", "": ".toml"}  # of blocks that are a reader's files
+_SUFFIX = {"python": ".py", "yaml": ".yaml", "": ".toml"}  # of files that the reader writes
 _NAMES = {"root": "federation", "unit": "berlin", "host": "edge.example", "port": "8000"}
 _NAMES |= {"authority": "federation/authority", "federation": "runtime.federation=federation"}
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a page."""
+    """A code block of a page."""
 
-    commands: str  # those behind a prompt, or all where the first line is one; without output
+    commands: str  # without output: lines with a prompt, or all if the first line is a command
     language: str
     text: str
-    file: str | None  # which the paragraph before the block names
-    marked: bool  # as one that cannot be executed
+    file: str | None  # that the paragraph before the block names
+    marked: bool  # as not executable
 
 
 def text_of(page: Path) -> str:
-    """Return the page as it is read: templates are filled in."""
+    """Return the page's text, with templates filled in."""
     text = page.read_text()
     return Template(text).safe_substitute(_NAMES) if page.parent == TEMPLATES else text
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield the page's blocks, fenced and indented ones, in their order."""
+    """Yield the page's blocks, fenced and indented ones, in order."""
     marked, fenced, block, before = False, False, list[str](), ""
     for line in [*text_of(page).splitlines(), "", "the end"]:
         fence = _FENCE.match(line)
@@ -68,7 +68,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands_in(lines: Sequence[str]) -> str:
-    """Return the lines behind a prompt, or all where the first one is a command."""
+    """Return the lines with a prompt, or all lines if the first one is a command."""
     joined = "\n".join(lines).replace("\\\n", " ").splitlines()
     prompted = [_PROMPT.sub("", line.strip()) for line in joined if _PROMPT.match(line.strip())]
     plain = [line.strip() for line in joined if line.strip()]
@@ -79,6 +79,6 @@ def commands_in(lines: Sequence[str]) -> str:
 
 
 def file_in(paragraph: str, suffix: str) -> str | None:
-    """Return the file of the reader's that the paragraph names; None: it names none."""
+    """Return the reader's file that the paragraph names, or None."""
     named = [each for each in _FILE.findall(paragraph) if each.endswith(suffix)]
     return next((each for each in named if not (ROOT / each).exists()), None)

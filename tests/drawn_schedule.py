@@ -1,10 +1,11 @@
-"""A schedule as docs/explanation/round.md draws it."""
+"""Draws a schedule like docs/explanation/round.md."""
 
 from pipeline.schedule import Action, Schedule, ready, verify
 
 
 def render(schedule: Schedule) -> str:
-    """A line per stage, a column per time slot of one action each; ``·`` where a stage is idle."""
+    """Return a line per stage and a column per time slot of one action; ``·`` marks an idle
+    stage."""
     verify(schedule)
     done: list[set[Action]] = [set() for _ in schedule]
     places = [0] * len(schedule)

@@ -40,14 +40,15 @@ TINY = (
     "federation.eval_every=9",
     "federation.checkpoint_every=0",
 )
-MOST_TOKENS = 8  # of predictions
+MOST_TOKENS = 8  # per prediction
 # 40 rows in the proportion 1 : 2 : 3
 UNEVEN = "data.partitioner._target_=flwr_datasets.partitioner.LinearPartitioner"
 
 
 @contextmanager
 def rewritten(reply: Message) -> Iterator[dict[str, Any]]:
-    """What a unit says of itself, to be changed before the server reads it."""
+    """Yield the fields of a unit's reply; changes to them take effect before the server reads the
+    reply."""
     record = cast(ConfigRecord, reply.content["UnitReply"])
     fields = json.loads(str(record["json"]))
     yield fields
@@ -55,7 +56,7 @@ def rewritten(reply: Message) -> Iterator[dict[str, Any]]:
 
 
 def settings_of(run_dir: Path, overrides: Sequence[str]) -> Settings:
-    """Settings of a tiny run."""
+    """Return the settings of a tiny run."""
     return config.load_overrides([*TINY, *overrides, f"hydra.run.dir={run_dir}"])
 
 
@@ -66,14 +67,14 @@ def run(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> dict
 
 
 def play(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> None:
-    """A run that need not end with one model."""
+    """Train a run, which need not produce a global model."""
     settings = settings_of(run_dir, overrides)
     train(grid_of(settings, client), settings)
 
 
 def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
-    """A whole training, but for what takes a third of a tiny one: the picture of the shards, and
-    all but the first ``MOST_TOKENS`` of each prediction of the evaluations."""
+    """Train without two steps that take a third of a tiny run's time: no picture of the shards is
+    drawn, and evaluations generate at most ``MOST_TOKENS`` tokens per prediction."""
     with (
         patch.object(shard_picture, "draw", lambda *arguments: arguments[-1].touch()),
         patch.object(Decoder, "generate", _begin_to_generate),
@@ -91,14 +92,14 @@ def _begin_to_generate(
 
 
 def grid_of(settings: Settings, client: ClientApp | None = None) -> InlineGrid:
-    """The grid that a run uses."""
+    """Return the grid that a run uses."""
     from client_app.app import app
 
     return InlineGrid(client or app, settings.federation.num_units)
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:
-    """A run's global weights, the frozen ones, too."""
+    """Return a run's global weights, including the frozen weights."""
     if json.loads((run_dir / "model" / "base.json").read_text()):
         return load_model(run_dir)[1].state_dict()
     return load_file(run_dir / "model" / "model.safetensors")

@@ -1,8 +1,8 @@
-"""``collapipe`` of an executed page: asks ``forked_commands.py`` to run the command.
+"""``collapipe`` on an executed page: asks ``forked_commands.py`` to run the command.
 
-A command that serves is left in the background once it is ready: in ``$SERVED`` are its log and the
-number of the client that waits for it; terminating the client ends the command. Imports little, for
-it is started often.
+A command that serves stays in the background once it is ready. ``$SERVED`` holds its log and the
+process id of the client that waits for it; terminating the client ends the command. This file
+imports little because it starts often.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-READY = {  # what commands that serve print once they do
+READY = {  # what commands that serve print when they are ready
     "deploy serve": "ready on port",
     "unit unit.yaml": " dials ",
     "device --listen": ": ready on ",

@@ -1,9 +1,9 @@
-"""``collapipe`` commands made cheap, as forks of one process that has imported everything: each
-saves up to fifteen seconds of a core.
+"""Runs ``collapipe`` commands as forks of one process that has imported everything: each fork saves
+up to 15 s of a core.
 
-``python forked_commands.py DESCRIPTOR`` serves a listening socket until it or its parent ends. Its
-client, ``forked_client.py``, sends arguments, environment, folder and streams, and gets the
-command's exit status.
+``python forked_commands.py DESCRIPTOR`` serves a listening socket until this process or its parent
+ends. The client, ``forked_client.py``, sends arguments, environment, folder and streams, and
+receives the command's exit status.
 """
 
 import json
@@ -23,8 +23,12 @@ from runpy import run_path
 
 RUN = ("federation.rounds=1", "federation.local_steps=1", "batch_size=8")
 """What makes a run cheap."""
-ROWS = ("data.max_train_samples=120", "data.max_eval_samples=4")  # where no owner has them
-SMALL = ("model.dim=16", "model.num_heads=2", "model.num_decoder_blocks=1")  # of large defaults
+ROWS = ("data.max_train_samples=120", "data.max_eval_samples=4")  # if no owner provides rows
+SMALL = (
+    "model.dim=16",
+    "model.num_heads=2",
+    "model.num_decoder_blocks=1",
+)  # for models with large defaults
 _IMPORTED = (
     "collapipe.cli.app",
     "collapipe.cli.resume",
@@ -40,7 +44,7 @@ _POLL_S, _END_S = 0.05, 30.0
 
 
 def cheap(arguments: Sequence[str]) -> list[str]:
-    """Return the command with options that make it take seconds."""
+    """Return the command with options that make it finish in seconds."""
     command = arguments[arguments.index("--") + 1 :] if "--" in arguments else arguments
     if command[:1] == ["run"]:
         owned = any(each.startswith("runtime=deployment") for each in command)
@@ -54,10 +58,10 @@ def cheap(arguments: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Serve."""
+    """Fork a process for each command that a client requests."""
     for name in _IMPORTED:
         import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a command's guard
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a command's guard
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         parent = os.getppid()
         while os.getppid() == parent:
@@ -90,7 +94,7 @@ def guard(client: socket.socket) -> None:
         elif asked_to_end < math.inf:
             time.sleep(_POLL_S)
         elif select.select([client], [], [], _POLL_S)[0]:
-            client.recv(1)  # it is to end, or its client is gone
+            client.recv(1)  # the client asks for the end or has ended
             asked_to_end = time.monotonic()
             os.kill(command, signal.SIGTERM)
     with suppress(OSError):
@@ -107,7 +111,7 @@ def run(
     os.setpgid(0, 0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    # Python's own know whether the server's streams could be sought.
+    # Python's own streams record whether the server's streams were seekable.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - they end with the process
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -134,7 +138,7 @@ def run(
 
 
 def link_latest() -> None:
-    """Let ``RUN_DIR`` lead to the latest run here."""
+    """Make ``RUN_DIR`` a link to the latest run in this folder."""
     runs = [each.parent.resolve() for each in Path().glob("outputs/2*/*/config.yaml")]
     if runs:
         Path("RUN_DIR").unlink(missing_ok=True)

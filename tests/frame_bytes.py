@@ -1,8 +1,8 @@
-"""Frames as they travel, in one piece."""
+"""Frames encoded in one piece."""
 
 from collapipe.wire.frames import Frame, buffers
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame's bytes."""
+    """Return the frame's bytes."""
     return b"".join(buffers(frame))

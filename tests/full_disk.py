@@ -1,4 +1,4 @@
-"""A disk without room."""
+"""A simulated full disk."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of this process grows beyond a hundred bytes; writing more fails as on a full one."""
+    """Limit each file of this process to 100 bytes; longer writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Who talks to a daemon without keeping to anything: raw messages, and real frames mutated."""
+"""A peer that violates a daemon's protocol: it sends raw messages and mutated frames."""
 
 import json
 import math
@@ -31,12 +31,12 @@ from pipeline.devices.messages import (
 from tests.device_cluster import Work, daemons, device_name, plan_of
 from tests.frame_bytes import encode
 
-PATIENCE_S = 60.0  # after which a daemon is called hung, on a busy machine too
+PATIENCE_S = 60.0  # a daemon that takes longer counts as hung, also on a busy machine
 Metadata = Sequence[tuple[str, str]]
 
 
 class RawStream:
-    """A stream of one of a daemon's methods, into which any bytes go."""
+    """A stream to one of a daemon's methods that can send any bytes."""
 
     def __init__(self, channel: grpc.Channel, method: str, metadata: Metadata = ()) -> None:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -51,32 +51,33 @@ class RawStream:
         threading.Thread(target=self._incoming.feed, args=(call,), daemon=True).start()
 
     def send(self, message: bytes) -> None:
-        """A message of gRPC, whatever it is."""
+        """Send a gRPC message with any content."""
         self._outgoing.put(message)
 
     def tell(self, frame: Frame) -> None:
-        """A whole frame in one message."""
+        """Send a whole frame in one message."""
         self.send(as_message(frame.kind, encode(frame)))
 
     def receive(self) -> Frame:
-        """The daemon's next frame; ``LinkError`` or ``WireError`` where it has ended the stream."""
+        """Return the daemon's next frame; raises ``LinkError`` or ``WireError`` if it has ended the
+        stream."""
         return self._incoming.receive(PATIENCE_S)
 
     def close(self) -> None:
-        """As who is gone."""
+        """Disconnect."""
         self._outgoing.put(None)
         self._call.cancel()
         self._incoming.close()
 
 
 def as_message(kind: int, data: bytes) -> bytes:
-    """A frame's bytes as one piece, on the lane of its kind."""
+    """Return a frame's bytes as one message, on the lane of its kind."""
     return bytes([3 if kind == FrameKind.PART else 1]) + data
 
 
 @dataclass
 class HostileUnit:
-    """A control unit that opens its streams again when the daemon has ended them."""
+    """A control unit that reopens its streams after the daemon has ended them."""
 
     address: str
     _control: RawStream | None = None
@@ -95,7 +96,7 @@ class HostileUnit:
 
     @property
     def control(self) -> RawStream:
-        """The stream, once the daemon is free."""
+        """The control stream, opened once the daemon is free."""
         deadline = time.monotonic() + PATIENCE_S
         while self._control is None:
             try:
@@ -113,7 +114,7 @@ class HostileUnit:
             self._control = None
 
     def settled(self) -> bool:
-        """Wait until the daemon has dealt with all that it was sent; False: it ended the stream."""
+        """Wait until the daemon has processed all messages; return False if it ended the stream."""
         self._asked += 1
         self.control.tell(Frame(FrameKind.CLOCK, 0, self._asked, 0))
         try:
@@ -125,12 +126,12 @@ class HostileUnit:
         return True
 
     def hop(self, session: str, neighbour: str) -> RawStream:
-        """The stream of the neighbour of this name."""
+        """Open a hop stream under this neighbour's name."""
         said = (SESSION, secret_for(session, neighbour)), (NEIGHBOUR, neighbour)
         return RawStream(self.channel, HOP, said)
 
     def load(self, frames: Sequence[Frame]) -> bool:
-        """Have the daemon hold a segment by LOAD and its PARTs; False: it did not."""
+        """Load a segment by LOAD and its PARTs; return False if the daemon ended the stream."""
         for frame in frames:
             self.control.tell(frame)
             if not self.settled():
@@ -144,7 +145,7 @@ class HostileUnit:
 
 
 def recorded(devices: int = 1) -> list[Frame]:
-    """All frames of a round, in the order in which they were sent."""
+    """Return all frames of a round, except ALIVE, in the order of sending."""
     frames, send, send_later = list[Frame](), FrameStream.send, FrameStream.send_later
 
     def noted(frame: Frame) -> Frame:
@@ -168,7 +169,7 @@ def recorded(devices: int = 1) -> list[Frame]:
 
 
 def loading(frames: Sequence[Frame]) -> list[Frame]:
-    """LOAD and the PARTs of a round on one device."""
+    """Return LOAD and the PARTs of a round on one device."""
     load = next(each for each in frames if each.kind == FrameKind.LOAD)
     wanted = description_of(load)["span"]["blocks"]
     parts = [each for each in frames if each.kind == FrameKind.PART]
@@ -176,13 +177,13 @@ def loading(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def description_of(load: Frame) -> dict[str, Any]:
-    """What LOAD describes."""
+    """Return the description that LOAD contains."""
     tree: dict[str, Any] = json.loads(as_bytes(load.tensors[0]))
     return tree
 
 
 def described(load: Frame, tree: object) -> Frame:
-    """LOAD with another description."""
+    """Return LOAD with another description."""
     return replace(load, tensors=(as_tensor(json.dumps(tree).encode()),))
 
 
@@ -192,13 +193,13 @@ _NUMBERS = (0, 1, 2, 3, 4, 8, 255, 2**16 - 1)
 
 
 class Mutator:
-    """Damages real frames, by a seed."""
+    """Damages real frames; ``seed`` determines how."""
 
     def __init__(self, frames: Sequence[Frame], seed: int) -> None:
         self._frames, self._random = frames, random.Random(seed)
 
     def message(self) -> bytes:
-        """A message with a damaged frame or description."""
+        """Return a message with a damaged frame or description."""
         frame = self._random.choice(self._frames)
         if frame.kind == FrameKind.LOAD and self._random.random() < 0.8:
             frame = described(frame, self._other(description_of(frame)))
@@ -211,11 +212,11 @@ class Mutator:
         return bytes(message)
 
     def frame(self, *kinds: FrameKind) -> Frame:
-        """A whole one of these kinds."""
+        """Return an undamaged frame of one of these kinds."""
         return self._random.choice([each for each in self._frames if each.kind in kinds])
 
     def chance(self, share: float) -> bool:
-        """True so often."""
+        """Return True with probability ``share``."""
         return self._random.random() < share
 
     def _flipped(self, data: bytearray) -> bytearray:
@@ -232,7 +233,7 @@ class Mutator:
         return data[: self._random.randrange(len(data))] + other[self._random.randrange(64) :]
 
     def _headed(self, data: bytearray) -> bytearray:
-        """Another kind, number of tensors, epoch, round, step or micro-batch."""
+        """Overwrite the kind, number of tensors, epoch, round, step or micro-batch."""
         form, at = self._random.choice(
             (("B", 4), ("B", 5), ("H", 6), ("I", 8), ("I", 12), ("I", 16))
         )
@@ -242,7 +243,7 @@ class Mutator:
         return data
 
     def _shaped(self, data: bytearray) -> bytearray:
-        """Another dtype, number of dimensions or size of the first tensor."""
+        """Overwrite the dtype, number of dimensions or size of the first tensor."""
         if len(data) >= 28:
             form, at = self._random.choice((("B", 20), ("B", 21), ("I", 24)))
             most = 256 ** struct.calcsize(form)
@@ -251,7 +252,7 @@ class Mutator:
         return data
 
     def _other(self, tree: dict[str, Any]) -> dict[str, Any]:
-        """A description with another value somewhere, or a key less or more."""
+        """Change one value in a description, or add or remove a key."""
         place = tree
         while (inner := [v for v in place.values() if isinstance(v, dict)]) and self.chance(0.6):
             place = self._random.choice(inner)
@@ -264,5 +265,5 @@ class Mutator:
 
 
 def numbers(*values: float) -> torch.Tensor:
-    """As BEGIN and STEP have them."""
+    """Return the numbers as a tensor, in the form that BEGIN and STEP carry."""
     return torch.tensor(values, dtype=torch.float64)

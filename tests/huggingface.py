@@ -1,4 +1,4 @@
-"""Small models of every supported family, and the untouched transformers model beside each."""
+"""Small models of every supported family, and the original transformers models to compare with."""
 
 import json
 from collections.abc import Mapping
@@ -60,13 +60,13 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "marian": _DECODER,
     "t5": _T5,
 }
-# Configurations that change where a weight stands: name → family and what differs.
+# Configurations that change the layout of weights: name → family and changed options.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{family: (family, {}) for family in SIZES},
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "marian-apart": ("marian", {"share_encoder_decoder_embeddings": False}),
     "t5-gated": ("t5", _GATED),
-    "t5-wide": ("t5", {"relative_attention_num_buckets": 32}),  # its table takes four rows
+    "t5-wide": ("t5", {"relative_attention_num_buckets": 32}),  # its bias table fills four rows
 }
 CASES = [
     *[(name, head) for name in list(SIZES)[:8] for head in ("tokens", "pooled")],
@@ -77,14 +77,14 @@ CASES = [
     ],
 ]
 _POOLED = "roberta", "distilbert"
-_ALIKE = "xlm-roberta", "camembert", "qwen2", "marian"  # built as another one is
+_ALIKE = "xlm-roberta", "camembert", "qwen2", "marian"  # built like another family
 
 
 def _stands_for_others(name: str, head: str) -> bool:
     return name in SIZES.keys() - _ALIKE and (name in _POOLED) == (head == "pooled")
 
 
-# For what depends on the family: each of them once, and all others for `make test-thorough`.
+# For properties that depend on the family: a case per family; `make test-thorough` adds the others.
 ONE_OF_EACH = [
     pytest.param(*case, marks=() if _stands_for_others(*case) else pytest.mark.thorough)
     for case in CASES
@@ -92,7 +92,7 @@ ONE_OF_EACH = [
 
 
 def folder(tmp_path: Path, name: str, **changes: Any) -> Path:
-    """A folder with the ``config.json`` of a small model."""
+    """Make a folder with the ``config.json`` of a small model."""
     family, differing = VARIANTS[name]
     path = tmp_path / name
     path.mkdir(exist_ok=True)
@@ -110,29 +110,31 @@ def folder(tmp_path: Path, name: str, **changes: Any) -> Path:
 
 
 def spec_of(tmp_path: Path, name: str, head: str, **changes: Any) -> HuggingFaceSpec:
-    """The options for such a model; of a causal one three of four layers are blocks."""
+    """Return the options of such a model; three of a causal model's four layers are blocks."""
     blocks = 3 if head == "causal" else None
     return HuggingFaceSpec(str(folder(tmp_path, name, **changes)), None, blocks, head)
 
 
 def without_dropout(family: str) -> dict[str, float]:
-    """Every probability of a ``config.json`` set to 0."""
+    """Return all dropout probabilities of a family's ``config.json``, set to 0."""
     config = transformers.CONFIG_MAPPING[family]()
     names = [key for key in config.to_dict() if "drop" in key or key.endswith("_pdrop")]
     return dict.fromkeys(names, 0.0)
 
 
 def untouched(spec: HuggingFaceSpec, model: SplitModel) -> tuple[Any, dict[str, str]]:
-    """The transformers model with the split model's weights, and where each of ours stands in it.
+    """Return the original transformers model with the split model's weights, and each weight's name
+    in it.
 
-    Weights that it shares, and that are two here, are given the head's values in both places.
+    If the original shares a weight that the split model holds twice, both places get the head's
+    values.
     """
     config = spec.run_config(VOCABULARY)
     whole = getattr(transformers, spec.class_name).from_config(config, attn_implementation="eager")
     whole = whole.to(torch.float64)
     if hasattr(whole.base_model, "rotary_emb"):
-        whole.base_model.rotary_emb.float()  # no weights: built in float32, whatever those are
-    if config.model_type == "t5":  # shares them also where the output layer has its own weights
+        whole.base_model.rotary_emb.float()  # no weights: always built in float32
+    if config.model_type == "t5":  # shared even if the output layer has its own weights
         whole.set_input_embeddings(whole.shared)
     places = {ours: spec.names.to_original(ours) for ours in model.state_dict()}
     values = {places[ours]: weight for ours, weight in model.state_dict().items()}
@@ -144,14 +146,14 @@ def untouched(spec: HuggingFaceSpec, model: SplitModel) -> tuple[Any, dict[str, 
 
 
 def merged(spec: LoraSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of ``spec.base`` with the adapters of ``weights`` in them."""
+    """Return the weights of ``spec.base`` with the adapters in ``weights`` merged."""
     model = build_empty(lambda: SplitModel(spec, VOCABULARY), dict(weights))
     merge_adapters(model)
     return model.state_dict()
 
 
 def batch_for(head: str, num_samples: int = 5) -> Batch:
-    """Ragged inputs, and targets as the head wants them."""
+    """Return inputs of different lengths, and targets for this head."""
     generator = torch.Generator().manual_seed(11)
     lengths = torch.tensor([4, 7, 1, 5, 2])[:num_samples, None]
     mask = torch.arange(7) < lengths
@@ -173,9 +175,9 @@ def batch_for(head: str, num_samples: int = 5) -> Batch:
 
 
 def own_loss(head: str, whole: Any, batch: Batch) -> Tensor:
-    """The loss that transformers itself computes: a mean over target tokens."""
+    """Return the loss that transformers computes, a mean over target tokens."""
     labels = batch.targets
-    if head == "causal":  # it shifts by itself
+    if head == "causal":  # transformers shifts the labels
         labels = batch.inputs.masked_fill(~batch.mask, IGNORED)
     if head == "pooled":
         labels = labels[:, 0]
@@ -184,9 +186,9 @@ def own_loss(head: str, whole: Any, batch: Batch) -> Tensor:
 
 
 class InFloat64(TorchFunctionMode):
-    """Inside, float64 stays so where transformers computes norms and softmax in float32.
+    """Keep float64 where transformers computes norms and softmax in float32.
 
-    Rounding there would hide, in both models alike, what a test looks for.
+    Such rounding in both models would hide the differences that a test looks for.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

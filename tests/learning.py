@@ -1,4 +1,4 @@
-"""What a small model learns on a device, to be compared with what it learns on another one."""
+"""Trains a small model on a device, to compare the results of two devices."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -17,13 +17,13 @@ from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
 
-# AdamW divides rounding by eps, where a gradient is next to 0.
+# If a gradient is almost 0, AdamW divides rounding errors by eps.
 SETTINGS = optimizer_settings(eps=1e-3)
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What two steps make of a model, and what it then answers."""
+    """The results of two training steps, and the predictions of the trained model."""
 
     numbers: list[float]  # losses and norms
     weights: Tensors
@@ -32,7 +32,7 @@ class Learned:
 
 
 def learned(spec: ModelSpec, batch: Batch, device: torch.device) -> Learned:
-    """Two steps, each with weights and a state from records, as a control unit has them."""
+    """Train two steps; each starts from recorded weights and state, as on a control unit."""
     torch.manual_seed(3)
     weights, state = SplitModel(spec, VOCABULARY).state_dict(), Tensors()
     numbers = list[float]()
@@ -53,7 +53,7 @@ def learned(spec: ModelSpec, batch: Batch, device: torch.device) -> Learned:
 def cluster(
     spec: ModelSpec, weights: Tensors, state: Tensors, device: torch.device
 ) -> tuple[Pipeline, LocalHead]:
-    """Two segments and a head, all on ``device``."""
+    """Return a pipeline of two segments, and its head, all on ``device``."""
     modules = build_empty(lambda: SplitModel(spec, VOCABULARY), weights).parts()
     embedding, *blocks = (
         Part(name, module, SETTINGS, state, device)
@@ -68,8 +68,8 @@ def cluster(
 
 
 def check_close(found: Learned, expected: Learned, tolerance: float = 1e-5) -> None:
-    """Up to rounding, for a tensor's place in memory may change that; what leaves the device is on
-    the CPU."""
+    """Check equality up to rounding, which can depend on a tensor's address. Results are on the
+    CPU."""
     assert found.numbers == pytest.approx(expected.numbers, rel=tolerance)
     assert found.answers == expected.answers
     for ours, theirs in ((found.weights, expected.weights), (found.state, expected.state)):

@@ -1,4 +1,4 @@
-"""Units that do as they are told, and say that their weights are others."""
+"""Units that train as requested but send back other weights."""
 
 from collections.abc import Callable, Collection
 
@@ -14,7 +14,8 @@ Lie = Callable[[Tensors, Tensors], Tensors]
 
 
 class Lying:
-    """A ClientApp, the real one unless given, but for the weights that these units send back."""
+    """A ClientApp that replaces the weights that ``units`` send back; by default, it runs the real
+    one."""
 
     def __init__(self, lie: Lie, units: Collection[int], app: ClientApp = client_app) -> None:
         self._lie, self._units, self._app = lie, units, app

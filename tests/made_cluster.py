@@ -1,4 +1,4 @@
-"""A cluster's authority, and members whose certificates a command would not make."""
+"""A cluster's authority, and members whose certificates no command would issue."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 @dataclass
 class Cluster:
-    """An authority and its members' folders; ``folders`` in the order of their making."""
+    """An authority and its members' folders, in the order of creation."""
 
     folder: Path
     authority: Authority = field(default_factory=make_authority)
@@ -33,7 +33,7 @@ class Cluster:
         starts_in: timedelta = timedelta(0),
         expires_in: timedelta = HOUR,
     ) -> Credentials:
-        """Credentials as ``load`` reads them, good or not."""
+        """Issue credentials, valid or not, and return them as ``load`` would."""
         key, now = make_key(), datetime.now(UTC)
         folder = self.folder / f"{len(self.folders)}-{name}"
         expires = now + expires_in
@@ -47,11 +47,11 @@ class Cluster:
 
     @property
     def revoked(self) -> x509.CertificateRevocationList:
-        """The list as it is now."""
+        """The current revocation list."""
         return self.authority.revocation_list(self.entries, self.number)
 
     def revoke(self, member: Member) -> None:
-        """Put a member on the list, and the list into all folders."""
+        """Add a member to the revocation list, and write the list to all folders."""
         self.entries.append(revoked_now(member.serial))
         self.number += 1
         for folder in self.folders:

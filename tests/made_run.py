@@ -1,5 +1,5 @@
-"""A run's folder as a run writes it, made up in no time: drawn from a seed, with failures, units
-excluded, a skipped round, and an evaluation every tenth round."""
+"""Synthetic run folders, drawn from a seed without training: with failures, excluded units, a
+skipped round, and an evaluation every tenth round."""
 
 import copy
 import json
@@ -56,7 +56,8 @@ def make_run(
     drift_weight: float = 0.1,
     slowness: float = 1.0,
 ) -> Path:
-    """A completed run; ``slowness`` scales its modelled delays, ``seed`` draws the rest."""
+    """Write a completed run; ``slowness`` scales its modelled delays, ``seed`` determines the
+    rest."""
     folder.mkdir(parents=True)
     config = CONFIG.format(
         seed=seed,
@@ -78,13 +79,13 @@ def make_run(
 
 
 def write_lines(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """``metrics.jsonl``."""
+    """Write ``metrics.jsonl``."""
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text)
 
 
 def write_summary(folder: Path, **values: Any) -> None:
-    """``summary.json``, with a test metric unless ``metric`` is given."""
+    """Write ``summary.json``, with a test metric unless ``metric`` is given."""
     metric = {"name": "BLEU", "value": 87.5, "signature": "made up", "extra_metrics": {}}
     summary = {"version": "9.8.7", "metric": metric, "test_loss": 0.25, "wall_s": 99.0, **values}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -93,7 +94,7 @@ def write_summary(folder: Path, **values: Any) -> None:
 def made_lines(
     rounds: int, num_units: int = 8, num_channels: int = 4, seed: int = 0, slowness: float = 1.0
 ) -> Iterator[dict[str, Any]]:
-    """Lines of ``metrics.jsonl``."""
+    """Yield the lines of ``metrics.jsonl``."""
     rng = np.random.default_rng(seed)
     queues, clock_s, wall_s = np.zeros(num_units), 0.0, 0.0
     for number in range(1, rounds + 1):
@@ -112,7 +113,7 @@ def made_lines(
 
 
 def without_uploads(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The same rounds by a strategy that plans no channels."""
+    """Yield the same rounds as if the strategy planned no channels."""
     for line in lines:
         plan, cost = copy.deepcopy(line["plan"]), copy.deepcopy(line["cost"])
         for cluster in plan["clusters"]:

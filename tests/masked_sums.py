@@ -1,4 +1,5 @@
-"""A masked sum without a network: units, an honest server, and all bytes that it got."""
+"""A masked sum without a network: units, an honest server, and all bytes that the server
+receives."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,18 +28,18 @@ THRESHOLD, RUN = 2 / 3, 1
 
 
 def colluders_needed(units: int, needed: int) -> int:
-    """With how many colluding units a server that lies can learn the update of another one, if
+    """Return how many colluding units a lying server needs to learn another unit's update, if
     ``needed`` of ``units`` must finish.
 
-    2·needed − units of them can confirm two lists of survivors. If all units must finish, all but
-    one are needed: they subtract their own updates from the sum.
+    2·needed − units colluders can confirm two lists of survivors. If all units must finish, units −
+    1 colluders suffice: they subtract their own updates from the sum.
     """
     return min(2 * needed - units, needed - 1)
 
 
 @dataclass
 class Exchange:
-    """A round of ``num_units``; the sets say who is gone after which message."""
+    """A masked round of ``num_units``; units in ``gone`` do not send that method's message."""
 
     num_units: int
     threshold: float = THRESHOLD
@@ -82,7 +83,7 @@ class Exchange:
         return self
 
     def unmask(self, gone: Collection[int] = ()) -> Words:
-        """These are ``gone`` before they reveal shares."""
+        """Reveal shares, except those held by units in ``gone``, and return the sum."""
         if not self.confirmed:
             self.confirm()
         requests = confirmed(self.round, self.confirmed)
@@ -92,7 +93,7 @@ class Exchange:
         return self.total()
 
     def total(self) -> Words:
-        """What the server takes for the sum, of what was revealed."""
+        """Return the sum as the server computes it from the revealed shares."""
         total = np.sum([*self.masked.values()], axis=0, dtype=np.uint32)
         shares = checked(self.told, self.masked, self.revealed)
         unmask(self.session, self.masked, shares, total)
@@ -100,6 +101,6 @@ class Exchange:
 
 
 def drawn(num_units: int, size: int = 5, seed: int = 0) -> dict[int, Words]:
-    """Words of each unit."""
+    """Draw words for each unit."""
     rng = np.random.default_rng(seed)
     return {n: rng.integers(0, 2**32, size, dtype=np.uint32) for n in range(num_units)}

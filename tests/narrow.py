@@ -1,4 +1,5 @@
-"""Models whose frozen weights are kept in bfloat16, and the same with these weights in float32."""
+"""Models that store frozen weights in bfloat16, and the same models with these weights in
+float32."""
 
 import copy
 from typing import Any, TypeVar
@@ -17,11 +18,10 @@ def kept(
     quantization: str | None = None,
     wide: str | None = None,
 ) -> M:
-    """A copy that keeps its frozen weights narrow."""
+    """Return a copy that stores its frozen weights in ``dtype``."""
     return keep(copy.deepcopy(part), dtype, computes, quantization, wide)
 
 
 def rounded(part: M, *how: Any, **options: Any) -> M:
-    """As ``kept``, with the weights in the dtype in which they compute; also a stand-in for
-    ``keep``."""
+    """Like ``kept``, with the weights widened to their compute dtype; can replace ``keep``."""
     return widen(kept(part, *how, **options))

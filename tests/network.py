@@ -1,5 +1,6 @@
-"""A network of its own on this machine: namespaces around a switch, links of a rate, a share of the
-processor. All of it is gone when the context ends. It needs CAP_NET_ADMIN and CAP_SYS_ADMIN."""
+"""A private network on this machine: namespaces around a switch, links of limited rate, and limits
+of processor and memory. It is removed when the context ends. It needs CAP_NET_ADMIN and
+CAP_SYS_ADMIN."""
 
 import os
 import random
@@ -12,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_BURST, _LATENCY = "64kb", "100ms"  # what a link lets through at once, and how long its queue is
+_BURST, _LATENCY = "64kb", "100ms"  # a link's burst, and the longest delay in its queue
 _CGROUP = Path("/sys/fs/cgroup")
-_PERIOD_US = 12_500  # of a quota, which may not be less than 1,000: 0.08 cores
+_PERIOD_US = 12_500  # a quota's period; the smallest quota is 1,000 µs: 0.08 cores
 
 
 class UnavailableError(Exception):
@@ -23,7 +24,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process is started: ``command`` goes before its own; ``host`` is its address."""
+    """A place to start a process: ``command`` precedes its own command; ``host`` is its address."""
 
     host: str = "127.0.0.1"
     command: tuple[str, ...] = ()
@@ -31,17 +32,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """``places`` reach each other and this process, each by a link of its own."""
+    """``places`` reach each other and this process; each has its own link."""
 
     places: Sequence[Place]
     switch: str
 
     def cut(self, number: int) -> None:
-        """Pull the plug of a place: neither end is told."""
+        """Disconnect a place without notice to either end."""
         self._set(number, "down")
 
     def mend(self, number: int) -> None:
-        """Put it back."""
+        """Reconnect a place."""
         self._set(number, "up")
 
     def _set(self, number: int, state: str) -> None:
@@ -50,9 +51,9 @@ class Network:
 
 @contextmanager
 def network(count: int, rate_bps: float | None = None) -> Iterator[Network]:
-    """``count`` places whose links carry ``rate_bps`` each way; None: as fast as they can.
+    """Make ``count`` places whose links carry ``rate_bps`` in each direction; None: unlimited.
 
-    Raises ``UnavailableError`` where the rights are missing.
+    Raises ``UnavailableError`` if rights are missing.
     """
     name = f"collapipe-{secrets.token_hex(4)}"
     subnet = f"198.{random.choice((18, 19))}.{random.randrange(256)}"  # RFC 2544: for benchmarks
@@ -84,10 +85,10 @@ def network(count: int, rate_bps: float | None = None) -> Iterator[Network]:
 
 @contextmanager
 def cpu_quota(cores: float, weight: float) -> Iterator[Path]:
-    """A file: processes whose number is written there use at most so many cores together.
+    """Yield a file; processes whose ids are written there use at most ``cores`` together.
 
-    Where the processor is busy they get as much of it as ``weight`` other processes. Raises
-    ``UnavailableError`` where no controller of the processor can be written to.
+    On a busy processor they get as much time as ``weight`` other processes. Raises
+    ``UnavailableError`` if no controller of the processor is writable.
     """
     with _group(*_controller(int(cores * _PERIOD_US), weight)) as processes:
         yield processes
@@ -95,9 +96,9 @@ def cpu_quota(cores: float, weight: float) -> Iterator[Path]:
 
 @contextmanager
 def memory_limit(most_bytes: int) -> Iterator[Path]:
-    """A file: processes whose number is written there end when they need more memory together.
+    """Yield a file; processes whose ids are written there end if together they need more memory.
 
-    Raises ``UnavailableError`` where no controller of memory can be written to.
+    Raises ``UnavailableError`` if no controller of memory is writable.
     """
     first = (_CGROUP / "memory/memory.limit_in_bytes").exists()
     root, file = (_CGROUP / "memory", "limit_in_bytes") if first else (_CGROUP, "max")
@@ -122,7 +123,8 @@ def _group(root: Path, settings: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _controller(quota_us: int, weight: float) -> tuple[Path, dict[str, str]]:
-    """Where groups of processes are made, and the files that limit one, of either version."""
+    """Return the folder for groups of processes and the files that limit a group, for cgroup v1 or
+    v2."""
     if (_CGROUP / "cpu/cpu.cfs_quota_us").exists():
         quota = {"cpu.cfs_period_us": f"{_PERIOD_US}", "cpu.cfs_quota_us": f"{quota_us}"}
         return _CGROUP / "cpu", {**quota, "cpu.shares": f"{1024 * weight:.0f}"}
@@ -138,7 +140,7 @@ def _namespace(name: str) -> Iterator[str]:
     try:
         yield name
     finally:
-        _run("ip", "netns", "delete", name)  # and with it both ends of its links
+        _run("ip", "netns", "delete", name)  # this also deletes both ends of its links
 
 
 def _plug(switch: str, port: str) -> None:
@@ -157,7 +159,7 @@ def _run(*command: str) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Once its processes have ended, which takes the kernel a moment."""
+    """Remove the group once its processes have ended, which takes the kernel a moment."""
     for _ in range(100 * folder.exists()):
         try:
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""Daemons of this process that end at a certain frame."""
+"""Daemons of this process that end at a chosen frame."""
 
 import threading
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from pipeline.devices.daemon.session import Session
 
 
 class Fault:
-    """Ends a daemon at its ``number``-th frame, or that of a ``kind``, before or after the frame is
-    sent or taken."""
+    """Ends a daemon at its ``number``-th frame (of ``kind``, if given), before or after the frame
+    is sent or received."""
 
     def __init__(
         self, daemon: Daemon, number: int, sending: bool, before: bool, kind: str = ""
@@ -25,7 +25,7 @@ class Fault:
         self.seen = 0
 
     def hit(self, stream: FrameStream, sending: bool, before: bool, kind: str) -> bool:
-        """Whether this frame is the one."""
+        """Return whether the daemon ends at this frame."""
         if (sending, before) != (self.sending, self.before) or not self._own(stream):
             return False
         if self.kind not in ("", kind):
@@ -42,12 +42,12 @@ class Fault:
 
 @contextmanager
 def planted(faults: list[Fault]) -> Iterator[None]:
-    """Every stream of every daemon looks whether a fault is due."""
+    """Check for a due fault at every frame of every daemon's streams."""
     send, receive, part_of = FrameStream.send, FrameStream.receive, Session._part_of
     told = threading.excepthook
 
     def untold(exception: threading.ExceptHookArgs) -> None:
-        """Threads that end by the fault itself are no news."""
+        """Report no thread that ended because of the fault itself."""
         if exception.exc_type is not SystemExit:
             told(exception)
 
@@ -70,7 +70,7 @@ def planted(faults: list[Fault]) -> Iterator[None]:
         return frame
 
     def faulty_part(session: Session, *arguments: Any) -> Frame:
-        """What is sent later, when it is made."""
+        """Check frames that are sent later at the time when they are made."""
         check(session.control, True, True, "PART")
         frame = part_of(session, *arguments)
         check(session.control, True, False, "PART")

@@ -18,7 +18,7 @@ _SIZE = {
     "num_key_value_heads": 1,
     "intermediate_size": 24,
     "max_position_embeddings": 40,
-    "num_local_experts": 4,  # of a Mixtral
+    "num_local_experts": 4,  # for Mixtral
 }
 _RUN = (
     "task=causal_lm",
@@ -43,7 +43,7 @@ _RUN = (
 
 
 def causal_folder(path: Path, seed: int = 0, family: str = "llama") -> Path:
-    """Weights from chance, in float32."""
+    """Save a model with random weights in float32, and its tokeniser."""
     made = ByteLevelBPETokenizer()
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     made.train_from_iterator(["the small garden"], 260, special_tokens=special)
@@ -58,14 +58,14 @@ def causal_folder(path: Path, seed: int = 0, family: str = "llama") -> Path:
 
 
 def lora_run(run_dir: Path, folder: Path, *overrides: str, resume: str | None = None) -> Settings:
-    """Leave a finished run in ``run_dir``, and return its settings."""
+    """Train a run in ``run_dir``, and return its settings."""
     settings = lora_settings(run_dir, folder, overrides)
     train(grid_of(settings), settings, resume)
     return settings
 
 
 def lora_settings(run_dir: Path, folder: Path, overrides: Sequence[str] = ()) -> Settings:
-    """Settings of such a run."""
+    """Return the settings of such a run."""
     return config.load_overrides(
         [*_RUN, f"model.name={folder}", *overrides, f"hydra.run.dir={run_dir}"]
     )

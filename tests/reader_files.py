@@ -1,4 +1,4 @@
-"""Files that the pages speak of and do not show, small and made up."""
+"""Small synthetic files that the pages name but do not show."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ def text(number: int) -> str:
 
 
 def table(file: Path, rows: Iterable[Mapping[str, object]], separator: str) -> None:
-    """CSV or TSV; no cell has a separator in it."""
+    """Write a CSV or TSV file; no cell may contain the separator."""
     rows = [*rows]
     cells = [[*rows[0]], *([*map(str, row.values())] for row in rows)]
     file.write_text("".join(f"{separator.join(each)}\n" for each in cells))
@@ -52,7 +52,7 @@ def json_lines(file: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def make_files(folder: Path) -> None:
-    """Write the rows and, in ``FOLDER`` and ``FOLDER_OR_HUB_ID``, what these names stand for."""
+    """Write rows, and what ``FOLDER`` and ``FOLDER_OR_HUB_ID`` stand for."""
     texts = [text(number) for number in range(_ROWS)]
     labels = ["good" if number % 3 else "bad" for number in range(_ROWS)]
     tags = [["B-X", "I-X", *["O"] * (len(each.split()) - 2)] for each in texts]
@@ -99,7 +99,7 @@ def make_files(folder: Path) -> None:
 
 
 def hub_folders(folder: Path, texts: list[str], pairs: list[dict[str, str]]) -> None:
-    """Folders in the place of datasets of the hub, by the same names."""
+    """Make folders with the names of data sets of the hub, to be loaded instead."""
     rotten = folder / "cornell-movie-review-data/rotten_tomatoes"
     rotten.mkdir(parents=True)
     table(rotten / "train.csv", ({"text": t, "label": n % 2} for n, t in enumerate(texts)), ",")
@@ -115,7 +115,7 @@ def hub_folders(folder: Path, texts: list[str], pairs: list[dict[str, str]]) -> 
 
 
 def models(encoder: Path, decoder: Path, texts: list[str]) -> None:
-    """A BERT and a BART with weights from chance, and a tokeniser."""
+    """Save a BERT and a BART with random weights, and a tokeniser."""
     made = ByteLevelBPETokenizer()
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     made.train_from_iterator(texts, 300, special_tokens=special)

@@ -1,4 +1,4 @@
-"""A report as a browser without eyes reads it."""
+"""Parses a report's page."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ _VOID = {"meta"}
 
 
 class Page(HTMLParser):
-    """Elements, texts and styles of a page; raises where elements are not nested."""
+    """Elements, texts and table cells of a page; fails unless elements are nested correctly."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -40,7 +40,7 @@ class Page(HTMLParser):
         return " ".join(self.texts)
 
     def figure(self, title: str) -> str:
-        """The source of the chart with that title."""
+        """Return the source of the chart with this title."""
         start = self.source.index(f'aria-label="{title}"')
         return self.source[start : self.source.index("</figure>", start)]
 

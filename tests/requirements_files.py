@@ -1,4 +1,4 @@
-"""Installs of CollaPipe with some of its extras, made of what is installed here."""
+"""Installations of CollaPipe with some of its extras, linked from the packages installed here."""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def required(*extras: str) -> list[Requirement]:
-    """What CollaPipe requires with these extras, by pyproject.toml."""
+    """Return CollaPipe's requirements with these extras, according to pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"]]
     for extra in extras:
@@ -24,7 +24,7 @@ def required(*extras: str) -> list[Requirement]:
 
 
 def installed(extras: Sequence[str], site: Path) -> Path:
-    """A folder of packages with what pip would install with these extras, and CollaPipe's
+    """Make a folder of the packages that pip would install with these extras, and CollaPipe's
     metadata."""
     site.mkdir(parents=True, exist_ok=True)
     for name in closure(required(*extras)):
@@ -34,7 +34,7 @@ def installed(extras: Sequence[str], site: Path) -> Path:
 
 
 def closure(requirements: Iterable[Requirement]) -> set[str]:
-    """The distributions, and what they require here."""
+    """Return the distributions and everything that they require on this machine."""
     found, left = dict[str, set[str]](), list(requirements)
     while left:
         each = left.pop()
@@ -51,7 +51,7 @@ def closure(requirements: Iterable[Requirement]) -> set[str]:
 def _link(name: str, site: Path, whole: bool) -> None:
     try:
         files = distribution(name).files or ()
-    except PackageNotFoundError:  # of ourselves, in a bundle
+    except PackageNotFoundError:  # a bundle of CollaPipe has no metadata
         return
     for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
         target = Path(str(distribution(name).locate_file(top))).resolve()

@@ -1,4 +1,4 @@
-"""Runs that are broken off and go on, and what tells one run from another."""
+"""Interrupted and resumed runs, and comparisons of runs."""
 
 import csv
 import functools
@@ -36,7 +36,7 @@ _MUTATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "o
 
 
 class World:
-    """Runs with the same options, each in a folder of its own."""
+    """Runs with the same options, each in its own folder."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         self.settings = settings_of(folder / "any", [*SMALL, *overrides])
@@ -44,15 +44,15 @@ class World:
     def run(
         self, run_dir: Path, resume: str | None = None, client: ClientApp | None = None
     ) -> Path:
-        """A new run, or one that goes on from the checkpoint ``resume``."""
+        """Train a new run, or resume from the checkpoint ``resume``."""
         settings = replace(self.settings, run_dir=str(run_dir))
         train(grid_of(settings, client), settings, resume)
         return run_dir
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:
-    """All that a run comes to, but for times that were measured, and for the sum of bytes down:
-    units got back what they had kept."""
+    """Return a run's results, except measured times and the sum of bytes down: resumed units
+    receive their kept state again."""
     metrics = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     summary = _timeless(json.loads((run_dir / "summary.json").read_text()))
     return {
@@ -66,7 +66,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
 
 
 def tensors(run_dir: Path) -> dict[str, Tensor]:
-    """All that a run has learned and keeps: its models, and what its checkpoints hold."""
+    """Return all tensors of a run's models and checkpoints."""
     files = sorted((run_dir / "model").glob("*.safetensors"))
     files += sorted((run_dir / "checkpoints").glob("0*/*.safetensors"))
     return {
@@ -77,7 +77,7 @@ def tensors(run_dir: Path) -> dict[str, Tensor]:
 
 
 def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
-    """Names of those that are not the same to the last bit."""
+    """Return the names of tensors that are missing on one side or differ in any bit."""
     odd = sorted(found.keys() ^ expected.keys())
     return odd + [name for name in found if name in expected and not _same(found, expected, name)]
 
@@ -100,7 +100,8 @@ def _modelled(row: dict[str, str]) -> dict[str, str]:
 
 
 class _Watch:
-    """What a kill just before each change of files under ``folder`` would leave behind."""
+    """Copies ``folder`` before each change of its files, as a kill at that moment would leave
+    it."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
         self.copies: list[Path] = []
@@ -112,7 +113,7 @@ class _Watch:
             return
         writes = event in _MUTATIONS or (event == "open" and _is_write(arguments))
         if writes and _place(event, arguments).startswith(f"{self._folder}{os.sep}"):
-            self._busy = True  # copying is no change
+            self._busy = True  # ignore changes that copying makes
             copy = self._target / f"{len(self.copies):03}"
             shutil.copytree(self._folder, copy, symlinks=True)
             self.copies.append(copy)
@@ -124,7 +125,8 @@ _watches: list[_Watch] = []
 
 @functools.cache
 def _look_on() -> None:
-    """A hook stays for good, and is called a hundred thousand times in a run."""
+    """Add one audit hook for all watches: a hook cannot be removed, and a run calls it 100,000
+    times."""
 
     def hook(event: str, arguments: Sequence[Any]) -> None:
         for watch in _watches:
@@ -134,7 +136,7 @@ def _look_on() -> None:
 
 
 def _place(event: str, arguments: Sequence[Any]) -> str:
-    """The path that is changed; what clears a folder names its files relative to it."""
+    """Return the changed path; deletion of a folder tree names files relative to an open folder."""
     if event in ("os.remove", "os.rmdir") and arguments[1] >= 0:
         return str(Path(f"/proc/self/fd/{arguments[1]}").readlink() / arguments[0])
     return str(arguments[0])
@@ -146,7 +148,7 @@ def _is_write(arguments: Sequence[Any]) -> bool:
 
 @contextmanager
 def copied_before_each_write(folder: Path, copies: Path) -> Iterator[list[Path]]:
-    """Copies of ``folder``, one before each change that this thread makes to files under it."""
+    """Yield copies of ``folder``, one before each change that this thread makes to its files."""
     _look_on()
     watch = _Watch(folder, copies)
     _watches.append(watch)

@@ -1,4 +1,4 @@
-"""A round's report in which nothing happened, but for what a test says."""
+"""A round's report without any events, for tests that set some fields."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from collapipe.state import Estimates
 
 
 def round_report(number: int = 1, **fields: Any) -> RoundReport:
-    """The clock shows 12 s."""
+    """Return a report in which the clock shows 12 s and nothing else happened, except
+    ``fields``."""
     nothing: dict[str, Any] = {
         "plan": RoundPlan(number, ()),
         "cost": RoundCost(0.0, ()),

@@ -1,4 +1,4 @@
-"""Units that train nothing and reply in no time, for tests of what a server makes of replies."""
+"""Units that reply at once without training, to test how a server handles replies."""
 
 from typing import cast
 
@@ -14,15 +14,15 @@ from collapipe.wire.messages import RESIDUAL, EvaluateReply, Trained, TrainReply
 
 UNTRAINED = "decoder.mode=control_unit", "evaluation.where=units"
 """The options of such a run: no head learns on the server, and nothing is evaluated."""
-TOKENS = 10  # of each sample
+TOKENS = 10  # per sample
 
 
 class ScriptedUnits:
-    """A ClientApp. Rows and clusters are those of the real one, and so are evaluations on units if
-    it ``evaluates``.
+    """A ClientApp. Rows and clusters are the real app's, and so are evaluations if it
+    ``evaluates``.
 
-    In a round every unit adds ``MOVED`` to each weight, and reports losses of 1. It keeps how far
-    it has moved one weight in all its rounds, and moves that as far again.
+    In a round, each unit adds ``MOVED`` to each weight and reports losses of 1. It keeps its last
+    change of one weight, and adds that change again in the next round.
     """
 
     MOVED = 0.01
@@ -70,5 +70,5 @@ class ScriptedUnits:
 
 
 def scripted_units(evaluates: bool = False) -> ClientApp:
-    """Units of a new run."""
+    """Return the units of a new run."""
     return cast(ClientApp, ScriptedUnits(evaluates))

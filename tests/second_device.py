@@ -1,12 +1,12 @@
-"""A device beside the CPU, for machines that have none: ``second:0``.
+"""A simulated device in addition to the CPU: ``second:0``.
 
-Its tensors are Python wrappers around tensors of the CPU, which compute as these do, so that what
-ran there has the CPU's bits. But they are strict, as those of a GPU are, or more so: an operation
-with tensors of both devices raises, and so does a generator of the other device; there is no
-float64, as on Apple's GPUs, and no way to numpy but by the CPU.
+Its tensors are Python wrappers around CPU tensors and compute on the CPU, so that results have the
+CPU's bits. But they are at least as strict as tensors of a GPU: an operation with tensors of both
+devices raises, and so does a generator of the other device. There is no float64, as on Apple's
+GPUs, and no conversion to numpy except on the CPU.
 
-It is registered with torch as out-of-tree devices are, and stays so for the process, in which a
-real GPU then computes no gradients: torch has one kind of device besides the CPU.
+The device is registered with torch as an out-of-tree device for the rest of the process. A real GPU
+then computes no gradients: torch supports one kind of device besides the CPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,11 +26,11 @@ ran: set[str] = set()  # names of the operations that the device has computed
 _aten = torch.ops.aten
 _INDEXING = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
 _MOVES = {_aten._to_copy.default, _aten.copy_.default}
-_generators: dict[int, torch.Generator] = {}  # those of the device
+_generators: dict[int, torch.Generator] = {}  # generators of the device, by address
 
 
 class Elsewhere(Tensor):
-    """A tensor of the device, whose values ``held`` has."""
+    """A tensor of the device; the CPU tensor ``held`` has its values."""
 
     held: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -39,7 +39,7 @@ class Elsewhere(Tensor):
     def __new__(cls, held: Tensor) -> "Elsewhere":
         if held.dtype == torch.float64:
             raise TypeError(f"{NAME} has no float64")
-        with torch.inference_mode(False):  # which views of wrappers cannot be made in
+        with torch.inference_mode(False):  # in inference mode, wrappers allow no views
             made: Elsewhere = Tensor._make_wrapper_subclass(
                 cls,
                 held.shape,
@@ -54,7 +54,7 @@ class Elsewhere(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Elsewhere({self.held!r})"
 
-    def tolist(self) -> Any:  # torch refuses it to subclasses, not to devices
+    def tolist(self) -> Any:  # torch refuses it for subclasses but not for devices
         return self.held.tolist()
 
     @classmethod
@@ -63,12 +63,12 @@ class Elsewhere(Tensor):
     ) -> Any:
         """Torch's protocol for subclasses."""
         kwargs = kwargs or {}
-        parted = func.decompose(*args, **kwargs)  # inference mode leaves that to us
+        parted = func.decompose(*args, **kwargs)  # inference mode does not decompose operations
         if parted is not NotImplemented:
             return parted
         arguments = (args, kwargs)
         if func not in _MOVES:
-            indexed = func in _INDEXING  # also by indices on the CPU
+            indexed = func in _INDEXING  # indices may be on the CPU
             for each in _leaves((args[0], args[2:]) if indexed else arguments):
                 _check(func, each)
         leaves = [*_leaves(arguments)]
@@ -84,14 +84,14 @@ class Elsewhere(Tensor):
         def moved(each: Any) -> Any:
             if not isinstance(each, Tensor):
                 return each
-            # what an operation changes in place is what it was
+            # an in-place operation returns the same wrapper
             return outside[id(each)] if id(each) in outside else Elsewhere(each)
 
         return _mapped(moved, result)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """What an operation's arguments are made of; torch's own trees take three times as long."""
+    """Yield the leaves of an operation's arguments; torch's own trees take three times as long."""
     if isinstance(tree, tuple | list):
         for each in tree:
             yield from _leaves(each)
@@ -102,7 +102,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree of changed leaves."""
+    """Return the tree with ``change`` applied to each leaf."""
     if isinstance(tree, tuple | list):
         return type(tree)(_mapped(change, each) for each in tree)
     if isinstance(tree, dict):
@@ -117,7 +117,7 @@ def _here(argument: Any) -> Any:
 
 
 def _check(func: Any, argument: object) -> None:
-    """Raise where it is the CPU's, but for single numbers beside whole tensors."""
+    """Raise if the argument is on the CPU, except a single number in a pointwise operation."""
     if isinstance(argument, torch._C.Generator) and argument._cdata not in _generators:
         raise RuntimeError(f"Expected a generator of {NAME}, but {func} got one of the cpu")
     if not isinstance(argument, Tensor) or isinstance(argument, Elsewhere):
@@ -142,12 +142,12 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
 
 
 class _Generator(torch.Generator):
-    """The CPU's, or one that counts as the device's."""
+    """A generator of the CPU; it can count as one of the device."""
 
     def __new__(cls, device: object = "cpu") -> "_Generator":
         made = super().__new__(cls)
         if torch.device(str(device)).type != "cpu":
-            _generators[made._cdata] = made  # kept, so that no other one gets its address
+            _generators[made._cdata] = made  # kept, so that no other generator gets its address
         return made
 
 
@@ -163,8 +163,11 @@ _library.impl("_copy_from", _copy_from, "PrivateUse1")
 
 @contextmanager
 def second_device() -> Iterator[torch.device]:
-    """Inside, ``auto`` is this device, and it has generators; attention has on the CPU, too, the
-    operations that a device has without a kernel of its own, so that bits can be compared."""
+    """Let ``auto`` mean this device, and give the device generators.
+
+    Attention on the CPU also uses the operations of a device without its own attention kernel, so
+    that bits can be compared.
+    """
     ran.clear()
     with (
         patch("collapipe.process.torch_device.present", lambda: [NAME, "cpu"]),

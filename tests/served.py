@@ -1,4 +1,4 @@
-"""A deployed server without a SuperLink: what it tells units and this machine."""
+"""A deployed server without a SuperLink, to test its replies to units and to this machine."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from server_app.guard import NodesAlone
 
 @contextmanager
 def serving(folder: ServerFolder) -> Iterator[None]:
-    """The guard before no SuperLink, with the server's certificate."""
+    """Serve the guard with an empty app in place of a SuperLink, with the server's certificate."""
     options = uvicorn.Config(
         NodesAlone(Starlette(), folder),
         port=folder.settings().port,

@@ -1,4 +1,4 @@
-"""Laws of a step, made up."""
+"""Synthetic laws of step times."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ HOST = "here"
 def law_of(
     names: Collection[str], *, m: int = 4, cores: int = 64, apart: bool = False, **values: Any
 ) -> StepLaw:
-    """Devices on the control unit's machine, or each on one of its own, which do nothing but
-    compute unless ``values`` say otherwise."""
+    """Return a law for devices on the control unit's machine, or on separate machines if ``apart``.
+    Devices only compute, unless ``values`` add other times."""
     hosts = {name: name if apart else HOST for name in names}
     times = dict.fromkeys(
         ("embedding_forward_s", "embedding_backward_s", "submit_s", "send_s", "head_s"), 0.0
@@ -32,18 +32,18 @@ def law_of(
 
 
 def stages_of(blocks: Mapping[str, int]) -> tuple[HeldStage, ...]:
-    """Single devices with these blocks, in pipeline order."""
+    """Return stages of single devices with these blocks, in pipeline order."""
     return tuple(HeldStage((name,), count) for name, count in blocks.items())
 
 
 def taking(seconds: Mapping[str, float]) -> dict[str, DeviceProfile]:
-    """Devices that need these seconds for a block of a micro-batch, whatever its rows."""
+    """Return devices that need these seconds per block for a micro-batch of any size."""
     return {name: DeviceProfile(name, AffineLaw(0.0, s, 0.0, 0.0)) for name, s in seconds.items()}
 
 
 def works_with(
     law: StepLaw, names: Sequence[str], block_s: Sequence[float], blocks: Sequence[int]
 ) -> list[StageWork]:
-    """The work of single devices."""
+    """Return the work of stages of single devices."""
     stages = stages_of(dict(zip(names, blocks, strict=True)))
     return works_of(law, stages, taking(dict(zip(names, block_s, strict=True))), 8)

@@ -1,8 +1,9 @@
-"""Who may import whom: every import of every room is read, and an offence is named with its line.
-A text that names a module counts as an import, because a process or a later import starts it.
+"""Import rules: each import in each top-level package is checked, and an error names its line. A
+text that names a module counts as an import, because a process or a later import may use it.
 
-Deciding (``optim``) and doing (``pipeline``) never meet, and what is foreign stays at the edges.
-Who moves a wall changes the tables below in the same commit.
+Of ``pipeline``, ``optim`` imports only the schedules; ``pipeline`` never imports ``optim``. Only a
+few modules import external frameworks. To change a rule, change the tables below in the same
+commit.
 """
 
 import ast
@@ -20,9 +21,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app", "reproduction")
 
-# Our own modules that a file may import: the first line that its path begins with.
+# Modules of this repository that a file may import; the first matching path prefix counts.
 OWN = {
-    "collapipe/cli/": ROOMS,  # the command starts the rooms
+    "collapipe/cli/": ROOMS,  # the command line starts all packages
     # a device's daemon loads it
     "collapipe/credentials/": (
         "collapipe.credentials",
@@ -36,7 +37,7 @@ OWN = {
         "pipeline.schedule",
     ),
     "collapipe/": ("collapipe",),
-    # plays the schedules that run
+    # simulates the schedules that run
     "optim/step.py": (
         "collapipe.plan",
         "collapipe.state",
@@ -54,7 +55,7 @@ OWN = {
     # a device's daemon, which checks its callers' certificates and keeps frozen weights
     "pipeline/devices/daemon/": (
         "pipeline.devices.block_form",
-        "pipeline.devices.daemon",  # and nothing of the control unit's end
+        "pipeline.devices.daemon",  # not pipeline.devices.control_unit
         "pipeline.devices.hops",
         "pipeline.devices.messages",
         "pipeline.hop_codec",
@@ -101,8 +102,8 @@ OWN = {
     "server_app/": ("server_app", "optim", "collapipe"),
 }
 
-# Layers of ``collapipe``, lowest first: a module imports its own package and what stands above it
-# in this list.
+# Layers of ``collapipe``, lowest first: a module imports its own package and packages that are
+# earlier in this list.
 LAYERS = (
     "errors",
     "process",
@@ -140,10 +141,10 @@ LAYERS = (
     "__main__",
 )
 
-# Packages of Flower that it documents; any version may change the others.
+# Packages that Flower documents; any version may change the others.
 PUBLISHED = ("app", "clientapp", "serverapp")
 
-# Modules that only these files may import; of two lines the longer module's counts.
+# Modules that only these files may import; the longest matching module name counts.
 EDGES = {
     "click": ("collapipe/cli/",),
     "collapipe.cli": ("collapipe/cli/", "collapipe/__init__.py", "collapipe/__main__.py"),
@@ -174,7 +175,7 @@ EDGES = {
     "typer": ("collapipe/cli/",),
 }
 
-# Rooms that get by with these libraries alone.
+# Packages that may import only these libraries.
 LIBRARIES = {
     "collapipe/credentials/": ("cryptography", "grpc"),
     "optim/": ("numpy", "scipy", "cvxpy"),
@@ -203,7 +204,7 @@ def test_no_cycle_of_packages_or_files(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_what_it_may(room: str) -> None:
+def test_a_package_imports_only_allowed_modules(room: str) -> None:
     files = sorted((ROOT / room).rglob("*.py"))
     assert files
     found = [offence for file in files for offence in _offences(_name(file), file.read_text())]
@@ -254,7 +255,7 @@ def test_every_library_is_a_declared_dependency() -> None:
 @pytest.mark.parametrize(
     "frame", ["{}", "def later():\n    {}", "if TYPE_CHECKING:\n    {}"], ids=["top", "def", "if"]
 )
-def test_a_planted_import_is_found(file: str, source: str, frame: str) -> None:
+def test_a_forbidden_import_is_found(file: str, source: str, frame: str) -> None:
     text = frame.format(source)
     (offence,) = _offences(file, text)
     assert offence.startswith(f"{file}:{len(text.splitlines())}: imports ")
@@ -294,18 +295,18 @@ def test_an_import_by_name_is_found(file: str, source: str) -> None:
         ("server_app/new.py", "from flwr.serverapp.strategy import Result"),
     ],
 )
-def test_an_honest_import_is_not(file: str, source: str) -> None:
+def test_an_allowed_import_is_not_reported(file: str, source: str) -> None:
     assert [*_offences(file, source), *_undeclared(file, source)] == []
 
 
 @pytest.mark.parametrize("source", ["import requests", "import pyarrow", "import tests.federated"])
-def test_a_planted_undeclared_library_is_found(source: str) -> None:
+def test_an_undeclared_library_is_found(source: str) -> None:
     (offence,) = _undeclared("collapipe/new.py", source)
     assert offence.startswith("collapipe/new.py:1: ")
 
 
 def _offences(file: str, source: str) -> list[str]:
-    """Lines ``FILE:LINE: imports MODULE …`` for what the tables forbid."""
+    """Return a line ``FILE:LINE: imports MODULE …`` for each forbidden import."""
     imports = _imports(file, source)
     return [
         f"{file}:{line}: imports {module}; {why}"
@@ -315,7 +316,7 @@ def _offences(file: str, source: str) -> list[str]:
 
 
 def _why_not(file: str, module: str) -> str | None:
-    """The rule that ``module`` breaks in ``file``; None where it may stand."""
+    """Return the rule that ``module`` breaks in ``file``; None if the import is allowed."""
     top = module.split(".")[0]
     if top in ROOMS:
         prefix, allowed = next((p, own) for p, own in OWN.items() if file.startswith(p))
@@ -332,13 +333,14 @@ def _why_not(file: str, module: str) -> str | None:
 
 
 def _edges(room: str) -> set[tuple[str, str]]:
-    """Imports between the packages and loose files of a room: importer and imported."""
+    """Return imports between direct children (packages or files) of a package: importer,
+    imported."""
     pairs = {tuple(name.split(".")[1] for name in edge) for edge in _file_edges(room)}
     return {(importer, imported) for importer, imported in pairs if importer != imported}
 
 
 def _file_edges(room: str) -> set[tuple[str, str]]:
-    """Imports between the files of a room, by their dotted names; ``__init__`` counts as a file."""
+    """Return imports between a package's files, by dotted names; ``__init__`` counts as a file."""
     files = {_dotted(file): file for file in sorted((ROOT / room).rglob("*.py"))}
     del files[room]
     return {
@@ -350,7 +352,7 @@ def _file_edges(room: str) -> set[tuple[str, str]]:
 
 
 def _file_of(module: str, files: Mapping[str, Path]) -> str | None:
-    """The file that an import of ``module`` reads: ``a.b.c`` may be a name in ``a.b``."""
+    """Return the file that an import of ``module`` reads: ``a.b.c`` may be a name in ``a.b``."""
     return next((m for m in (module, module.rpartition(".")[0]) if m in files), None)
 
 
@@ -359,7 +361,7 @@ def _dotted(file: Path) -> str:
 
 
 def _undeclared(file: str, source: str) -> list[str]:
-    """Lines ``FILE:LINE: …`` for libraries that pyproject.toml does not list."""
+    """Return a line ``FILE:LINE: …`` for each library that pyproject.toml does not list."""
     known = {*ROOMS, *sys.stdlib_module_names}
     return [
         f"{file}:{line}: {module} belongs to no dependency in pyproject.toml"
@@ -370,8 +372,8 @@ def _undeclared(file: str, source: str) -> list[str]:
 
 @functools.cache  # several tests read each file
 def _imports(file: str, source: str) -> Sequence[tuple[int, str]]:
-    """Line and dotted name of each import, ``a.b`` for ``from a import b``."""
-    return [*dict.fromkeys(_found(file, source))]  # a call's argument is also a text
+    """Return line and dotted name of each import, ``a.b`` for ``from a import b``."""
+    return [*dict.fromkeys(_found(file, source))]  # a call's argument is found twice
 
 
 def _found(file: str, source: str) -> Iterator[tuple[int, str]]:
@@ -394,7 +396,8 @@ def _found(file: str, source: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_module(name: str) -> bool:
-    """Whether a text such as ``a.b`` names a file of ours; a room's bare name is also a word."""
+    """Return whether a text such as ``a.b`` names a module of this repository. A package's name
+    without a dot does not count: it is also a word."""
     file = ROOT / name.replace(".", "/")
     dotted = re.fullmatch(r"\w+(\.\w+)+", name) is not None
     return dotted and (file.with_suffix(".py").exists() or (file / "__init__.py").exists())
@@ -409,7 +412,7 @@ def _name(file: Path) -> str:
 
 
 def _providers(module: str) -> set[str]:
-    """Installed distributions that the module may come from."""
+    """Return the installed distributions that may provide the module."""
     return {_normal(name) for name in _distributions().get(module.split(".")[0], ())}
 
 
@@ -420,7 +423,7 @@ def _distributions() -> dict[str, list[str]]:
 
 @functools.cache
 def _dependencies() -> frozenset[str]:
-    """Distributions that users install: not those of the extra ``dev``."""
+    """Return the distributions that users install, without the extra ``dev``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {k: v for k, v in project["optional-dependencies"].items() if k != "dev"}
     requirements = [*project["dependencies"], *(r for each in extras.values() for r in each)]

@@ -1,4 +1,4 @@
-"""Conversations from a file to a trained model, inline and on devices."""
+"""Runs from a file of conversations to a trained, scored and exported model."""
 
 import json
 import re
@@ -43,7 +43,7 @@ SHORT = (
 
 
 def conversations(folder: Path) -> list[str]:
-    """Rows to train and to evaluate on, and a template; their options."""
+    """Write rows of conversations and a template; return their options."""
     numbers = [messages(f"Say {n}.", f"It is {n}.", "Again.", "No.") for n in range(24)]
     rows = write(folder / "rows.jsonl", [{"messages": each} for each in numbers])
     (folder / "own.jinja").write_text(PLAIN.replace("'<|end|>'", "eos_token"))
@@ -62,7 +62,7 @@ def trained(run_dir: Path, *options: str) -> dict[str, Any]:
 def test_conversations_train_and_are_scored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the head on the server, which checks what comes; the template stays with the run."""
+    """The head is on the server. The run keeps its template: the file is deleted after training."""
     options = conversations(tmp_path)
     summary = trained(run_dir := tmp_path / "run", *options)
     assert summary["train_loss"]["last"] < summary["train_loss"]["first"]
@@ -95,8 +95,8 @@ def test_conversations_train_and_are_scored(
 
 
 @pytest.mark.thorough
-def test_packed_conversations_train_as_unpacked_ones(tmp_path: Path) -> None:
-    """Where a batch has all of them: the same steps, but for rounding."""
+def test_packed_conversations_train_like_unpacked_ones(tmp_path: Path) -> None:
+    """A batch has all conversations, so that all runs take the same steps up to rounding."""
     options, found = conversations(tmp_path), []
     for name, more in (
         ("packed", ()),
@@ -115,7 +115,7 @@ def test_packed_conversations_train_as_unpacked_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "model", [("model.family=gpt2",), ("model.family=qwen3_5_text",)], ids=["gpt2", "mixing"]
 )
-def test_models_that_cannot_pack_are_refused_with_the_way_out(
+def test_the_error_for_models_that_cannot_pack_names_the_option(
     tmp_path: Path, model: tuple[str, ...]
 ) -> None:
     options = ["task=chat", "model=huggingface", *model, *conversations(tmp_path)]

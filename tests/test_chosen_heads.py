@@ -1,4 +1,4 @@
-"""Where a head trains is chosen for each unit and round, and nothing else comes of it."""
+"""Runs that choose for each unit and round where the head trains; the weights stay the same."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ from collapipe.wire import records
 from optim.baselines import EvenSplit
 from optim.planner import RoundRequest
 
-ROUNDS = "federation.rounds=3"  # there, and back
+ROUNDS = "federation.rounds=3"  # a head moves and moves back
 FADING = (
     "decoder.mode=auto",
     "environment=fading",
     "channel.gain_db=[-127,-121]",
     "channel.bandwidth_hz=[1e6,1e6]",
-    "optimizer=sgd",  # whose memory would be more than the activations
+    "optimizer=sgd",  # another optimiser's state is larger than the activations
     "federation.local_steps=8",
     "model.num_blocks=2",
     "cluster.control_unit_block_s=3.0e-3",
@@ -46,7 +46,7 @@ OPTIMIZERS = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Alternating:
-    """Even splits, and heads in one place after the other."""
+    """Splits evenly; consecutive units have their heads in consecutive ``places``."""
 
     places: tuple[str, ...]
 
@@ -63,7 +63,7 @@ class Alternating:
 
 @dataclass(frozen=True)
 class Turning(Alternating):
-    """The next place for each unit in the next round."""
+    """Moves each unit's head to the next place in each round."""
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         """See ``Planner.plan_round``."""
@@ -72,7 +72,7 @@ class Turning(Alternating):
 
 
 def places(run_dir: Path) -> list[list[str]]:
-    """Of each round's units."""
+    """Return the head's place for each round and unit."""
     return [
         [cluster["uplink"]["head"] for cluster in line["plan"]["clusters"]]
         for line in rounds(run_dir)
@@ -86,8 +86,8 @@ def turning(name: str = "Turning", where: str = "[server,control_unit]") -> tupl
 
 @pytest.mark.thorough
 @OPTIMIZERS
-def test_weights_are_those_of_heads_that_stay(tmp_path: Path, optimizer: tuple[str, ...]) -> None:
-    """To the bit, wherever heads are, dropout and all."""
+def test_moving_heads_changes_no_weight(tmp_path: Path, optimizer: tuple[str, ...]) -> None:
+    """Bit for bit, with dropout."""
     shared = (*optimizer, "model.dropout=0.1")
     still = run(tmp_path / "still", *shared, "strategy=even", ROUNDS)
     moved = run(tmp_path / "moved", *shared, *turning(), ROUNDS)
@@ -98,8 +98,8 @@ def test_weights_are_those_of_heads_that_stay(tmp_path: Path, optimizer: tuple[s
     assert all(torch.equal(moved[name], still[name]) for name in still)
 
 
-def test_what_is_sent_is_what_was_planned_for(tmp_path: Path) -> None:
-    """To the byte: the head and its optimiser's memory travel with the weights."""
+def test_sent_bytes_match_the_plan(tmp_path: Path) -> None:
+    """Within 2 %; the head and its optimiser state are sent with the weights."""
     run(tmp_path, *FADING)
     uplinks = [state.uplink for state in states(tmp_path, *FADING)]
     for line in rounds(tmp_path):
@@ -112,7 +112,7 @@ def test_what_is_sent_is_what_was_planned_for(tmp_path: Path) -> None:
     assert {place for heads in places(tmp_path) for place in heads} == {"server", "control_unit"}
 
 
-def test_without_activations_they_are_so_exactly(tmp_path: Path) -> None:
+def test_without_activations_sent_bytes_match_the_plan_exactly(tmp_path: Path) -> None:
     stays = *turning("Alternating", "[control_unit]"), ROUNDS
     run(tmp_path, *stays)
     uplinks = [state.uplink for state in states(tmp_path, *stays)]
@@ -120,12 +120,12 @@ def test_without_activations_they_are_so_exactly(tmp_path: Path) -> None:
     played = rounds(tmp_path)
     assert [8 * line["bytes_up"] for line in played] == [sum(planned)] * 3
     first, *others = [8 * line["bytes_down"] for line in played]
-    assert others == [sum(planned)] * 2  # they get what they have sent
-    assert first < sum(planned)  # when there was nothing to remember yet
+    assert others == [sum(planned)] * 2  # units receive as many bytes as they sent
+    assert first < sum(planned)  # there is no optimiser state yet
 
 
 class Damaging(ClientApp):
-    """Unit 1's optimiser of the head remembers something else, in round 2."""
+    """Changes the head's optimiser state in unit 1's reply of round 2."""
 
     def __init__(self, damage: Callable[[Tensors], None]) -> None:
         self._damage = damage
@@ -172,7 +172,7 @@ def _infinite(state: Tensors) -> None:
         ),
     ],
 )
-def test_a_unit_that_sends_no_optimisers_memory_fails_alone(
+def test_a_unit_with_invalid_optimizer_state_fails_alone(
     tmp_path: Path, damage: Callable[[Tensors], None]
 ) -> None:
     stays = turning("Alternating", "[control_unit]")
@@ -181,9 +181,9 @@ def test_a_unit_that_sends_no_optimisers_memory_fails_alone(
     assert "WireError" in rounds(tmp_path)[1]["failures"]["1"]
 
 
-def test_a_head_that_nobody_asked_to_move_has_no_memory_to_send(tmp_path: Path) -> None:
+def test_a_unit_that_sends_state_of_a_head_on_the_server_fails(tmp_path: Path) -> None:
     class Giving(ClientApp):
-        """Sends one though its head is on the server."""
+        """Sends optimiser state although the unit's head is on the server."""
 
         def __init__(self) -> None:
             pass
@@ -200,20 +200,20 @@ def test_a_head_that_nobody_asked_to_move_has_no_memory_to_send(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("strategy", [("strategy=even",), ("strategy=dssra_paper",)])
-def test_a_strategy_that_chooses_no_place_is_refused(
+def test_a_strategy_that_does_not_choose_places_is_refused(
     tmp_path: Path, strategy: tuple[str, ...]
 ) -> None:
     with pytest.raises(ConfigError, match=r"decoder\.mode"):
         run(tmp_path, "decoder.mode=auto", *strategy)
 
 
-def test_without_the_speed_of_control_units_there_is_no_choice(tmp_path: Path) -> None:
+def test_choosing_places_requires_the_speed_of_control_units(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"decoder\.mode=auto: .* control_unit in the inventory"):
         run(tmp_path, "decoder.mode=auto", "cluster.control_unit_block_s=null")
 
 
-def test_a_clock_counts_heads_on_control_units(tmp_path: Path) -> None:
-    """By the speed of these, in proportion to the head's work."""
+def test_the_clock_counts_heads_on_control_units(tmp_path: Path) -> None:
+    """The head's time is proportional to the control unit's seconds per block."""
     clocks = []
     for block_s in ("0", "1e-3", "2e-3"):
         options = "decoder.mode=control_unit", f"cluster.control_unit_block_s={block_s}"
@@ -224,8 +224,9 @@ def test_a_clock_counts_heads_on_control_units(tmp_path: Path) -> None:
     assert clocks[2] - clocks[1] == pytest.approx(clocks[1] - clocks[0])
 
 
-def test_a_memory_that_makes_weights_infinite_costs_its_unit_alone(tmp_path: Path) -> None:
-    """Finite, of a size that no check of it could refuse; and seen in no loss any more."""
+def test_state_that_makes_weights_infinite_fails_only_its_unit(tmp_path: Path) -> None:
+    """The state is finite, so that the server accepts it. With one step per round, the loss is
+    computed before the weights become infinite."""
 
     def enlarge(state: Tensors) -> None:
         for name in [name for name in state if name.endswith("exp_avg")]:

@@ -1,4 +1,4 @@
-"""Precisions that the scheduler chooses, through server, units and decoder link."""
+"""Runs in which the scheduler chooses precisions, with server, units and decoder link."""
 
 import itertools
 from pathlib import Path
@@ -16,7 +16,7 @@ from collapipe.report import RoundingErrors
 from collapipe.tensors import Tensors
 
 SLOW = ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=4")
-# An epoch of one step, always of the same rows in one micro-batch: all of equal length.
+# An epoch is one step with the same rows in one micro-batch: all steps have equal length.
 STEP = (
     "federation.local_steps=1",
     "data.max_train_samples=24",
@@ -25,8 +25,8 @@ STEP = (
 )
 
 
-def test_what_is_sent_is_what_was_chosen(tmp_path: Path) -> None:
-    """To the byte, in each round."""
+def test_sent_bytes_match_the_chosen_precisions(tmp_path: Path) -> None:
+    """Exactly, in each round."""
     run(tmp_path, *SLOW, *STEP)
     uplinks, sent = [state.uplink for state in states(tmp_path, *SLOW, *STEP)], set()
     for line in rounds(tmp_path):
@@ -44,18 +44,18 @@ def test_what_is_sent_is_what_was_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_budget_that_allows_nothing_ends_like_float32(tmp_path: Path) -> None:
-    """To the bit."""
+def test_an_error_budget_too_small_for_rounding_gives_float32_weights(tmp_path: Path) -> None:
+    """Bit for bit."""
     strategy = ("strategy=all", "federation.rounds=2")
     exact = run(tmp_path / "exact", *strategy)
     chosen = run(tmp_path / "auto", *strategy, "compression=auto", "strategy.error_budget=1e-12")
     assert all(torch.equal(chosen[name], exact[name]) for name in exact)
 
 
-def test_after_an_exact_upload_nothing_is_owed(
+def test_an_exact_upload_leaves_no_residual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it repaid is not sent again."""
+    """An exact upload includes the residual, which is not sent again."""
     compress, calls = unit_round.compress_update, list[tuple[str, bool]]()
 
     def seen(start: Tensors, end: Tensors, residual: Tensors, precision: str) -> Any:
@@ -76,18 +76,22 @@ def test_after_an_exact_upload_nothing_is_owed(
     following = list(itertools.pairwise(calls))
     owes = {before: owed for (before, _), (_, owed) in following}
     assert owes == {"int8": True, "float32": False}
-    assert ("float32", True) in calls  # it repaid something
-    assert measured == [owed for _, owed in calls]  # what is sent is what rounding is told of
+    assert ("float32", True) in calls  # an exact upload included a residual
+    assert measured == [
+        owed for _, owed in calls
+    ]  # errors are measured with the residual that is sent
 
 
 @pytest.mark.parametrize("strategy", [("strategy=even",), ("strategy=dssra_paper",)])
-def test_a_strategy_that_chooses_none_is_refused(tmp_path: Path, strategy: tuple[str, ...]) -> None:
+def test_a_strategy_that_does_not_choose_precisions_is_refused(
+    tmp_path: Path, strategy: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError, match=r"compression\.activation"):
         run(tmp_path, "compression=auto", *strategy)
     assert not (tmp_path / "metrics.jsonl").exists() or not rounds(tmp_path)
 
 
-def test_a_head_at_home_leaves_the_upload_to_choose(tmp_path: Path) -> None:
+def test_with_heads_on_control_units_only_the_upload_is_chosen(tmp_path: Path) -> None:
     run(tmp_path, *SLOW, "decoder.mode=control_unit")
     sent = {
         (cluster["uplink"]["activation"], cluster["uplink"]["upload"])

@@ -1,4 +1,4 @@
-"""Runs whose model is cut twice end where runs with all blocks on the units do."""
+"""Runs with blocks on the server have the weights of runs with all blocks on the units."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ TEXTS = ["Dienstag", "Montag, 14:05"]
 
 
 def uncut(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by their names in the model without a cut."""
+    """Return the weights under their names in the model without a cut."""
     return {name.removeprefix("head."): weight for name, weight in weights.items()}
 
 
@@ -43,7 +43,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
         ),
     ],
 )
-def test_splitfed_ends_where_collapipe_does(
+def test_splitfed_has_the_weights_and_predictions_of_collapipe(
     tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut = run(tmp_path / "cut", "framework=splitfed", *EXACT, *options)
@@ -59,8 +59,9 @@ def test_splitfed_ends_where_collapipe_does(
 
 
 @pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.thorough), "lora"])
-def test_t5s_table_crosses_the_link_and_export_knows_no_cut(tmp_path: Path, adapter: str) -> None:
-    """In float32, in which T5 computes its norms; with adapters merged."""
+def test_a_cut_does_not_change_the_export_of_t5(tmp_path: Path, adapter: str) -> None:
+    """T5's bias table crosses the link. In float32, because T5 computes its norms in it; adapters
+    are merged."""
     name = folder(tmp_path, "t5", **without_dropout("t5"))
     options = [option for option in TINY if not option.startswith("model.")]
     options += ["model=huggingface", f"model.name={name}", "task.max_length=18", "optimizer=sgd"]

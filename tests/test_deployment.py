@@ -1,5 +1,5 @@
-"""A federation as its owners put it up: a SuperLink and two units with rows and keys of their own,
-one of them with devices, as processes on loopback with TLS."""
+"""A deployed federation: a SuperLink and two units with their own rows and keys, one of them with
+devices, as processes on loopback with TLS."""
 
 import json
 import os
@@ -40,15 +40,15 @@ from collapipe.flower.commands import free_port
 from collapipe.flower.inline_grid import InlineGrid
 
 UNITS = ["berlin", "rome"]
-LOST = 2  # rome is killed when this round begins, and may be there again in the last of four
-_GOODBYE_S = 1.0  # for a SuperNode to notice that its unit was killed, or to say that it is there
-_GONE = 5  # Flower's code of a node that is not there
-# No model of transformers, which six processes would import, each for two seconds of a core.
+LOST = 2  # rome is killed when this round begins; if there are four rounds, it returns in the last
+_GOODBYE_S = 1.0  # for the server to notice that a unit was killed or has started
+_GONE = 5  # Flower's error code for an unavailable node
+# No model of transformers: six processes would import it, each for two seconds of a core.
 MODEL = "task=multi30k", *(each for each in TINY if "_rows" not in each), "model.num_blocks=2"
 
 
 class Processes:
-    """Commands of ours, each with its lines; all end with the context, and what they started."""
+    """Processes of ``collapipe``, each with a log; they and their children end with the context."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ class Processes:
             )
 
     def wait_for(self, name: str, words: str, times: int = 1) -> None:
-        """Until it has said so often enough."""
+        """Wait until the log contains ``words`` as often as ``times``."""
         while (self._folder / f"{name}.log").read_text().count(words) < times:
             said = (self._folder / f"{name}.log").read_text()
             assert self.running[name].poll() is None, said
@@ -84,8 +84,8 @@ class Processes:
 
 
 class Losing(InlineGrid):
-    """The same federation in this process: rome leaves in round ``LOST`` and comes after the next
-    one has begun, if there is one."""
+    """The same federation in this process: rome fails in round ``LOST`` and returns after the next
+    round has begun, if there is one."""
 
     def __init__(self, units_files: Sequence[Path]) -> None:
         super().__init__(cast(ClientApp, self._answer), len(UNITS))
@@ -105,16 +105,16 @@ class Losing(InlineGrid):
         return app(message, context)
 
 
-@pytest.mark.timeout(900)  # a dozen processes, each of which imports torch
+@pytest.mark.timeout(900)  # a dozen processes import torch
 @pytest.mark.parametrize(
     "trained_in",
     [[[0, 1], [0]], pytest.param([[0, 1], [0], [0], [0, 1]], marks=pytest.mark.thorough)],
 )
-def test_a_federation_on_flower_ends_where_one_in_this_process_does(
+def test_a_deployed_federation_has_the_weights_of_one_in_this_process(
     trained_in: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With rows at their owners, of which they hold some out, real devices, and a unit that is
-    killed, may return, and has no more installed than a unit needs; and nothing of it is left."""
+    """Owners have their own rows and hold some out; one unit has real devices. The other unit is
+    killed, may return, and has only a unit's extras installed. No process remains at the end."""
     returns = trained_in[-1] == [0, 1]
     (tmp_path / "temporary").mkdir()
     light = light_python(tmp_path / "light")
@@ -182,7 +182,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
 
 
 def written(file: Path, count: int, first: int = 0) -> Path:
-    """Pairs of sentences, numbered from ``first`` to ``count``."""
+    """Write pairs of sentences, numbered from ``first`` to ``count - 1``."""
     pairs = [f"the {WORDS[n % 6]} sees {WORDS[n % 5]},{WORDS[n % 5]} sees" for n in range(count)]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(["source,target", *pairs[first:]]) + "\n")
@@ -190,7 +190,7 @@ def written(file: Path, count: int, first: int = 0) -> Path:
 
 
 def light_python(folder: Path) -> Path:
-    """A Python that finds what the extras of a unit install, and nothing else."""
+    """Make a Python environment with only the packages that a unit's extras install."""
     EnvBuilder(symlinks=True).create(folder)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = installed(["unit", "hf"], folder / "lib" / version / "site-packages")
@@ -200,7 +200,7 @@ def light_python(folder: Path) -> Path:
 
 
 def refuse_strangers(folder: ServerFolder, port: int) -> None:
-    """Who speaks no TLS, and whose key nobody has admitted."""
+    """Check that the server refuses clients without TLS and clients whose key is not admitted."""
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
     context = ssl.create_default_context(cafile=str(folder.trusted))
@@ -214,7 +214,7 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
 def overrides(folder: Path, num_rounds: int) -> list[str]:
     files = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
     steady = "pipeline.profile=false", "strategy=all", "federation.num_units=2"
-    # units may start slowly beside other work
+    # units may start slowly on a busy machine
     rounds = f"federation.rounds={num_rounds}", "evaluation.where=both", "federation.wait_s=300"
     return [*MODEL, *files, *steady, *rounds]
 
@@ -225,7 +225,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def units(run_dir: Path) -> list[list[int]]:
-    """Who finished each round."""
+    """Return the units that finished each round."""
     text = (run_dir / "metrics.jsonl").read_text()
     return [json.loads(line)["units"] for line in text.splitlines()]
 
@@ -237,8 +237,8 @@ def lose(
     python: Path | None,
     seen: list[tuple[list[UnitThere], list[RunThere]]],
 ) -> None:
-    """Kill rome when round ``LOST`` begins, and start it again in the next with this ``python``.
-    What the server knows of them in between is ``seen``."""
+    """Kill rome when round ``LOST`` begins; with a ``python``, start it again in the next round.
+    Append the server's overview in between to ``seen``."""
     rome = server.root / "units" / "rome"
     with during_round(LOST, there, run_dir):
         there.running["rome"].send_signal(signal.SIGKILL)
@@ -255,7 +255,7 @@ def lose(
 
 @contextmanager
 def during_round(number: int, there: Processes, run_dir: Path) -> Iterator[None]:
-    """The round waits meanwhile for the activations of berlin, which stands still."""
+    """Pause berlin, so that the round waits for its activations."""
     metrics = run_dir / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < number - 1:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Runs whose clusters are daemons: the same bits as runs whose devices are simulated."""
+"""Runs on daemons have the same bits as runs with simulated devices."""
 
 import json
 import re
@@ -28,14 +28,14 @@ from pipeline.devices.control_unit.segments import RemoteSegments
 from pipeline.devices.daemon import session
 from pipeline.devices.daemon.server import Daemon
 
-# Laws far from what is measured would change the plans: each run's are its own.
+# No profiles: measured laws would give each run its own plans.
 STEADY = "pipeline.profile=false", "strategy=all", "federation.num_units=1"
-PARTS = "compute_s", "wait_s", "send_alone_s"  # of a device's time
+PARTS = "compute_s", "wait_s", "send_alone_s"  # parts of a device's time
 
 
 @pytest.fixture(autouse=True)
 def unadvised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether one process would be faster depends on the machine's load."""
+    """Skip the advice to use one process: it depends on the machine's load."""
     monkeypatch.setattr("client_app.devices.without_devices", lambda *_: None)
 
 
@@ -46,7 +46,7 @@ def inventory(
     max_blocks: int = 2,
     **seconds: float,
 ) -> Path:
-    """A cluster of these daemons, each of which can hold so many blocks, with more ``seconds``."""
+    """Write the inventory of a cluster of these daemons, each with at most ``max_blocks``."""
     devices = [
         {
             "name": f"device-{k}",
@@ -63,12 +63,12 @@ def inventory(
         "model": {"name": "transformer"},
         "clusters": [{"name": "here", "devices": devices}],
     }
-    file.write_text(json.dumps(tree), encoding="utf-8")  # which is YAML
+    file.write_text(json.dumps(tree), encoding="utf-8")  # JSON is also YAML
     return file
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
-    """What was written down of each round."""
+    """Return the records of all rounds."""
     text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -76,34 +76,34 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 def run_on_devices(
     run_dir: Path, file: Path, *options: str, lost: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """A run whose devices are real. Fails unless exactly the devices ``lost`` were lost: equal bits
-    do not show a loss."""
+    """Run on real devices. Fails unless exactly the devices ``lost`` were lost: equal bits do not
+    show a loss."""
     trained = federated.run(run_dir, "cluster=devices", f"cluster.file={file}", *options)
     assert lost_devices(run_dir) == set(lost)
     return trained
 
 
 def lost_devices(run_dir: Path) -> set[str]:
-    """The devices that a round lost, or was planned without."""
+    """Return the devices that a round lost, or was planned without."""
     told = json.dumps([line["events"] for line in lines(run_dir)])
     found = re.findall(r"(?:\"lost|;) (device-\d) \(|planned without (device-\d):", told)
     return {name for names in found for name in names if name}
 
 
 def held(line: dict[str, Any]) -> dict[str, int]:
-    """Blocks of each device in a round's plan."""
+    """Return the number of blocks of each device in a round's plan."""
     (cluster,) = line["plan"]["clusters"]
     return {each["device"]: each["span"]["blocks"] for each in cluster["segments"]}
 
 
 def plans(run_dir: Path) -> list[Any]:
-    """Segments and micro-batches of each round."""
+    """Return segments and number of micro-batches of each round."""
     clusters = [line["plan"]["clusters"][0] for line in lines(run_dir)]
     return [(each["segments"], each["num_micro_batches"]) for each in clusters]
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    """Names and values."""
+    """Check that names and values are equal."""
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
@@ -116,8 +116,9 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     ],
     ids=" ".join,
 )
-def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, chosen: list[str]) -> None:
-    """Two rounds, three devices, a decoder on the server or here; each says what it measured."""
+def test_a_run_on_daemons_equals_the_run_in_one_process(tmp_path: Path, chosen: list[str]) -> None:
+    """Two rounds on three devices, with the decoder on the server or the control unit. Each device
+    reports its measured times."""
     options = *STEADY, *chosen
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
@@ -142,8 +143,8 @@ def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, chosen: list
 
 
 def test_vanilla_fl_on_daemons_is_one_shared_stage(tmp_path: Path) -> None:
-    """Each device trains all blocks on its third of the rows. In one process the unit trains all
-    rows at once, which rounds otherwise."""
+    """Each device trains all blocks on a third of the rows. In one process the unit trains all rows
+    at once, with different rounding."""
     own = "framework=vanilla_fl", "model.dropout=0", "optimizer=sgd", "federation.rounds=1"
     options = *STEADY, *own
     with daemons(3) as there:
@@ -180,8 +181,8 @@ def ending(daemon: Daemon, at: int) -> Iterator[None]:
         yield
 
 
-def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> None:
-    # one micro-batch: the plan without the device may have other ones than that with it
+def test_losing_a_device_changes_no_bit_and_later_plans_omit_it(tmp_path: Path) -> None:
+    # one micro-batch: plans with and without the device must have equally many
     options = *STEADY, "federation.rounds=3", "pipeline.num_micro_batches=1"
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
@@ -203,8 +204,8 @@ def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> No
     assert_same(real, simulated)
 
 
-def test_a_device_that_refused_for_its_memory_is_planned_with_less(tmp_path: Path) -> None:
-    """Though the inventory's figures allow the blocks."""
+def test_a_device_that_refuses_blocks_for_its_memory_gets_fewer(tmp_path: Path) -> None:
+    """The inventory allows the blocks, but the device's memory limit does not."""
     with daemons(2) as (whole, scarce):
         scarce._settings = replace(scarce._settings, memory_bytes=300e3)
         file = inventory(tmp_path / "here.yaml", [whole, scarce], max_blocks=4)
@@ -218,9 +219,9 @@ def test_a_device_that_refused_for_its_memory_is_planned_with_less(tmp_path: Pat
     assert third["events"] == {}
 
 
-def test_micro_batches_stay_over_a_loss(tmp_path: Path) -> None:
-    """By measured times, although a device alone is faster with one micro-batch: each takes a
-    block as long as a row, and a hop that does not depend on the rows."""
+def test_the_number_of_micro_batches_survives_a_loss(tmp_path: Path) -> None:
+    """By measured times. A device alone would be faster with one micro-batch: each micro-batch has
+    a fixed launch time per block and a fixed hop time."""
     options = "strategy=all", "federation.num_units=1", "decoder.mode=control_unit"
     fixed_s = {"launch_s": 7e-4, "hop_latency_s": 1e-3}
     with daemons(2) as there:
@@ -234,9 +235,9 @@ def test_micro_batches_stay_over_a_loss(tmp_path: Path) -> None:
     assert_same(real, kept)
 
 
-def test_shares_stay_over_a_loss(tmp_path: Path) -> None:
-    """In the next round another device has the lost one's rows, as shares of its own; without them
-    two devices would have halves."""
+def test_shares_survive_a_loss(tmp_path: Path) -> None:
+    """In the next round another device trains the lost device's rows as a separate share. Otherwise
+    two devices would have half of the rows each."""
     options = *STEADY, "framework=vanilla_fl", "decoder.mode=control_unit"
     found = []
     for name, lost in (("whole", []), ("lost", ["device-1"])):
@@ -250,16 +251,16 @@ def test_shares_stay_over_a_loss(tmp_path: Path) -> None:
     assert_same(*found)
 
 
-def test_frozen_weights_travel_to_a_device_once(
+def test_frozen_weights_are_sent_to_a_device_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of adapters' blocks; the second round sends what trains alone."""
+    """With adapters, the second round sends only trained weights."""
     sent, sizes = list[str](), list[int]()
     real_packed = Replica.packed
 
     def packed(self: Replica, name: str, keys: Collection[str]) -> Tensor:
         part = real_packed(self, name, keys)
-        if not any("/" in key for key in keys):  # weights, so few that they are one part
+        if not any("/" in key for key in keys):  # weights, small enough for one part
             sent.append(name)
             sizes.append(part.nbytes)
         return part
@@ -270,7 +271,7 @@ def test_frozen_weights_travel_to_a_device_once(
         file = inventory(tmp_path / "here.yaml", there)
         real = run_on_devices(tmp_path / "real", file, *options)
     blocks = [f"blocks.{index}" for index in range(4)]
-    first, second = sorted(sent[:4]), sorted(sent[4:])  # a thread for each device
+    first, second = sorted(sent[:4]), sorted(sent[4:])  # one thread per device
     assert first == second == blocks
     assert max(sizes[4:]) < min(sizes[:4])
     simulated = federated.run(
@@ -279,11 +280,11 @@ def test_frozen_weights_travel_to_a_device_once(
     assert_same(real, simulated)
 
 
-def test_what_is_far_from_the_plan_changes_the_next_one(
+def test_measured_times_far_from_the_plan_change_the_next_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file is wrong by far; the second round's plan knows better, and so does a
-    process that goes on from the checkpoint."""
+    """The inventory's speeds are far too low. The second round is planned by measured times, even
+    by new units that resume from the checkpoint."""
     run_dir = tmp_path / "run"
     with daemons(2) as there:
         file = inventory(tmp_path / "here.yaml", there, 1e6)
@@ -303,8 +304,9 @@ def test_what_is_far_from_the_plan_changes_the_next_one(
     assert "have changed since the checkpoint" not in caplog.text
 
 
-def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used."""
+def test_a_trace_has_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices' clocks are an hour ahead; in the trace, each tensor arrives after it was
+    sent."""
     for module in (session, hops):
         monkeypatch.setattr(module, "time", _Skewed(3600.0))
     with daemons(3) as there:
@@ -338,11 +340,11 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 class _Skewed:
-    """A clock that is wrong by so many seconds."""
+    """A clock that is ahead by ``by_s``."""
 
     def __init__(self, by_s: float) -> None:
         self._by_s = by_s
 
     def monotonic(self) -> float:
-        """Of another machine."""
+        """Return another machine's time."""
         return time.monotonic() + self._by_s

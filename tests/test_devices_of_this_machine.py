@@ -1,4 +1,4 @@
-"""Each device that torch finds on this machine learns what its CPU learns."""
+"""Each device that torch finds on this machine trains like its CPU."""
 
 import sys
 
@@ -12,8 +12,8 @@ from collapipe.process.torch_device import CPU, present
 
 
 @pytest.mark.parametrize("device", present())
-def test_the_devices_of_this_machine_learn_the_same(device: str) -> None:
-    """Without dropout, which draws other numbers on another kind of device."""
+def test_a_device_of_this_machine_trains_like_its_cpu(device: str) -> None:
+    """Without dropout, because kinds of devices draw different random numbers."""
     if device != "cpu" and "second_device" in sys.modules:
         pytest.skip("torch has one kind of device besides the CPU, here a simulated one: run alone")
     spec = TransformerSpec(4, 2, dim=16, num_heads=2, feed_forward_dim=24, dropout=0.0)

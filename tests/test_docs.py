@@ -1,4 +1,4 @@
-"""What the documentation says of options, files and extensions is so."""
+"""Options, files and extensions in the documentation exist and work."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _NAMED = re.compile(r"`((?:\w+\.)+\w+)(?:=[^`]*)?`")
 
 
 def options_of_files() -> set[str]:
-    """The names of all options, with those of groups that a run need not choose."""
+    """Return the names of all options, including groups that a run need not choose."""
     names = set[str]()
     for file in (ROOT / "conf").rglob("*.yaml"):
         text, group = file.read_text(), file.parent.name
@@ -34,7 +34,7 @@ def options_of_files() -> set[str]:
 
 
 def leaves(tree: object, name: str) -> Iterator[str]:
-    """The dotted name of each node of a configuration file."""
+    """Yield the dotted name of each node of a configuration file."""
     yield name
     for key, below in tree.items() if isinstance(tree, dict) else ():
         yield from leaves(below, f"{name}.{key}".strip("."))
@@ -46,7 +46,7 @@ def test_options_that_pages_name_exist() -> None:
     found = {
         (page.name, name)
         for page in PAGES
-        if page.name not in ("CHANGELOG.md", "inventory.md")  # keys of another file
+        if page.name not in ("CHANGELOG.md", "inventory.md")  # names that are not options
         for name in _NAMED.findall(page.read_text())
         if name.partition(".")[0] in groups
         and not name.endswith((".py", ".json", ".yaml", ".safetensors"))
@@ -55,7 +55,7 @@ def test_options_that_pages_name_exist() -> None:
     assert sorted(each for each in found if each[1] not in known) == []
 
 
-def test_metrics_that_a_line_has_are_on_the_page() -> None:
+def test_the_metrics_page_lists_the_keys_of_a_round() -> None:
     page = (ROOT / "docs/reference/metrics.md").read_text().partition("## Keys")[2]
     keys = {
         key
@@ -66,7 +66,7 @@ def test_metrics_that_a_line_has_are_on_the_page() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def test_targets_of_relative_links_exist(page: Path) -> None:
     text = page.read_text()
     links = [link for link in re.findall(r"\]\(\s*([^)#\s]+)", text) if "://" not in link]
     files = re.findall(r"`(\w+/[\w/]+\.py)`", text)
@@ -74,7 +74,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert [path for path in wanted if not path.exists()] == []
 
 
-def test_the_schedules_are_drawn_as_they_are() -> None:
+def test_the_drawn_schedules_match_the_code() -> None:
     text = (ROOT / "docs/explanation/round.md").read_text()
     for build in schedule.SCHEDULES.values():
         assert f"{build.__name__}\n{render(build(3, 4))}\n" in text
@@ -94,7 +94,7 @@ def test_the_examples_of_extensions_train(tmp_path: Path, monkeypatch: pytest.Mo
     assert weights["blocks.5.gate"].mean().item() == pytest.approx(2, abs=0.1)
 
 
-def test_a_name_of_ones_own_is_found_in_the_current_folder(
+def test_a_readers_option_file_is_found_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (ROOT / "docs/how-to/extend.md").read_text()
@@ -119,7 +119,7 @@ def test_the_example_of_a_file_of_options_works(tmp_path: Path) -> None:
 
 
 def test_every_option_is_explained() -> None:
-    """In a comment of a file of ``conf/``: the reference shows these files."""
+    """Each option has a comment in ``conf/``; the reference shows these files."""
     groups = (ROOT / "conf").glob("*/*.yaml")
     files = [file.read_text() for file in groups if file.parent.name != "experiment"]
     row = re.compile(r"^ *(?!_|name:|defaults:)(\w+): (?!\$)[^#\n]*(# .*)?$", re.MULTILINE)

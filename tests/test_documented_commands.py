@@ -1,4 +1,4 @@
-"""Every command that a page shows is one that the command line takes, with options that exist."""
+"""The command line accepts each command on the pages, and the options exist."""
 
 import functools
 import re
@@ -24,9 +24,9 @@ _REST = "…"  # options that a reader adds
 
 
 def words(script: str, folder: Path) -> list[list[str]]:
-    """What the shell makes of a script: the words of each command, none of which is run.
+    """Return the words of each command of a script, as the shell reads them; no command runs.
 
-    A program that is none of the known ones fails.
+    An unknown program is an error.
     """
     noted = [f'{name}() {{ printf "%s\\0" {name} "$@"; echo; }}' for name in OURS]
     stubs = "\n".join([*noted, *(f"{name}() {{ :; }}" for name in OTHERS if name != "export"), ""])
@@ -42,8 +42,8 @@ def words(script: str, folder: Path) -> list[list[str]]:
 
 
 def chosen() -> Iterator[object]:
-    """Pages, and whether options of runs are checked by building what they name: of the page whose
-    runs take longest to try always, of the others in thorough tests."""
+    """Yield each page, and whether to check a run's options by building what they name. The page
+    whose runs take longest to try always builds; other pages do so in thorough tests."""
     for page in PAGES:
         name = f"{page.parent.name}/{page.name}"
         whole = name == "how-to/deployment.md"
@@ -53,16 +53,16 @@ def chosen() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("page", "whole"), [*chosen()])
-def test_documented_commands_are_taken(
+def test_documented_commands_are_accepted(
     page: Path, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Options of commands, targets of make, files of pip; options of runs are composed, and where a
-    reader has nothing to fill in, they are checked as a run checks them, if ``whole``."""
+    """Check options of commands, targets of make and files of pip. Options of runs are composed. If
+    ``whole``, options without placeholders are checked as a run checks them."""
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     for name in ("inputs.txt", "FILE"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config, "_check_there", lambda _: None)  # files of the reader's
+    monkeypatch.setattr(config, "_check_there", lambda _: None)  # files that only the reader has
     for block in blocks(page):
         if block.file and not block.file.startswith("~"):
             (file := tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def test_documented_commands_are_taken(
 
 
 def check(whole: bool, program: str, *arguments: str) -> None:
-    """Raise where a command would not be taken."""
+    """Raise if a command would be refused."""
     shown = shlex.join([program, *arguments])
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -94,7 +94,7 @@ def check(whole: bool, program: str, *arguments: str) -> None:
 
 
 def check_collapipe(whole: bool, arguments: list[str]) -> None:
-    """Also a command behind ``--``."""
+    """Check a ``collapipe`` command, and the command after ``--``."""
     own, _, run = (
         (arguments, "", [])
         if "--" not in arguments
@@ -105,7 +105,7 @@ def check_collapipe(whole: bool, arguments: list[str]) -> None:
         check_collapipe(whole, run)
     options = [*(context.params.get("overrides") or [])]
     if context.command.name == "resume":
-        check_options(["runtime=deployment", *options], whole=False)  # that of some run
+        check_options(["runtime=deployment", *options], whole=False)  # any run's options
     if context.command.name == "run":
         whole = whole and _REST not in own
         for job in expand(options) if context.params.get("multirun") else [options]:
@@ -113,7 +113,7 @@ def check_collapipe(whole: bool, arguments: list[str]) -> None:
 
 
 def check_options(options: Sequence[str], whole: bool) -> None:
-    """Raise ``ConfigError`` where a run would refuse them."""
+    """Raise ``ConfigError`` if a run would refuse the options."""
     check_once(tuple(options), whole)
 
 
@@ -126,7 +126,7 @@ def check_once(options: tuple[str, ...], whole: bool) -> None:
 
 
 def taken(arguments: list[str]) -> click.Context:
-    """The command's context, as click reads ``arguments``."""
+    """Return the command's context, as click reads ``arguments``."""
     command: click.Command = typer.main.get_command(app)
     context, name = None, "collapipe"
     while True:
@@ -134,14 +134,14 @@ def taken(arguments: list[str]) -> click.Context:
         if not isinstance(command, click.Group):
             return context
         rest = [*context.protected_args, *context.args]
-        if not rest:  # such as ``collapipe device``, which has commands below it
+        if not rest:  # such as ``collapipe device``, which has subcommands
             return context
         found, command, arguments = command.resolve_command(context, rest)  # type: ignore[assignment]
         name = str(found)
 
 
 def is_name(arguments: Sequence[str]) -> bool:
-    """Whether a text speaks of a command, and not of how it is typed."""
+    """Return whether the words only name a command, without arguments."""
     command: click.Command | None = typer.main.get_command(app)
     for each in arguments:
         command = command.commands.get(each) if isinstance(command, click.Group) else None

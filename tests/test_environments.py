@@ -1,9 +1,9 @@
-"""Commands on machines that are set up in odd ways: a table of environments and commands.
+"""Commands on unusually configured machines: a table of environments and commands.
 
-A row of ``PLACES`` is a few lines of shell that run before a command, in its working folder, and
-the statuses that the command may end with. A row of ``COMMANDS`` or ``TRAINING`` is a command at
-its cheapest settings. Every pair is a test: a command prints no traceback, and an error is one
-line. ``FAST`` has the pairs that `make test` runs.
+A row of ``PLACES`` has shell lines to run before a command, in its working folder, and the statuses
+that the command may end with. A row of ``COMMANDS`` or ``TRAINING`` is a command with its cheapest
+settings. Each pair is a test: the command prints no traceback, and an error is one line. ``FAST``
+has the pairs that `make test` runs.
 """
 
 import os
@@ -42,8 +42,8 @@ PROXIES["ALL_PROXY"] = "socks5://127.0.0.1:9"
 
 @dataclass(frozen=True)
 class Place:
-    """An environment: shell before the command, the statuses that the command may have, and which
-    of the commands that train or start others are tried there."""
+    """An environment: shell lines before the command, the statuses that the command may have, and
+    the ``TRAINING`` commands to try there."""
 
     prelude: str
     statuses: tuple[int, ...] = (0,)
@@ -95,7 +95,7 @@ TRAINING = {
     "up": ("up", "--devices", "1", "--", "run", *RUN, "hydra.run.dir=run"),
     "resume": ("resume", "{trained}", "federation.rounds=2"),
 }
-# What a command ends with where nothing is odd, if not with 0.
+# A command's status in a normal environment, if not 0.
 STATUSES = {"latest": 2, "device": 1}
 FAST = {
     ("ascii", "status"),
@@ -112,7 +112,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Files that commands need, by their names in ``COMMANDS``."""
+    """Make the files that commands need, by their names in ``COMMANDS``."""
     folder = tmp_path_factory.mktemp("there")
     boxes = folder / "boxes.yaml"
     boxes.write_text((ROOT / "docs/examples/workshop.yaml").read_text())
@@ -120,7 +120,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def prepared(there: dict[str, Path], name: str) -> list[str]:
-    """A command with its files, which are made when they are needed first."""
+    """Return a command with its files; the trained run is made at its first use."""
     words = [str(each) for each in {**COMMANDS, **TRAINING}[name]]
     if "{trained}" in words and not there["trained"].exists():
         whole = *RUN, "federation.checkpoint_every=1", f"hydra.run.dir={there['trained']}"
@@ -129,7 +129,7 @@ def prepared(there: dict[str, Path], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("place", "name"), PAIRS)
-def test_a_command_copes_with_its_environment(
+def test_a_command_in_any_environment_prints_errors_without_tracebacks(
     place: str, name: str, there: dict[str, Path], tmp_path: Path
 ) -> None:
     command = prepared(there, name)
@@ -152,7 +152,8 @@ def test_a_command_copes_with_its_environment(
 
 
 def still_running(processes: Sequence[psutil.Process], within_s: float) -> list[psutil.Process]:
-    """Those that run after so many seconds. A zombie has ended: nobody has asked for its status."""
+    """Return the processes that run after ``within_s``. A zombie does not run: it has ended, but
+    its parent has not read its status."""
     end = time.monotonic() + within_s
     while (left := [each for each in processes if runs(each)]) and time.monotonic() < end:
         time.sleep(0.1)
@@ -177,10 +178,11 @@ def test_a_zombie_does_not_run() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("command", ["up", "simulation"])
-def test_all_that_a_command_started_ends_with_it(
+def test_child_processes_end_with_their_command(
     command: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A closed terminal sends SIGHUP. A killed process can remove no files: the next start does."""
+    """A closed terminal sends SIGHUP. A killed process cannot delete its files; the next start
+    deletes them."""
     (temporary := tmp_path / "temporary").mkdir()
     words = [*map(str, TRAINING[command]), "federation.rounds=100000"]
     own = {**os.environ, "TMPDIR": str(temporary), "RAY_TMPDIR": "/tmp"}
@@ -200,10 +202,11 @@ def test_all_that_a_command_started_ends_with_it(
 
 
 @pytest.mark.thorough
-def test_a_unit_and_its_server_meet_where_there_are_proxies(
+def test_a_unit_reaches_its_server_without_the_configured_proxies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of theirs goes through one; and the SuperLink ends when its server is killed."""
+    """The proxies do not exist: a connection through one would fail. The SuperLink ends when its
+    server is killed."""
     for name, value in PROXIES.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "temporary").mkdir()

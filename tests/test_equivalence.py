@@ -1,4 +1,4 @@
-"""The federation against what it must equal: unsplit models, large batches, one unit at a time."""
+"""Federations equal unsplit models, large batches, and units that train one at a time."""
 
 import json
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         ),
     ],
 )
-def test_pipelined_clusters_end_where_unsplit_federated_averaging_does(
+def test_pipelined_clusters_equal_unsplit_federated_averaging(
     tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     options = (*EXACT, UNEVEN, *overrides)
@@ -62,17 +62,15 @@ def test_pipelined_clusters_end_where_unsplit_federated_averaging_does(
 
 
 @pytest.mark.parametrize("state", ["keep", pytest.param("reset", marks=pytest.mark.thorough)])
-def test_heads_on_control_units_end_where_those_on_the_server_do(
-    tmp_path: Path, state: str
-) -> None:
-    """Bit for bit, dropout included: a head is the last stage, wherever it stands."""
+def test_heads_on_control_units_equal_heads_on_the_server(tmp_path: Path, state: str) -> None:
+    """Bit for bit, with dropout: in both places, the head is the last stage."""
     options = (UNEVEN, "model.dropout=0.3", f"optimizer.state={state}", "optimizer.clip_norm=0.1")
     away = run(tmp_path / "server", *options)
     at_home = run(tmp_path / "unit", "decoder.mode=control_unit", *options)
     assert_equal(away, at_home)
 
 
-def test_dropout_is_the_unsplit_models_where_a_batch_is_one_micro_batch(tmp_path: Path) -> None:
+def test_with_one_micro_batch_dropout_equals_the_unsplit_models(tmp_path: Path) -> None:
     options = ("pipeline.dtype=float64", "pipeline.num_micro_batches=1", "model.dropout=0.3")
     pipelined = run(tmp_path / "collapipe", *options)
     unsplit = run(tmp_path / "vanilla", "framework=vanilla_fl", *options)
@@ -121,7 +119,7 @@ class OneAfterTheOther(InlineGrid):
         return replies
 
 
-def test_units_side_by_side_with_dropout_equal_units_one_after_the_other(tmp_path: Path) -> None:
+def test_concurrent_units_with_dropout_equal_sequential_units(tmp_path: Path) -> None:
     options = ("model.dropout=0.3",)
     together = run(tmp_path / "together", *options)
     settings = settings_of(tmp_path / "apart", options)
@@ -141,7 +139,7 @@ def test_the_cut_and_the_schedule_change_no_bit(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run without options."""
+    """Return the folder of a run without options."""
     folder = tmp_path_factory.mktemp("plain")
     run(folder)
     return folder
@@ -155,8 +153,9 @@ def test_another_seed_gives_another_model(tmp_path: Path, plain: Path) -> None:
     )
 
 
-def test_one_shared_decoder_learns_from_every_unit(tmp_path: Path) -> None:
-    """SplitFed v2's way: with one unit there is no order, so both modes are the same."""
+def test_a_shared_decoder_of_one_unit_equals_a_copy(tmp_path: Path) -> None:
+    """As in SplitFed v2. With one unit there is no order, so that both modes are equal. With
+    several units, the weights stay finite."""
     alone = ("federation.num_units=1", "model.dropout=0")
     shared = run(tmp_path / "shared", *alone, "decoder.mode=shared")
     assert_equal(shared, run(tmp_path / "copies", *alone))
@@ -174,7 +173,7 @@ def test_counted_bytes_are_activations_of_all_steps_and_the_upload(tmp_path: Pat
     up = down = 0
     for step in range(2):
         batch = examples.batch(batch_rows(examples.lengths, 6, step, seed).tolist())
-        activation = 4 * int(batch.mask.sum()) * 16  # no row of padding travels
+        activation = 4 * int(batch.mask.sum()) * 16  # padding is not sent
         up += activation + batch.mask.numel() + 8 * batch.targets.numel()
         down += activation
     encoder = num_bytes({name: t for name, t in model.items() if not name.startswith("head.")})

@@ -1,4 +1,4 @@
-"""The page of errors quotes messages that the product raises."""
+"""The error page quotes messages that are in the product's code."""
 
 import ast
 import functools
@@ -8,12 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = "collapipe", "optim", "pipeline", "client_app", "server_app"
 _EXAMPLE = re.compile(r"jetson|pi-5|berlin|\b\d[\d.]*\b|\b[A-Z]\b|FILE|LINE|…")
-_LONG = 10  # letters: a shorter piece of a message is no proof
+_LONG = 10  # letters: shorter pieces of a message prove nothing
 
 
 @functools.cache
 def texts() -> str:
-    """All texts of the product's code; a value within a text is ``…``."""
+    """Return all texts of the product's code, with ``…`` for values within a text."""
     found = list[str]()
     for file in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,5 @@
-"""Units evaluate the global model on rows of their own: their figures are those of all rows."""
+"""Units evaluate the global model on their own rows; the results equal an evaluation of all
+rows."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -44,12 +45,12 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def figures(loss: float, metric: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """All but the signature, which says whose rows they are of."""
+    """Return everything except the signature, which names the rows."""
     return loss, {key: value for key, value in metric.items() if key != "signature"}
 
 
-def test_units_find_what_the_server_finds_and_change_no_weight(tmp_path: Path) -> None:
-    """On the same rows, whose parts are not alike; to the last digit, in each round and the end."""
+def test_evaluation_on_units_equals_the_servers_and_changes_no_weight(tmp_path: Path) -> None:
+    """Units share the server's rows unevenly. Results are equal in each round and at the end."""
     options = *OFTEN, UNEVEN, "federation.local_steps=1", "model.num_blocks=2"
     play(tmp_path / "server", *options)
     play(tmp_path / "both", *options, "evaluation.where=both")
@@ -83,8 +84,8 @@ def test_units_find_what_the_server_finds_and_change_no_weight(tmp_path: Path) -
 @pytest.mark.parametrize(
     "head", ["per_cluster", pytest.param("control_unit", marks=pytest.mark.thorough)]
 )
-def test_frozen_weights_reach_the_units_once(tmp_path: Path, head: str) -> None:
-    """Those of a head, too, that trains on the server."""
+def test_frozen_weights_are_sent_to_units_once(tmp_path: Path, head: str) -> None:
+    """This includes the frozen weights of a head that trains on the server."""
     run = "adapter=lora", "evaluation.where=both", "federation.rounds=1"
     short = "federation.num_units=2", "federation.local_steps=1", "federation.checkpoint_every=0"
     settled = [*BERT, *run, *short, f"decoder.mode={head}", f"hydra.run.dir={tmp_path}"]
@@ -101,9 +102,7 @@ def test_frozen_weights_reach_the_units_once(tmp_path: Path, head: str) -> None:
 @pytest.mark.parametrize(
     "framework", ["splitfed", pytest.param("vanilla_fl", marks=pytest.mark.thorough)]
 )
-def test_wherever_blocks_train_units_evaluate_the_whole_model(
-    tmp_path: Path, framework: str
-) -> None:
+def test_units_evaluate_the_whole_model_in_other_frameworks(tmp_path: Path, framework: str) -> None:
     options = *OFTEN, "federation.local_steps=1"
     play(
         tmp_path, *options, f"framework={framework}", "evaluation.where=both", "model.num_blocks=8"
@@ -113,14 +112,14 @@ def test_wherever_blocks_train_units_evaluate_the_whole_model(
         assert figures(line["on_units"]["loss"], line["on_units"]["metric"]) == expected
 
 
-def test_units_with_models_of_their_own_evaluate_these(tmp_path: Path) -> None:
+def test_units_with_separate_models_evaluate_them(tmp_path: Path) -> None:
     play(tmp_path, *OFTEN, "framework=pipeline", "evaluation.where=units")
     signature = summary(tmp_path)["metric"]["signature"]
     assert signature.endswith("|rows apart, of 3 units with models of their own")
 
 
 def answering(evaluate: Callable[[int, Message, Context], Message]) -> Any:
-    """A ClientApp that answers ``evaluate`` messages by this."""
+    """Return a ClientApp that handles evaluation messages with ``evaluate``."""
 
     trains = scripted_units()
 
@@ -132,10 +131,11 @@ def answering(evaluate: Callable[[int, Message, Context], Message]) -> Any:
     return client
 
 
-def test_a_unit_that_fails_an_evaluation_is_left_out_and_named(
+def test_a_failed_evaluation_is_excluded_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that raises, and one that lies; figures are the third one's, and training goes on."""
+    """One unit raises, and one reports invalid counts. The figures are the third unit's, and all
+    units train in each round."""
 
     def evaluate(unit: int, message: Message, context: Context) -> Message:
         reply = app(message, context)
@@ -160,8 +160,8 @@ def test_a_unit_that_fails_an_evaluation_is_left_out_and_named(
     assert "round 1/2 evaluated without unit 0: ClientApp" in said
 
 
-def test_a_silent_unit_is_left_out_and_named(tmp_path: Path) -> None:
-    """It takes part in the next round, as before: it trained."""
+def test_the_evaluation_of_a_silent_unit_is_excluded_and_reported(tmp_path: Path) -> None:
+    """The unit trains in each round."""
     settings = settings_of(tmp_path, [*OFTEN, *UNTRAINED])
     grid = grid_of(settings, scripted_units(evaluates=True))
     silent = list(grid.get_node_ids())[1]
@@ -186,7 +186,7 @@ def test_a_silent_unit_is_left_out_and_named(tmp_path: Path) -> None:
     assert cells == [("0 2", "1")] * 2
 
 
-def test_where_all_fail_there_is_no_metric_and_the_run_goes_on(
+def test_if_all_evaluations_fail_the_run_completes_without_a_metric(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def evaluate(unit: int, message: Message, context: Context) -> Message:
@@ -206,9 +206,9 @@ def test_where_all_fail_there_is_no_metric_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("partitioner", ["iid", "dirichlet", "natural_id"])
-def test_units_hold_each_row_of_the_server_once(tmp_path: Path, partitioner: str) -> None:
-    """However few there are: a unit may have none. A natural id's rows are those of the unit that
-    trains on it, though the first ids have none here."""
+def test_each_row_of_the_server_belongs_to_one_unit(tmp_path: Path, partitioner: str) -> None:
+    """A unit may have no row. With natural ids, a unit has the rows of the id that it trains on;
+    the first id has none here."""
     users = [f"u{n % 3}" for n in range(60)]
     trained, test = tmp_path / "train.csv", tmp_path / "test.csv"
     rows = [f"t{n},l{n % 2},{user}" for n, user in enumerate(users)]

@@ -1,11 +1,12 @@
-"""Figures on the pages are those of the files that the pages name.
+"""Figures on the pages match the files that the pages name.
 
-A table below ``<!-- figures: FILE -->`` has rows and columns of the file. Below
-``<!-- numbers: FILE … -->`` the numbers of each statement (a cell, or its part up to ``;``) stand
-together in a row of one of these files, or in what the file says of all rows. Below
-``<!-- claims -->`` a row's file is its last link or a named file of results, and below
-``<!-- claims: FILE -->`` it is that one: each ``mean (low … high)`` is a claim or a finding of the
-file, and a verdict is the claim's.
+A table below ``<!-- figures: FILE -->`` has rows and columns of the file. Below ``<!-- numbers:
+FILE … -->``, all numbers of a statement (a cell, or its part up to ``;``) are in one row of one
+file, or in the file's fields for all rows.
+
+Below ``<!-- claims -->``, a row's file is its last link or a named file of results; ``<!-- claims:
+FILE -->`` names the file of all rows. Each ``mean (low … high)`` is a claim or a finding of the
+file, and a verdict is the claim's verdict.
 """
 
 import json
@@ -29,7 +30,7 @@ Table = list[list[str]]
 
 
 def tables(kind: str) -> Iterator[Any]:
-    """The marked tables of a kind: page, files, and cells of head and rows."""
+    """Yield the marked tables of a kind: page, files, and cells of head and rows."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for number, mark in enumerate(_MARK.finditer(page.read_text())):
             rows = [[c.strip() for c in row.strip("|").split("|")] for row in mark[3].splitlines()]
@@ -39,7 +40,7 @@ def tables(kind: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("page", "files", "table"), [*tables("figures")])
-def test_rows_are_those_of_the_file(page: Path, files: list[str], table: Table) -> None:
+def test_rows_of_a_table_are_rows_of_the_file(page: Path, files: list[str], table: Table) -> None:
     (file,) = files
     found = json.loads((ROOT / file).read_text())
     head, *rows = table
@@ -50,7 +51,9 @@ def test_rows_are_those_of_the_file(page: Path, files: list[str], table: Table) 
 
 
 @pytest.mark.parametrize(("page", "files", "table"), [*tables("numbers")])
-def test_numbers_stand_in_rows_of_the_files(page: Path, files: list[str], table: Table) -> None:
+def test_numbers_of_a_statement_are_in_one_row_of_a_file(
+    page: Path, files: list[str], table: Table
+) -> None:
     known = [numbers for file in files for numbers in numbers_of_rows(ROOT / file)]
     statements = [each for row in table[1:] for cell in row for each in cell.split(";")]
     assert [
@@ -61,7 +64,7 @@ def test_numbers_stand_in_rows_of_the_files(page: Path, files: list[str], table:
 
 
 def numbers_of_rows(file: Path) -> Iterator[set[str]]:
-    """The numbers of each row, with those that the file has besides rows."""
+    """Yield the numbers of each row, together with all numbers of the file's other fields."""
     found = json.loads(file.read_text())
     rows = found.pop("rows")
     for row in rows:
@@ -69,7 +72,7 @@ def numbers_of_rows(file: Path) -> Iterator[set[str]]:
 
 
 @pytest.mark.parametrize(("page", "files", "table"), [*tables("claims")])
-def test_claims_are_those_of_their_files(page: Path, files: list[str], table: Table) -> None:
+def test_claims_match_their_files(page: Path, files: list[str], table: Table) -> None:
     head, *rows = table
     for row in rows:
         (file,) = files or re.findall(r"[(`](\S+\.json)[)`]", row[-1])
@@ -83,7 +86,8 @@ def test_claims_are_those_of_their_files(page: Path, files: list[str], table: Ta
 
 
 def claims(file: Path) -> list[dict[str, Any]]:
-    """Claims and findings of a figure, or of cells with a verdict in a file of results."""
+    """Return the claims and findings of a figure, or the cells with a verdict in a file of
+    results."""
     found = json.loads(file.read_text())
     if "rows" not in found:
         return [*found["claims"], *found["findings"]]
@@ -96,17 +100,17 @@ def claims(file: Path) -> list[dict[str, Any]]:
 
 
 def as_number(text: str) -> float:
-    """What a page shows as a number."""
+    """Return the number that a page shows."""
     return float(text.replace("−", "-"))
 
 
 def ends(entry: dict[str, Any]) -> tuple[float | None, ...]:
-    """Mean, least and most of a claim or a finding."""
+    """Return mean, lower and upper end of a claim or a finding."""
     return tuple(entry["ours"][name] for name in _ENDS)
 
 
 def rounds_to(number: float | None, text: str) -> bool:
-    """Whether a number is what a page shows, to the digits that it shows."""
+    """Return whether a page shows the number, up to the shown digits."""
     digits = len(text.partition(".")[2])
     return number is not None and abs(number - as_number(text)) <= 0.51 * 10**-digits
 
@@ -114,7 +118,7 @@ def rounds_to(number: float | None, text: str) -> bool:
 SAID = {"command", "machine", "load", "seeds", "commit", "columns", "rows"}
 
 
-def test_a_new_record_says_how_it_was_measured() -> None:
+def test_a_new_record_states_how_it_was_measured() -> None:
     found = json.loads(json.dumps(record("quiet", range(2), ("side", "s"), [("ours", "1.5")])))
     assert {*found} == SAID | {"date"}
     assert found["load"].startswith("quiet; ")
@@ -124,7 +128,7 @@ def test_a_new_record_says_how_it_was_measured() -> None:
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
-def test_a_result_says_how_it_was_measured(file: Path) -> None:
+def test_a_result_states_how_it_was_measured(file: Path) -> None:
     found = json.loads(file.read_text())
     assert {*found} >= SAID
     assert {len(row) for row in found["rows"]} == {len(found["columns"])}

@@ -1,4 +1,4 @@
-"""What the pages print runs: each page's blocks from top to bottom, as its reader types them."""
+"""The code blocks of each page run, from top to bottom, as a reader types them."""
 
 import json
 import os
@@ -30,15 +30,15 @@ _GPT = "model=huggingface model.family=gpt2 'model.config={n_embd: 16, n_layer: 
 _LLAMA = """model=huggingface model.family=llama 'model.config={hidden_size: 16, \
 num_hidden_layers: 4, num_attention_heads: 2, num_key_value_heads: 2, intermediate_size: 16}' \
 task.chat_template=template.jinja"""
-_LEFT_OUT = {  # what a reader adds, by the task
+_LEFT_OUT = {  # options that a reader adds, by task
     "task=classification": _BERT,
     "task=ner": _BERT,
     "task=causal_lm": _GPT,
     "task=chat": _LLAMA,
     "": "",
 }
-_DATED = "outputs/2026-11-21/04-53-02"  # links to the latest run, as RUN_DIR does
-_WORDS = {  # read with this machine in the place of others
+_DATED = "outputs/2026-11-21/04-53-02"  # links to the latest run, like RUN_DIR
+_WORDS = {  # replacements, such as this machine for others
     r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d": _DATED,
     r"\bedge\.example\b": "127.0.0.1",
     r"(?<=[:=])8000\b": "$PORT",
@@ -77,7 +77,7 @@ scp() { cp "${1#*:}" "./${2#*:}"; }
 
 @dataclass(frozen=True)
 class Reader:
-    """What a page leaves to its reader."""
+    """Commands that a page leaves to its reader."""
 
     before: Mapping[str, str] = field(default_factory=dict)  # lines typed before a command
 
@@ -193,7 +193,7 @@ def name_of(page: Path) -> str:
 
 
 def typed(commands: str, reader: Reader) -> str:
-    """The commands as a reader types them on this machine."""
+    """Return the commands as a reader types them on this machine."""
     lines = []
     for command in read(commands).replace("NAME", "berlin").splitlines():
         begins = [each for each in reader.before if f"{command}\n".startswith(each)]
@@ -216,15 +216,15 @@ def read(text: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """A reader's home, with the repository in it, and the environment of all commands."""
+    """A reader's home that contains the repository, and the environment of all commands."""
 
     folder: Path
     environment: Mapping[str, str]
 
     def run(self, script: str) -> None:
-        """Raise where the shell ends with another status than 0; what it printed is shown."""
+        """Run a script and print its output; fail unless its status is 0."""
         terminal, stdin = os.openpty()
-        os.write(terminal, b"y\n" * 9)  # to questions
+        os.write(terminal, b"y\n" * 9)  # answers to questions
         try:
             ended = subprocess.run(
                 ["bash", "-c", script],
@@ -246,7 +246,7 @@ class Place:
         print(shown)
 
     def write(self, name: str, text: str) -> Path:
-        """Write a file of the reader's, with this machine's ports in it."""
+        """Write a reader's file, with this machine's ports."""
         for each in ("PORT", "LINK_PORT", "DEVICE_PORT", "SECOND_PORT", "HOME"):
             text = re.sub(rf"\${each}\b", self.environment[each], text)
         file = Path(name.replace("~", str(self.folder)))
@@ -265,12 +265,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The socket of a process that runs commands."""
+    """Yield the socket of a process that runs commands."""
     home = str(tmp_path_factory.mktemp("forks"))
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "HOME": home}
     environment = {**os.environ, **offline, "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
     with (
-        tempfile.TemporaryDirectory(prefix="forks-") as short,  # a socket's path has 107 letters
+        tempfile.TemporaryDirectory(prefix="forks-") as short,  # a socket's path has ≤ 107 letters
         socket.socket(socket.AF_UNIX) as listening,
     ):
         listening.bind(f"{short}/socket")
@@ -286,7 +286,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def place(folder: Path, files: Path, forks: str) -> Iterator[Place]:
-    """A fresh home; on leaving, everything that was started in it ends."""
+    """Yield a fresh home; at the end, stop everything that was started in it."""
     copied = ignore_patterns(
         ".git", ".venv", "__pycache__", ".*_cache", "outputs", "multirun", "benchmarks"
     )
@@ -337,7 +337,7 @@ def program(file: Path, text: str) -> None:
 
 
 def end(numbers: Iterator[int]) -> None:
-    """End commands that serve, by their clients."""
+    """End serving commands through their clients."""
     there = list[psutil.Process]()
     for number in numbers:
         with suppress(psutil.NoSuchProcess):
@@ -371,8 +371,8 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, files: Path, forks
 
 
 def check_runs(folder: Path, commands: str) -> None:
-    """All runs are complete, and those whose folder is named are there: ``flwr run`` ends with
-    status 0 whatever becomes of the run."""
+    """Check that all runs are complete and that runs with a named folder exist: ``flwr run`` ends
+    with status 0 even if the run fails."""
     named = re.findall(r"hydra\.run\.dir=\$\w+/(\w+)", commands)
     ended = [
         *folder.glob("outputs/2*/*/summary.json"),
@@ -383,8 +383,8 @@ def check_runs(folder: Path, commands: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1200)
-def test_the_tables_of_the_first_pages_run(tmp_path: Path, files: Path, forks: str) -> None:
-    """All commands of the tables of next steps, in their order."""
+def test_commands_in_the_tables_of_next_steps_run(tmp_path: Path, files: Path, forks: str) -> None:
+    """Run all commands of these tables in order."""
     pages = text_of(ROOT / "README.md"), text_of(ROOT / "docs/tutorials/first-run.md")
     begins = "## Next steps", "## Try other things"
     sections = (

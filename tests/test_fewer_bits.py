@@ -1,4 +1,4 @@
-"""What travels in fewer bits: as many as were planned for, and nothing that does not train."""
+"""Compressed messages have as many bits as planned, and frozen weights are sent once."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ LORA = ("adapter=lora", "adapter.rank=2", "optimizer.lr=1.0e-2")
 
 @pytest.fixture(autouse=True)
 def _no_parts_of_other_tests() -> Iterator[None]:
-    """A process keeps what it read of the store; a test's store is its own."""
+    """Clear the parts that this process has cached: each test has its own store."""
     client_app._cached_parts.cache_clear()
     yield
     client_app._cached_parts.cache_clear()
@@ -41,7 +41,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
-    """What the units of such a run tell of themselves."""
+    """Return the states that the units of such a run report."""
     settings = settings_of(run_dir, overrides)
     tokenizer = build_tokenizer(settings)
     units = range(settings.federation.num_units)
@@ -61,10 +61,10 @@ def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
         ("int4", "float32", ()),
     ],
 )
-def test_planned_bits_are_those_sent(
+def test_planned_bits_equal_sent_bits(
     tmp_path: Path, precision: str, dtype: str, adapter: tuple[str, ...]
 ) -> None:
-    """To the byte, over an epoch, whose mean is what the planner expects of a round."""
+    """Exactly, over an epoch: the planner expects the epoch's mean per round."""
     epoch = ("federation.local_steps=1", "federation.rounds=2", "federation.num_units=3")
     each = "upload", "activation", "gradient"
     options = tuple(f"compression.{what}={precision}" for what in each)
@@ -75,7 +75,7 @@ def test_planned_bits_are_those_sent(
     assert 2 * bits == 8 * sent
 
 
-def test_a_head_at_home_leaves_the_weights_alone_to_send(tmp_path: Path) -> None:
+def test_with_heads_on_control_units_only_weights_are_sent(tmp_path: Path) -> None:
     options = ("decoder.mode=control_unit", "compression=int8")
     run(tmp_path, *options)
     planned = states(tmp_path, *options)
@@ -84,8 +84,10 @@ def test_a_head_at_home_leaves_the_weights_alone_to_send(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-def test_what_rounding_takes_is_repaid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights stay near those of exact uploads, nearer than without error feedback."""
+def test_error_feedback_compensates_for_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With error feedback, the squared distance from exact uploads is less than half as large."""
     options = ("federation.rounds=4", "federation.local_steps=1", "optimizer=sgd")
     options += ("model.dropout=0",)
     rounded = ("bfloat16", "int4")
@@ -112,7 +114,7 @@ def _only_the_optimizer(kept: Any) -> Any:
     return forgetful
 
 
-def test_adapters_alone_train(tmp_path: Path) -> None:
+def test_only_adapters_train(tmp_path: Path) -> None:
     run(tmp_path, *LORA, "federation.num_units=1")
     settings, _, tokenizer = load_model(tmp_path)
     frozen = frozen_names(settings.model, tokenizer.vocabulary)
@@ -122,7 +124,7 @@ def test_adapters_alone_train(tmp_path: Path) -> None:
     assert all("lora" in name for name in last if name not in same)
 
 
-def test_adapters_in_a_pipeline_end_where_those_of_the_unsplit_model_do(tmp_path: Path) -> None:
+def test_adapters_in_a_pipeline_equal_adapters_of_the_unsplit_model(tmp_path: Path) -> None:
     options = (*LORA, "pipeline.dtype=float64", "model.dropout=0", "federation.num_units=2")
     pipelined = run(tmp_path / "collapipe", *options)
     unsplit = run(tmp_path / "vanilla", *options, "framework=vanilla_fl")
@@ -130,8 +132,8 @@ def test_adapters_in_a_pipeline_end_where_those_of_the_unsplit_model_do(tmp_path
         torch.testing.assert_close(weight, unsplit[name], rtol=0, atol=1e-8)
 
 
-def test_frozen_weights_travel_once(tmp_path: Path) -> None:
-    """To each unit that lacks them, in its first run; units of one machine share a store."""
+def test_frozen_weights_are_sent_once(tmp_path: Path) -> None:
+    """Units of one machine share a store, so that a second run receives no frozen weights."""
     run(tmp_path / "first", *LORA, "federation.num_units=1")
     run(tmp_path / "second", *LORA, "federation.num_units=1")
     first, second = (summary(tmp_path / name) for name in ("first", "second"))
@@ -153,7 +155,7 @@ def test_a_damaged_part_is_sent_again(tmp_path: Path) -> None:
     assert all(FrozenStore(default_folder()).load(file.stem) for file in kept)
 
 
-def test_a_part_that_was_not_announced_is_not_kept(tmp_path: Path) -> None:
+def test_a_part_that_was_not_announced_is_not_stored(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, [*LORA, "federation.num_units=1"])
     grid = grid_of(settings)
     send = grid.send_and_receive

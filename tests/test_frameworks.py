@@ -1,4 +1,4 @@
-"""Every framework and strategy trains through the same apps; what differs is what it should be."""
+"""All frameworks and strategies train through the same apps, and differ only as specified."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of each framework; with three units and four channels all of them take part."""
+    """Train a run of each framework; with three units and four channels, all units take part."""
     folder = tmp_path_factory.mktemp("frameworks")
     for name in FRAMEWORKS:
         play(folder / name, *WORLD, f"framework={name}", "federation.rounds=1")
@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["collapipe_no_ss", "vanilla_fl", "titanic"])
-def test_where_blocks_lie_changes_nothing_that_is_learned(name: str, runs: dict[str, Path]) -> None:
+def test_the_placement_of_blocks_does_not_change_weights(name: str, runs: dict[str, Path]) -> None:
     one, other = (load_file(runs[each] / "model" / "model.safetensors") for each in (name, FIRST))
     assert one.keys() == other.keys()
     for key in one:
@@ -57,7 +57,7 @@ def test_where_blocks_lie_changes_nothing_that_is_learned(name: str, runs: dict[
 FIRST = "collapipe"
 
 
-def test_blocks_lie_where_the_framework_wants_them(runs: dict[str, Path]) -> None:
+def test_each_framework_places_blocks_as_specified(runs: dict[str, Path]) -> None:
     for line in lines(runs["titanic"]) + lines(runs["pipeline"]):
         assert all(cluster["segments"] for cluster in line["plan"]["clusters"])
     for line in lines(runs["pipeline"]):
@@ -71,7 +71,7 @@ def test_blocks_lie_where_the_framework_wants_them(runs: dict[str, Path]) -> Non
             assert [each["span"]["blocks"] for each in cluster["segments"]] == [1]
 
 
-def test_every_device_is_a_user_with_rows_of_its_own(tmp_path: Path) -> None:
+def test_vanilla_fl_devices_makes_each_device_a_unit(tmp_path: Path) -> None:
     settings = load_overrides([*WORLD, "framework=vanilla_fl_devices"])
     assert (settings.federation.num_units, settings.channel.num_channels) == (18, 18)
     given = ("framework=vanilla_fl_devices", "federation.num_units=5", "channel.num_channels=5")
@@ -82,8 +82,8 @@ def test_every_device_is_a_user_with_rows_of_its_own(tmp_path: Path) -> None:
         assert all(len(cost["device_energy_j"]) == 1 for cost in line["cost"]["clusters"])
 
 
-def test_what_is_uploaded_is_what_is_counted(runs: dict[str, Path]) -> None:
-    """All of the same world: only what is sent differs."""
+def test_upload_times_depend_on_the_framework(runs: dict[str, Path]) -> None:
+    """All runs have the same channels; only the uploaded data differ."""
     uploads = {
         name: [cost["upload_s"] for line in lines(path) for cost in line["cost"]["clusters"]]
         for name, path in runs.items()
@@ -107,7 +107,7 @@ def test_without_aggregation_each_unit_has_a_model(runs: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_trains_in_a_changing_world(strategy: str, tmp_path: Path) -> None:
+def test_every_strategy_trains_in_a_mobile_environment(strategy: str, tmp_path: Path) -> None:
     units = ("federation.num_units=4", "channel.num_channels=2", "federation.on_infeasible=skip")
     play(tmp_path, *WORLD, *units, "environment=mobile", f"strategy={strategy}")
     for line in lines(tmp_path):
@@ -119,7 +119,7 @@ def test_every_strategy_trains_in_a_changing_world(strategy: str, tmp_path: Path
     assert lines(tmp_path)[-1]["train_loss"] > 0
 
 
-def test_scheduling_alone_trains_nothing_and_costs_the_same(tmp_path: Path) -> None:
+def test_scheduling_without_training_has_the_same_costs(tmp_path: Path) -> None:
     play(tmp_path / "trained", *WORLD)
     play(tmp_path / "scheduled", *WORLD, "framework.train=false")
     trained, scheduled = (lines(tmp_path / name) for name in ("trained", "scheduled"))

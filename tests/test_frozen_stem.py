@@ -1,4 +1,5 @@
-"""A run behind a frozen stem ends with the same weights, bit for bit, whatever was kept of it."""
+"""A run with a frozen stem has the same weights, bit for bit, with or without cached
+activations."""
 
 import json
 import logging
@@ -30,21 +31,21 @@ CACHED = "adapter.cache=true"
 
 @pytest.fixture(scope="module")
 def uncached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """The weights of one unit's run without a cache."""
+    """Return the weights of one unit's run without a cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return run(tmp_path_factory.mktemp("run"), *STEM, *ALONE)
 
 
 def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> set[str]:
-    """Names of those that are not the same to the last bit."""
+    """Return the names of tensors that differ in any bit."""
     assert found.keys() == expected.keys()
     same = {n for n in found if found[n].numpy().tobytes() == expected[n].numpy().tobytes()}
     return found.keys() - same
 
 
 def files() -> list[Path]:
-    """What the user's cache holds of activations."""
+    """Return the files of activations in the user's cache."""
     return sorted(Path(os.environ["XDG_CACHE_HOME"]).glob("collapipe/activations/*/*"))
 
 
@@ -53,12 +54,12 @@ def rounds(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def stem_seconds(run_dir: Path) -> list[float]:
-    """Modelled, of a run of one unit."""
+    """Return the modelled stem times of a run of one unit."""
     return [line["cost"]["clusters"][0]["stem_s"] for line in rounds(run_dir)]
 
 
-def test_what_was_kept_changes_no_bit(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
-    """Not in the run that keeps it, nor in one that finds all of it; both have the same clock."""
+def test_cached_activations_change_no_bit(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
+    """Neither in the run that fills the cache nor in a second one; both have the same clock."""
     outcomes = []
     for name in ("cold", "warm"):
         assert differing(run(tmp_path / name, *STEM, *ALONE, CACHED), uncached) == set()
@@ -79,7 +80,7 @@ def test_what_was_kept_changes_no_bit(tmp_path: Path, uncached: dict[str, Tensor
     ],
     ids=lambda options: options[0],
 )
-def test_so_it_is_with_other_options(tmp_path: Path, options: list[str]) -> None:
+def test_a_cache_changes_no_bit_with_other_options(tmp_path: Path, options: list[str]) -> None:
     kept, computed = (
         run(tmp_path / name, *STEM, *ALONE, *options, f"adapter.cache={name}")
         for name in ("true", "false")
@@ -88,8 +89,9 @@ def test_so_it_is_with_other_options(tmp_path: Path, options: list[str]) -> None
     assert differing(kept, computed) == set()
 
 
-def test_the_clock_counts_a_row_once(tmp_path: Path) -> None:
-    """Without a cache in every epoch; a local step of all rows is an epoch."""
+def test_with_a_cache_the_clock_counts_each_row_once(tmp_path: Path) -> None:
+    """Without a cache, it counts each row in every epoch. A local step with all rows is an
+    epoch."""
     options = [*STEM, *ALONE, "batch_size=12", "federation.local_steps=1"]
     run(tmp_path / "true", *options, CACHED)
     run(tmp_path / "false", *options)
@@ -108,7 +110,7 @@ def test_the_clock_counts_a_row_once(tmp_path: Path) -> None:
     [*(pytest.param(each, marks=pytest.mark.thorough) for each in (b"", b"torn")), None],
     ids=["empty", "torn", "one bit"],
 )
-def test_a_damaged_file_is_computed_again(
+def test_a_damaged_cache_file_is_computed_again(
     tmp_path: Path, uncached: dict[str, Tensor], caplog: LogCaptureFixture, damage: bytes | None
 ) -> None:
     run(tmp_path / "first", *STEM, *ALONE, CACHED)
@@ -122,7 +124,7 @@ def test_a_damaged_file_is_computed_again(
     assert {file: file.read_bytes() for file in files()} == whole
 
 
-def test_an_activation_of_another_row_is_none(tmp_path: Path) -> None:
+def test_the_store_discards_an_activation_of_another_row(tmp_path: Path) -> None:
     store = ActivationStore(tmp_path / "store", 10_000)
     rows, activation = torch.tensor([[1, 2], [1, 3]]), torch.rand(2, 4)
     store.keep(rows[0], activation)
@@ -135,10 +137,10 @@ def test_an_activation_of_another_row_is_none(tmp_path: Path) -> None:
     assert not list((tmp_path / "store").iterdir())
 
 
-def test_units_with_the_same_rows_read_and_write_at_once(
+def test_units_with_the_same_rows_can_share_a_store(
     tmp_path: Path, caplog: LogCaptureFixture
 ) -> None:
-    """Each with a new store in every round, which counts the files that are there."""
+    """Each unit opens the store again in each round, which counts the existing files."""
     rows = [(torch.tensor([n]), torch.full((100_000,), float(n))) for n in range(8)]
 
     def unit(number: int) -> None:
@@ -155,7 +157,7 @@ def test_units_with_the_same_rows_read_and_write_at_once(
     assert all(len([*folder.iterdir()]) == len(rows) for folder in tmp_path.iterdir())
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_no_file(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     def interrupted(file: Path, target: Path) -> Path:
         raise KeyboardInterrupt
 
@@ -165,7 +167,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: Monkey
     assert [*(tmp_path / "store").iterdir()] == []
 
 
-def test_what_a_killed_writer_left_takes_no_room_for_ever(tmp_path: Path) -> None:
+def test_an_old_partial_file_of_a_killed_writer_is_deleted(tmp_path: Path) -> None:
     ids, activation = torch.arange(4), torch.zeros(2, 4)
     left, written = tmp_path / ".left", tmp_path / ".written"
     for partial in left, written:
@@ -176,15 +178,15 @@ def test_what_a_killed_writer_left_takes_no_room_for_ever(tmp_path: Path) -> Non
     assert len([*tmp_path.glob("*.safetensors")]) == 1
 
 
-def test_no_more_than_its_bytes_are_kept(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
+def test_the_cache_stays_within_its_byte_limit(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
     limit = 8000
     found = run(tmp_path, *STEM, *ALONE, CACHED, f"adapter.cache_bytes={limit}")
     assert differing(found, uncached) == set()
     assert 0 < sum(file.stat().st_size for file in files()) <= limit
-    assert all(seconds > 0 for seconds in stem_seconds(tmp_path))  # what had no room
+    assert all(seconds > 0 for seconds in stem_seconds(tmp_path))  # rows without room
 
 
-def test_a_full_disk_costs_time_and_nothing_else(
+def test_a_full_disk_disables_the_cache_and_changes_no_bit(
     tmp_path: Path,
     uncached: dict[str, Tensor],
     monkeypatch: MonkeyPatch,
@@ -203,17 +205,17 @@ def test_a_full_disk_costs_time_and_nothing_else(
     assert caplog.text.count("no more activations are kept") == 3  # once a round
 
 
-def test_a_pipeline_behind_a_stem_ends_where_one_device_does(tmp_path: Path) -> None:
+def test_a_pipeline_after_a_stem_equals_one_device(tmp_path: Path) -> None:
     exact = (*STEM, "pipeline.dtype=float64", "model.dropout=0", "adapter.dropout=0", UNEVEN)
     piped = run(tmp_path / "piped", *exact, CACHED, "pipeline.num_segments=2")
     whole = run(tmp_path / "whole", *exact, "framework=vanilla_fl")
-    assert differing(piped, whole)  # in another order of sums
+    assert differing(piped, whole)  # the order of sums differs
     for name, weight in whole.items():
         torch.testing.assert_close(piped[name], weight, rtol=0, atol=1e-9, msg=name)
 
 
-def test_an_export_knows_no_stem(tmp_path: Path) -> None:
-    """T5's table of positions passes stem and blocks, and files of the cache."""
+def test_an_exported_model_with_a_stem_encodes_like_the_trained_one(tmp_path: Path) -> None:
+    """T5's bias table passes through stem, blocks and cache files."""
     name = folder(tmp_path, "t5", **without_dropout("t5"))
     options = [option for option in TINY if not option.startswith("model.")]
     options += ["model=huggingface", f"model.name={name}", "task.max_length=18", *ALONE]
@@ -251,7 +253,7 @@ def test_an_export_knows_no_stem(tmp_path: Path) -> None:
         (["adapter.last_blocks=2", "framework=splitfed"], r"framework\.cut=1: .* null"),
     ],
 )
-def test_options_that_cannot_be_are_one_line(options: list[str], says: str) -> None:
+def test_the_error_for_invalid_stem_options_is_one_line(options: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         config.load_overrides(["adapter=lora", *options])
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A disk that fills up while a run writes: one line, and what was written stays."""
+"""A disk that fills up while a run writes: the error names the file, and the summary records it."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def without_room(action: Callable[..., Any]) -> Callable[..., Any]:
     ],
     ids=["shards", "log", "metrics", "curves"],
 )
-def test_a_full_disk_ends_the_run_with_its_reason(
+def test_a_full_disk_ends_the_run_and_the_error_names_the_file(
     tmp_path: Path, monkeypatch: MonkeyPatch, place: object, name: str, file: str
 ) -> None:
     monkeypatch.setattr(place, name, without_room(getattr(place, name)))
@@ -46,7 +46,7 @@ def test_a_full_disk_ends_the_run_with_its_reason(
     assert file in summary["error"]
 
 
-def test_where_the_summary_has_no_room_the_first_reason_is_told(
+def test_the_first_error_is_reported_if_the_summary_has_no_room(
     tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     report = without_room(training.write_shard_report)

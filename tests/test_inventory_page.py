@@ -1,4 +1,4 @@
-"""The page of the inventory has each key of the schema, and no other."""
+"""The inventory page lists exactly the keys of the schema."""
 
 import re
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ _QUOTED = re.compile(r"`([^`]+)`")
 
 
 def parts(kind: object) -> Iterator[object]:
-    """A type and the types within it."""
+    """Yield a type and the types within it."""
     yield kind
     for each in get_args(kind):
         yield from parts(each)
 
 
 def keys(section: type[Section], of: str = "") -> Iterator[str]:
-    """Each key as the page writes it, such as ``devices[].chunk.u``."""
+    """Yield each key as the page writes it, such as ``devices[].chunk.u``."""
     for name, field in section.model_fields.items():
         within = [*parts(field.annotation)]
         inner = [each for each in within if isinstance(each, type) and issubclass(each, Section)]
@@ -37,7 +37,7 @@ def _origin(kind: object) -> object:
 
 
 def values(section: type[Section]) -> Iterator[object]:
-    """The values that keys may have by name."""
+    """Yield the named values that keys may have."""
     for field in section.model_fields.values():
         for each in parts(field.annotation):
             if isinstance(each, type) and issubclass(each, Section):
@@ -47,9 +47,9 @@ def values(section: type[Section]) -> Iterator[object]:
 
 
 def rows() -> dict[str, set[str]]:
-    """Each key in a table's first column, with the words in code of the row's meaning.
+    """Return each key in a table's first column, with the code words of the row's meaning.
 
-    A name without a dot has the place of the name before it.
+    A name without a dot belongs to the section of the name before it.
     """
     found = dict[str, set[str]]()
     text = PAGE.read_text().partition("## Batch and model")[2].partition("## How a named")[0]

@@ -1,4 +1,4 @@
-"""What units keep between rounds is in files where one machine runs them all, and in no memory."""
+"""On one machine, units keep their state between rounds in files and not in memory."""
 
 import threading
 from pathlib import Path
@@ -22,8 +22,8 @@ ALL = ("optimizer.name=adamw", "compression.feedback=true", "compression=int4", 
 GROUPS = {"optimizer": {"a.b/exp_avg": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}}
 
 
-def test_contexts_hold_no_tensors_and_files_are_the_owners_alone(tmp_path: Path) -> None:
-    """Optimiser, residual and activations of three units; all of it ends with the grid."""
+def test_state_is_in_private_files_and_not_in_contexts(tmp_path: Path) -> None:
+    """Optimiser, residual and activations of three units; the files are deleted with the grid."""
     settings = settings_of(tmp_path, ALL)
     with grid_of(settings) as grid:
         train(grid, settings)
@@ -46,11 +46,11 @@ def test_contexts_hold_no_tensors_and_files_are_the_owners_alone(tmp_path: Path)
         pytest.param(("compression=int8", "decoder.mode=control_unit"), marks=pytest.mark.thorough),
     ],
 )
-def test_files_change_no_bit(
+def test_state_in_files_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    """Against units that keep all in their states; a file is named by the node's configuration, or
-    by the process's environment."""
+    """Compared with units that keep everything in their contexts. The node's configuration or the
+    process's environment names the file."""
 
     def in_memory(message: Message, context: Context) -> Message:
         context.node_config.pop(IN_NODE, None)
@@ -68,10 +68,10 @@ def test_files_change_no_bit(
         assert outcome(run_dir) == outcome(expected)
 
 
-def test_a_unit_goes_on_from_the_round_before_where_its_disk_was_full(
+def test_a_unit_whose_disk_was_full_continues_from_the_round_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that was away in that round."""
+    """The run equals one in which the unit was unavailable in that round."""
     full = set[str]()
 
     def pieces_or_none(tensors: Tensors) -> list[bytes | memoryview]:
@@ -86,7 +86,7 @@ def test_a_unit_goes_on_from_the_round_before_where_its_disk_was_full(
         try:
             return app(message, context)
         finally:
-            full.clear()  # of this unit alone: the other one trains meanwhile
+            full.clear()  # only for this unit: the other one trains meanwhile
 
     def away(message: Message, context: Context) -> Message:
         if is_missed(message, context):
@@ -104,7 +104,7 @@ def test_a_unit_goes_on_from_the_round_before_where_its_disk_was_full(
     assert differing(tensors(found), tensors(expected)) == []
 
 
-def test_where_no_unit_has_room_the_run_ends_with_the_folder_and_a_way_out(
+def test_if_no_unit_has_room_the_error_names_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Tensors) -> list[bytes | memoryview]:
@@ -119,7 +119,7 @@ def test_where_no_unit_has_room_the_run_ends_with_the_folder_and_a_way_out(
         assert list(folder.iterdir()) == []
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_previous_file(tmp_path: Path) -> None:
     file = KeptFile(tmp_path / "2.safetensors")
     file.write(GROUPS)
     with full_disk(), pytest.raises(StorageError, match=str(tmp_path)):
@@ -128,7 +128,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file.path]
 
 
-def test_a_round_that_is_given_up_while_it_is_written_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_write_in_a_cancelled_round_keeps_the_previous_file(tmp_path: Path) -> None:
     file = KeptFile(tmp_path / "2.safetensors")
     file.write(GROUPS)
     with cancellable() as scope, pytest.raises(CancelledRoundError):
@@ -138,6 +138,6 @@ def test_a_round_that_is_given_up_while_it_is_written_leaves_what_was_there(tmp_
     assert list(tmp_path.iterdir()) == [file.path]
 
 
-def test_a_file_that_is_gone_is_no_new_beginning(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="resume"):
         KeptFile(tmp_path / "2.safetensors").read()

@@ -1,4 +1,4 @@
-"""Runs that keep frozen weights narrow: the same bits as with these weights in float32."""
+"""Runs with narrow frozen weights have the same bits as with these weights in float32."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def wide(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     ],
     ids=lambda options: options[-1],
 )
-def test_a_run_has_the_bits_of_the_rounded_weights(
+def test_narrow_weights_train_like_rounded_float32_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     found = run(tmp_path / "kept", *options)
@@ -84,7 +84,7 @@ def test_a_run_has_the_bits_of_the_rounded_weights(
     assert frozen
     assert not any("lora" in name for name in frozen)
     monkeypatch.setattr("collapipe.models.lora.keep", rounded)
-    _empty.cache_clear()  # the same options, other forms
+    _empty.cache_clear()  # equal options give another form now
     expected = run(tmp_path / "wide", *options)
     _empty.cache_clear()
     assert all(each.dtype.itemsize >= 4 for each in expected.values())
@@ -109,7 +109,7 @@ def test_a_run_on_daemons_has_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", [pytest.param("null", marks=pytest.mark.thorough), "nf4"])
-def test_such_a_run_is_resumed_asked_and_exported(
+def test_a_run_with_narrow_weights_can_resume_predict_and_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], quantization: str
 ) -> None:
     whole = run(tmp_path / "whole", f"model.quantization={quantization}")

@@ -1,4 +1,4 @@
-"""A run that is killed, at whatever moment, goes on and ends like one that was not."""
+"""A run that is killed at any moment can be resumed, and ends like an uninterrupted run."""
 
 import os
 import shutil
@@ -16,8 +16,9 @@ from scripted_units import UNTRAINED, scripted_units
 from server_app.checkpoints.file import CheckpointFolder
 
 
-def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:
-    """Of what the server writes: units are scripted, and move by what they kept."""
+def test_a_run_killed_between_any_two_writes_resumes_exactly(tmp_path: Path) -> None:
+    """Between any two writes of the server. Units are scripted; their updates depend on kept
+    state."""
     world = World(tmp_path, "federation.rounds=2", "federation.keep=1", *UNTRAINED)
     whole, copies = tmp_path / "whole", tmp_path / "copies"
     whole.mkdir()
@@ -37,20 +38,20 @@ def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_kill_while_a_run_is_taken_up_costs_nothing(tmp_path: Path) -> None:
+def test_a_kill_during_a_resume_changes_no_result(tmp_path: Path) -> None:
     world = World(tmp_path, "federation.rounds=2", "framework.train=false")
     whole = world.run(tmp_path / "whole")
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     with copied_before_each_write(again, tmp_path / "copies") as killed:
         world.run(again, "000001")
     for run_dir in killed:
-        complete = (run_dir / "summary.json").exists()  # it has not been taken up yet
+        complete = (run_dir / "summary.json").exists()  # not resumed yet
         world.run(run_dir, "000001" if complete else CheckpointFolder(run_dir).names()[-1])
         assert outcome(run_dir) == outcome(whole), run_dir
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
+def test_a_killed_process_can_be_resumed_exactly(tmp_path: Path) -> None:
     options = [*TINY, *SMALL, "federation.rounds=8", "federation.keep=1"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-m", "collapipe", "run", *options]

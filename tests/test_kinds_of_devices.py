@@ -1,5 +1,4 @@
-"""On another device a model learns what it learns on the CPU, and every tensor is where it is
-needed."""
+"""A model trains on another device as on the CPU, and every tensor is on the right device."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,13 +53,13 @@ OF_TASKS = {
 
 @pytest.fixture
 def second() -> Iterator[torch.device]:
-    """A device that computes as the CPU does."""
+    """Yield a device that computes like the CPU."""
     with second_device() as device:
         yield device
 
 
 def derived(tmp_path: Path, name: str, store: ActivationStore | None = None) -> tuple[Any, str]:
-    """A small model made out of another, and its kind of head."""
+    """Return a small model derived from another one, and its kind of head."""
     family, _, what = name.partition("-")
     head = {"own": "decoder", "bert": "pooled", "gpt2": "causal", "t5": "decoder"}[family]
     base: Any = OWN if family == "own" else spec_of(tmp_path, family, head)
@@ -75,7 +74,7 @@ def derived(tmp_path: Path, name: str, store: ActivationStore | None = None) -> 
     return made[what](), head
 
 
-# Others are built as one of these is.
+# Other families are built like one of these.
 KINDS = "bert", "gpt2", "llama", "t5"
 
 
@@ -86,10 +85,10 @@ KINDS = "bert", "gpt2", "llama", "t5"
         for case in CASES
     ],
 )
-def test_a_family_learns_the_same(
+def test_a_family_trains_on_the_device_as_on_the_cpu(
     tmp_path: Path, second: torch.device, name: str, head: str
 ) -> None:
-    """With dropout, whose masks are drawn there."""
+    """With dropout, whose masks are drawn on the device."""
     spec, batch = cast(ModelSpec, spec_of(tmp_path, name, head)), batch_for(head)
     found = learned(spec, batch, second)
     assert ran >= TRAINED
@@ -101,15 +100,19 @@ def test_a_family_learns_the_same(
     "name",
     [*DERIVED, *(pytest.param(name, marks=pytest.mark.thorough) for name in FURTHER)],
 )
-def test_a_derived_model_learns_the_same(tmp_path: Path, second: torch.device, name: str) -> None:
+def test_a_derived_model_trains_on_the_device_as_on_the_cpu(
+    tmp_path: Path, second: torch.device, name: str
+) -> None:
     spec, head = derived(tmp_path, name)
     batch = batch_for(head)
     check_close(learned(spec, batch, second), learned(spec, batch, CPU))
     assert ran >= TRAINED
 
 
-def test_a_stem_keeps_rows_for_any_device(tmp_path: Path, second: torch.device) -> None:
-    """They lie on disk, and what is read of them computes where the others do."""
+def test_cached_rows_of_a_stem_can_be_used_on_any_device(
+    tmp_path: Path, second: torch.device
+) -> None:
+    """The cache is on disk; a cached row is moved to the model's device."""
     batch, outcomes = batch_for("decoder"), []
     for device in (second, second, CPU):
         store = ActivationStore(tmp_path / "kept", 2**20)
@@ -132,10 +135,10 @@ def test_a_stem_keeps_rows_for_any_device(tmp_path: Path, second: torch.device) 
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )
-def test_a_run_ends_with_the_same_weights(
+def test_a_run_on_the_device_ends_with_the_same_weights(
     tmp_path: Path, second: torch.device, options: list[str], needed: set[str]
 ) -> None:
-    """To the last bit; on the units, on the server, or on both, and there alone."""
+    """Bit for bit. The units, the server or both use the device, and only they do."""
     run(tmp_path / "there", *ALONE, *options)
     assert ran & (LOSS | PREDICTION) == needed
     assert ran >= TRAINED
@@ -145,8 +148,8 @@ def test_a_run_ends_with_the_same_weights(
 
 
 @pytest.mark.parametrize("task", OF_TASKS)
-def test_a_model_answers_the_same(second: torch.device, task: str) -> None:
-    """Evaluated, and asked with scores; a causal one goes on with texts."""
+def test_a_model_predicts_the_same_on_the_device(second: torch.device, task: str) -> None:
+    """Evaluations and scored predictions are equal; a causal model continues texts."""
     settings = load_overrides([f"task={task}", *OF_TASKS[task]])
     rows, found = load_rows(settings, "test"), []
     tokenizer = build_tokenizer(settings)
@@ -180,7 +183,7 @@ FAULTS: dict[str, Callable[[Tensor], object]] = {
 
 
 def stepped(x: Tensor, step: Tensor) -> None:
-    """An optimiser whose state is on the CPU."""
+    """Take an optimiser's step with state on the CPU."""
     weight = nn.Parameter(x)
     optimizer = Optimizer(SETTINGS, nn.ParameterList([weight]))
     moments = {"0/exp_avg": torch.zeros_like(x), "0/exp_avg_sq": torch.zeros_like(x)}
@@ -190,14 +193,14 @@ def stepped(x: Tensor, step: Tensor) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_left_on_the_cpu_is_found(second: torch.device, fault: str) -> None:
-    """Otherwise the tests above would show nothing."""
+def test_the_simulated_device_raises_for_each_fault(second: torch.device, fault: str) -> None:
+    """Otherwise the tests above would prove nothing."""
     with pytest.raises((RuntimeError, TypeError)):
         FAULTS[fault](torch.ones(3, 3).to(second))
 
 
-def test_dropout_goes_on_on_each_device(second: torch.device) -> None:
-    """Two layers of a part share no mask there either, and the CPU's masks are what they were."""
+def test_dropout_on_the_device_leaves_the_cpus_masks_unchanged(second: torch.device) -> None:
+    """On the device, too, two layers of a part have different masks."""
     x, key = torch.ones(64), DropoutKey(1, 2, 3)
     with drawing_from(key.generator("head", 0)):
         there = [dropout(x.to(second), 0.3).cpu() for _ in range(2)]
@@ -208,8 +211,8 @@ def test_dropout_goes_on_on_each_device(second: torch.device) -> None:
     assert torch.equal(torch.stack(mixed), torch.stack(here))
 
 
-def test_a_state_follows_its_weights(second: torch.device) -> None:
-    """To their device, the number of steps too, and back."""
+def test_optimizer_state_follows_its_weights(second: torch.device) -> None:
+    """It moves to the weights' device, including the number of steps, and back to the CPU."""
     module = nn.Linear(3, 2).to(second)
     optimizer = Optimizer(SETTINGS, module)
     optimizer.load_state({"bias/step": torch.ones(()), "bias/exp_avg": torch.ones(2)})

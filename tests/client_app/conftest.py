@@ -1,4 +1,4 @@
-"""Units' replies carry the identity of Flower's task, which its process has."""
+"""Units' replies contain the task's identity, which Flower keeps per process."""
 
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
@@ -6,5 +6,5 @@ from flwr.supercore.task_identity import TaskIdentity
 
 @pytest.fixture(autouse=True)
 def _task() -> None:
-    """As in a unit's process of run 1."""
+    """Set the identity as in a unit's process of run 1."""
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1

@@ -1,4 +1,4 @@
-"""A unit that its SuperNode's messages do not bring down."""
+"""A unit continues to answer after any message of its SuperNode."""
 
 import logging
 from pathlib import Path
@@ -28,8 +28,8 @@ class Over(BaseException):
 
 
 class SuperNode:
-    """Has a message that cannot be read, one whose reply comes too late, and one of a kind that
-    nobody expects; it takes no sign of life."""
+    """Sends an unreadable message, a message whose reply comes too late, and one of an unknown
+    kind; it accepts no heartbeat."""
 
     def __init__(self) -> None:
         self.tokens = ["unreadable", "late", "", "odd"]
@@ -47,7 +47,7 @@ class SuperNode:
     def pull(self, _: object) -> tuple[Message, Context, Any, None]:
         if self.now == "unreadable":
             raise ValueError("no message")
-        taken_s()  # which raises unless the message counts as taken before it is fetched
+        taken_s()  # raises unless the message counts as taken before it is fetched
         context = Context(1, 1, {}, RecordDict(), {})
         run = type("Run", (), {"fab_id": "another/app", "fab_version": "1"})
         return Message(RecordDict(), 1, "query.odd"), context, run, None
@@ -65,7 +65,7 @@ class SuperNode:
         raise httpx.HTTPStatusError("401", request=request, response=httpx.Response(401))
 
     def close(self) -> None:
-        """As Flower's client has it."""
+        """Do nothing; Flower's client has this method."""
 
 
 def answer_all(
@@ -80,7 +80,7 @@ def answer_all(
         answer_messages(Tasks("127.0.0.1:0", b"secret"), KeptStore(folder), client)
 
 
-def test_each_message_is_ended_and_the_next_one_taken(
+def test_each_message_is_ended_and_the_next_one_answered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     node = SuperNode()
@@ -89,11 +89,11 @@ def test_each_message_is_ended_and_the_next_one_taken(
 
 
 class Panic(BaseException):
-    """As Rust's libraries raise it, which is no Exception."""
+    """Like an error of a Rust library, which is not an ``Exception``."""
 
 
 class Unexpected(SuperNode):
-    """Raises at each step of a message, before it has one that can be answered."""
+    """Raises at each step before a message can be answered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,10 +121,10 @@ class Unexpected(SuperNode):
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), SystemExit(0), Panic("secret")])
-def test_whatever_is_raised_the_unit_answers(
+def test_a_unit_answers_after_any_exception(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No dead thread stands behind a SuperNode that is online."""
+    """Otherwise the SuperNode would stay online although no thread answers."""
 
     def raising(message: Message, context: Context) -> Message:
         raise error
@@ -152,7 +152,7 @@ class Restarting(SuperNode):
         self.refuse()
 
 
-def test_a_restart_of_the_supernode_is_no_unexpected_error(
+def test_a_restart_of_the_supernode_logs_only_one_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Restarting()

@@ -1,4 +1,4 @@
-"""What a message has waited until its first micro-batch counts from its being taken."""
+"""A message's wait for its first micro-batch counts from the time when the message is taken."""
 
 import time
 
@@ -7,7 +7,7 @@ import pytest
 from client_app.arrival import message_taken, taken_s
 
 
-def test_of_nested_messages_the_outermost_counts() -> None:
+def test_the_outermost_of_nested_messages_counts() -> None:
     before_s = time.perf_counter()
     with message_taken():
         first_s = taken_s()

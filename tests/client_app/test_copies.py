@@ -10,10 +10,10 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Share, Span
     ("copy_bytes", "sending", "steps"),
     [
         (1e4, Sending(1e6), 1),  # adapters
-        (3e5, Sending(1e6), 10),  # by bytes alone
+        (3e5, Sending(1e6), 10),  # limited by bytes only
         (3e5, Sending(1e6, share=0.2), 2),  # a fast network
         (3e5, Sending(1e6, share=7.0), 10),
-        (2e7, Sending(4e6, share=0.5), 20),  # no loss may repeat more
+        (2e7, Sending(4e6, share=0.5), 20),  # the most steps that a loss may repeat
         (2e7, Sending(0.0, share=0.0), 1),  # as a faulty device reports
     ],
 )

@@ -1,4 +1,5 @@
-"""A unit's devices: what the server is told of them, and what another process goes on from."""
+"""A unit's devices: their reports to the server, and the state from which another process
+continues."""
 
 import json
 import math
@@ -30,7 +31,7 @@ from tests.thorough import cases
 
 
 def devices(profile: bool | None = None) -> Devices:
-    """Two, of which nobody has asked anything yet."""
+    """Return two devices that no process has contacted yet."""
     roster = [DeviceAddress(name, f"{name}.home:7700") for name in ("jetson", "pi")]
     cluster: Any = SimpleNamespace(roster=lambda unit: roster, credentials=None)
     pipeline = SimpleNamespace(profile=profile, relay=False)
@@ -45,7 +46,8 @@ def never() -> StepLaw:
 def learn(
     own: Devices, pi_s: float, send_s: float = 0.0, machines: tuple[str, str] = ("j", "p")
 ) -> None:
-    """A round of one block on each, planned with a second; the Jetson takes four."""
+    """Learn from a round of one block on each device, planned with 1 s per block; the Jetson takes
+    4 s."""
     plan = plan_of(["jetson", "pi"], [1, 1])
     times = StepTimes(
         forward_s=(1.0, pi_s / 4),
@@ -65,11 +67,11 @@ def learn(
 
 
 def slowness(own: Devices) -> dict[str, float]:
-    """Of each measured device."""
+    """Return the slowness of each measured device."""
     return {name: each.slowness for name, each in own.law.devices.items()} if own.law else {}
 
 
-def test_another_process_plans_as_the_one_before_it() -> None:
+def test_another_process_plans_like_the_previous_one() -> None:
     first, second = devices(), devices()
     learn(first, pi_s=2.0)
     assert slowness(first) == pytest.approx({"jetson": 4.0, "pi": 2.0})
@@ -89,7 +91,7 @@ def test_another_process_plans_as_the_one_before_it() -> None:
 
 
 def test_a_machine_keeps_its_label_in_another_process() -> None:
-    """Whichever of its devices answers first there."""
+    """This does not depend on which of its devices answers first."""
     first, second = devices(), devices()
     learn(first, pi_s=2.0, machines=("a", "a"))
     assert first.law is not None
@@ -131,7 +133,7 @@ def test_a_busy_round_moves_an_estimate_by_half() -> None:
     assert slowness(own)["pi"] == pytest.approx(4.0**0.125)
 
 
-def test_laws_that_stay_as_they_are_described_are_never_changed() -> None:
+def test_without_profiling_laws_are_never_changed() -> None:
     own, other = devices(profile=False), devices()
     learn(own, pi_s=2.0)
     learn(other, pi_s=2.0)
@@ -218,8 +220,8 @@ def test_the_error_of_a_unit_without_devices_has_no_address() -> None:
 
 
 def taking_over(plan: ClusterPlan, gone: str, closed: str = "", **memory: float) -> ClusterPlan:
-    """Boxes a to d, each slower than the one before; a block needs 1 B of ``memory``. Owners of
-    ``closed`` boxes allow one."""
+    """Return the plan after the loss of ``gone``. Boxes a to d are each slower than the one before;
+    a block needs 1 B of ``memory``. ``closed`` boxes hold at most one block."""
     boxes = {
         name: DeviceProfile(
             name,
@@ -246,12 +248,12 @@ def after_loss(plan: ClusterPlan, boxes: dict[str, DeviceProfile], gone: str) ->
 
 
 HALVES = Share("a", 2), Share("b", 2)
-Held = tuple[dict[str, int], int, set[str]]  # a stage's rows by device, blocks, who recomputes
+Held = tuple[dict[str, int], int, set[str]]  # a stage's rows by device, blocks, recomputing devices
 
 
 def drawn_loss(rng: np.random.Generator) -> tuple[list[Held], dict[str, DeviceProfile]]:
-    """Stages in some order of the lost device x, of several that share, and perhaps of one more;
-    others are free. Memory is enough for some of them, with or without recomputing."""
+    """Draw stages in random order: the lost device x, devices with shares, and perhaps one more.
+    Other devices are free. Memory is enough for some of them, with or without recomputing."""
     boxes = {}
     for name in "abcdsx":
         of_batch, limit = float(rng.uniform(1, 4)), float(rng.uniform(3, 14))
@@ -270,8 +272,9 @@ def drawn_loss(rng: np.random.Generator) -> tuple[list[Held], dict[str, DevicePr
 
 
 def heirs_of(stages: list[Held]) -> Iterator[list[Held]]:
-    """All ways to go on without x: on a free device, on one of several whose rows go to the
-    nearest other one, or on the only device of a neighbouring stage."""
+    """Yield all ways to continue without x. A free device takes its blocks, or the only device of a
+    neighbouring stage does, or a device with shares does; its rows go to the nearest device of its
+    stage."""
     place = next(k for k, (rows, _, _) in enumerate(stages) if "x" in rows)
     _, blocks, on = stages[place]
     for k, (rows, own, recomputing) in enumerate(stages):
@@ -293,7 +296,8 @@ def heirs_of(stages: list[Held]) -> Iterator[list[Held]]:
 
 
 def batch_of(stages: list[Held], boxes: dict[str, DeviceProfile], schedule: str) -> float:
-    """The seconds of a batch in two micro-batches; infinite if a device cannot hold its part."""
+    """Return the seconds of a batch in two micro-batches; infinite if a device cannot hold its
+    part."""
     left = tuple(each for name, each in boxes.items() if name != "x")
     total = sum(blocks for _, blocks, _ in stages)
     problem = ClusterProblem(left, total, 8, 2, "overlap", in_flight=in_flight(schedule, len(left)))
@@ -313,7 +317,7 @@ def batch_of(stages: list[Held], boxes: dict[str, DeviceProfile], schedule: str)
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b"])
 def test_no_other_device_can_take_over_faster(schedule: str) -> None:
-    """Whoever recomputes: for each way to go on, a device that has recomputed blocks does, too."""
+    """In each way to continue, a device that takes over recomputed blocks recomputes them, too."""
     found, recomputed = 0, 0
     for number in range(cases(few=100, many=3000)):
         stages, boxes = drawn_loss(np.random.default_rng(number))
@@ -343,7 +347,7 @@ def test_no_other_device_can_take_over_faster(schedule: str) -> None:
 
 
 def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> None:
-    """As far as memory allows."""
+    """Memory and owners' limits exclude devices."""
     pair = SegmentPlan("b", Span(3, 1), (Share("b", 2), Share("c", 2)))
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 3)), pair), 1, "gpipe")
     assert taking_over(plan, "a").segments[0].device == "b"
@@ -353,9 +357,9 @@ def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> N
     assert taking_over(plan, "a", closed="bcd") is None
 
 
-def test_a_lost_segment_that_no_device_is_free_for_is_planned_anew() -> None:
-    """The other has shares of another segment, which no device can have besides its own; nor can
-    it have more shares than its memory allows."""
+def test_a_lost_segment_is_planned_anew_if_no_device_can_take_it_over() -> None:
+    """No device can hold shares of one segment and another segment, or more shares than its memory
+    allows."""
     halves = SegmentPlan("a", Span(0, 2), (Share("a", 1), Share("a", 1)))
     plan = ClusterPlan(0, (halves, SegmentPlan("b", Span(2, 2))), 1, "gpipe")
     own: Any = SimpleNamespace(_plan=plan)
@@ -369,12 +373,12 @@ def test_a_lost_segment_that_no_device_is_free_for_is_planned_anew() -> None:
         assert (taken and taken.num_micro_batches) == m
         assert after_loss(replace(plan, over_limits=True), boxes, "a")
     thirds = SegmentPlan("a", Span(0, 4), (Share("a", 2), Share("b", 1), Share("c", 1)))
-    boxes = {name: DeviceProfile(name, law) for name in "abc"}  # of VanillaFL
+    boxes = {name: DeviceProfile(name, law) for name in "abc"}  # as in VanillaFL
     assert after_loss(ClusterPlan(0, (thirds,), 1, "gpipe"), boxes, "a")
 
 
-def test_a_loss_that_costs_bits_is_told() -> None:
-    """No other device can hold the lost one's segment besides its shares."""
+def test_a_loss_that_changes_bits_is_reported() -> None:
+    """No other device can hold the lost segment in addition to its shares."""
     shared = SegmentPlan("b", Span(1, 3), (Share("b", 2), Share("c", 2)))
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 1)), shared), 1, "gpipe")
     law = AffineLaw(1.0, 0.0, 0.0, 0.0)
@@ -397,8 +401,8 @@ def test_a_loss_that_costs_bits_is_told() -> None:
     ]
 
 
-def test_who_is_left_out_is_named_with_its_slowness_and_once_when_it_is_back() -> None:
-    """A block of the Jetson took four times the described second, one of the Pi 100 times."""
+def test_a_device_left_without_blocks_is_reported_once_and_again_on_return() -> None:
+    """A block is described with 1 s; it took 4 s on the Jetson and 100 s on the Pi."""
     own, settings = devices(), SimpleNamespace(batch_size=8)
     learn(own, pi_s=100.0)
     own.advised = True
@@ -408,7 +412,7 @@ def test_who_is_left_out_is_named_with_its_slowness_and_once_when_it_is_back() -
     def told(names: list[str]) -> list[str]:
         plan = plan_of(names, [2] if len(names) == 1 else [1, 1])
         pipeline: Any = SimpleNamespace(_all=own, _plan=plan, _devices=known, _settings=settings)
-        return [*DevicePipeline._planned(pipeline)][1:]  # after the blocks
+        return [*DevicePipeline._planned(pipeline)][1:]  # without the report of blocks
 
     (left,) = told(["jetson"])
     assert left.startswith("pi holds no block") and "100 times" in left and "usual: 20" in left

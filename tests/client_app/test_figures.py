@@ -1,4 +1,4 @@
-"""What a unit tells Prometheus of itself."""
+"""The metrics that a unit exports to Prometheus."""
 
 from prometheus_client import REGISTRY
 

@@ -1,4 +1,4 @@
-"""A unit's first round begins with the step that was measured beside its inventory."""
+"""A unit's first round starts from the measured step that is stored with its inventory."""
 
 import json
 
@@ -20,13 +20,13 @@ LAW = law_of(NAMES, m=2, head_s=0.02, blocks={"jetson": 3, "pi": 1})
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Of a run on two boxes, with a measured step for it."""
+    """Return the options of a run on two boxes that have a measured step."""
     file = tmp_path_factory.mktemp("boxes") / "boxes.yaml"
     hardware = {"flops_per_s": 1e9, "d2d_rate_bps": 1e9, "address": "127.0.0.1:1"}
     devices = [{"name": name, **hardware} for name in NAMES]
     clusters = [{"name": "home", "devices": devices}]
     tree = {"batch_size": 6, "model": {"name": "transformer"}, "clusters": clusters}
-    file.write_text(json.dumps(tree))  # which is YAML
+    file.write_text(json.dumps(tree))  # JSON is also YAML
     own = (*TINY, "cluster=devices", f"cluster.file={file}", "federation.num_units=1")
     write_steps(file, load_overrides(own).tree, [LAW])
     return own
@@ -39,7 +39,7 @@ def unit(*options: str) -> tuple[ControlUnit, Devices]:
     return made, made.devices
 
 
-def test_the_first_round_begins_with_the_measured_step(options: tuple[str, ...]) -> None:
+def test_the_first_round_starts_from_the_measured_step(options: tuple[str, ...]) -> None:
     own, devices = unit(*options)
     own.recall_times({})
     assert devices.law == LAW
@@ -52,7 +52,7 @@ def test_later_rounds_and_resumed_runs_keep_their_own_law(options: tuple[str, ..
     assert devices.law == later
 
 
-def test_without_profile_nothing_is_known_or_said(
+def test_without_profiling_no_law_is_used_and_no_message_logged(
     options: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     own, devices = unit(*options, "pipeline.profile=false", "batch_size=8")
@@ -61,7 +61,7 @@ def test_without_profile_nothing_is_known_or_said(
     assert not caplog.records
 
 
-def test_another_batch_size_is_said_once(
+def test_a_measured_step_of_another_batch_size_is_reported_once(
     options: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     own, devices = unit(*options, "batch_size=8")

@@ -1,4 +1,4 @@
-"""Frozen weights with which a unit computes are in memory once; others are read to be sent."""
+"""Frozen weights that a unit uses are in memory once; others are read only to be sent."""
 
 from collections.abc import Iterator, Mapping
 from typing import cast
@@ -46,15 +46,15 @@ def test_a_used_part_is_read_once_and_aligned() -> None:
 
 
 def test_an_embedding_that_the_head_shares_is_one_tensor() -> None:
-    """Here as in the original; a block's weights are its own."""
+    """As in the original model; a block's equal weight stays a separate tensor."""
     fixed = FixedParts(cast(FrozenParts, _Parts()), ["head", "embedding", "blocks.0"], CPU)
     head, embedding, block = (fixed[part] for part in ("head", "embedding", "blocks.0"))
     assert embedding["weight"] is head["weight"] and embedding["own"] is not head["own"]
     assert block["weight"] is not head["weight"]
 
 
-def test_parts_that_are_lacking_are_looked_for_again() -> None:
-    """Those that are there are read only once, to be used."""
+def test_missing_parts_are_looked_for_again() -> None:
+    """A used part that exists is read only once."""
     parts = _Parts()
     fixed = FixedParts(cast(FrozenParts, parts), ["embedding", "head"], CPU)
     parts.lacks = "head"

@@ -1,4 +1,4 @@
-"""What a unit keeps outlasts its process, and no run but the last is on the disk."""
+"""A unit's kept state survives its process; only the last run's state is on disk."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ from collapipe.wire.messages import KeepRequest
     ],
     ids=["residual", "activations"],
 )
-def test_a_unit_that_starts_anew_for_every_message_trains_the_same(
+def test_a_unit_that_restarts_for_every_message_trains_the_same(
     tmp_path: Path, options: list[str]
 ) -> None:
-    """To the last bit; in memory it keeps nothing."""
+    """Bit for bit; it keeps no state in memory."""
 
     def restarted(message: Message, context: Context) -> Message:
-        context.node_config.pop(IN_NODE, None)  # as a deployed unit's
+        context.node_config.pop(IN_NODE, None)  # like a deployed unit
         store = KeptStore(tmp_path / str(context.node_config["partition-id"]))
         store.folder.mkdir(exist_ok=True)
         context.state.clear()
@@ -54,11 +54,12 @@ def test_a_unit_that_starts_anew_for_every_message_trains_the_same(
     [1, pytest.param(2, marks=pytest.mark.thorough)],
     ids=["left out", "asked again at once"],
 )
-def test_a_round_whose_answer_is_lost_leaves_nothing(tmp_path: Path, misses: int) -> None:
-    """Where the unit's process was killed after the round, or went on: as where it was away."""
+def test_a_round_whose_reply_is_lost_leaves_no_state(tmp_path: Path, misses: int) -> None:
+    """One unit's process is killed after each message, the other one's continues. The run equals
+    one in which they were unavailable in these rounds."""
 
     def lost(message: Message, context: Context) -> Message:
-        context.node_config.pop(IN_NODE, None)  # as a deployed unit's
+        context.node_config.pop(IN_NODE, None)  # like a deployed unit
         place = context.node_config["partition-id"]
         store = KeptStore(tmp_path / str(place))
         store.folder.mkdir(exist_ok=True)
@@ -91,9 +92,9 @@ def test_a_round_whose_answer_is_lost_leaves_nothing(tmp_path: Path, misses: int
     assert outcome(found) == outcome(expected)
 
 
-def test_a_unit_that_has_not_what_the_server_counts_begins_afresh(tmp_path: Path) -> None:
-    """As one whose disk is new; it knows the run's setup, which it was told since, and goes on with
-    the masked sum of the round that begins."""
+def test_a_unit_without_the_expected_state_starts_afresh(tmp_path: Path) -> None:
+    """It has trained in round 1, but the server counts round 3. It keeps the run's setup and the
+    masked sum of the round that starts."""
     store = KeptStore(tmp_path)
     context = Context(
         7, 1, {}, records.pack_kept({**MESSAGES, "Trained": '{"round":1}'}, GROUPS), {}
@@ -109,7 +110,7 @@ MESSAGES = {"Setup": '{"tokenizer": "{}"}'}
 GROUPS = {"optimizer": {"a.b/exp_avg": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}}
 
 
-def test_only_the_last_run_is_kept_and_for_the_owner_alone(tmp_path: Path) -> None:
+def test_only_the_last_runs_state_is_kept_in_a_private_file(tmp_path: Path) -> None:
     store = KeptStore(tmp_path)
     (tmp_path / ".6.safetensors.1.partial").touch()
     store.write(7, MESSAGES, GROUPS)
@@ -122,7 +123,7 @@ def test_only_the_last_run_is_kept_and_for_the_owner_alone(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_is_said_and_removed(
+def test_a_damaged_file_is_reported_and_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "7.safetensors").write_bytes(b"half")
@@ -132,10 +133,10 @@ def test_a_damaged_file_is_said_and_removed(
 
 
 @pytest.mark.parametrize("fails", ["os.fsync", "pathlib.Path.replace"])
-def test_what_cannot_be_written_is_not_kept_as_it_was(
+def test_a_failed_write_removes_the_previous_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
 ) -> None:
-    """Nothing is better than an earlier round's."""
+    """No state is better than the state of an earlier round."""
     store = KeptStore(tmp_path)
     store.write(7, MESSAGES, GROUPS)
     store.write(7, MESSAGES, GROUPS, after_round=True)

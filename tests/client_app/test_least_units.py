@@ -1,4 +1,4 @@
-"""An owner decides how few updates a masked sum may have, and the unit insists."""
+"""An owner sets the least number of updates in a masked sum, and the unit enforces it."""
 
 from pathlib import Path
 
@@ -28,17 +28,17 @@ MASKED = (
 
 
 def owned(folder: Path, privacy: str) -> dict[str, str]:
-    """The configuration of a node whose owner's file has this section."""
+    """Return the configuration of a node whose owner's file has this privacy section."""
     file = folder / "unit.yaml"
     file.write_text(f"data: {{train_file: rows.csv}}\nprivacy: {privacy}\n", "utf-8")
     return {"owner": str(file)}
 
 
 @pytest.mark.parametrize(("least_units", "refused"), [(2, False), (3, True)])
-def test_a_unit_shares_nothing_where_a_sum_may_have_too_few(
+def test_a_unit_sends_no_shares_if_a_sum_may_have_too_few_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_units: int, refused: bool
 ) -> None:
-    """Of three units two must finish. The run's options are as they are without an owner."""
+    """Two of three units must finish. The run's options are the same as without an owner."""
     settings = load_overrides([*TINY, *MASKED])
     monkeypatch.setattr(client_app.app.owner, "load_settings", lambda *configs: settings)
     own = {"partition-id": 0} | owned(tmp_path, f"{{least_units: {least_units}}}")
@@ -56,7 +56,7 @@ def test_a_unit_shares_nothing_where_a_sum_may_have_too_few(
         assert records.unpack(SharesReply, reply).sealed.keys() == {1, 2}
 
 
-def test_an_owners_file_says_how_few(tmp_path: Path) -> None:
+def test_least_units_is_read_from_the_owners_file(tmp_path: Path) -> None:
     assert owner.least_units_of(owned(tmp_path, "{least_units: 3}")) == 3
     assert owner.least_units_of(owned(tmp_path, "{updates_only: true}")) == 0
     assert owner.least_units_of({}) == 0
@@ -64,7 +64,7 @@ def test_an_owners_file_says_how_few(tmp_path: Path) -> None:
         owner.least_units_of(owned(tmp_path, "{least_units: 1}"))
 
 
-def test_a_run_without_masks_is_refused() -> None:
+def test_least_units_requires_secure_aggregation() -> None:
     asked = PrivacySection(least_units=3)
     lacking = [*asked.lacking(load_overrides(TINY))]
     assert lacking == [("privacy.secure_aggregation", "must be true")]

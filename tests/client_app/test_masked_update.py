@@ -1,4 +1,4 @@
-"""A unit's handlers of a masked sum, asked by a server that does not follow the protocol."""
+"""A unit's handlers of a masked sum, called by a server that violates the protocol."""
 
 import json
 
@@ -37,12 +37,12 @@ OPTIONS = (
     "privacy.clip_norm=1",
     "privacy.secure_aggregation=true",
 )
-SECRET = "Unit"  # in the name of each stage
+SECRET = "Unit"  # part of each stage's name
 
 
 @pytest.fixture
 def unit() -> Context:
-    """Unit 0, before its first message."""
+    """Return unit 0 before its first message."""
     own = {"partition-id": 0, "num-partitions": 3}
     setup = Setup(load_overrides(OPTIONS).text, "", {})
     return Context(1, 2, own, records.pack(setup), {})  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def ask(unit: Context, kind: str, content: RecordDict) -> RecordDict:
 
 
 def refuses(unit: Context, kind: str, message: object) -> bool:
-    """Whether the answer is a failure alone."""
+    """Return whether the reply is only a failure."""
     content = message if isinstance(message, RecordDict) else records.pack(message)
     return [*ask(unit, kind, content)] == [Failure.__name__]
 
@@ -67,12 +67,12 @@ def masked(round_: int = 1) -> MaskedUnit:
 
 
 def confirmations(exchange: Exchange) -> UnmaskRequest:
-    """What the others confirm to unit 0."""
+    """Return the other units' confirmations for unit 0."""
     told = exchange.confirm().confirmed
     return UnmaskRequest(1, {unit: told[unit].confirmations[0] for unit in (1, 2)})
 
 
-def test_a_unit_confirms_and_reveals_once_and_keeps_nothing(unit: Context) -> None:
+def test_a_unit_confirms_and_reveals_once_and_deletes_its_secrets(unit: Context) -> None:
     exchange = Exchange(3).share().mask(drawn(3))
     records.keep_stage(exchange.with_masks[0], unit.state)
     survivors, confirmed = SurvivorsRequest(1, (0, 1, 2)), confirmations(exchange)
@@ -87,7 +87,7 @@ def test_a_unit_confirms_and_reveals_once_and_keeps_nothing(unit: Context) -> No
     assert refuses(unit, records.UNMASK, confirmed)
 
 
-def test_a_unit_that_is_asked_for_survivors_again_reveals_nothing(unit: Context) -> None:
+def test_a_unit_reveals_no_shares_after_a_second_list_of_survivors(unit: Context) -> None:
     exchange = Exchange(3).share().mask(drawn(3))
     records.keep_stage(exchange.with_masks[0], unit.state)
     ask(unit, records.SURVIVORS, records.pack(SurvivorsRequest(1, (0, 1, 2))))
@@ -107,14 +107,16 @@ def test_a_unit_that_is_asked_for_survivors_again_reveals_nothing(unit: Context)
     ],
     ids=repr,
 )
-def test_a_forged_list_ends_the_units_part(unit: Context, request_: SurvivorsRequest) -> None:
+def test_an_invalid_list_of_survivors_ends_the_units_masked_sum(
+    unit: Context, request_: SurvivorsRequest
+) -> None:
     records.keep_stage(masked(), unit.state)
     assert refuses(unit, records.SURVIVORS, request_)
     assert secrets(unit) == []
     assert refuses(unit, records.SURVIVORS, SurvivorsRequest(1, (0, 1, 2)))
 
 
-def test_new_keys_end_what_was_begun(unit: Context) -> None:
+def test_a_request_for_new_keys_ends_the_current_masked_sum(unit: Context) -> None:
     records.keep_stage(masked(), unit.state)
     told = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
     assert secrets(unit) == [UnitWithKeys.__name__]
@@ -124,21 +126,21 @@ def test_new_keys_end_what_was_begun(unit: Context) -> None:
     assert one != other
 
 
-def test_a_round_that_an_update_was_masked_for_does_not_come_again(unit: Context) -> None:
+def test_keys_for_the_last_masked_round_or_earlier_are_refused(unit: Context) -> None:
     unit.state.update(records.pack(LastMasked(4)))
     assert all(refuses(unit, records.MASK_KEYS, KeysRequest(round_)) for round_ in (1, 3, 4))
     assert not refuses(unit, records.MASK_KEYS, KeysRequest(5))
 
 
-def test_no_update_leaves_a_unit_that_has_shared_no_keys(unit: Context) -> None:
-    """Nor without masks, where the message asks for nothing else."""
+def test_a_unit_that_has_not_shared_keys_sends_no_update(unit: Context) -> None:
+    """It sends no unmasked update either if the message requests no masks."""
     for state in (None, UnitWithKeys.new(0, RUN, 1), masked()):
         if state is not None:
             records.keep_stage(state, unit.state)
         assert refuses(unit, records.TRAIN, RecordDict({"weights": records.pack_tensors({})}))
 
 
-def test_a_roster_is_used_once_and_has_the_units_keys(unit: Context) -> None:
+def test_a_roster_is_used_once_and_must_have_the_units_keys(unit: Context) -> None:
     others = {n: UnitWithKeys.new(n, RUN, 1).public for n in (1, 2)}
     asked = records.pack(KeysRequest(1))
     own = records.unpack(KeysReply, ask(unit, records.MASK_KEYS, asked)).keys
@@ -160,7 +162,7 @@ def test_a_huge_roster_is_refused(unit: Context) -> None:
     assert refuses(unit, records.MASK_SHARES, huge)
 
 
-def test_a_server_that_asks_for_what_is_kept_gets_no_gradients(unit: Context) -> None:
+def test_a_unit_does_not_send_kept_gradients_to_the_server(unit: Context) -> None:
     gradients = {"embedding.weight/exp_avg": torch.ones(2)}
     for kept in ("optimizer", "residual", "activations", "last_activations"):
         unit.state[kept] = records.pack_tensors(gradients)
@@ -183,8 +185,9 @@ def test_secrets_are_in_no_checkpoint_and_on_no_disk(unit: Context) -> None:
         assert back == stage  # as it was packed
 
 
-def test_a_stage_that_was_taken_does_not_come_back_with_an_older_state(unit: Context) -> None:
-    """As a SuperNode keeps one if the new state does not reach it: masks would be used twice."""
+def test_a_used_stage_cannot_be_taken_from_an_older_state(unit: Context) -> None:
+    """A SuperNode keeps the older state if it does not receive the new one. Masks would then be
+    used twice."""
     stage = Exchange(3).share().with_shares[0]
     records.keep_stage(stage, unit.state)
     older = RecordDict(dict(unit.state))

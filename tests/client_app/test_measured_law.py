@@ -1,4 +1,4 @@
-"""The law of a step is fitted to measured steps, here to simulated ones of a known law."""
+"""The law of a step is fitted to measured steps; here a known law simulates the steps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from pipeline.schedule import FORWARD, Action, build, embedding
 
 NAMES = ["a", "b", "c"]
 BLOCK_S = {"a": 0.02, "b": 0.01, "c": 0.03}
-AHEAD_S = {"a": 7.0, "b": -3.0, "c": 0.5}  # of the devices' clocks
+AHEAD_S = {"a": 7.0, "b": -3.0, "c": 0.5}  # offsets of the devices' clocks
 USAGE = torch.zeros(2, dtype=torch.float64)
 
 
@@ -39,7 +39,7 @@ def plan_of(blocks: Mapping[str, int], m: int) -> ClusterPlan:
 
 
 def real_law(cores: int, apart: bool) -> StepLaw:
-    """With everything that takes time."""
+    """Return a law in which everything takes time."""
     return law_of(
         NAMES,
         apart=apart,
@@ -54,8 +54,8 @@ def real_law(cores: int, apart: bool) -> StepLaw:
     )
 
 
-SIZE = 24  # samples of a batch
-ROWS_S = {"a": 0.002, "b": 0.001, "c": 0.003}  # of a block, for each row
+SIZE = 24  # samples per batch
+ROWS_S = {"a": 0.002, "b": 0.001, "c": 0.003}  # per block and row
 LAUNCH_S = 0.004
 SYNC_S = 0.01
 SHARES = (SegmentPlan("a", Span(0, 6), (Share("a", 2), Share("b", 3), Share("c", 1))),)
@@ -63,7 +63,7 @@ MIXED = SegmentPlan("a", Span(0, 2)), SegmentPlan("b", Span(2, 4), (Share("b", 3
 
 
 def truth_of(launch_s: float = LAUNCH_S) -> dict[str, DeviceProfile]:
-    """Devices whose seconds depend on rows, and that add gradients."""
+    """Return devices whose seconds depend on rows, and that add gradients."""
     return {
         name: DeviceProfile(name, AffineLaw(u, launch_s, 0.0, 0.0), sharing=SharingLaw(SYNC_S))
         for name, u in ROWS_S.items()
@@ -73,7 +73,8 @@ def truth_of(launch_s: float = LAUNCH_S) -> dict[str, DeviceProfile]:
 def run(
     law: StepLaw, plan: ClusterPlan, devices: Mapping[str, DeviceProfile], steps: int = 3
 ) -> Measurements:
-    """Steps as devices and the control unit measure them; the first one takes twice as long."""
+    """Simulate steps as devices and the control unit measure them; the first one takes twice as
+    long."""
     held = [(k, name) for k, each in enumerate(plan.segments) for name in each.devices]
     works, m = works_of(law, held_stages(plan), devices, SIZE), plan.num_micro_batches
     ran, lists = play(law, works, plan.schedule), build(plan.schedule, len(plan.segments), m)
@@ -100,7 +101,7 @@ def run(
 def times(
     ran: Mapping[Key, tuple[float, float]], stage: int, actions: Sequence[Action]
 ) -> dict[Action, tuple[float, float]]:
-    """When each action of a stage began and ended."""
+    """Return the start and end of each action of a stage."""
     return {each: ran[stage, each.kind, each.micro_batch] for each in actions}
 
 
@@ -125,13 +126,13 @@ HALF = taking(dict.fromkeys(NAMES, 0.5))
 def planned_s(
     law: StepLaw, devices: Mapping[str, DeviceProfile], segments: Sequence[SegmentPlan]
 ) -> float:
-    """The seconds of a step that the law gives for these segments."""
+    """Return the seconds of a step that the law predicts for these segments."""
     stages = held_stages(ClusterPlan(0, tuple(segments), 4, "one_f_one_b"))
     return step_s(law, works_of(law, stages, devices, SIZE), "one_f_one_b")
 
 
 def known(described: Mapping[str, DeviceProfile], law: StepLaw) -> dict[str, DeviceProfile]:
-    """The devices with their measured speeds."""
+    """Return the devices with their measured speeds."""
     return {name: known_profile(each, law, SIZE) for name, each in described.items()}
 
 
@@ -143,7 +144,9 @@ def test_a_fitted_law_predicts_the_steps_that_it_was_fitted_to_and_other_cuts(
     found = fitted(law, plan, truth := taking(BLOCK_S), HALF)
     mean_s = (4 / 3) * (planned_s(law, truth, plan.segments) - law.overhead_s) + law.overhead_s
     devices = known(HALF, found)
-    assert planned_s(found, devices, plan.segments) == pytest.approx(mean_s)  # the first counts
+    assert planned_s(found, devices, plan.segments) == pytest.approx(
+        mean_s
+    )  # the first step counts
     unlike = replace(found, factor=1.0)
     for cut in ({"a": 3, "b": 3}, {"a": 1, "b": 4, "c": 1}, {"b": 6}):
         segments = plan_of(cut, 4).segments
@@ -154,7 +157,8 @@ def test_a_fitted_law_predicts_the_steps_that_it_was_fitted_to_and_other_cuts(
 
 
 def test_a_law_of_a_slow_link_predicts_orders_without_it() -> None:
-    """And orders with other links; the inventory knows their ratio, but no hop's seconds."""
+    """It also predicts orders with other links. The inventory has the links' ratio, but no hop's
+    seconds."""
     law, links = real_law(64, True), {"ab": 20.0, "bc": 3.0}
     truth = {
         name: replace(
@@ -181,8 +185,8 @@ def test_a_law_of_a_slow_link_predicts_orders_without_it() -> None:
 
 
 @pytest.mark.parametrize("segments", [SHARES, MIXED], ids=["shared", "mixed"])
-def test_the_law_of_equal_rounds_stays(segments: Sequence[SegmentPlan]) -> None:
-    """Also if nothing returns to the embedding, as with LoRA, and of hops that no stage waits
+def test_equal_rounds_do_not_change_the_law(segments: Sequence[SegmentPlan]) -> None:
+    """Even if no gradient returns to the embedding, as with LoRA, and for hops that no stage waits
     for."""
     law, truth = replace(real_law(64, True), embedding_backward_s=0.0), truth_of()
     plan, single = ClusterPlan(0, tuple(segments), 4, "one_f_one_b"), plan_of({"a": 3, "b": 3}, 4)
@@ -199,8 +203,8 @@ def test_the_law_of_equal_rounds_stays(segments: Sequence[SegmentPlan]) -> None:
 def test_a_law_of_rounds_with_and_without_shared_stages_predicts_both(
     apart: bool, segments: Sequence[SegmentPlan]
 ) -> None:
-    """Rounds of different rows tell a launch from the time of a row; the inventory knows neither
-    the launch nor the speed."""
+    """Different numbers of rows separate a launch's time from a row's time; the inventory has
+    neither the launch nor the speed."""
     law, truth = real_law(64, apart), truth_of()
     described = {
         name: replace(each, time=AffineLaw(0.001, 0.0, 0.0, 0.0)) for name, each in truth.items()
@@ -221,8 +225,8 @@ def test_a_law_of_rounds_with_and_without_shared_stages_predicts_both(
         assert times.launch_s == pytest.approx(LAUNCH_S, rel=0.05)
 
 
-def test_adding_gradients_is_what_a_step_takes_beyond_its_actions() -> None:
-    """Without rounds of single devices all of the rest counts as adding."""
+def test_time_beyond_a_steps_actions_counts_as_adding_gradients() -> None:
+    """All of it, if no round had only single devices."""
     law, truth = real_law(64, True), truth_of()
     plan = ClusterPlan(0, SHARES, 4, "one_f_one_b")
     found = fitted(law, plan, truth, truth)
@@ -237,7 +241,7 @@ def test_adding_gradients_is_what_a_step_takes_beyond_its_actions() -> None:
     assert shown == SharingLaw(SYNC_S * found.sync_slowness)
 
 
-def test_before_it_is_measured_adding_gradients_is_as_slow_as_hops() -> None:
+def test_unmeasured_adding_of_gradients_is_as_slow_as_hops() -> None:
     described = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.01, 0.0), sharing=SharingLaw(SYNC_S))
     law = replace(real_law(64, True), devices={"a": DeviceTimes(1 / 3, 0.09, "a")})
     known = known_profile(described, law, SIZE)  # six rows take 0.06 s, both ways
@@ -253,8 +257,9 @@ def test_before_it_is_measured_adding_gradients_is_as_slow_as_hops() -> None:
     assert unknown == replace(described, name="b")
 
 
-def test_who_was_not_measured_is_as_slow_as_others() -> None:
-    """The same inventory describes them; so a device that had no blocks later is, too."""
+def test_an_unmeasured_device_is_as_slow_as_the_others() -> None:
+    """The same inventory describes them. A device without blocks in later rounds approaches the
+    others, too."""
     described = DeviceProfile("d", AffineLaw(0.01, 0.002, 0.03, 0.0))
     slow = {name: DeviceTimes(1 / 3, 0.004, name, slowness=k) for name, k in (("a", 2), ("b", 8))}
     stages = HeldStage(("a",), 3), HeldStage(("b",), 3)
@@ -268,7 +273,7 @@ def test_who_was_not_measured_is_as_slow_as_others() -> None:
 
 
 @pytest.mark.parametrize("slowness", [MOST_SLOWNESS, 1 / MOST_SLOWNESS])
-def test_the_usual_slowness_is_a_possible_one(slowness: float) -> None:
+def test_the_usual_slowness_is_within_bounds(slowness: float) -> None:
     """Although the mean of logarithms is rounded."""
     for count in range(1, 129):
         devices = {f"d{k}": DeviceTimes(1 / 3, 0.0, "a", slowness=slowness) for k in range(count)}
@@ -277,8 +282,8 @@ def test_the_usual_slowness_is_a_possible_one(slowness: float) -> None:
         assert 1 / MOST_SLOWNESS <= usual <= MOST_SLOWNESS
 
 
-def test_few_rows_less_tell_no_launch() -> None:
-    """What is told from four rows and from six may be noise; with three, see above."""
+def test_slightly_fewer_rows_do_not_determine_a_launch() -> None:
+    """A difference between six and four rows may be noise; two rows are few enough."""
     law, truth = real_law(64, True), truth_of()
     described = {
         name: replace(each, time=AffineLaw(0.001, 0.0, 0.0, 0.0)) for name, each in truth.items()
@@ -292,7 +297,7 @@ def test_few_rows_less_tell_no_launch() -> None:
 
 
 @pytest.mark.parametrize("rows", [(5, 1), (4, 2), (3, 3), (2, 4)])
-def test_other_rows_make_a_device_no_slower_than_described(rows: tuple[int, int]) -> None:
+def test_a_device_with_other_rows_is_as_slow_as_described(rows: tuple[int, int]) -> None:
     law, truth = real_law(64, True), truth_of()
     shares = tuple(map(Share, "bc", rows))
     plan = ClusterPlan(0, (MIXED[0], replace(MIXED[1], shares=shares)), 4, "one_f_one_b")
@@ -314,7 +319,7 @@ def test_noise_does_not_become_a_launch() -> None:
         assert each.slowness == pytest.approx(0.05 / ROWS_S[name], rel=0.02)
 
 
-def test_a_law_names_what_it_measured() -> None:
+def test_a_law_contains_the_measured_plan_and_times() -> None:
     law, plan = real_law(64, True), plan_of({"a": 1, "b": 3, "c": 2}, 4)
     found = fitted(law, plan, taking(BLOCK_S), HALF)
     assert found.blocks == {"a": 1, "b": 3, "c": 2} and found.num_micro_batches == 4
@@ -324,7 +329,7 @@ def test_a_law_names_what_it_measured() -> None:
 
 
 def test_a_busy_round_fades() -> None:
-    """Each round without it halves what it added; other devices stay known."""
+    """Each later round halves its effect; unmeasured devices stay known."""
     quiet = replace(real_law(64, True), factor=1.0, spread=0.1)
     only = {"a": DeviceTimes(1 / 3, 0.004, "a")}
     busy = replace(quiet, factor=3.0, embedding_forward_s=0.011, devices=only)
@@ -357,7 +362,7 @@ def test_measured_plans_are_remembered_for_some_rounds() -> None:
     assert [each.stages for each in law.measured] == [plans[n] for n in (4, 3, 2, 0)]
 
 
-def test_expected_seconds_are_close_to_those_of_an_earlier_plan() -> None:
+def test_expected_seconds_of_a_measured_plan_approach_the_measurement() -> None:
     last, other, new = (stages_of({"a": n, "b": 6 - n}) for n in (1, 2, 3))
     plans = MeasuredPlan(last, 4, 9.0, "gpipe"), MeasuredPlan(other, 4, 9.0, "gpipe", weight=0.5)
     law = replace(real_law(64, True), stages=last, measured=plans)
@@ -367,7 +372,7 @@ def test_expected_seconds_are_close_to_those_of_an_earlier_plan() -> None:
     assert law.expected_s(other, 0.0, "gpipe") == 0.0
 
 
-def test_only_rounds_with_new_plans_tell_how_wrong_predictions_of_those_are() -> None:
+def test_only_rounds_with_new_plans_increase_the_spread_of_new_plans() -> None:
     law, known = real_law(64, True), stages_of({"a": 1, "b": 5})
     law = replace(law, measured=(MeasuredPlan(known, 4, 1.0, "one_f_one_b"),), spread_of_new=0.4)
     same, new = law, MeasuredPlan(stages_of({"a": 6}), 4, 1.0, "one_f_one_b")
@@ -383,7 +388,7 @@ def test_only_rounds_with_new_plans_tell_how_wrong_predictions_of_those_are() ->
 
 @pytest.mark.parametrize("measured_s", [0.5, 1e-9, 1e9])
 def test_the_law_explains_the_last_plan(measured_s: float) -> None:
-    """As far as a factor may."""
+    """Within the factor's bounds."""
     law, plan = real_law(64, True), plan_of({"a": 1, "b": 3, "c": 2}, 4)
     found = fitted(law, plan, taking(BLOCK_S), HALF)
     measured = (replace(found.measured[0], step_s=measured_s),)
@@ -395,14 +400,14 @@ def test_the_law_explains_the_last_plan(measured_s: float) -> None:
     assert found_s == pytest.approx(measured_s) or explains.factor in (1e-6, 1e6)
 
 
-def test_a_step_without_any_time_has_a_possible_law() -> None:
+def test_a_step_of_zero_seconds_has_a_valid_law() -> None:
     """Devices may report zeros."""
     plan = MeasuredPlan(stages_of({"a": 6}), 4, 1.0, "one_f_one_b")
     law = law_of(["a"], apart=True, blocks={"a": 6}, measured=(plan,))
     assert fitted_to_last(law, taking({"a": 0.0}), SIZE, "gpipe").factor == 1e-6
 
 
-def test_a_slow_round_is_forgotten_of_a_device_that_is_not_measured_again() -> None:
+def test_a_devices_slow_round_fades_without_further_measurements() -> None:
     quiet = real_law(64, True)
     slow = replace(quiet, devices={"a": DeviceTimes(1 / 3, 0.004, "a", slowness=4.0)})
     other, seen = replace(quiet, devices={"b": DeviceTimes(1 / 3, 0.004, "b")}), [4.0]
@@ -462,7 +467,7 @@ def test_one_process_is_advised_if_it_is_faster_than_devices_of_its_machine(
     assert (text is not None) == advised
 
 
-def test_the_advised_step_is_the_work_of_one_thread_beside_the_head() -> None:
+def test_the_advised_step_is_the_work_of_one_thread_and_the_head() -> None:
     law = law_of(
         NAMES,
         cores=1,
@@ -484,7 +489,7 @@ def test_the_advised_step_is_the_work_of_one_thread_beside_the_head() -> None:
 
 
 @pytest.mark.parametrize(("rows", "send_s"), [(6.0, 0.03), (7.0, 0.03), (2.0, 0.01)])
-def test_hops_of_other_rows_are_not_averaged(rows: float, send_s: float) -> None:
+def test_hops_with_other_numbers_of_rows_are_not_averaged(rows: float, send_s: float) -> None:
     quiet = real_law(64, True)
     laws = [
         replace(quiet, devices={"a": DeviceTimes(1 / 3, each_s, "a", rows=each)})
@@ -494,8 +499,8 @@ def test_hops_of_other_rows_are_not_averaged(rows: float, send_s: float) -> None
     assert found.send_s == pytest.approx(send_s) and found.rows == rows
 
 
-def test_a_law_never_becomes_impossible() -> None:
-    """Whatever halves in each round ends at 0."""
+def test_a_law_stays_valid_over_many_rounds() -> None:
+    """A value that halves in each round becomes 0."""
     law = real_law(64, True)
     slow = DeviceTimes(1 / 3, 0.01, "a", launch_s=1e-3)
     law, idle = replace(law, devices={"a": slow}), replace(law, devices={}, send_s=0.0)
@@ -504,8 +509,9 @@ def test_a_law_never_becomes_impossible() -> None:
     assert law.devices["a"].launch_s == 0.0 and law.send_s == 0.0
 
 
-def test_a_fit_of_two_numbers_of_rows_stays() -> None:
-    """A block takes 1 s a row and 8 s a micro-batch; the prediction for eight rows stays right."""
+def test_a_fit_to_two_numbers_of_rows_stays_right() -> None:
+    """A block takes 1 s per row and 8 s per micro-batch; predictions for two and eight rows are
+    right."""
     law, truth = real_law(64, True), {"a": DeviceProfile("a", AffineLaw(1.0, 8.0, 0.0, 0.0))}
     described = {"a": DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0))}
     found = None
@@ -518,8 +524,8 @@ def test_a_fit_of_two_numbers_of_rows_stays() -> None:
     assert [time.compute(1, rows) for rows in (2, 8)] == pytest.approx([10.0, 16.0], rel=0.01)
 
 
-def test_a_device_with_all_shares_of_a_stage_is_one_alone() -> None:
-    """After a loss; a law refuses rows of a device alone."""
+def test_a_device_with_all_shares_of_a_stage_counts_as_a_single_device() -> None:
+    """This occurs after a loss; a law has no rows for a single device."""
     shares = Share("a", 3), Share("b", 1)
     segment = SegmentPlan("a", Span(0, 4), shares)
     for each, expected in (

@@ -1,4 +1,5 @@
-"""A unit keeps its owner's account of ε: counted before an update is sent, and refused beyond."""
+"""A unit accounts for its owner's ε. It counts a round before it sends the update, and refuses
+rounds beyond the limit."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, Setup, TrainReply, TrainRequest
 
-THREE = 1.7  # ε of three rounds with a noise multiplier of 4, and a little
+THREE = 1.7  # slightly above ε of three rounds with a noise multiplier of 4
 OVERRIDES = (
     *("task=classification", "model=huggingface", "model.family=bert", "data.tokenizer=bytes"),
     *("federation.num_units=1", "privacy=private"),
@@ -29,7 +30,7 @@ OVERRIDES = (
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    """Of a unit whose owner allows three rounds of ``privacy=private``."""
+    """Return a unit whose owner allows three rounds of ``privacy=private``."""
     (tmp_path / "rows.csv").write_text("text,label\nhen,a\nowl,b\n")
     (tmp_path / "unit.yaml").write_text(
         f"name: berlin\ndata: {{train_file: rows.csv}}\nprivacy: {{lifetime_epsilon: {THREE}}}\n"
@@ -41,7 +42,8 @@ def context(tmp_path: Path) -> Context:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The unit's round is a canned reply; ``raises`` in what is yielded replaces it."""
+    """Replace the unit's round by a fixed reply, or by the exception in ``raises`` of the yielded
+    dictionary."""
     told: dict[str, Any] = {}
     device = DeviceProfile("one", AffineLaw(0.0, 1e-3, 0.0, 0.0), max_blocks=9)
     report = ClusterReport(0, (1.0,), 6, 6, squared_norms=(1.0,))
@@ -60,14 +62,15 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 
 def train(context: Context, round_: int = 1) -> Failure | None:
-    """The failure that the unit answers a ``train`` message with; None: its update."""
+    """Return the failure with which the unit answers a ``train`` message; None if it sends an
+    update."""
     request = TrainRequest(round_, ClusterPlan(0, (), 1, "gpipe"), 60.0, None, clip_norm=1.0)
     content = records.pack(request, weights=records.pack_tensors({}))
     reply = handlers.app(Message(content, 2, records.TRAIN), context).content
     return records.unpack(Failure, reply) if Failure.__name__ in reply else None
 
 
-def test_a_unit_counts_its_rounds_and_refuses_one_too_many(
+def test_a_unit_counts_its_rounds_and_refuses_rounds_beyond_the_limit(
     context: Context, trained: dict[str, Any]
 ) -> None:
     for round_ in (1, 2, 3):
@@ -79,7 +82,7 @@ def test_a_unit_counts_its_rounds_and_refuses_one_too_many(
     assert records.unpack(Failure, asked).kind == "BudgetSpentError"
 
 
-def test_a_round_that_nothing_is_sent_of_costs_nothing(
+def test_a_round_without_an_update_is_not_counted(
     context: Context, trained: dict[str, Any]
 ) -> None:
     trained["raises"] = NonFiniteLossError("the loss is nan")
@@ -88,10 +91,10 @@ def test_a_round_that_nothing_is_sent_of_costs_nothing(
     assert own is not None and own.spent().rounds == 0
 
 
-def test_a_kill_before_the_update_is_sent_has_counted_it(
+def test_a_round_is_counted_before_a_kill_can_prevent_the_update(
     context: Context, trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one before it is counted leaves nothing that could be sent: no round is kept."""
+    """A kill before the round is counted leaves the count as it was."""
     own = owner.account_of(context.node_config)
     assert own is not None
     for place, counted in (("_keep", 1), ("_check_account", 1)):
@@ -101,7 +104,7 @@ def test_a_kill_before_the_update_is_sent_has_counted_it(
         assert own.spent().rounds == counted
 
 
-def test_an_account_that_cannot_be_written_lets_no_update_out(
+def test_no_update_is_sent_if_the_account_cannot_be_written(
     context: Context, trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:
@@ -121,7 +124,7 @@ def test_an_account_that_cannot_be_written_lets_no_update_out(
         ("privacy.noise_multiplier=8", None),
     ],
 )
-def test_a_run_whose_noise_bounds_nothing_is_refused(
+def test_a_run_without_effective_noise_is_refused(
     context: Context, option: str, fault: str | None
 ) -> None:
     text = load_overrides([*OVERRIDES, option]).text
@@ -129,7 +132,7 @@ def test_a_run_whose_noise_bounds_nothing_is_refused(
         owner.load_settings(text, context.node_config)
 
 
-def test_the_account_is_for_its_owner_alone(
+def test_the_account_is_in_a_private_file(
     context: Context, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     train(context)

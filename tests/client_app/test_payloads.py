@@ -1,4 +1,4 @@
-"""What a scheduler may choose from."""
+"""The payloads that a scheduler may choose from."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -35,7 +35,7 @@ def test_every_precision_has_an_error_that_grows_as_bits_fall() -> None:
         assert by_bits[0] == 0
 
 
-def test_all_pairs_are_offered_the_exact_one_first() -> None:
+def test_all_pairs_are_offered_in_the_order_of_their_errors() -> None:
     found = offered("auto", "auto")
     assert {(each.activation, each.upload) for each in found} == {
         (a, u) for a in NAMES for u in NAMES
@@ -47,11 +47,11 @@ def test_all_pairs_are_offered_the_exact_one_first() -> None:
             bits(each.upload),
             10 * bits(each.activation),
         )
-    Uplink(1.0, 1.0, 32.0, 320.0, (1.0,), payloads=found)  # is one that a unit may report
+    Uplink(1.0, 1.0, 32.0, 320.0, (1.0,), payloads=found)  # a unit may report it
 
 
 @pytest.mark.parametrize("precision", NAMES)
-def test_what_is_set_counts_as_exact(precision: str) -> None:
+def test_a_fixed_precision_counts_as_exact(precision: str) -> None:
     for found in (offered(precision, "auto"), offered("auto", precision)):
         assert len(found) == 5
         assert found[0].gradient_error == 0
@@ -59,7 +59,7 @@ def test_what_is_set_counts_as_exact(precision: str) -> None:
     assert one == Payload(precision, precision, bits(precision), 10 * bits(precision), 0.0)
 
 
-def test_a_unit_without_a_link_chooses_its_upload() -> None:
+def test_a_unit_without_a_link_offers_only_uploads() -> None:
     found = offered("auto", "auto", linked=False)
     assert [each.upload for each in found] == sorted(NAMES, key=bits, reverse=True)
     assert {(each.activation, each.activation_bits) for each in found} == {("float32", 0.0)}
@@ -75,7 +75,7 @@ def test_a_unit_whose_payloads_all_have_errors_is_refused() -> None:
         replace(uplink, payloads=offered("auto", "auto")[:1] * 65)
 
 
-def test_both_places_of_a_head_are_offered_the_server_first() -> None:
+def test_both_places_of_a_head_are_offered_and_the_server_is_first() -> None:
     settings = CompressionSettings("auto", "auto", "float32", feedback=False)
     heads = HeadChoice("server", bits, _ten_times), HeadChoice("control_unit", _ten_times, None)
     found = payloads(settings, heads)

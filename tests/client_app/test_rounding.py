@@ -1,4 +1,5 @@
-"""What units measure of rounding: of what they send, and the same wherever it is measured again."""
+"""Units measure the rounding errors of what they send; a repeated measurement gives equal
+errors."""
 
 from typing import get_args
 
@@ -26,7 +27,7 @@ def weights(seed: int, rows: int = 7) -> Tensors:
 
 
 def test_activations_of_the_first_step_count_once() -> None:
-    """Also where it is done again, and however many steps follow."""
+    """Repeated micro-batches and later steps do not count."""
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randn(4, 16, generator=generator), torch.randn(9, 16, generator=generator)
     meter, again = ActivationMeter(), ActivationMeter()
@@ -44,8 +45,8 @@ def test_activations_of_the_first_step_count_once() -> None:
     assert ActivationMeter().errors() == {}
 
 
-def test_one_large_column_costs_the_others_their_digits() -> None:
-    """As of pretrained models: no table of precisions knows of it, a measurement does."""
+def test_one_large_column_increases_the_measured_error() -> None:
+    """Pretrained models have such columns; a table of precisions cannot contain their effect."""
     plain = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
     odd = plain.clone()
     odd[:, 3] = 100.0
@@ -58,7 +59,7 @@ def test_one_large_column_costs_the_others_their_digits() -> None:
 
 
 @pytest.mark.parametrize("precision", ROUNDED)
-def test_an_uploads_error_is_what_it_lacks_afterwards(precision: Precision) -> None:
+def test_an_uploads_error_is_its_relative_residual(precision: Precision) -> None:
     start, end, residual = weights(1), weights(2), weights(3)
     residual.pop("count")
     found = measured(compression("auto", "int8"), None, start, end, residual)
@@ -70,7 +71,7 @@ def test_an_uploads_error_is_what_it_lacks_afterwards(precision: Precision) -> N
     assert found.upload[precision] == pytest.approx(lost / whole, rel=1e-5)
 
 
-def test_rows_that_stand_for_all_tell_nearly_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_rows_gives_nearly_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
     start, end = weights(1, rows=600), weights(2, rows=600)
     whole = measured(compression("auto", "float32"), None, start, end, {}).upload
     monkeypatch.setattr("client_app.payloads._SAMPLED", 600)
@@ -79,7 +80,7 @@ def test_rows_that_stand_for_all_tell_nearly_as_much(monkeypatch: pytest.MonkeyP
     assert sampled == pytest.approx(whole, rel=0.2)
 
 
-def test_a_matrix_of_few_long_rows_counts_as_often_as_it_has_rows(
+def test_a_sample_of_few_long_and_many_short_rows_gives_nearly_the_same_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -94,7 +95,7 @@ def test_a_matrix_of_few_long_rows_counts_as_often_as_it_has_rows(
     assert sampled == pytest.approx(whole, rel=0.2)
 
 
-def test_what_is_not_chosen_or_did_not_change_has_no_error() -> None:
+def test_fixed_precisions_and_unchanged_weights_have_no_error() -> None:
     start, end = weights(1), weights(2)
     assert measured(compression("int4", "float32"), None, start, end, {}) == RoundingErrors()
     still = measured(compression("auto", "float32"), None, start, start, {})

@@ -1,4 +1,4 @@
-"""What a unit does with the tokeniser that its server sends."""
+"""How a unit treats the tokeniser that its server sends."""
 
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from collapipe.wire.messages import Failure, Setup
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_a_unit_of_an_owner_tries_the_servers_tokeniser_apart(
+def test_a_unit_of_an_owner_checks_the_servers_tokenizer(
     owned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As what somebody else's run folder holds; where the unit is the server's own, it does not."""
+    """It is checked like the tokeniser of a downloaded run. A unit on the server's machine skips
+    the check."""
     tried, text = list[tuple[str, ...]](), Tokenizer.of_bytes().pack()
 
     def check(*asked: str) -> None:
@@ -26,7 +27,7 @@ def test_a_unit_of_an_owner_tries_the_servers_tokeniser_apart(
         raise ConfigError("takes all memory")
 
     monkeypatch.setattr(handlers, "check_tokenizer", check)
-    InlineGrid(handlers.app, 1)  # which lets messages be made
+    InlineGrid(handlers.app, 1)  # needed to make messages
     settings = load_overrides(["task=classification", "model=huggingface", "model.family=bert"])
     message = Message(records.pack(Setup(settings.text, text, {})), 2, records.STATE)
     own: dict[str, str | int] = {"data": str(tmp_path)} if owned else {"partition-id": 0}

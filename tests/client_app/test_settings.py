@@ -1,4 +1,4 @@
-"""A unit receives the run's options from its server, and once."""
+"""A unit receives the run's options once, from its server."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_a_run_has_the_same_options_in_all_messages(tmp_path: Path) -> None:
 
     assert "has no setup" in failure(records.KEEP, Setup(texts[0], packed, {}))
     assert not failure(records.ROWS, RowsRequest(texts[0], words=False))
-    for _ in range(2):  # such as a unit that is asked again
+    for _ in range(2):  # a unit may be asked again
         assert not failure(records.STATE, Setup(texts[0], packed, {}))
     kept = dict(unit.state)
     for kind, message in (

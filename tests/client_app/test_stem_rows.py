@@ -1,4 +1,4 @@
-"""The account of rows that a stem computes, against keeping them one by one."""
+"""The count of rows that a stem computes equals a count row by row."""
 
 import numpy as np
 from hypothesis import given
@@ -11,7 +11,7 @@ STEPS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True
 
 
 @given(STEPS, st.sampled_from([0, 4, 9, 21]))
-def test_a_row_that_was_kept_is_not_computed_again(steps: list[list[int]], limit: int) -> None:
+def test_a_cached_row_is_not_computed_again(steps: list[list[int]], limit: int) -> None:
     stem = StemRows(SIZES, np.zeros(6, np.bool_), limit)
     for step in steps:
         before, computed = stem.kept.copy(), stem.computed

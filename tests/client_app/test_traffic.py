@@ -1,4 +1,4 @@
-"""What a step sends over the decoder link is known to the byte, for real, padded batches."""
+"""The bytes of a step over the decoder link are known exactly, for real padded batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ sizes = st.integers(1, 6)
 
 @dataclass(frozen=True)
 class Rows:
-    """Pairs of unequal lengths; some targets end with positions that count for nothing."""
+    """Pairs of unequal lengths; some targets end with ignored positions."""
 
     sources: Sequence[int]
     targets: Sequence[int]
@@ -65,7 +65,7 @@ rows = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=20).map(
 
 
 def sent(form: LinkFormat, micro_batches: Sequence[Batch], precision: str) -> tuple[int, int]:
-    """The frames of a step and of its answers, made and measured."""
+    """Return the bytes of a step's frames, and of its answers' frames."""
 
     def length(*tensors: torch.Tensor) -> int:
         return len(encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
@@ -84,7 +84,7 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch], precision: str) -> tu
 
 
 @given(forms, precisions, st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=4))
-def test_a_step_is_as_long_as_its_frames(
+def test_predicted_bytes_of_a_step_equal_its_frames(
     form: LinkFormat, precision: str, shapes: list[tuple[int, int, int]]
 ) -> None:
     """For every shape, width, dtype and precision."""
@@ -104,7 +104,7 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
     num_micro_batches: int,
     seed: int,
 ) -> None:
-    """Padding and all; an epoch is over when there is no batch of rows left that are new."""
+    """With padding. An epoch ends when too few new rows remain for a batch."""
     left, steps = set(range(len(examples.lengths))), list[tuple[int, int]]()
     while len(left) >= min(batch_size, len(examples.lengths)):
         drawn = batch_rows(examples.lengths, batch_size, len(steps), seed).tolist()
@@ -121,10 +121,11 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
 @pytest.mark.parametrize("feedback", [False, True])
-def test_a_round_is_as_long_as_the_links_own_count(
+def test_predicted_bytes_of_a_round_equal_the_links_count(
     num_micro_batches: int, precision: str, feedback: bool
 ) -> None:
-    """Between a real unit and a real server; of rows 0 and 1 changes travel the second time."""
+    """Between a real unit and a real server. With feedback, the second step sends changes of rows 0
+    and 1."""
     down = PRECISIONS[-1 - PRECISIONS.index(precision)]
     form = LinkFormat(3, 8, torch.float32, down, RowsRead("real"), feedback)
     batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
@@ -146,5 +147,5 @@ def test_a_round_is_as_long_as_the_links_own_count(
             link.exchange_norms([1.0] * 3)
     steps = [split(batch, num_micro_batches) for batch in batches]
     assert sum(form.step(each, precision) for each in steps) == link.bytes_up
-    norms = frames.num_bytes([(torch.float64, (1,))])  # the head's own
+    norms = frames.num_bytes([(torch.float64, (1,))])  # the head's norm
     assert link.bytes_down == sum(map(form.answers, steps)) + len(steps) * norms

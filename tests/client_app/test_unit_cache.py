@@ -1,4 +1,4 @@
-"""Units that take turns in one process encode their rows once, however many they are."""
+"""Any number of units in one process encode their rows only once."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ def test_each_unit_reads_its_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [*range(150)]
 
 
-def test_a_unit_reads_its_rows_to_evaluate_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_reads_its_evaluation_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[str]()
     monkeypatch.setattr(control_unit, "load_shard", lambda *of: ())
     monkeypatch.setattr(control_unit, "load_held_out", lambda *of: read.append(of[2]))
