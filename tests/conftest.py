@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 from thorough import EXAMPLES, THOROUGH_EXAMPLES
 
-gc.disable()  # during imports: each collection would scan ever more modules
+gc.disable()  # imports would make each garbage collection slower
 torch.set_num_threads(1)  # with tiny tensors, threads cost more than they save
 # Property tests depend neither on random choices nor on the machine's load.
 steady = settings(derandomize=True, database=None, deadline=None, max_examples=EXAMPLES)
@@ -97,5 +97,5 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _own_cache(_caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the frozen weights that tests cache out of the user's cache."""
+    """Give each test its own cache, so that no test writes frozen weights to the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(next(_caches)))

@@ -19,7 +19,7 @@ _MARK = re.compile(r"<!-- not executed: \S")
 _FENCE = re.compile(r" *```(\w*)$")
 _PROMPT = re.compile(r"^(?:\w*\$+) ")
 _FILE = re.compile(r"`([~\w./-]+\.(?:py|yaml|toml))`")
-_SUFFIX = {"python": ".py", "yaml": ".yaml", "": ".toml"}  # of files that the reader writes
+_SUFFIX = {"python": ".py", "yaml": ".yaml", "": ".toml"}  # of a reader's files, by language
 _NAMES = {"root": "federation", "unit": "berlin", "host": "edge.example", "port": "8000"}
 _NAMES |= {"authority": "federation/authority", "federation": "runtime.federation=federation"}
 
@@ -31,8 +31,8 @@ class Block:
     commands: str  # without output: lines with a prompt, or all if the first line is a command
     language: str
     text: str
-    file: str | None  # that the paragraph before the block names
-    marked: bool  # as not executable
+    file: str | None  # named in the paragraph before the block
+    marked: bool  # as a block that cannot be executed
 
 
 def text_of(page: Path) -> str:

@@ -73,7 +73,7 @@ def play(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> Non
 
 
 def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
-    """Train without two steps that take a third of a tiny run's time: no picture of the shards is
+    """Train without two steps that take a third of a tiny run's time. No picture of the shards is
     drawn, and evaluations generate at most ``MOST_TOKENS`` tokens per prediction."""
     with (
         patch.object(shard_picture, "draw", lambda *arguments: arguments[-1].touch()),

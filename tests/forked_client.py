@@ -2,7 +2,7 @@
 
 A command that serves stays in the background once it is ready. ``$SERVED`` holds its log and the
 process id of the client that waits for it; terminating the client ends the command. This file
-imports little because it starts often.
+imports little because it runs often.
 """
 
 import json

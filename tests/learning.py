@@ -68,8 +68,8 @@ def cluster(
 
 
 def check_close(found: Learned, expected: Learned, tolerance: float = 1e-5) -> None:
-    """Check equality up to rounding, which can depend on a tensor's address. Results are on the
-    CPU."""
+    """Check equality up to rounding, which can depend on a tensor's address. Results must be on
+    the CPU."""
     assert found.numbers == pytest.approx(expected.numbers, rel=tolerance)
     assert found.answers == expected.answers
     for ours, theirs in ((found.weights, expected.weights), (found.state, expected.state)):

@@ -24,7 +24,8 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place to start a process: ``command`` precedes its own command; ``host`` is its address."""
+    """A place to start a process: ``command`` precedes the process's command; ``host`` is the
+    address."""
 
     host: str = "127.0.0.1"
     command: tuple[str, ...] = ()
@@ -96,7 +97,8 @@ def cpu_quota(cores: float, weight: float) -> Iterator[Path]:
 
 @contextmanager
 def memory_limit(most_bytes: int) -> Iterator[Path]:
-    """Yield a file; processes whose ids are written there end if together they need more memory.
+    """Yield a file; processes whose ids are written there end if together they need more than
+    ``most_bytes``.
 
     Raises ``UnavailableError`` if no controller of memory is writable.
     """

@@ -18,8 +18,8 @@ TOKENS = 10  # per sample
 
 
 class ScriptedUnits:
-    """A ClientApp. Rows and clusters are the real app's, and so are evaluations if it
-    ``evaluates``.
+    """A ClientApp that uses the real app for rows and clusters, and if it ``evaluates``, for
+    evaluations.
 
     In a round, each unit adds ``MOVED`` to each weight and reports losses of 1. It keeps its last
     change of one weight, and adds that change again in the next round.

@@ -1,7 +1,7 @@
 """A simulated device in addition to the CPU: ``second:0``.
 
 Its tensors are Python wrappers around CPU tensors and compute on the CPU, so that results have the
-CPU's bits. But they are at least as strict as tensors of a GPU: an operation with tensors of both
+CPU's bits. But they are at least as strict as tensors of a GPU. An operation with tensors of both
 devices raises, and so does a generator of the other device. There is no float64, as on Apple's
 GPUs, and no conversion to numpy except on the CPU.
 

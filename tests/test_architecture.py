@@ -1,7 +1,7 @@
 """Import rules: each import in each top-level package is checked, and an error names its line. A
 text that names a module counts as an import, because a process or a later import may use it.
 
-Of ``pipeline``, ``optim`` imports only the schedules; ``pipeline`` never imports ``optim``. Only a
+``optim`` imports only the schedules of ``pipeline``; ``pipeline`` never imports ``optim``. Only a
 few modules import external frameworks. To change a rule, change the tables below in the same
 commit.
 """

@@ -60,8 +60,8 @@ def test_splitfed_has_the_weights_and_predictions_of_collapipe(
 
 @pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.thorough), "lora"])
 def test_a_cut_does_not_change_the_export_of_t5(tmp_path: Path, adapter: str) -> None:
-    """T5's bias table crosses the link. In float32, because T5 computes its norms in it; adapters
-    are merged."""
+    """T5's bias table crosses the link. The run uses float32, because T5 computes its norms in
+    float32; adapters are merged."""
     name = folder(tmp_path, "t5", **without_dropout("t5"))
     options = [option for option in TINY if not option.startswith("model.")]
     options += ["model=huggingface", f"model.name={name}", "task.max_length=18", "optimizer=sgd"]

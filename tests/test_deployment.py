@@ -76,7 +76,7 @@ class Processes:
             )
 
     def wait_for(self, name: str, words: str, times: int = 1) -> None:
-        """Wait until the log contains ``words`` as often as ``times``."""
+        """Wait until the log contains ``words`` at least ``times`` times."""
         while (self._folder / f"{name}.log").read_text().count(words) < times:
             said = (self._folder / f"{name}.log").read_text()
             assert self.running[name].poll() is None, said

@@ -220,8 +220,8 @@ def test_a_device_that_refuses_blocks_for_its_memory_gets_fewer(tmp_path: Path) 
 
 
 def test_the_number_of_micro_batches_survives_a_loss(tmp_path: Path) -> None:
-    """By measured times. A device alone would be faster with one micro-batch: each micro-batch has
-    a fixed launch time per block and a fixed hop time."""
+    """Plans use measured times. A device alone would be faster with one micro-batch: each
+    micro-batch has a fixed launch time per block and a fixed hop time."""
     options = "strategy=all", "federation.num_units=1", "decoder.mode=control_unit"
     fixed_s = {"launch_s": 7e-4, "hop_latency_s": 1e-3}
     with daemons(2) as there:
@@ -283,8 +283,8 @@ def test_frozen_weights_are_sent_to_a_device_once(
 def test_measured_times_far_from_the_plan_change_the_next_plan(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The inventory's speeds are far too low. The second round is planned by measured times, even
-    by new units that resume from the checkpoint."""
+    """The inventory's speeds are far too low. The second round's plan uses measured times, also if
+    new units resume from the checkpoint."""
     run_dir = tmp_path / "run"
     with daemons(2) as there:
         file = inventory(tmp_path / "here.yaml", there, 1e6)

@@ -42,7 +42,7 @@ def words(script: str, folder: Path) -> list[list[str]]:
 
 
 def chosen() -> Iterator[object]:
-    """Yield each page, and whether to check a run's options by building what they name. The page
+    """Yield each page, and whether to check options of runs by building the named objects. The page
     whose runs take longest to try always builds; other pages do so in thorough tests."""
     for page in PAGES:
         name = f"{page.parent.name}/{page.name}"

@@ -177,7 +177,7 @@ def test_counted_bytes_are_activations_of_all_steps_and_the_upload(tmp_path: Pat
         up += activation + batch.mask.numel() + 8 * batch.targets.numel()
         down += activation
     encoder = num_bytes({name: t for name, t in model.items() if not name.startswith("head.")})
-    framing = 1000  # headers, norms and begins of two steps
+    framing = 1000  # headers, norms and BEGIN frames of two steps
     assert 0 < line["bytes_up"] - encoder - up < framing
     assert 0 < line["bytes_down"] - encoder - down < framing
 

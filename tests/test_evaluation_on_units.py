@@ -49,8 +49,9 @@ def figures(loss: float, metric: dict[str, Any]) -> tuple[float, dict[str, Any]]
     return loss, {key: value for key, value in metric.items() if key != "signature"}
 
 
-def test_evaluation_on_units_equals_the_servers_and_changes_no_weight(tmp_path: Path) -> None:
-    """Units share the server's rows unevenly. Results are equal in each round and at the end."""
+def test_units_and_server_evaluate_equally_and_change_no_weight(tmp_path: Path) -> None:
+    """The server's rows are divided unevenly among the units. Results are equal in each round and
+    at the end."""
     options = *OFTEN, UNEVEN, "federation.local_steps=1", "model.num_blocks=2"
     play(tmp_path / "server", *options)
     play(tmp_path / "both", *options, "evaluation.where=both")
@@ -112,7 +113,7 @@ def test_units_evaluate_the_whole_model_in_other_frameworks(tmp_path: Path, fram
         assert figures(line["on_units"]["loss"], line["on_units"]["metric"]) == expected
 
 
-def test_units_with_separate_models_evaluate_them(tmp_path: Path) -> None:
+def test_units_with_separate_models_evaluate_their_own_models(tmp_path: Path) -> None:
     play(tmp_path, *OFTEN, "framework=pipeline", "evaluation.where=units")
     signature = summary(tmp_path)["metric"]["signature"]
     assert signature.endswith("|rows apart, of 3 units with models of their own")

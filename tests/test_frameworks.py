@@ -94,7 +94,7 @@ def test_upload_times_depend_on_the_framework(runs: dict[str, Path]) -> None:
     assert max(uploads["pipeline"]) < max(uploads["collapipe"])  # no weights
 
 
-def test_without_aggregation_each_unit_has_a_model(runs: dict[str, Path]) -> None:
+def test_without_aggregation_each_unit_has_its_own_model(runs: dict[str, Path]) -> None:
     folder = runs["pipeline"]
     assert not (folder / "model" / "model.safetensors").exists()
     models = [load_file(folder / "model" / f"unit-{unit}.safetensors") for unit in range(3)]

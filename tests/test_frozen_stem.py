@@ -59,7 +59,8 @@ def stem_seconds(run_dir: Path) -> list[float]:
 
 
 def test_cached_activations_change_no_bit(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
-    """Neither in the run that fills the cache nor in a second one; both have the same clock."""
+    """Bits are equal in the run that fills the cache and in a second one; both have the same
+    clock."""
     outcomes = []
     for name in ("cold", "warm"):
         assert differing(run(tmp_path / name, *STEM, *ALONE, CACHED), uncached) == set()
@@ -183,7 +184,7 @@ def test_the_cache_stays_within_its_byte_limit(tmp_path: Path, uncached: dict[st
     found = run(tmp_path, *STEM, *ALONE, CACHED, f"adapter.cache_bytes={limit}")
     assert differing(found, uncached) == set()
     assert 0 < sum(file.stat().st_size for file in files()) <= limit
-    assert all(seconds > 0 for seconds in stem_seconds(tmp_path))  # rows without room
+    assert all(seconds > 0 for seconds in stem_seconds(tmp_path))  # some rows have no room
 
 
 def test_a_full_disk_disables_the_cache_and_changes_no_bit(

@@ -84,7 +84,7 @@ def test_narrow_weights_train_like_rounded_float32_weights(
     assert frozen
     assert not any("lora" in name for name in frozen)
     monkeypatch.setattr("collapipe.models.lora.keep", rounded)
-    _empty.cache_clear()  # equal options give another form now
+    _empty.cache_clear()  # forms differ although the options are equal
     expected = run(tmp_path / "wide", *options)
     _empty.cache_clear()
     assert all(each.dtype.itemsize >= 4 for each in expected.values())

@@ -17,8 +17,7 @@ from server_app.checkpoints.file import CheckpointFolder
 
 
 def test_a_run_killed_between_any_two_writes_resumes_exactly(tmp_path: Path) -> None:
-    """Between any two writes of the server. Units are scripted; their updates depend on kept
-    state."""
+    """This tests the server's writes. Units are scripted; their updates depend on kept state."""
     world = World(tmp_path, "federation.rounds=2", "federation.keep=1", *UNTRAINED)
     whole, copies = tmp_path / "whole", tmp_path / "copies"
     whole.mkdir()

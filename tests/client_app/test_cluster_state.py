@@ -27,7 +27,8 @@ def uplink(*overrides: str) -> Uplink:
 
 @pytest.mark.parametrize("cluster", ["uneven", "paper", "edge"])
 def test_recomputing_adds_the_time_and_energy_of_a_forward_pass(cluster: str) -> None:
-    """For each source of devices. Hops do not change, and VanillaFL does not recompute."""
+    """This holds for each source of devices. Hops do not change, and VanillaFL does not
+    recompute."""
     once = state(f"cluster={cluster}", "pipeline.recompute=false").devices
     twice = state(f"cluster={cluster}", "pipeline.recompute=true").devices
     for first, second in zip(once, twice, strict=True):

@@ -273,8 +273,8 @@ def drawn_loss(rng: np.random.Generator) -> tuple[list[Held], dict[str, DevicePr
 
 def heirs_of(stages: list[Held]) -> Iterator[list[Held]]:
     """Yield all ways to continue without x. A free device takes its blocks, or the only device of a
-    neighbouring stage does, or a device with shares does; its rows go to the nearest device of its
-    stage."""
+    neighbouring stage does. Or a device with shares takes them; its rows then go to the nearest
+    device of its stage."""
     place = next(k for k, (rows, _, _) in enumerate(stages) if "x" in rows)
     _, blocks, on = stages[place]
     for k, (rows, own, recomputing) in enumerate(stages):
@@ -347,7 +347,7 @@ def test_no_other_device_can_take_over_faster(schedule: str) -> None:
 
 
 def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> None:
-    """Memory and owners' limits exclude devices."""
+    """Memory or an owner's limit can exclude a device."""
     pair = SegmentPlan("b", Span(3, 1), (Share("b", 2), Share("c", 2)))
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 3)), pair), 1, "gpipe")
     assert taking_over(plan, "a").segments[0].device == "b"
@@ -358,7 +358,7 @@ def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> N
 
 
 def test_a_lost_segment_is_planned_anew_if_no_device_can_take_it_over() -> None:
-    """No device can hold shares of one segment and another segment, or more shares than its memory
+    """A device cannot hold shares in addition to another segment, or more shares than its memory
     allows."""
     halves = SegmentPlan("a", Span(0, 2), (Share("a", 1), Share("a", 1)))
     plan = ClusterPlan(0, (halves, SegmentPlan("b", Span(2, 2))), 1, "gpipe")
@@ -402,7 +402,7 @@ def test_a_loss_that_changes_bits_is_reported() -> None:
 
 
 def test_a_device_left_without_blocks_is_reported_once_and_again_on_return() -> None:
-    """A block is described with 1 s; it took 4 s on the Jetson and 100 s on the Pi."""
+    """The inventory describes 1 s per block; a block took 4 s on the Jetson and 100 s on the Pi."""
     own, settings = devices(), SimpleNamespace(batch_size=8)
     learn(own, pi_s=100.0)
     own.advised = True

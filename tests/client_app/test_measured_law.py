@@ -186,8 +186,8 @@ def test_a_law_of_a_slow_link_predicts_orders_without_it() -> None:
 
 @pytest.mark.parametrize("segments", [SHARES, MIXED], ids=["shared", "mixed"])
 def test_equal_rounds_do_not_change_the_law(segments: Sequence[SegmentPlan]) -> None:
-    """Even if no gradient returns to the embedding, as with LoRA, and for hops that no stage waits
-    for."""
+    """This holds even if no gradient returns to the embedding, as with LoRA, and for hops that no
+    stage waits for."""
     law, truth = replace(real_law(64, True), embedding_backward_s=0.0), truth_of()
     plan, single = ClusterPlan(0, tuple(segments), 4, "one_f_one_b"), plan_of({"a": 3, "b": 3}, 4)
     found = None
@@ -203,8 +203,8 @@ def test_equal_rounds_do_not_change_the_law(segments: Sequence[SegmentPlan]) -> 
 def test_a_law_of_rounds_with_and_without_shared_stages_predicts_both(
     apart: bool, segments: Sequence[SegmentPlan]
 ) -> None:
-    """Different numbers of rows separate a launch's time from a row's time; the inventory has
-    neither the launch nor the speed."""
+    """Different numbers of rows separate a launch's time from a row's time. The inventory has no
+    launch time and wrong speeds."""
     law, truth = real_law(64, apart), truth_of()
     described = {
         name: replace(each, time=AffineLaw(0.001, 0.0, 0.0, 0.0)) for name, each in truth.items()
@@ -226,7 +226,7 @@ def test_a_law_of_rounds_with_and_without_shared_stages_predicts_both(
 
 
 def test_time_beyond_a_steps_actions_counts_as_adding_gradients() -> None:
-    """All of it, if no round had only single devices."""
+    """All remaining time counts if no round had only single devices."""
     law, truth = real_law(64, True), truth_of()
     plan = ClusterPlan(0, SHARES, 4, "one_f_one_b")
     found = fitted(law, plan, truth, truth)

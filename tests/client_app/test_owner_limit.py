@@ -91,7 +91,7 @@ def test_a_round_without_an_update_is_not_counted(
     assert own is not None and own.spent().rounds == 0
 
 
-def test_a_round_is_counted_before_a_kill_can_prevent_the_update(
+def test_a_kill_before_the_update_is_sent_does_not_undo_the_count(
     context: Context, trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill before the round is counted leaves the count as it was."""

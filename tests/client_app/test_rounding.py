@@ -1,4 +1,4 @@
-"""Units measure the rounding errors of what they send; a repeated measurement gives equal
+"""Units measure the rounding errors of their messages; a repeated measurement gives equal
 errors."""
 
 from typing import get_args

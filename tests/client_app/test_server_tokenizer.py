@@ -18,7 +18,7 @@ from collapipe.wire.messages import Failure, Setup
 def test_a_unit_of_an_owner_checks_the_servers_tokenizer(
     owned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is checked like the tokeniser of a downloaded run. A unit on the server's machine skips
+    """It is checked like the tokeniser of a downloaded run. A unit that the server simulates skips
     the check."""
     tried, text = list[tuple[str, ...]](), Tokenizer.of_bytes().pack()
 
