@@ -77,7 +77,7 @@ def test_invalid_limits_of_shares_and_energies_of_links_are_refused() -> None:
 
 
 def test_an_uplink_with_neither_power_nor_bits_is_refused() -> None:
-    """The planner would treat it as unable to send, the cost model as already finished."""
+    """The planner would find that it cannot send, the cost model that it has already sent."""
     with pytest.raises(ConfigError, match="needs max_power_w above 0"):
         Uplink(0.0, 1.0, 0.0, 0.0, (1.0,))
     assert Uplink(0.0, 1.0, 1.0, 0.0, (1.0,)).max_power_w == 0
@@ -149,7 +149,7 @@ def test_a_share_needs_memory_for_its_rows_and_the_gradients_it_receives() -> No
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=4, max_size=4))
 def test_the_number_of_blocks_is_the_largest_that_fits_into_memory(bytes_: list[float]) -> None:
-    """Also if a unit reports zeros."""
+    """This also holds if a unit reports zeros."""
     limit, segment, block, sample = bytes_
     blocks = MemoryBudget(limit, segment, block, sample).blocks(1.5, most=4)
     fit = [count for count in range(5) if segment + count * (block + 2 * sample) <= limit]

@@ -272,7 +272,7 @@ def test_the_error_names_the_task_that_fits_the_model(task: str, family: str, fi
 
 
 def test_splitfed_has_one_segment_before_a_cut_that_can_be_moved() -> None:
-    """The file sets ``pipeline.num_segments``, whichever file of ``pipeline`` is chosen."""
+    """The file sets ``pipeline.num_segments`` for every choice of ``pipeline``."""
     first = load_overrides(["framework=splitfed", "pipeline=gpipe"])
     assert (first.pipeline.num_segments, first.pipeline.schedule) == (1, "gpipe")
     assert first.model.num_blocks == 1

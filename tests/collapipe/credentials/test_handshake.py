@@ -79,7 +79,7 @@ def echo(channel: grpc.Channel, kind: str = "unary_unary") -> bytes:
 def unpinned(
     server: Server, credentials: grpc.ChannelCredentials, name: str = "jetson"
 ) -> grpc.Channel:
-    """A channel that does not check the server's certificate first, as ``Dialer`` does."""
+    """A channel that, unlike ``Dialer``'s, does not check the server's certificate first."""
     wanted = ("grpc.ssl_target_name_override", dns_name(name, Role.DEVICE))
     return grpc.secure_channel(server.address, credentials, options=[wanted])
 
