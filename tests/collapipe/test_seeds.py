@@ -38,7 +38,7 @@ alike = st.lists(st.integers(1, 12) | st.text("12", max_size=2), max_size=3).map
 def test_different_purposes_have_different_seeds(
     purposes: list[tuple[int, tuple[int | str, ...]]],
 ) -> None:
-    """Consecutive numbers, ``"1"`` and ``1``, and differently joined parts are different."""
+    """Consecutive numbers, ``"1"`` and ``1``, and differently joined parts have other seeds."""
     derived = [derive(seed, *purpose) for seed, purpose in purposes]
     assert len(set(derived)) == len(derived)
 

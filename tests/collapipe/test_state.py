@@ -77,7 +77,7 @@ def test_invalid_limits_of_shares_and_energies_of_links_are_refused() -> None:
 
 
 def test_an_uplink_with_neither_power_nor_bits_is_refused() -> None:
-    """The planner would find that it cannot send, the cost model that it has already sent."""
+    """The planner would treat it as unable to send, the cost model as having sent already."""
     with pytest.raises(ConfigError, match="needs max_power_w above 0"):
         Uplink(0.0, 1.0, 0.0, 0.0, (1.0,))
     assert Uplink(0.0, 1.0, 1.0, 0.0, (1.0,)).max_power_w == 0
@@ -89,8 +89,8 @@ OFFERING = Uplink(1.0, 1.0, 8.0, 4.0, (1.0,), payloads=(EXACT, ROUGH))
 
 
 def test_a_gradient_error_above_1_is_refused() -> None:
-    """An error of 1 means that nothing is sent. A larger one would make all other costs of a round
-    vanish in rounding.
+    """An error of 1 means that nothing is sent. Added to a larger error, all other costs of a round
+    would be lost to rounding.
     """
     assert replace(ROUGH, gradient_error=1.0).gradient_error == 1
     for error in (1.1, 1e18, float("nan")):

@@ -1,4 +1,4 @@
-"""Sums of losses are exact, so they depend neither on the order nor on how rows are divided."""
+"""Sums of losses are exact, so they do not depend on the order or the division of rows."""
 
 import math
 from fractions import Fraction

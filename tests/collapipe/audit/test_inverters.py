@@ -1,4 +1,4 @@
-"""Inverters guess tokens from activations: what they must recover, and what they cannot."""
+"""Inverters guess tokens from activations: exactly from embeddings, by chance from noise."""
 
 import pytest
 import torch

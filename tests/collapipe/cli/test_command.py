@@ -487,9 +487,10 @@ def test_train_and_load_from_python(tmp_path: Path) -> None:
 
 @contextmanager
 def _sigint_not_ignored() -> Iterator[None]:
-    """Handle SIGINT as in a terminal; a test runner in the background ignores it.
+    """Handle SIGINT as in a terminal.
 
-    Children inherit this. ``preexec_fn`` would fork, and gRPC's threads abort in a forked child.
+    A test runner in the background ignores SIGINT, and child processes inherit this. ``preexec_fn``
+    would fork, and gRPC's threads abort in a forked child.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -503,7 +504,7 @@ def _sigint_not_ignored() -> Iterator[None]:
 def test_an_interrupted_run_keeps_its_finished_rounds(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The files that its units keep between rounds are deleted."""
+    """The files that the units keep between rounds are deleted."""
     (temporary := tmp_path / "temporary").mkdir()
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]
     # Importing flwr sets GRPC_VERBOSITY here; in a user's terminal, the command sets it.

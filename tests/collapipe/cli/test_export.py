@@ -129,7 +129,7 @@ def assert_same_ids(path: Path, task: Task, tokenizer: Tokenizer) -> Any:
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
 def test_the_exported_tokeniser_gives_the_same_ids(tmp_path: Path, name: str, head: str) -> None:
-    """The configuration of the model's family in the same folder must not change them."""
+    """The configuration of the model's family in the same folder must not change the ids."""
     spec, task = spec_of(tmp_path, name, head), task_for(head)
     text = TEXTS[:1]
     rows = Dataset.from_dict(

@@ -36,7 +36,7 @@ def test_an_interrupt_in_the_callback_of_a_weak_reference_is_not_lost() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_other_errors_in_such_callbacks_are_reported_as_usual(
+def test_other_errors_in_weak_reference_callbacks_are_reported_as_usual(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = list[type[BaseException]]()

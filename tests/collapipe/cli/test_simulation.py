@@ -45,7 +45,7 @@ def test_flowers_run_configuration_does_not_change_options(value: object) -> Non
 
 
 def test_all_processes_of_a_simulation_end_with_it() -> None:
-    """They are a child in another session, which ignores SIGTERM, and its orphaned child."""
+    """A child in another session ignores SIGTERM and has a child, which becomes an orphan."""
     program = (
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

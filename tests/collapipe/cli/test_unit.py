@@ -51,7 +51,7 @@ def test_a_unit_reconnects_until_the_server_refuses_it(
         RefusedUnitError, match="berlin cannot take part: key: is unknown"
     ) as refused:
         unit.run_unit(own / "unit.yaml", None)
-    assert refused.value.exit_status == 4  # documented; systemd does not restart the unit after it
+    assert refused.value.exit_status == 4  # documented: with this status, systemd does not restart
     said = capsys.readouterr().out
     assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1
     assert len(started) == 2 and started[0] is started[1]
@@ -60,7 +60,7 @@ def test_a_unit_reconnects_until_the_server_refuses_it(
 def test_a_unit_that_can_no_longer_answer_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise its SuperNode would stay online, and the server would wait for its replies."""
+    """Otherwise its SuperNode would stay online, and the server would wait for replies."""
 
     def broken(*_: object) -> None:
         raise ImportError("no socksio")

@@ -38,7 +38,7 @@ class Server:
 
 @contextmanager
 def serving(credentials: Credentials, *roles: Role) -> Iterator[Server]:
-    """Run a server with a unary and a streaming method; both echo what they receive."""
+    """Run a server with a unary and a streaming method; both echo messages."""
     server, doorkeeper = Server(), Doorkeeper(credentials, roles or [Role.CONTROL_UNIT])
 
     def one(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -287,7 +287,7 @@ def test_a_server_that_sends_single_bytes_is_a_link_error(cluster: Cluster) -> N
 
 
 def test_a_peer_without_a_valid_certificate_is_refused(cluster: Cluster, others: Cluster) -> None:
-    """TLS checks a certificate only at the start; it may expire while the connection is open."""
+    """TLS checks a certificate only at first; the certificate may expire during a connection."""
     doorkeeper, unit = Doorkeeper(cluster.member(), [Role.CONTROL_UNIT]), Role.CONTROL_UNIT
     stranger, late = others.member("boss", unit), cluster.member("boss", unit, expires_in=AGO)
     for shown in ([], [b"none"], [stranger.certificate], [late.certificate]):

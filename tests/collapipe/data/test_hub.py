@@ -1,4 +1,4 @@
-"""``data.name`` selects data that is read and never run: no pickle, template or builder."""
+"""Loading ``data.name`` runs no code from pickles, templates or named builders."""
 
 import io
 import json

@@ -25,7 +25,7 @@ UNITS = ["berlin", "paris", "rome", "oslo"]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFolder:
     """The server's folder. Berlin is online, paris is offline, rome was never seen, and oslo has no
-    certificate. A run is in progress, but the folder does not say where.
+    certificate. A run is in progress, but the server's folder does not record the run's folder.
     """
     made = create(tmp_path / "f", UNITS, "127.0.0.1", 9000, 9001)
     for unit in UNITS[:3]:

@@ -114,8 +114,8 @@ def test_an_invalid_server_address_is_refused(command: Command, tmp_path: Path) 
 
 
 def test_a_run_is_submitted_without_importing_heavy_libraries(tmp_path: Path) -> None:
-    """Checks that need these libraries are left to the server's app: here, the model does not fit
-    the task. ``collapipe status`` does not import Hydra either.
+    """Checks that need libraries such as torch are left to the server's app: here, the model does
+    not fit the task. ``collapipe status`` imports neither Hydra nor torch nor Flower.
     """
     folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
     script = f"""if True:
@@ -304,7 +304,7 @@ def test_a_port_in_use_is_reported_before_anything_starts(command: Command, tmp_
 def test_a_unit_with_two_certificates_of_one_key_is_registered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is unregistered once its key has no valid certificate."""
+    """The unit is unregistered once its key has no valid certificate."""
     asked = list[str]()
 
     def answered(_: ServerFolder, method: str, question: Mapping[str, str]) -> dict[str, str]:
@@ -338,7 +338,7 @@ def test_a_unit_must_report_the_name_in_its_certificate(tmp_path: Path) -> None:
     nodes = {keys(folder)["a"]: "11", keys(folder)["b"]: "12"}
     (folder.flower_home / NODES).write_text(json.dumps(nodes))
     places = Places(signed=lambda: signed_names(folder))
-    told = {11: "a", 12: "a", 13: "whoever"}  # 13 has no valid certificate
+    told = {11: "a", 12: "a", 13: "whoever"}  # node 13 has no valid certificate
     answers: dict[int, RowsReply | Failure] = {
         node: RowsReply(node - 11, 1, {}, {}, name) for node, name in told.items()
     }

@@ -105,7 +105,7 @@ def test_invalid_values_of_options_are_errors(
 
 @pytest.mark.thorough
 def test_a_restarted_device_keeps_its_name_and_address() -> None:
-    """It restarts after it was killed. While a device runs, another one cannot use its port."""
+    """It is killed and started again. While a device runs, another device cannot use its port."""
     with device_process("--name", "pi", "--listen", "127.0.0.1:0") as first:
         address = first.address
         with pytest.raises(AssertionError, match=f"--listen {address}: cannot listen there"):

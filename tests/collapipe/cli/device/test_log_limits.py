@@ -1,4 +1,4 @@
-"""Peers can neither forge lines of a daemon's log nor fill the disk with them."""
+"""Peers cannot forge lines of a daemon's log or fill the disk."""
 
 import json
 import logging

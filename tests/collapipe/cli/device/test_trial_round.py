@@ -98,7 +98,7 @@ def test_a_slow_hop_is_timed_with_small_messages_only(monkeypatch: pytest.Monkey
 def test_timing_ends_at_the_time_limit_if_messages_are_not_returned(
     fixed_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sizes that were timed before are returned; if there are none, it is an error."""
+    """Sizes that were timed before are returned; an empty result is an error."""
     _slow_gradients(monkeypatch, byte_s=1e-4, fixed_s=fixed_s)
     monkeypatch.setattr(trial_round, "_HOP_S", 1.0)
     with daemons(1) as there:

@@ -254,7 +254,7 @@ def test_a_round_may_choose_another_split_than_the_fastest(command: Command) -> 
     assert "chosen by the round; the fastest, S = 3, takes" in command(file)[1]
 
 
-def test_an_idle_clusters_least_energy_is_for_its_cheapest_channel(
+def test_an_idle_cluster_is_shown_with_the_energy_of_its_cheapest_channel(
     command: Command, tmp_path: Path
 ) -> None:
     cluster = JOINT[JOINT.index("  - name: workshop") : JOINT.index("channels:")]
