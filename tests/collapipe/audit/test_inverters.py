@@ -1,4 +1,4 @@
-"""Inverters guess tokens from activations: exactly from embeddings, by chance from noise."""
+"""Inverters guess tokens from activations: nearly all from embeddings, by chance from noise."""
 
 import pytest
 import torch

@@ -115,7 +115,7 @@ def test_an_invalid_server_address_is_refused(command: Command, tmp_path: Path) 
 
 def test_a_run_is_submitted_without_importing_heavy_libraries(tmp_path: Path) -> None:
     """Checks that need libraries such as torch are left to the server's app: here, the model does
-    not fit the task. ``collapipe status`` imports neither Hydra nor torch nor Flower.
+    not fit the task. ``collapipe status`` does not import Hydra, torch or Flower.
     """
     folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
     script = f"""if True:
