@@ -1,4 +1,4 @@
-"""The command as a function."""
+"""Fixture that runs the command line in this process."""
 
 import logging
 import sys
@@ -14,11 +14,13 @@ from server_app.records import shard_picture
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Run ``collapipe ARGUMENTS``: status, standard output, standard error. Runs draw no picture of
-    their shards, as in ``federated.train``."""
+    """Run ``collapipe ARGUMENTS``: exit status, standard output, standard error.
+
+    Runs draw no picture of their shards, as in ``federated.train``.
+    """
     monkeypatch.setattr(shard_picture, "draw", lambda *arguments: arguments[-1].touch())
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level  # some commands have a log of their own
+    handlers, level = root.handlers[:], root.level  # some commands configure logging
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["collapipe", *map(str, arguments)])
@@ -26,7 +28,7 @@ def command(
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capsys.readouterr()
-        print(captured.out, captured.err)  # pytest shows it where the test fails
+        print(captured.out, captured.err)  # pytest shows this output if the test fails
         return int(ended.value.code or 0), captured.out, captured.err
 
     yield run

@@ -1,4 +1,4 @@
-"""Whatever a user's folder and PYTHONPATH hold, the command finds CollaPipe's own packages."""
+"""Modules in a user's folder or PYTHONPATH do not shadow CollaPipe's packages."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SHADOWS = ("optim", "pipeline", "conf", "client_app", "server_app")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder with modules and packages of our packages' names."""
+    """A user's folder with modules and packages that are named like CollaPipe's."""
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} is the user\\'s')\n")
         (tmp_path / "path" / name).mkdir(parents=True)
@@ -29,14 +29,14 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.thorough
-def test_the_command_runs_beside_modules_of_the_same_names(folder: Path) -> None:
+def test_the_command_runs_in_a_folder_with_modules_of_the_same_names(folder: Path) -> None:
     options = [*TINY, "federation.rounds=1", f"hydra.run.dir={folder / 'run'}"]
     ended = python(folder, "-m", "collapipe", "run", *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (folder / "run" / "model" / "model.safetensors").exists()
 
 
-def test_a_module_imported_before_is_named(folder: Path) -> None:
+def test_an_already_imported_module_of_the_same_name_is_an_error(folder: Path) -> None:
     (folder / "pipeline.py").write_text("")
     ended = python(folder, "-c", "import pipeline, collapipe; collapipe.train([])")
     assert ended.returncode == 1

@@ -1,4 +1,4 @@
-"""What an owner lets all runs together spend of its rows: counted before it is sent, never less."""
+"""The privacy budget (ε) that an owner sets for all runs together."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,18 +20,18 @@ DELTA = 1e-5
 QUIET = privacy_settings(clip_norm=1.0, noise_multiplier=4.0)
 LOUD = replace(QUIET, noise_multiplier=2.0)
 BY_UNITS = replace(QUIET, secure_aggregation=True, noise_by="units")
-THREE = epsilon(QUIET, 3) * 1.0001  # ε of three rounds, and a little
+THREE = epsilon(QUIET, 3) * 1.0001  # slightly more than the ε of three rounds
 
 
 def account(tmp_path: Path, limit: float = THREE) -> OwnerAccount:
     return OwnerAccount("berlin", tmp_path / "unit.privacy.json", limit, DELTA)
 
 
-def test_runs_one_after_the_other_share_what_the_owner_allows(tmp_path: Path) -> None:
+def test_successive_runs_share_the_owners_budget(tmp_path: Path) -> None:
     for _ in range(2):
         account(tmp_path).charge(QUIET)
     account(tmp_path).check(QUIET)
-    account(tmp_path).charge(QUIET)  # of another run, and another process
+    account(tmp_path).charge(QUIET)  # by a new object, as in another process
     for further in account(tmp_path).check, account(tmp_path).charge:
         with pytest.raises(BudgetSpentError) as refused:
             further(QUIET)
@@ -40,11 +40,11 @@ def test_runs_one_after_the_other_share_what_the_owner_allows(tmp_path: Path) ->
         assert number in words
     assert account(tmp_path).spent().rounds == 3
     assert f"{epsilon(QUIET, 3):.3g}" in account(tmp_path).told()
-    account(tmp_path, limit=9).charge(QUIET)  # the owner allows more
+    account(tmp_path, limit=9).charge(QUIET)  # the owner has raised the limit
 
 
 @pytest.mark.parametrize("third", [LOUD, BY_UNITS])
-def test_rounds_of_different_noise_are_composed(tmp_path: Path, third: PrivacySettings) -> None:
+def test_rounds_with_different_noise_are_composed(tmp_path: Path, third: PrivacySettings) -> None:
     own = account(tmp_path, limit=50)
     for privacy in QUIET, QUIET, third:
         own.charge(privacy)
@@ -55,7 +55,7 @@ def test_rounds_of_different_noise_are_composed(tmp_path: Path, third: PrivacySe
     assert dp_accounting.get_epsilon_gaussian(4.0, DELTA) < expected
 
 
-def test_runs_side_by_side_cannot_race_past_the_limit(tmp_path: Path) -> None:
+def test_concurrent_runs_cannot_exceed_the_limit(tmp_path: Path) -> None:
     def charged(_: int) -> bool:
         try:
             account(tmp_path).charge(QUIET)
@@ -69,7 +69,7 @@ def test_runs_side_by_side_cannot_race_past_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", "", '{"rounds": 1, "by_server": -1, "by_units": 0}', "[]"])
-def test_an_account_that_cannot_be_read_allows_nothing(tmp_path: Path, text: str) -> None:
+def test_an_invalid_account_file_is_an_error(tmp_path: Path, text: str) -> None:
     own = account(tmp_path)
     own.file.write_text(text)
     for further in own.check, own.charge:

@@ -1,4 +1,4 @@
-"""A plan that exists can be run: its segments follow each other from block 0."""
+"""Cluster plans are checked when they are created, and replaced after devices are lost."""
 
 from itertools import islice
 
@@ -12,13 +12,12 @@ from collapipe.state import received_gradients
 
 
 def segments(*spans: tuple[int, int]) -> tuple[SegmentPlan, ...]:
-    """A device for each (first, blocks)."""
+    """One segment and one device for each (first, blocks)."""
     return tuple(SegmentPlan(f"device-{k}", Span(*span)) for k, span in enumerate(spans))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_contiguous_segments_cover_every_block_once(sizes: list[int]) -> None:
-    """L and S are what the segments say."""
     spans = [(sum(sizes[:k]), size) for k, size in enumerate(sizes)]
     plan = ClusterPlan(0, segments(*spans), 1, "gpipe")
     covered = [index for segment in plan.segments for index in segment.span.indices()]
@@ -27,7 +26,7 @@ def test_contiguous_segments_cover_every_block_once(sizes: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=30), st.integers(1, 60))
 def test_no_device_receives_more_gradients_than_planned(rows: list[int], blocks: int) -> None:
-    """Its memory is planned for them."""
+    """A device's memory is planned for the gradients that it receives."""
     led = leaders(rows, blocks)
     for number, own in enumerate(rows):
         received = (len(rows) - 1) * led.count(number)
@@ -42,8 +41,10 @@ def test_no_device_receives_more_gradients_than_planned(rows: list[int], blocks:
 def test_gradients_are_counted_for_each_share_that_a_device_keeps(
     rows: list[int], lost: set[int], blocks: int
 ) -> None:
-    """Also after a loss, if it has shares of others: a set for each own share of a block, and for
-    each share of a block that it leads. The planner counts no fewer."""
+    """A device keeps all shares' gradients of the blocks that it leads, and of other blocks only
+    the gradients that it computed. This also holds if it has taken over shares of a lost device.
+    The planner never counts fewer.
+    """
     names = [f"device-{number}" for number in range(len(rows))]
     whole = SegmentPlan(names[0], Span(0, blocks), tuple(map(Share, names, rows)))
     segment = whole.without({name for number, name in enumerate(names) if number in lost})
@@ -76,10 +77,10 @@ def test_gradients_are_counted_for_each_share_that_a_device_keeps(
     st.sets(st.integers(0, 7)),
     st.integers(0, 2),
 )
-def test_what_lost_devices_held_is_held_by_others(
+def test_the_segments_of_lost_devices_are_assigned_to_other_devices(
     stages: list[tuple[int, list[int]]], lost: set[int], spare: int
 ) -> None:
-    """With the same shares of the same blocks, each device in one segment."""
+    """Every new plan has the same shares of each block, no lost device, and no device twice."""
     held, first, number = list[SegmentPlan](), 0, 0
     for blocks, rows in stages:
         shares = tuple(Share(str(number + k), own) for k, own in enumerate(rows))
@@ -102,23 +103,23 @@ def test_what_lost_devices_held_is_held_by_others(
         assert not found
 
 
-def test_a_neighbour_takes_lost_segments_in_a_row() -> None:
-    """No other device can: the last one is all that is left of a shared stage."""
+def test_a_neighbour_takes_over_consecutive_lost_segments() -> None:
+    """Device c is the only candidate: d already has to take over the share of e."""
     ends = SegmentPlan("d", Span(3, 1), (Share("d", 1), Share("e", 1)))
     alone = [SegmentPlan(name, Span(k, 1)) for k, name in enumerate("abc")]
     (found,) = ClusterPlan(0, (*alone, ends), 1, "gpipe").without({"a", "b", "e"})
     assert [(each.device, each.span.blocks) for each in found.segments] == [("c", 3), ("d", 1)]
 
 
-def test_blocks_that_are_recomputed_still_are_on_another_device() -> None:
-    """Else they may not fit, and take other memory than was planned."""
+def test_recomputed_blocks_stay_recomputed_on_another_device() -> None:
+    """Without recomputation, the blocks may need more memory than was planned."""
     lost = SegmentPlan("a", Span(0, 1), recomputing=("a",))
     assert lost.on("b").recomputing == ("b",)
     assert SegmentPlan("b", Span(1, 1)).with_blocks_of(lost).recomputing == ("b",)
 
 
-def test_plans_after_many_losses_are_made_one_by_one() -> None:
-    """There are 30 devices for each of 12 lost stages."""
+def test_plans_after_many_losses_are_generated_lazily() -> None:
+    """With 30 free devices for 12 lost stages, there are too many plans to list."""
     alone = [SegmentPlan(f"box-{k}", Span(k, 1)) for k in range(12)]
     pair = SegmentPlan("a", Span(12, 1), (Share("a", 1), Share("b", 1)))
     plan, free = ClusterPlan(0, (*alone, pair), 1, "gpipe"), [f"free-{k}" for k in range(30)]
@@ -127,7 +128,7 @@ def test_plans_after_many_losses_are_made_one_by_one() -> None:
 
 
 def test_too_few_devices_for_lost_segments_are_noticed_at_once() -> None:
-    """There are 13! ways to give all but one of them to the last one's devices."""
+    """The last stage's devices can take 13 of 14 lost segments in 13! ways, too many to try."""
     lost = [SegmentPlan(f"box-{k}", Span(k, 1), (Share(f"box-{k}", 1),) * 2) for k in range(14)]
     shares = tuple(Share(f"left-{k}", 1) for k in range(14))
     plan = ClusterPlan(0, (*lost, SegmentPlan("left-0", Span(14, 1), shares)), 1, "gpipe")
@@ -135,8 +136,8 @@ def test_too_few_devices_for_lost_segments_are_noticed_at_once() -> None:
     assert next(plan.without({each.device for each in lost[1:]}))
 
 
-def test_only_devices_of_segments_that_change_recompute() -> None:
-    """Of others, each as before."""
+def test_a_loss_changes_recomputation_only_in_the_changed_segment() -> None:
+    """The device that remains of the first segment recomputes; the second segment is unchanged."""
     pairs = [
         SegmentPlan(a, Span(k, 1), (Share(a, 1), Share(b, 1)), (a,))
         for k, (a, b) in enumerate(("ab", "cd"))
@@ -151,7 +152,6 @@ def rows_of_blocks(plan: ClusterPlan) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(("first", "blocks"), [(-1, 2), (0, 0), (3, -1)])
 def test_impossible_spans_are_refused(first: int, blocks: int) -> None:
-    """Before anyone is told of them."""
     with pytest.raises(ConfigError, match=f"span of {blocks} blocks from block {first} is"):
         Span(first, blocks)
 
@@ -165,15 +165,15 @@ def test_impossible_spans_are_refused(first: int, blocks: int) -> None:
         ([(2, 2), (0, 2)], "device-0", 2, 0),
     ],
 )
-def test_gaps_and_overlaps_are_named(
+def test_gaps_and_overlaps_between_segments_are_errors(
     spans: list[tuple[int, int]], device: str, start: int, expected: int
 ) -> None:
-    """With the device and the block where it should have started."""
+    """The error names the device and the block at which its segment should start."""
     with pytest.raises(ConfigError, match=f"unit 7: .*{device} .* {start}, expected {expected};"):
         ClusterPlan(7, segments(*spans), 2, "gpipe")
 
 
 def test_a_plan_needs_a_micro_batch() -> None:
-    """m is at least 1."""
+    """The number of micro-batches m is at least 1."""
     with pytest.raises(ConfigError, match="unit 7: 0 micro-batches; at least 1"):
         ClusterPlan(7, segments((0, 1)), 0, "gpipe")

@@ -1,4 +1,4 @@
-"""A seed depends on its purpose alone."""
+"""A derived seed depends only on the run's seed and on its purpose."""
 
 import hashlib
 import os
@@ -19,8 +19,10 @@ seeds = st.integers(0, 2**62)
 
 
 @given(seeds, purposes)
-def test_a_seed_is_a_hash_that_torch_takes(seed: int, purpose: tuple[int | str, ...]) -> None:
-    """63 bits of BLAKE2b, the same on every call."""
+def test_a_derived_seed_is_a_63_bit_hash_that_torch_accepts(
+    seed: int, purpose: tuple[int | str, ...]
+) -> None:
+    """The seed has 63 bits of a BLAKE2b digest and is the same on every call."""
     derived = derive(seed, *purpose)
     digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
     assert derived == sum(byte << 8 * place for place, byte in enumerate(digest)) // 2
@@ -33,13 +35,15 @@ alike = st.lists(st.integers(1, 12) | st.text("12", max_size=2), max_size=3).map
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), alike), min_size=2, max_size=20, unique=True))
-def test_purposes_do_not_meet(purposes: list[tuple[int, tuple[int | str, ...]]]) -> None:
-    """Neither neighbours, nor ``"1"`` and ``1``, nor parts that are joined in another way."""
+def test_different_purposes_have_different_seeds(
+    purposes: list[tuple[int, tuple[int | str, ...]]],
+) -> None:
+    """Consecutive numbers, ``"1"`` and ``1``, and differently joined parts have other seeds."""
     derived = [derive(seed, *purpose) for seed, purpose in purposes]
     assert len(set(derived)) == len(derived)
 
 
-def test_neighbours_share_nothing() -> None:
+def test_seeds_of_consecutive_steps_are_unrelated() -> None:
     """About half of the bits differ from one step to the next."""
     derived = [derive(0, "dropout", 0, step, "blocks.1", 0) for step in range(200)]
     flipped = [(left ^ right).bit_count() for left, right in pairwise(derived)]
@@ -49,8 +53,8 @@ def test_neighbours_share_nothing() -> None:
     assert derive(0, 1, 2) != derive(0, 12)
 
 
-def test_every_process_derives_the_same() -> None:
-    """Python's own hash of a text would differ."""
+def test_every_process_derives_the_same_seed() -> None:
+    """Python's own hash of a string differs between processes."""
     program = "from collapipe.seeds import derive; print(derive(3, 'data', 1, 'ü'))"
     for hash_seed in ("1", "2"):
         printed = subprocess.check_output(
@@ -64,5 +68,5 @@ def test_every_process_derives_the_same() -> None:
         assert int(printed) == derive(3, "data", 1, "ü")
 
 
-def test_numpys_numbers_are_numbers() -> None:
+def test_numpy_integers_give_the_same_seeds_as_ints() -> None:
     assert derive(np.int64(3), "unit", np.int32(1)) == derive(3, "unit", 1)

@@ -1,4 +1,4 @@
-"""States that cannot be are refused when they are made."""
+"""Invalid cluster states are refused when they are created."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ LAW = AffineLaw(1.0, 2.0, 3.0, 4.0)
 
 
 @pytest.mark.parametrize("names", [(), ("a", "a"), tuple(map(str, range(129)))])
-def test_a_cluster_has_up_to_128_devices_each_with_its_name(names: tuple[str, ...]) -> None:
+def test_a_cluster_has_1_to_128_devices_with_unique_names(names: tuple[str, ...]) -> None:
     devices = tuple(DeviceProfile(name, LAW) for name in names)
     with pytest.raises(ConfigError, match=rf"^unit 3: {len(names)} devices"):
         ClusterState(3, devices, 5)
@@ -33,19 +33,19 @@ def test_a_cluster_has_up_to_128_devices_each_with_its_name(names: tuple[str, ..
 
 
 @pytest.mark.parametrize("u", [-1.0, 1e-19, 1e7, float("nan"), float("inf")])
-def test_a_law_is_within_bounds(u: float) -> None:
+def test_coefficients_of_a_law_must_be_within_bounds(u: float) -> None:
     with pytest.raises(ConfigError, match="AffineLaw: u="):
         AffineLaw(u, 0.0, 0.0, 0.0)
 
 
-def test_compute_and_hop_make_a_chunk() -> None:
+def test_the_time_of_a_chunk_is_compute_plus_hop() -> None:
     assert LAW.compute(5, 10) == 5 * (1 * 10 + 2)
     assert LAW.hop(10) == 3 * 10 + 4
     assert LAW.chunk(5, 10) == LAW.compute(5, 10) + LAW.hop(10)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "x" * 65])
-def test_a_device_has_a_name_that_can_be_printed(name: str) -> None:
+def test_device_names_are_printable_and_at_most_64_characters(name: str) -> None:
     with pytest.raises(ConfigError, match="at most 64 characters, all printable") as caught:
         DeviceProfile(name, LAW)
     assert str(caught.value).isprintable()
@@ -54,7 +54,7 @@ def test_a_device_has_a_name_that_can_be_printed(name: str) -> None:
 
 
 @pytest.mark.parametrize("digits", [19, 400, 5000])
-def test_a_number_that_no_float_or_text_holds_is_refused(digits: int) -> None:
+def test_counts_outside_0_to_1e18_are_refused(digits: int) -> None:
     for count in (-(10**digits), 10**digits):
         with pytest.raises(ConfigError, match=r"device a: max_blocks must be within 0 … 1e\+18"):
             DeviceProfile("a", LAW, max_blocks=count)
@@ -62,8 +62,8 @@ def test_a_number_that_no_float_or_text_holds_is_refused(digits: int) -> None:
             ClusterState(3, (DeviceProfile("a", LAW),), count)
 
 
-def test_limits_of_a_share_and_joules_of_a_link_are_possible_ones() -> None:
-    """A unit may report any."""
+def test_invalid_limits_of_shares_and_energies_of_links_are_refused() -> None:
+    """A unit can report any values."""
     with pytest.raises(ConfigError, match="SharingLaw: max_blocks must be within"):
         SharingLaw(0.0, max_blocks=-1)
     with pytest.raises(ConfigError, match=r"batch_block_bytes=2\.0 is more than block_bytes=1\.0"):
@@ -76,8 +76,8 @@ def test_limits_of_a_share_and_joules_of_a_link_are_possible_ones() -> None:
     assert DeviceProfile("a", LAW, energy=replace(energy, links=links[:1]), links=links).links
 
 
-def test_an_uplink_without_power_and_bits_is_none() -> None:
-    """A planner finds that it can send nothing, a model of costs that it has done so already."""
+def test_an_uplink_with_neither_power_nor_bits_is_refused() -> None:
+    """The planner would treat it as unable to send, the cost model as having sent already."""
     with pytest.raises(ConfigError, match="needs max_power_w above 0"):
         Uplink(0.0, 1.0, 0.0, 0.0, (1.0,))
     assert Uplink(0.0, 1.0, 1.0, 0.0, (1.0,)).max_power_w == 0
@@ -88,35 +88,37 @@ ROUGH = Payload("int4", "int4", 1.0, 0.0, 1e-3)
 OFFERING = Uplink(1.0, 1.0, 8.0, 4.0, (1.0,), payloads=(EXACT, ROUGH))
 
 
-def test_an_error_is_at_most_that_of_sending_nothing() -> None:
-    """Beside the cost of more, all other costs of a round would be lost to rounding."""
+def test_a_gradient_error_above_1_is_refused() -> None:
+    """An error of 1 means that nothing is sent. Added to a larger error, all other costs of a round
+    would be lost to rounding.
+    """
     assert replace(ROUGH, gradient_error=1.0).gradient_error == 1
     for error in (1.1, 1e18, float("nan")):
         with pytest.raises(ConfigError, match="Payload: gradient_error="):
             replace(ROUGH, gradient_error=error)
 
 
-def test_a_head_on_the_control_unit_is_sent_no_activations() -> None:
+def test_a_head_on_the_control_unit_has_no_activation_bits() -> None:
     there = replace(EXACT, activation_bits=0.0, head="control_unit")
     assert there.choice == ("float32", "float32", "control_unit")
     with pytest.raises(ConfigError, match=r"4.0 bits of activations"):
         replace(there, activation_bits=4.0)
 
 
-def test_precisions_name_one_payload() -> None:
+def test_two_payloads_with_equal_precisions_are_refused() -> None:
     twin = replace(EXACT, model_bits=1.0)
     with pytest.raises(ConfigError, match="two payloads"):
         replace(OFFERING, payloads=(EXACT, ROUGH, twin))
 
 
-def test_without_power_each_payload_has_bits() -> None:
+def test_without_power_every_payload_needs_bits() -> None:
     assert replace(OFFERING, max_power_w=0.0).sending(ROUGH).model_bits == 1
     nothing = replace(ROUGH, model_bits=0.0)
     with pytest.raises(ConfigError, match="needs max_power_w above 0"):
         replace(OFFERING, max_power_w=0.0, payloads=(EXACT, nothing))
 
 
-def test_the_first_payload_is_what_the_uplink_sends() -> None:
+def test_the_first_payload_must_have_the_uplinks_bits() -> None:
     device = DeviceProfile("a", LAW)
     assert ClusterState(3, (device,), 5, OFFERING).uplink == OFFERING
     with pytest.raises(ConfigError, match=r"unit 3: .* must be alike"):
@@ -124,7 +126,7 @@ def test_the_first_payload_is_what_the_uplink_sends() -> None:
 
 
 def test_a_share_needs_memory_for_its_rows_and_the_gradients_it_receives() -> None:
-    """For six blocks, a third of nine rows, and half of its batch's tensors at the same time."""
+    """Six blocks, three of nine rows; half of the share's tensors are kept at the same time."""
     cost = BlockCost(
         *(1.0, 1.0, 1.0, 1.0),
         block_bytes=50.0,
@@ -134,7 +136,7 @@ def test_a_share_needs_memory_for_its_rows_and_the_gradients_it_receives() -> No
         batch_segment_bytes=12.0,
         trained_bytes=5.0,
     )
-    kept = 1 / 6  # of the whole batch
+    kept = 1 / 6  # of the whole batch's tensors
     expected = (20 - 12 + 12 * kept) + 6 * (50 - 30 + 30 * kept + 2 * 3)
     assert cost.segment_needs(6, 9, 1 / 2) == pytest.approx(14 + 6 * (35 + 18))
     assert cost.segment_needs(6, 9, 1 / 2, 1 / 3) == pytest.approx(expected)
@@ -146,8 +148,8 @@ def test_a_share_needs_memory_for_its_rows_and_the_gradients_it_receives() -> No
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=4, max_size=4))
-def test_as_many_blocks_as_memory_has_room_for(bytes_: list[float]) -> None:
-    """Whatever a unit tells of it, zeros among that."""
+def test_the_number_of_blocks_is_the_largest_that_fits_into_memory(bytes_: list[float]) -> None:
+    """This also holds if a unit reports zeros."""
     limit, segment, block, sample = bytes_
     blocks = MemoryBudget(limit, segment, block, sample).blocks(1.5, most=4)
     fit = [count for count in range(5) if segment + count * (block + 2 * sample) <= limit]

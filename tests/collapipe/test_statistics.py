@@ -1,4 +1,4 @@
-"""Sums of losses are exact: nothing of them depends on the order or on how rows are parted."""
+"""Sums of losses are exact, so they do not depend on the order or the division of rows."""
 
 import math
 from fractions import Fraction
@@ -20,14 +20,16 @@ def statistics(losses: list[float]) -> Statistics:
 
 
 @given(st.lists(finite, max_size=30))
-def test_an_exact_sum_lacks_nothing(terms: list[float]) -> None:
+def test_an_exact_sum_equals_the_sum_of_fractions(terms: list[float]) -> None:
     parts = exact_sum(terms)
     assert sum(map(Fraction, parts)) == sum(map(Fraction, terms))
-    assert len(parts) <= 42  # 53 bits each, of those that a float can have
+    assert len(parts) <= 42  # each part has 53 of the bits that a float can have
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=8), min_size=1, max_size=5), st.randoms())
-def test_parts_have_the_loss_of_the_whole(parts: list[list[float]], random: Random) -> None:
+def test_added_parts_have_the_same_loss_as_the_whole(
+    parts: list[list[float]], random: Random
+) -> None:
     whole = statistics([loss for part in parts for loss in part])
     random.shuffle(parts)
     added = reduce(add, map(statistics, parts))

@@ -1,4 +1,4 @@
-"""CollaPipe knows its version wherever it stands: installed, in a checkout, in a Flower bundle."""
+"""The version of CollaPipe, also without an installed distribution."""
 
 import importlib.metadata
 import tomllib
@@ -15,19 +15,19 @@ from collapipe.models.stem import activation_folder
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_the_version_equals_the_one_in_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert __version__ == project["version"]
 
 
-def test_the_command_prints_it(command: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command_prints_the_version(command: Callable[..., tuple[int, str, str]]) -> None:
     assert command("--version") == command("version") == (0, f"{__version__}\n", "")
 
 
-def test_activations_are_kept_where_nothing_of_ours_is_installed(
+def test_the_activation_folder_is_the_same_without_installed_metadata(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A bundle is unpacked and has no distribution's metadata."""
+    """Flower unpacks an app bundle without installing it."""
     from_name = Distribution.from_name
 
     def without_ours(name: str) -> Distribution:

@@ -1,4 +1,4 @@
-"""The command on tiny runs: what it writes, what it learns from, what it says and refuses."""
+"""``collapipe audit`` on tiny runs: its files, output, training data and errors."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ BLOCKS = 2
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose units send all rows, audited; and public rows of another seed."""
+    """A run whose units send the activations of all tokens, and public rows of another seed."""
     folder = tmp_path_factory.mktemp("runs")
     options = "federation.rounds=1", "task.validation_rows=12", f"model.num_blocks={BLOCKS}"
     federated.play(folder / "dates", *options)
@@ -57,7 +57,7 @@ def run(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs / "dates", tmp_path / "run"))
 
 
-def test_it_is_written_printed_shown_and_the_same_again(
+def test_an_audit_is_written_printed_reported_and_reproducible(
     run: Path, runs: Path, command: Command
 ) -> None:
     arguments = "audit", run, "--public", runs / "public.txt", "--rows", 9
@@ -96,13 +96,13 @@ def test_it_is_written_printed_shown_and_the_same_again(
 
 
 def charts_of_recovery(page: Page) -> set[str]:
-    """By what."""
+    """The variable of each chart of recovered tokens, such as ``noise``."""
     start = "Tokens recovered by "
     labels = [each.get("aria-label") or "" for each in page.tags("svg")]
     return {each.removeprefix(start) for each in labels if each.startswith(start)}
 
 
-def test_what_is_fitted_depends_on_public_rows_alone(
+def test_inverters_are_fitted_on_public_rows_only(
     run: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = list[Tensor]()
@@ -123,7 +123,7 @@ def test_what_is_fitted_depends_on_public_rows_alone(
 
 
 @pytest.mark.thorough
-def test_of_a_pooled_row_tokens_are_found_in_any_order_and_who_sends_nothing_is_told(
+def test_pooled_rows_are_attacked_and_the_output_says_that_none_are_sent(
     tmp_path: Path, command: Command
 ) -> None:
     run, public = tmp_path / "run", tmp_path / "public.csv"
@@ -159,7 +159,7 @@ def _refused(run: Path, runs: Path, command: Command) -> Iterator[Callable[..., 
     yield refused
 
 
-def test_what_cannot_be_audited_is_one_line(
+def test_invalid_inputs_are_one_line_errors(
     run: Path, tmp_path: Path, _refused: Callable[..., str]
 ) -> None:
     assert "no such file" in _refused(tmp_path / "none.txt")
@@ -180,7 +180,7 @@ def test_what_cannot_be_audited_is_one_line(
 @pytest.mark.parametrize(
     "change", [{"seed": -1}, {"recoveries": [{}]}, {"sent": None}, {"targets": "x" * 2000}]
 )
-def test_a_stranger_s_file_is_refused(
+def test_an_invalid_audit_file_is_refused(
     run: Path, runs: Path, command: Command, change: dict[str, Any]
 ) -> None:
     (run / JSON_FILE).write_text(json.dumps({"collapipe audit": True, "version": "1"} | change))

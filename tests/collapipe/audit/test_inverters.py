@@ -1,4 +1,4 @@
-"""Attacks on activations made up and real: what must be found, and what cannot be."""
+"""Inverters guess tokens from activations: nearly all from embeddings, by chance from noise."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def encoder() -> Encoder:
 
 
 def drawn(rows: int, seed: int) -> Tensor:
-    """Token ids [rows, LENGTH], small ones more often."""
+    """Token ids [rows, LENGTH]; smaller ids are more frequent."""
     shares = 1 / torch.arange(1, SIZE + 1)
     generator = torch.Generator().manual_seed(seed)
     return torch.multinomial(shares.expand(rows, -1), LENGTH, True, generator=generator)
@@ -54,7 +54,7 @@ def share(inverter: Inverter, activations: Tensor, ids: Tensor) -> float:
     return float((guesses == ids).double().mean())
 
 
-def test_an_embedding_without_blocks_gives_every_token_back(encoder: Encoder) -> None:
+def test_tokens_are_recovered_from_embeddings_without_blocks(encoder: Encoder) -> None:
     public, private = drawn(150, 0), drawn(30, 1)
     known = Public(encoder.embed(public).flatten(0, 1), public.flatten(), torch.arange(1200))
     activations = encoder.embed(private).flatten(0, 1)
@@ -64,7 +64,7 @@ def test_an_embedding_without_blocks_gives_every_token_back(encoder: Encoder) ->
         )
 
 
-def test_what_tells_nothing_gives_no_more_than_the_most_frequent_token(encoder: Encoder) -> None:
+def test_on_noise_no_attack_beats_the_most_frequent_token(encoder: Encoder) -> None:
     public, private = drawn(150, 0).flatten(), drawn(200, 1).flatten()
     noise = torch.Generator().manual_seed(2)
     known = Public(torch.randn(1200, DIM, generator=noise), public, torch.arange(1200))
@@ -75,7 +75,7 @@ def test_what_tells_nothing_gives_no_more_than_the_most_frequent_token(encoder: 
         assert share(inverter, activations, private) < most + 0.03
 
 
-def test_the_best_are_those_of_all_scores(encoder: Encoder) -> None:
+def test_best_returns_the_tokens_with_the_highest_scores(encoder: Encoder) -> None:
     public = drawn(20, 0)
     known = Public(encoder.embed(public).flatten(0, 1), public.flatten(), torch.arange(160))
     inverter, places = linear(known, table_of(encoder, SIZE)), torch.zeros(160, dtype=torch.long)
@@ -84,14 +84,14 @@ def test_the_best_are_those_of_all_scores(encoder: Encoder) -> None:
     assert best(inverter, known.activations, places, SIZE, 5).equal(expected)
 
 
-def test_a_batch_s_shares_are_those_of_its_activations() -> None:
+def test_a_batch_has_the_token_shares_of_its_activations() -> None:
     known = Public(torch.zeros(3, 1), torch.tensor([7, 7, 5, 9, 5]), torch.tensor([0, 0, 0, 1, 2]))
     tokens, shares = known.batch(torch.tensor([2, 0]))
     assert tokens.tolist() == [5, 7]
     assert torch.allclose(shares, torch.tensor([[1, 0], [1 / 3, 2 / 3]]))
 
 
-def test_a_softmax_names_no_token_that_is_not_in_the_public_text(encoder: Encoder) -> None:
+def test_softmax_predicts_only_tokens_of_the_public_text(encoder: Encoder) -> None:
     tokens = torch.arange(SIZE)
     public, places = tokens[: SIZE // 2], torch.zeros(SIZE, dtype=torch.long)
     known = Public(encoder.embed(public[:, None])[:, 0], public, torch.arange(len(public)))
@@ -102,7 +102,7 @@ def test_a_softmax_names_no_token_that_is_not_in_the_public_text(encoder: Encode
 
 
 @pytest.mark.parametrize("noise", [0.5, 2.0])
-def test_noise_has_the_size_that_it_says(noise: float) -> None:
+def test_noise_has_the_requested_relative_norm(noise: float) -> None:
     rows = torch.randn(200, 64) * torch.linspace(0.1, 9, 200)[:, None]
     found = travelled(rows, "float32", noise, torch.Generator().manual_seed(0)) - rows
     sizes = found.norm(dim=1) / rows.norm(dim=1)

@@ -1,4 +1,4 @@
-"""Shares of tokens, their intervals, and what is frequent."""
+"""Shares of recovered tokens with their intervals, frequent tokens, and membership attacks."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from collapipe.audit.recovery import frequent, share_of
 
 
 @pytest.mark.parametrize(("share", "alike"), [(0.5, 2.0), (0.9, 5.0), (0.97, 20.0)])
-def test_the_interval_covers(share: float, alike: float) -> None:
-    """Rows differ (beta-binomial): about 95 of 100 intervals hold the true share."""
+def test_the_interval_covers_the_true_share(share: float, alike: float) -> None:
+    """Rows differ (beta-binomial). About 95 of 100 intervals contain the true share."""
     draw, covered = np.random.default_rng(0), 0
     for _ in range(400):
         counts = draw.integers(5, 40, 60)
@@ -21,7 +21,7 @@ def test_the_interval_covers(share: float, alike: float) -> None:
     assert 0.92 < covered / 400 < 0.98
 
 
-def test_all_or_none_of_few_rows_is_no_certainty() -> None:
+def test_shares_of_exactly_0_and_1_have_intervals_of_positive_width() -> None:
     counts = torch.full((20,), 30)
     every, none = share_of(counts, counts), share_of(counts * 0, counts)
     assert every is not None and none is not None
@@ -36,7 +36,7 @@ def test_the_most_frequent_tokens_make_up_half() -> None:
     assert frequent(ids[:4], 7).nonzero().flatten().tolist() == [3]
 
 
-def test_losses_without_a_difference_tell_nothing_and_apart_all() -> None:
+def test_equal_losses_hide_membership_and_separate_losses_reveal_it() -> None:
     draw = np.random.default_rng(1)
     alike = membership(draw.random(300), draw.random(300), 0)
     assert alike.auc.low < 0.5 < alike.auc.high
@@ -46,7 +46,7 @@ def test_losses_without_a_difference_tell_nothing_and_apart_all() -> None:
     assert apart.advantage.value > 0.4  # the threshold is the members' mean
 
 
-def test_the_curve_s_area_counts_pairs() -> None:
+def test_the_area_under_the_curve_counts_ordered_pairs() -> None:
     draw = np.random.default_rng(2)
     members, others = draw.integers(0, 9, 17).astype(float), draw.integers(2, 12, 11).astype(float)
     pairs = members[:, None] - others

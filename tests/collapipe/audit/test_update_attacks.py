@@ -1,4 +1,4 @@
-"""What an update tells: exact where gradients are, nothing where it is drowned or not sent."""
+"""Attacks on model updates: exact without noise, useless if noise hides the update."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def held(folder: Path, *further: str) -> Material:
-    """A run of a round, and public rows of another seed."""
+    """A run of one round, and public rows of another seed."""
     mine = [each for each in federated.TINY if not each.startswith(("task.", "model."))]
     options = [*mine, *LABELLED, *further, f"hydra.run.dir={folder}", "federation.rounds=1"]
     settings = load_overrides(options)
@@ -58,7 +58,7 @@ def recovered(material: Material) -> list[UpdateRecovery]:
     ],
 )
 @pytest.mark.usefixtures("_few_rounds")
-def test_words_that_were_read_are_told_exactly_and_a_row_s_label(
+def test_updates_reveal_the_tokens_of_a_batch_and_the_label_of_a_single_row(
     tmp_path: Path, optimizer: tuple[str, ...]
 ) -> None:
     for each in recovered(held(tmp_path, *optimizer)):
@@ -87,7 +87,7 @@ MASKED = (*PRIVATE, "privacy.secure_aggregation=true", "federation.checkpoint_ev
         ((*MASKED, "privacy.noise_by=units"), ("sums with", "sums alone")),
     ],
 )
-def test_it_says_whether_the_server_gets_single_updates_and_before_the_noise(
+def test_the_text_says_if_the_server_sees_updates_or_sums_and_with_noise(
     more: tuple[str, ...], told: tuple[str, str]
 ) -> None:
     found = _hidden(load_overrides([*LABELLED, *more]))
@@ -97,8 +97,8 @@ def test_it_says_whether_the_server_gets_single_updates_and_before_the_noise(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("_few_rounds")
-def test_a_private_run_s_noise_is_tried_on_updates_as_long_as_it_clips(tmp_path: Path) -> None:
-    """Of a model that no noise has touched, whose updates tell all without it."""
+def test_a_private_runs_noise_is_tested_on_updates_of_its_clip_norm(tmp_path: Path) -> None:
+    """The model was trained without noise, so its updates without noise reveal every token."""
     plain = held(tmp_path, "optimizer=sgd", "optimizer.lr=10", "federation.local_steps=1")
     privacy = load_overrides([*LABELLED, *PRIVATE]).privacy
     material = replace(plain, settings=replace(plain.settings, privacy=privacy))
@@ -124,7 +124,7 @@ def test_a_private_run_s_noise_is_tried_on_updates_as_long_as_it_clips(tmp_path:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("_few_rounds")
-def test_the_more_noise_the_less_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_noise_reveals_fewer_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_attacks, "_NOISE_MULTIPLIERS", (1e-3, 1e-1, 1e3))
     found = recovered(held(tmp_path))
     noisy = [each.tokens for each in found if each.condition.noise_multiplier]
@@ -134,7 +134,7 @@ def test_the_more_noise_the_less_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert chance is not None and drowned < 0.9
 
 
-def test_adapters_tell_no_word_and_who_averages_nothing_sends_nothing(tmp_path: Path) -> None:
+def test_adapters_have_no_embedding_update_and_pipelines_no_update_at_all(tmp_path: Path) -> None:
     material = held(tmp_path, "adapter=lora")
     attacked = Attacked.of(material.settings, material.model, 4)
     assert attacked.embedding is None
@@ -145,7 +145,7 @@ def test_adapters_tell_no_word_and_who_averages_nothing_sends_nothing(tmp_path: 
     st.lists(st.floats(-2, 2), min_size=1, max_size=20),
     st.integers(min_value=0, max_value=300),
 )
-def test_guesses_add_up_to_the_rows(shares: list[float], rows: int) -> None:
+def test_guessed_counts_add_up_to_the_number_of_rows(shares: list[float], rows: int) -> None:
     counts = update_attacks._apportioned(torch.tensor(shares), rows)
     assert counts.sum() == rows
     assert (counts >= 0).all() and torch.equal(counts, counts.round())

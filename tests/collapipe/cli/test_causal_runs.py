@@ -1,4 +1,4 @@
-"""A run of a causal model with adapters: continued, talked to, taken home and begun with again."""
+"""A run of a causal model with adapters: export, reuse of adapters, prediction and chat."""
 
 import io
 import json
@@ -30,7 +30,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 @pytest.fixture
 def overrides(tmp_path: Path) -> list[str]:
-    """Options that begin with a small pretrained model and new adapters."""
+    """Options of a run with a small pretrained model and new adapters."""
     path = folder(tmp_path, "llama", vocab_size=260, max_position_embeddings=400)
     torch.manual_seed(4)
     model = transformers.AutoModelForCausalLM.from_config(
@@ -46,7 +46,7 @@ def overrides(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path, overrides: list[str]) -> Path:
-    """A run as after training."""
+    """A run's folder as after training: the adapters have changed."""
     settings = config.load_overrides([*overrides, "adapter.rank=3", "adapter.alpha=5"])
     tokenizer, run = build_tokenizer(settings), RunFolder(tmp_path / "run")
     model = initial_model(settings, tokenizer)
@@ -65,7 +65,7 @@ def run_dir(tmp_path: Path, overrides: list[str]) -> Path:
 
 @pytest.fixture
 def answers(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """What ``collapipe predict`` prints for these texts."""
+    """A function that returns the lines that ``collapipe predict`` prints for texts."""
 
     def predict(texts: Sequence[str], **options: Any) -> list[str]:
         capsys.readouterr()
@@ -75,10 +75,10 @@ def answers(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
     return predict
 
 
-def test_a_run_begins_with_the_adapters_of_another(
+def test_a_run_can_start_with_the_adapters_of_another_run(
     tmp_path: Path, run_dir: Path, overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With their rank, weight and layers, which are in the options from then on."""
+    """The run's options get the rank, alpha and target modules of these adapters."""
     out = tmp_path / "out"
     export_run(run_dir, out, (), adapter=True)
     how = capsys.readouterr().out.rpartition("load it with ")[2]
@@ -106,15 +106,15 @@ def test_a_run_begins_with_the_adapters_of_another(
     paths: Any = config.load_overrides(same).adapter
     assert paths.target_modules == ("self_attn.q_proj", "self_attn.v_proj")
     shutil.rmtree(out)
-    assert config.load_text(settings.text).adapter == adapter  # on a unit
+    assert config.load_text(settings.text).adapter == adapter  # a unit does not have the folder
     with pytest.raises(ConfigError, match=rf"^adapter\.path={out}: needs"):
         config.load_overrides(begun)
 
 
-def test_a_single_text_is_shown_word_by_word_on_a_terminal(
+def test_an_answer_is_the_same_on_a_terminal(
     answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same text; one line for each of several."""
+    """An answer to a text is the same alone and as one of several."""
     (plain,) = answers(["two owls"], max_new_tokens=30)
     first, second = answers(["two owls", "a"], max_new_tokens=30)
     assert first == plain != second
@@ -126,7 +126,7 @@ def test_a_single_text_is_shown_word_by_word_on_a_terminal(
 
 
 def test_a_chat_needs_a_template(run_dir: Path, answers: Callable[..., list[str]]) -> None:
-    """Then a later answer depends on earlier messages."""
+    """With a template, a later answer depends on earlier messages."""
     tokenizer = read_tokenizer(run_dir / "model")
 
     def give(source: str) -> None:
@@ -148,12 +148,12 @@ def test_a_chat_needs_a_template(run_dir: Path, answers: Callable[..., list[str]
         chat("hello")
 
 
-def test_typed_lines_follow_a_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_is_shown_for_each_typed_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert [*typed_lines(io.BytesIO(b"a\n\n \nb\n"))] == [["a", "b"]]
     assert capsys.readouterr().out == "> > \n"
 
 
-def test_weights_of_another_model_are_named(
+def test_weights_of_another_model_are_refused(
     run_dir: Path, answers: Callable[..., list[str]]
 ) -> None:
     file = run_dir / "model/model.safetensors"

@@ -1,4 +1,4 @@
-"""The command as a stranger meets it: statuses, one-line errors, what a run leaves behind."""
+"""The command line: exit statuses, one-line errors, and the files of a run."""
 
 import errno
 import gzip
@@ -31,7 +31,7 @@ ALONE = "federation.num_units=1", "federation.rounds=1"
 
 
 def corpus(folder: Path, **files: bytes | None) -> Path:
-    """A parallel corpus of two made-up pairs a split; ``train_de=None`` leaves a file out."""
+    """A parallel corpus of two made-up pairs per split; ``train_de=None`` omits a file."""
     texts = {"de": b"ein Boot\nzwei Boote\n", "en": b"a boat\ntwo boats\n"}
     for split in ("train", "valid", "test"):
         for language, text in texts.items():
@@ -135,7 +135,7 @@ def test_bad_input_is_one_line_and_status_2(
         (["strategy._target_=turnz.Turns"], "strategy._target_=turnz.Turns: "),
     ],
 )
-def test_a_strategy_that_cannot_be_leaves_nothing(
+def test_an_invalid_strategy_leaves_no_folder_and_logs_nothing(
     command: Command,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -143,7 +143,7 @@ def test_a_strategy_that_cannot_be_leaves_nothing(
     says: str,
     train: str,
 ) -> None:
-    """It is built before anything is, and nobody else says a word."""
+    """The strategy is built before any other part of the run."""
     folder = tmp_path / "run"
     options = [*options, f"framework.train={train}", f"hydra.run.dir={folder}"]
     status, out, err = command("run", *options)
@@ -162,7 +162,7 @@ def test_a_strategy_that_cannot_be_leaves_nothing(
         ({"train_de": b"", "train_en": b""}, "hold no text"),
     ],
 )
-def test_bad_data_is_named_with_file_and_line(
+def test_bad_data_is_reported_with_file_and_line(
     command: Command, tmp_path: Path, files: dict[str, bytes | None], says: str
 ) -> None:
     root = corpus(tmp_path, **files)
@@ -177,7 +177,7 @@ def test_bad_data_is_named_with_file_and_line(
     assert says in err
 
 
-def test_an_output_folder_that_cannot_be_written_is_said_before_training(
+def test_an_unwritable_output_folder_is_reported_before_training(
     command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -195,7 +195,7 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(command: Command, finished
     assert (finished / "summary.json").read_bytes() == before
 
 
-def test_a_run_leaves_its_folder(command: Command, tmp_path: Path) -> None:
+def test_a_run_writes_its_summary_metrics_and_model(command: Command, tmp_path: Path) -> None:
     status, out, err = command("run", *TINY, "federation.eval_every=1", f"hydra.run.dir={tmp_path}")
     assert status == 0, err
     assert str(tmp_path) in out.replace("\n", "")
@@ -235,13 +235,13 @@ def test_prediction_reads_lines_of_standard_input(
     assert (status, out.count("\n")) == (0, 3)
 
 
-def test_prediction_without_a_run_is_one_line(command: Command, tmp_path: Path) -> None:
+def test_prediction_without_a_run_is_a_one_line_error(command: Command, tmp_path: Path) -> None:
     status, _, err = command("predict", str(tmp_path / "nowhere"), "text")
     assert (status, err.count("\n")) == (2, 1)
     assert str(tmp_path / "nowhere") in err
 
 
-def test_prediction_of_a_run_that_trained_nothing_names_the_option(
+def test_the_error_for_prediction_with_an_untrained_run_names_the_option(
     command: Command, tmp_path: Path
 ) -> None:
     assert command("run", *TINY, "framework.train=false", f"hydra.run.dir={tmp_path}")[0] == 0
@@ -252,7 +252,7 @@ def test_prediction_of_a_run_that_trained_nothing_names_the_option(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run."""
+    """The folder of a finished run, which tests must not change."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     play(folder)
     return folder
@@ -260,7 +260,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def finished(trained: Path, tmp_path: Path) -> Path:
-    """The folder of a run, which a test may spoil."""
+    """A copy of a finished run's folder, which a test may change."""
     return Path(shutil.copytree(trained, tmp_path / "run", symlinks=True))
 
 
@@ -273,7 +273,7 @@ def finished(trained: Path, tmp_path: Path) -> Path:
         "planted.Evil",
     ],
 )
-def test_a_folder_of_somebody_else_runs_no_code(
+def test_prediction_runs_no_code_from_a_run_folder(
     command: Command, finished: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = finished / "trace"
@@ -289,7 +289,9 @@ def test_a_folder_of_somebody_else_runs_no_code(
     assert not trace.exists()
 
 
-def test_a_trusted_module_that_is_not_here_is_named(command: Command, finished: Path) -> None:
+def test_a_trusted_module_that_is_not_installed_is_an_error(
+    command: Command, finished: Path
+) -> None:
     text = (finished / "config.yaml").read_text()
     (finished / "config.yaml").write_text(text.replace("collapipe.tasks.dates.", "mine.tasks."))
     status, _, err = command("predict", str(finished), "--trust", "mine", "Dienstag")
@@ -308,7 +310,7 @@ def test_a_trusted_module_that_is_not_here_is_named(command: Command, finished: 
         ("model/model.safetensors", "nonsense", "not the weights of this run's model"),
     ],
 )
-def test_a_damaged_folder_is_one_line(
+def test_a_damaged_run_folder_is_a_one_line_error(
     command: Command, finished: Path, file: str, content: str, says: str
 ) -> None:
     (finished / file).write_text(content)
@@ -338,7 +340,7 @@ def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> Non
     assert seeds == [0, 0, 1, 1]
 
 
-def test_a_sweep_goes_on_where_a_job_fails(command: Command, tmp_path: Path) -> None:
+def test_a_sweep_continues_after_a_failed_job(command: Command, tmp_path: Path) -> None:
     options = ["optimizer=sgd", "optimizer.lr=1e30,0.1", f"hydra.sweep.dir={tmp_path}"]
     status, out, err = command("run", "-m", *TINY, *ALONE, *options)
     assert status == 1
@@ -346,10 +348,10 @@ def test_a_sweep_goes_on_where_a_job_fails(command: Command, tmp_path: Path) -> 
     assert json.loads((tmp_path / "1" / "summary.json").read_text())["status"] == "completed"
     rows = {line.split()[0]: line for line in out.splitlines() if "optimizer.lr=" in line}
     assert "failed" in rows["0"] and "completed" in rows["1"]
-    assert f"report: collapipe report {tmp_path / '1'}\n" in out  # job 0 measured nothing
+    assert f"report: collapipe report {tmp_path / '1'}\n" in out  # job 0 has no measurements
 
 
-def test_a_sweep_calls_strategies_as_the_user_does_and_marks_clocks_without_uploads(
+def test_a_sweep_shows_a_users_strategy_and_marks_clocks_without_uploads(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "conf" / "strategy" / "mine.yaml"
@@ -372,7 +374,7 @@ def test_a_sweep_calls_strategies_as_the_user_does_and_marks_clocks_without_uplo
         (["run", "-m", "strategy=even,", "random"], "strategy=even,: ends in a comma; write "),
     ],
 )
-def test_what_makes_no_sweep_says_how_to_write_one(
+def test_the_error_for_a_mistyped_sweep_shows_how_to_write_it(
     command: Command, options: list[str], says: str
 ) -> None:
     status, _, err = command(*options)
@@ -389,7 +391,7 @@ class Broken:
 """
 
 
-def test_an_error_in_a_class_of_ones_own_is_a_line_with_its_place(
+def test_an_error_in_a_users_class_is_one_line_with_file_and_line(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
@@ -404,10 +406,10 @@ def test_an_error_in_a_class_of_ones_own_is_a_line_with_its_place(
     assert (status, err.count("(broken.py, line 7)\n"), "Traceback" in err) == (1, 2, False)
 
 
-def test_a_fault_of_ours_is_a_traceback(
+def test_an_error_in_collapipes_own_code_is_a_traceback(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a function that a user's class called."""
+    """This also holds if a user's class called the function."""
     calling = BROKEN.replace("import json", "from optim.latency import batch_s")
     calling = calling.replace('json.loads("mine is broken")', "batch_s(None, 0.0)")
     (tmp_path / "calling.py").write_text(calling)
@@ -427,7 +429,7 @@ def test_a_sweep_checks_all_jobs_before_the_first(command: Command, tmp_path: Pa
 def test_a_sweep_is_submitted_with_the_units_of_the_servers_folder(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Devices of this machine, which has no such one, are not asked for the apps of others."""
+    """The GPU in the options need not exist on this machine, because the app runs elsewhere."""
     folder = create(tmp_path / "federation", list("abcde"), "127.0.0.1", 9, 10)
     submitted = list[Settings]()
     monkeypatch.setattr(run, "_run_deployed", lambda settings, resume: submitted.append(settings))
@@ -441,8 +443,10 @@ def test_a_sweep_is_submitted_with_the_units_of_the_servers_folder(
     assert (status, len(submitted)) == (2, 2) and "pipeline.num_micro_batches=16" in err
 
 
-def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_path: Path) -> None:
-    """What is typed goes over the file."""
+def test_options_come_from_a_file_or_from_a_runs_saved_configuration(
+    command: Command, tmp_path: Path
+) -> None:
+    """Options on the command line override the file."""
     file, runs = tmp_path / "mine.yaml", [tmp_path / name for name in "abc"]
     file.write_text("seed: 7\nstrategy: random\nfederation: {rounds: 5}\n")
     untrained = "framework.train=false"
@@ -468,12 +472,12 @@ def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_p
     assert "absent.yaml: cannot be read (No such file or directory)" in err
 
 
-def test_two_starts_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_runs_started_in_the_same_second_get_different_folders(tmp_path: Path) -> None:
     folders = [unused_folder(tmp_path / "12-00-00", chosen=False) for _ in range(3)]
     assert [each.name for each in folders] == ["12-00-00", "12-00-00_2", "12-00-00_3"]
 
 
-def test_python_trains_and_loads(tmp_path: Path) -> None:
+def test_train_and_load_from_python(tmp_path: Path) -> None:
     run_dir = collapipe.train([*TINY, *ALONE, f"hydra.run.dir={tmp_path / 'run'}"])
     settings, model, tokenizer = collapipe.load(run_dir)
     assert (run_dir, settings.federation.rounds) == (tmp_path / "run", 1)
@@ -483,9 +487,10 @@ def test_python_trains_and_loads(tmp_path: Path) -> None:
 
 @contextmanager
 def _sigint_not_ignored() -> Iterator[None]:
-    """As in a terminal: a test runner in the background has SIGINT ignored, which children inherit.
+    """Handle SIGINT as in a terminal.
 
-    Not by ``preexec_fn``: that forks, and gRPC's threads abort in a forked child.
+    A test runner in the background ignores SIGINT, and child processes inherit this. ``preexec_fn``
+    would fork, and gRPC's threads abort in a forked child.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -496,11 +501,13 @@ def _sigint_not_ignored() -> Iterator[None]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
-    """And of what its units kept between rounds nothing."""
+def test_an_interrupted_run_keeps_its_finished_rounds(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The files that the units keep between rounds are deleted."""
     (temporary := tmp_path / "temporary").mkdir()
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]
-    # Importing flwr, as this process may have, sets what a user's terminal leaves to the command.
+    # Importing flwr sets GRPC_VERBOSITY here; in a user's terminal, the command sets it.
     terminal = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     with _sigint_not_ignored():
         process = subprocess.Popen(
@@ -527,13 +534,13 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: sign
     assert summary["status"] == "interrupted"
     assert summary["rounds_completed"] in (len(lines), len(lines) + 1)
     assert (tmp_path / "model" / "model.safetensors").exists()
-    assert list(temporary.glob("collapipe-*")) == []  # torch has a folder there, too
+    assert list(temporary.glob("collapipe-*")) == []  # torch also has a folder there
 
 
-def test_code_that_ends_the_process_is_an_error(
+def test_code_of_a_user_that_calls_sys_exit_is_an_error(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also with status 0, which would say that all went well."""
+    """This also holds for status 0, which would mean success."""
     monkeypatch.setattr("server_app.rounds.scheduler.verify_plan", Mock(side_effect=SystemExit(0)))
     status, _, err = command("run", *TINY, f"hydra.run.dir={tmp_path}")
     assert (status, err) == (1, "error: code of your own ended the command with sys.exit(0)\n")
@@ -547,7 +554,7 @@ def test_a_command_whose_output_is_closed_ends_silently(
     assert command("status", "outputs") == (1, "", "")
 
 
-def test_a_diverging_run_ends_with_status_1_and_the_place(command: Command, tmp_path: Path) -> None:
+def test_a_diverging_run_ends_with_status_1_and_one_line(command: Command, tmp_path: Path) -> None:
     status, _, err = command(
         "run", *TINY, "optimizer=sgd", "optimizer.lr=1e30", f"hydra.run.dir={tmp_path}"
     )
@@ -555,17 +562,17 @@ def test_a_diverging_run_ends_with_status_1_and_the_place(command: Command, tmp_
     assert "the loss is" in err
 
 
-def test_what_a_model_predicts_does_nothing_to_a_terminal(
+def test_control_characters_in_predictions_and_paths_are_not_printed(
     command: Command, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger's labels and file names may hold anything."""
+    """Labels and file names from another person may contain any characters."""
     monkeypatch.setattr(SequencePairs, "decode", lambda *rest: ["\x1b[31mrot\nund  mehr"])
     assert command("predict", str(finished), "text")[:2] == (0, " [31mrot und  mehr\n")
     status, _, err = command("predict", f"{finished}\x1b[31m\n", "text")
     assert (status, err.count("\n"), "\x1b" in err) == (2, 1, False)
 
 
-def test_the_command_line_starts_without_what_only_pictures_and_runs_need() -> None:
+def test_the_command_line_starts_without_matplotlib_scipy_and_hydra() -> None:
     code = (
         "import sys, collapipe.cli.app; print(*{'matplotlib', 'scipy', 'hydra'} & {*sys.modules})"
     )

@@ -1,4 +1,4 @@
-"""``collapipe credentials``: from an authority to a renewed certificate, and what is refused."""
+"""``collapipe credentials``: creating, renewing and revoking certificates, and errors."""
 
 import io
 import os
@@ -21,7 +21,7 @@ FINGERPRINT = r"((?:[0-9a-f]{4} ){7}[0-9a-f]{4})"
 
 @pytest.fixture(autouse=True)
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to type commands in, and a mask that forbids nothing: modes are ours."""
+    """The current folder, empty; with umask 0, files have exactly the modes that are set."""
     monkeypatch.chdir(tmp_path)
     before = os.umask(0)
     yield tmp_path
@@ -30,7 +30,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def done(command: Command) -> Credentials:
-    """Run a command that must succeed: its output."""
+    """A function that runs a command, which must succeed, and returns its output."""
 
     def run(*arguments: object) -> str:
         status, out, err = command("credentials", *arguments)
@@ -42,7 +42,7 @@ def done(command: Command) -> Credentials:
 
 @pytest.fixture
 def refused(command: Command) -> Credentials:
-    """Run a command that must be refused in one line and change nothing: this line."""
+    """A function that runs a command, which must fail without changes, and returns its error."""
 
     def run(*arguments: object) -> str:
         before = contents()
@@ -56,7 +56,7 @@ def refused(command: Command) -> Credentials:
 
 
 def contents() -> dict[str, tuple[int, bytes]]:
-    """Modes and bytes of all files here."""
+    """Modes and bytes of all files in the current folder."""
     found = sorted(path for path in Path().rglob("*"))
     return {
         str(path): (S_IMODE(path.stat().st_mode), path.read_bytes() if path.is_file() else b"")
@@ -65,7 +65,7 @@ def contents() -> dict[str, tuple[int, bytes]]:
 
 
 def fingerprint(out: str, label: str = "fingerprint") -> str:
-    """The one behind a label."""
+    """The fingerprint that follows ``label`` in the output."""
     (found,) = re.findall(rf"^{label} +{FINGERPRINT}\b", out, re.MULTILINE)
     return str(found)
 
@@ -77,12 +77,12 @@ def signed(out: str) -> Path:
 
 
 def enrol(done: Credentials, name: str = "jetson") -> None:
-    """A device with a certificate, in a folder of its name."""
+    """Give a device a key and a certificate, in a folder with its name."""
     done("request", name, "--name", name)
     done("install", name, signed(done("sign", "farm", f"{name}/request.pem", "--yes")))
 
 
-def test_a_device_gets_a_certificate_and_keeps_its_key(done: Credentials) -> None:
+def test_a_device_gets_a_certificate_without_sending_its_key(done: Credentials) -> None:
     made = done("init", "farm")
     asked = done("request", "box/jetson", "--name", "jetson")
     key = Path("box/jetson/key.pem").read_bytes()
@@ -104,7 +104,7 @@ def test_a_device_gets_a_certificate_and_keeps_its_key(done: Credentials) -> Non
     assert not any(b"PRIVATE" in file.read_bytes() for file in Path("travels").iterdir())
 
 
-def test_keys_are_for_their_owner_alone(done: Credentials) -> None:
+def test_only_the_owner_can_read_keys(done: Credentials) -> None:
     done("init", "farm")
     enrol(done)
     done("add", "farm", "pi", "--output", "pi")
@@ -116,7 +116,7 @@ def test_keys_are_for_their_owner_alone(done: Credentials) -> None:
         assert "partial" not in path
 
 
-def test_a_control_unit_and_a_number_of_days(done: Credentials, refused: Credentials) -> None:
+def test_sign_takes_a_role_and_a_number_of_days(done: Credentials, refused: Credentials) -> None:
     done("init", "farm")
     done("request", "desk", "--name", "desk")
     for days in ("0", "-1", "3651"):
@@ -129,7 +129,7 @@ def test_a_control_unit_and_a_number_of_days(done: Credentials, refused: Credent
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y", 0), ("n", 2), ("", 2)])
-def test_a_person_compares_fingerprints(
+def test_sign_asks_a_person_to_compare_fingerprints(
     answer: str,
     status: int,
     done: Credentials,
@@ -147,7 +147,9 @@ def test_a_person_compares_fingerprints(
     assert Path("farm/issued/jetson.1.crt").exists() is (status == 0)
 
 
-def test_nothing_is_signed_unseen(done: Credentials, refused: Credentials) -> None:
+def test_a_request_is_not_signed_without_its_fingerprint(
+    done: Credentials, refused: Credentials
+) -> None:
     done("init", "farm")
     asked, other = (done("request", name, "--name", name) for name in ("jetson", "pi"))
     sign = ("sign", "farm", "jetson/request.pem")
@@ -166,7 +168,7 @@ def test_renewal_keeps_the_key(done: Credentials, refused: Credentials) -> None:
     after = load(Path("jetson"))
     assert after.key == before.key
     assert after.member.serial != before.member.serial
-    assert after.check(before.certificate) == before.member  # both are good until they expire
+    assert after.check(before.certificate) == before.member  # both stay valid until they expire
     done("request", "farm/control-unit", "--name", "control-unit")
     assert "revoke" in refused("sign", "farm", "farm/control-unit/request.pem", "--yes")
     role = ("--role", "control-unit")
@@ -186,7 +188,7 @@ def test_revocation_by_name_and_by_serial(done: Credentials, refused: Credential
     assert second.member.serial not in unit.revocations
     done("revoke", "farm", "jetson")
     assert second.member.serial in unit.revocations
-    assert second.member.serial not in pi.revocations  # until the list is brought there
+    assert second.member.serial not in pi.revocations  # until the list is installed there
     done("install", "pi", "farm/revoked.crl")
     assert second.member.serial in pi.revocations
     for which in ("jetson", "nobody", "ff", f"{first.member.serial:x}"):
@@ -200,7 +202,7 @@ def test_revocation_by_name_and_by_serial(done: Credentials, refused: Credential
     }
 
 
-def test_a_revoked_name_comes_back_with_another_key(
+def test_a_revoked_name_can_be_used_again_with_another_key(
     done: Credentials, refused: Credentials
 ) -> None:
     done("init", "farm")
@@ -215,7 +217,9 @@ def test_a_revoked_name_comes_back_with_another_key(
     assert load(Path("new")).member.name == "jetson"
 
 
-def test_a_name_and_a_key_are_one_member(done: Credentials, refused: Credentials) -> None:
+def test_a_name_or_a_key_of_another_member_is_refused(
+    done: Credentials, refused: Credentials
+) -> None:
     done("init", "farm")
     enrol(done)
     done("request", "other", "--name", "control-unit")
@@ -225,7 +229,7 @@ def test_a_name_and_a_key_are_one_member(done: Credentials, refused: Credentials
     assert "revoke it first" in refused("sign", "farm", "jetson/request.pem", "--yes")
 
 
-def test_nothing_is_overwritten(done: Credentials, refused: Credentials, desk: Path) -> None:
+def test_no_file_is_overwritten(done: Credentials, refused: Credentials, desk: Path) -> None:
     done("init", "farm")
     (desk / "taken").mkdir()
     (desk / "taken/thesis.txt").write_text("mine")
@@ -237,13 +241,13 @@ def test_nothing_is_overwritten(done: Credentials, refused: Credentials, desk: P
         assert folder in refused("add", "farm", "pi", "--output", folder)
     assert "half" in refused("request", "half", "--name", "pi")
     assert "file" in refused("request", "file", "--name", "pi")
-    done("request", "taken", "--name", "pi")  # a folder of one's own is no less good
+    done("request", "taken", "--name", "pi")  # other files in the folder are allowed
     assert (desk / "taken/thesis.txt").read_text() == "mine"
     (desk / "empty").mkdir()
     done("init", "empty")
 
 
-def test_what_is_installed_must_fit(done: Credentials, refused: Credentials) -> None:
+def test_install_refuses_files_that_do_not_match(done: Credentials, refused: Credentials) -> None:
     for farm in ("farm", "ranch"):
         done("init", farm)
     for name in ("jetson", "pi"):
@@ -260,7 +264,7 @@ def test_what_is_installed_must_fit(done: Credentials, refused: Credentials) -> 
     refused("install", "new", "farm/revoked.crl")
 
 
-def test_an_older_list_forgets_nothing(done: Credentials, refused: Credentials) -> None:
+def test_an_older_list_does_not_undo_revocations(done: Credentials, refused: Credentials) -> None:
     done("init", "farm")
     for name in ("jetson", "pi"):
         enrol(done, name)
@@ -269,10 +273,10 @@ def test_an_older_list_forgets_nothing(done: Credentials, refused: Credentials) 
     done("revoke", "farm", "pi")
     done("install", "jetson", "farm/revoked.crl")
     assert "older" in refused("install", "jetson", "older.crl")
-    done("install", "jetson", "farm/issued/jetson.1.crt")  # which holds the older list, too
+    done("install", "jetson", "farm/issued/jetson.1.crt")  # this file also has the older list
     assert thief.serial in load(Path("jetson")).revocations
     enrol(done, "nano")
-    assert thief.serial in load(Path("nano")).revocations  # a new member knows it at once
+    assert thief.serial in load(Path("nano")).revocations  # a new member has it at once
 
 
 @pytest.mark.parametrize("name", ["", "Jetson", "jetson.local", "-x", "ä", "a" * 41, "../x"])
@@ -284,7 +288,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(
     assert repr(name) in refused("add", "farm", "--output", "box", "--", name)
 
 
-def test_a_request_is_checked(done: Credentials, refused: Credentials, desk: Path) -> None:
+def test_invalid_requests_are_refused(done: Credentials, refused: Credentials, desk: Path) -> None:
     done("init", "farm")
     done("request", "jetson", "--name", "jetson")
     (desk / "empty.pem").touch()
@@ -301,13 +305,13 @@ def test_a_request_is_checked(done: Credentials, refused: Credentials, desk: Pat
 
 
 def _with_version(file: Path, number: bytes, damaged: Path) -> None:
-    """Write a PEM ``file`` whose first part has an unknown version instead of the ``number``."""
+    """Copy ``file`` (PEM) to ``damaged``, with an unknown version instead of ``number``."""
     first, content, rest = re.split(r"(?<=-----)\n|\n(?=-----)", file.read_text(), maxsplit=2)
     der = b64decode(content).replace(b"\2\1" + number, b"\2\1\7", 1)
     damaged.write_text("\n".join((first, b64encode(der).decode(), rest)))
 
 
-def test_lists_and_certificates_of_unknown_versions(
+def test_lists_and_certificates_of_unknown_versions_are_refused(
     done: Credentials, refused: Credentials, desk: Path
 ) -> None:
     done("init", "farm")
@@ -318,7 +322,7 @@ def test_lists_and_certificates_of_unknown_versions(
     assert "revoked.crl" in refused("list", "farm")
 
 
-def test_a_folder_of_no_authority_is_refused(done: Credentials, refused: Credentials) -> None:
+def test_a_folder_without_an_authority_is_refused(done: Credentials, refused: Credentials) -> None:
     done("request", "jetson", "--name", "jetson")
     for arguments in (
         ("sign", "jetson", "jetson/request.pem", "--yes"),
@@ -329,7 +333,7 @@ def test_a_folder_of_no_authority_is_refused(done: Credentials, refused: Credent
         assert "credentials init" in refused(*arguments)
 
 
-def test_an_authority_whose_key_others_may_read_signs_nothing(
+def test_an_authority_whose_key_others_can_read_does_not_sign(
     done: Credentials, refused: Credentials
 ) -> None:
     done("init", "farm")

@@ -1,4 +1,4 @@
-"""What was trained here is loaded by transformers, and computes the same there."""
+"""Exported models and tokenisers give the same results when transformers loads them."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ TEXTS = ["A hen, two owls.", "Noël </s>  slept"]
 
 
 def perturbed(spec: HuggingFaceSpec) -> SplitModel:
-    """A model as after some training: copies of one weight have gone apart."""
+    """A model with changed weights, as after training: copies of a tied weight differ."""
     torch.manual_seed(4)
     model = SplitModel(cast(ModelSpec, spec), VOCABULARY)
     with torch.no_grad():
@@ -46,13 +46,13 @@ def perturbed(spec: HuggingFaceSpec) -> SplitModel:
 
 
 def loaded(spec: HuggingFaceSpec, path: Path) -> Any:
-    """As a user would."""
+    """The model in ``path``, loaded by transformers."""
     return getattr(transformers, spec.class_name).from_pretrained(path)
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
 def test_the_exported_model_computes_the_same(tmp_path: Path, name: str, head: str) -> None:
-    """Also where embeddings that it shared have gone apart."""
+    """This also holds if embeddings that were tied at first differ after training."""
     spec, batch = spec_of(tmp_path, name, head), batch_for(head)
     model = perturbed(spec)
     export(spec, VOCABULARY, NAMES, model.state_dict(), tmp_path / "out")
@@ -64,16 +64,21 @@ def test_the_exported_model_computes_the_same(tmp_path: Path, name: str, head: s
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
-def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, head: str) -> None:
-    """Export, and begin with what was exported: the same weights, bit for bit."""
+def test_a_model_loaded_from_an_export_has_the_same_bits(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """All weights and the loss are bitwise equal."""
     spec = spec_of(tmp_path, name, head)
     model = perturbed(spec)
     with torch.no_grad():
-        for ours, twin in spec.untied().items():  # else the folder's configuration is another
+        for (
+            ours,
+            twin,
+        ) in spec.untied().items():  # otherwise the exported configuration would differ
             model.get_parameter(ours).copy_(model.get_parameter(twin))
     export(spec, VOCABULARY, NAMES, model.state_dict(), tmp_path / "out")
     written = load_file(tmp_path / "out" / "model.safetensors").keys()
-    for pair in spec.untied().items():  # equal, so one is written
+    for pair in spec.untied().items():  # only one of two equal weights is written
         assert sum(spec.names.to_original(ours) in written for ours in pair) == 1
     again = HuggingFaceSpec(str(tmp_path / "out"), None, spec.num_blocks, head, pretrained=True)
     restored = SplitModel(cast(ModelSpec, again), VOCABULARY).eval()
@@ -84,8 +89,8 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, h
     assert torch.equal(restored.loss(batch, key), model.loss(batch, key))
 
 
-def test_t5s_one_embedding_is_found_where_the_output_layer_has_its_own(tmp_path: Path) -> None:
-    """Its files hold what encoder and decoder share once, under the name ``shared``."""
+def test_t5s_shared_embedding_is_loaded_if_the_output_layer_is_separate(tmp_path: Path) -> None:
+    """T5's files contain the embedding of encoder and decoder once, with the name ``shared``."""
     spec = spec_of(tmp_path, "t5-gated", "decoder")
     values = {spec.names.to_original(k): w for k, w in perturbed(spec).state_dict().items()}
     values["shared.weight"] = values.pop("decoder.embed_tokens.weight")
@@ -99,17 +104,20 @@ def test_t5s_one_embedding_is_found_where_the_output_layer_has_its_own(tmp_path:
 
 
 def task_for(head: str) -> Task:
-    """One whose targets are the head's."""
+    """A task with the targets of ``head``."""
     if head == "decoder":
         return Dates(vocabulary=400, max_length=40, train_rows=9, validation_rows=9, test_rows=9)
     kind = {"tokens": NamedEntities, "pooled": Classification, "causal": CausalLM}[head]
     return kind(None, True, 400, 40)
 
 
-def assert_words_are_the_runs(path: Path, task: Task, tokenizer: Tokenizer) -> Any:
-    """What ``AutoTokenizer`` finds there gives the ids that the task gives, marks included."""
+def assert_same_ids(path: Path, task: Task, tokenizer: Tokenizer) -> Any:
+    """Assert that ``AutoTokenizer`` loads a tokeniser with the task's ids, special tokens included.
+
+    Returns this tokeniser.
+    """
     words = transformers.AutoTokenizer.from_pretrained(path)
-    if isinstance(task, NamedEntities):  # words, as a model of tags takes them
+    if isinstance(task, NamedEntities):  # tagging takes texts split into words
         found = words([text.split() for text in TEXTS], is_split_into_words=True)
     else:
         found = words(TEXTS)
@@ -120,8 +128,8 @@ def assert_words_are_the_runs(path: Path, task: Task, tokenizer: Tokenizer) -> A
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
-def test_the_exported_tokeniser_is_the_runs(tmp_path: Path, name: str, head: str) -> None:
-    """Beside the configuration of any family, which must not change it."""
+def test_the_exported_tokeniser_gives_the_same_ids(tmp_path: Path, name: str, head: str) -> None:
+    """The configuration of the model's family in the same folder must not change the ids."""
     spec, task = spec_of(tmp_path, name, head), task_for(head)
     text = TEXTS[:1]
     rows = Dataset.from_dict(
@@ -131,14 +139,14 @@ def test_the_exported_tokeniser_is_the_runs(tmp_path: Path, name: str, head: str
     model = SplitModel(cast(ModelSpec, spec), tokenizer.vocabulary)
     export(spec, tokenizer.vocabulary, NAMES, model.state_dict(), tmp_path / "out")
     export_tokenizer(tokenizer, head, 7, tmp_path / "out")
-    words = assert_words_are_the_runs(tmp_path / "out", task, tokenizer)
+    words = assert_same_ids(tmp_path / "out", task, tokenizer)
     assert len(words(TEXTS[0], truncation=True).input_ids) == 7
     marks = (words.pad_token_id, words.eos_token_id)
     assert marks == (tokenizer.vocabulary.pad, tokenizer.vocabulary.eos)
 
 
-def test_a_pretrained_tokeniser_keeps_its_marks_and_loses_its_limits(tmp_path: Path) -> None:
-    """One like BERT's, which pads and cuts by itself."""
+def test_a_pretrained_tokeniser_keeps_special_tokens_but_not_its_limits(tmp_path: Path) -> None:
+    """Like BERT's, the tokeniser's file sets padding and truncation; the export replaces both."""
     known = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "hen", "owl"]
     pieces = models.WordPiece({word: i for i, word in enumerate(known)}, unk_token="[UNK]")
     whole = tokenizers.Tokenizer(pieces)
@@ -155,11 +163,11 @@ def test_a_pretrained_tokeniser_keeps_its_marks_and_loses_its_limits(tmp_path: P
     assert names == ("[CLS]", "[SEP]", "[UNK]", "[MASK]", "[PAD]")
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert"])  # one takes no types of tokens
-def test_a_pipeline_answers_as_the_run(
+@pytest.mark.parametrize("family", ["bert", "distilbert"])  # DistilBERT takes no token types
+def test_a_transformers_pipeline_answers_like_the_run(
     tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the labels' names, from typed text; without any training."""
+    """Both answer plain texts with names of labels; the weights are random, not trained."""
     run_dir, out = tmp_path / "run", str(tmp_path / "out")
     overrides = ["task=classification", "data=synthetic", "model=huggingface", "model.head=pooled"]
     overrides += [f"model.name={folder(tmp_path, family)}", f"hydra.run.dir={run_dir}"]
@@ -185,15 +193,15 @@ def test_a_pipeline_answers_as_the_run(
 
 
 def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    """Names and values."""
+    """Assert that the names and the values are equal."""
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
-def test_a_run_trains_is_used_and_is_exported(
+def test_a_run_is_trained_predicts_and_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From options to a folder; its greedy answers are those of ``collapipe predict``."""
+    """The exported model, decoded greedily, answers like ``collapipe predict``."""
     run_dir, out = tmp_path / "run", tmp_path / "out"
     options = [option for option in TINY if not option.startswith("model.")]
     name = folder(tmp_path, "bart")

@@ -1,4 +1,4 @@
-"""An interrupt ends what runs, also where Python drops exceptions."""
+"""An interrupt ends the command even where Python ignores exceptions."""
 
 import signal
 import time
@@ -11,7 +11,7 @@ from collapipe.cli.interrupts import sure_interrupts
 
 
 class _Buffer:
-    """Something that callbacks may wait for the end of."""
+    """An object that weak references can refer to."""
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _own_handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_an_interrupt_that_meets_a_callback_of_a_weak_reference_is_not_lost() -> None:
+def test_an_interrupt_in_the_callback_of_a_weak_reference_is_not_lost() -> None:
     buffer, met = _Buffer(), list[int]()
 
     def interrupted(_: object) -> None:
@@ -31,12 +31,14 @@ def test_an_interrupt_that_meets_a_callback_of_a_weak_reference_is_not_lost() ->
     with sure_interrupts(), pytest.raises(KeyboardInterrupt):
         watched = weakref.ref(buffer, interrupted)
         del buffer
-        assert (met, watched()) == ([1], None)  # and nothing was raised
+        assert (met, watched()) == ([1], None)  # no exception was raised here
         time.sleep(60)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_other_errors_of_destructors_are_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_in_weak_reference_callbacks_are_reported_as_usual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told = list[type[BaseException]]()
     monkeypatch.setattr("sys.unraisablehook", lambda what: told.append(what.exc_type))
     buffer = _Buffer()

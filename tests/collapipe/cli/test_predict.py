@@ -1,4 +1,4 @@
-"""Standard input is answered a batch at a time; what is no text is one line."""
+"""Prediction reads standard input in batches; input that is not UTF-8 is an error."""
 
 import io
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ from collapipe.tensors import Batch
 from collapipe.text.tokenizer import Tokenizer
 
 
-def test_lines_arrive_as_they_come() -> None:
+def test_standard_input_is_split_into_lines() -> None:
     stream = io.BytesIO("\ufeffone\r\nzwei ä\n\nlast".encode())
     assert [line for lines in lines_of(stream) for line in lines] == ["one", "zwei ä", "", "last"]
 
 
 @pytest.mark.parametrize("content", [b"a\n\xff\n", b"a\n\x80\x04\x95", b"a\n\xed\xa0\x80\n"])
-def test_bytes_that_are_no_text_are_named(content: bytes) -> None:
+def test_bytes_that_are_not_utf8_are_reported_with_their_line(content: bytes) -> None:
     with pytest.raises(ConfigError, match=r"standard input:2\b.*0x[0-9a-f]{2}"):
         list(lines_of(io.BytesIO(content)))
     with pytest.raises(ConfigError, match=r"text 2\b"):
         as_texts(["a", content.decode("utf-8", "surrogateescape")])
 
 
-def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "_LONGEST_LINE", 2**17)
     with pytest.raises(ConfigError, match=rf"standard input:1\b.*{2**17}"):
         list(lines_of(io.BytesIO(b"a" * 2**20)))
@@ -40,7 +40,7 @@ def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 @dataclass
 class Echo:
-    """A task and a model that answer with the text's length."""
+    """A fake task and model that answer with the length of the text."""
 
     max_length: int = 4
     heads: tuple[str, ...] = ("pooled",)
@@ -71,7 +71,7 @@ class Echo:
 
 
 def test_many_lines_are_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first answers do not wait for the last lines."""
+    """The first answers are returned before the last lines are processed."""
     monkeypatch.setattr(prediction, "_MOST_ROWS", 7)
     echo = cast(Any, Echo())
     answers = Predictor(echo, echo, of_texts(["a"], 259)).predict(["ab"] * 20)

@@ -1,4 +1,4 @@
-"""``collapipe resume``: what it refuses, why, and what it offers instead."""
+"""``collapipe resume``: the runs that it refuses, with reasons and alternatives."""
 
 import hashlib
 import json
@@ -25,24 +25,24 @@ from server_app.checkpoints.file import CheckpointFolder
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Runs of three rounds."""
+    """A set-up that creates runs of three rounds."""
     return World(tmp_path_factory.mktemp("world"), "decoder.mode=control_unit")
 
 
 @pytest.fixture(scope="module")
 def complete(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three rounds, with a checkpoint of each."""
+    """The folder of a finished run of three rounds, with a checkpoint of each round."""
     return world.run(tmp_path_factory.mktemp("complete") / "run")
 
 
 @pytest.fixture
 def run_dir(complete: Path, tmp_path: Path) -> Path:
-    """The same run, to be done with as one likes."""
+    """A copy of the finished run's folder, which a test may change."""
     return shutil.copytree(complete, tmp_path / "run", symlinks=True)
 
 
 def refusal(run_dir: Path, *overrides: str, name: str | None = None) -> str:
-    """What ``resume`` says; nothing in the folder has changed."""
+    """The one-line error of ``resume``. Asserts that no file in the folder has changed."""
     before = _content(run_dir)
     with pytest.raises(ConfigError) as raised:
         resume_run(run_dir, overrides, name, [])
@@ -72,13 +72,13 @@ def _content(folder: Path) -> dict[Path, bytes]:
         ),
     ],
 )
-def test_a_run_that_would_learn_something_else_is_refused(
+def test_resuming_with_options_that_change_the_training_is_refused(
     run_dir: Path, override: str, says: str
 ) -> None:
     assert says in refusal(run_dir, override, "federation.rounds=4")
 
 
-def test_a_complete_run_says_how_to_give_it_more(run_dir: Path) -> None:
+def test_the_error_for_a_complete_run_says_how_to_train_longer(run_dir: Path) -> None:
     says = (
         f"{run_dir}: completed after 3 rounds; to train longer, raise federation.rounds, such as "
         "federation.rounds=6"
@@ -87,7 +87,7 @@ def test_a_complete_run_says_how_to_give_it_more(run_dir: Path) -> None:
     assert refusal(run_dir, "seed=0", "federation.keep=1") == says
 
 
-def test_rounds_that_are_over_stay(run_dir: Path) -> None:
+def test_fewer_rounds_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
     assert refusal(run_dir, "federation.rounds=2").startswith(
         f"federation.rounds=2: the checkpoint of {run_dir} is of round 3; set at least 3, or choose"
     )
@@ -103,7 +103,7 @@ def test_the_checkpoint_before_a_damaged_one_is_offered_and_works(run_dir: Path)
     assert CheckpointFolder(run_dir).read("000003").progress.round == 3
 
 
-def test_where_there_is_none_before_it_a_new_run_is(run_dir: Path) -> None:
+def test_a_new_run_is_suggested_if_there_is_no_earlier_checkpoint(run_dir: Path) -> None:
     (run_dir / "checkpoints" / "000001" / "tensors.safetensors").unlink()
     says = refusal(run_dir, name="000001")
     assert "000001: damaged, tensors.safetensors cannot be read" in says
@@ -119,7 +119,7 @@ def test_another_runs_checkpoint_is_refused(run_dir: Path, tmp_path: Path) -> No
     assert says.endswith("add --checkpoint 000002")
 
 
-def test_metrics_that_are_lost_are_missed(run_dir: Path) -> None:
+def test_metrics_shorter_than_at_the_checkpoint_are_refused(run_dir: Path) -> None:
     lines = (run_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run_dir / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
     says = refusal(run_dir)
@@ -128,26 +128,28 @@ def test_metrics_that_are_lost_are_missed(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["3", "000004", "../run/checkpoints/000003", "latest"])
-def test_a_checkpoint_that_is_not_there_is_refused(run_dir: Path, name: str) -> None:
+def test_a_checkpoint_that_does_not_exist_is_refused(run_dir: Path, name: str) -> None:
     says = refusal(run_dir, name=name)
     assert says == f"--checkpoint {name}: {run_dir} has 000001, 000002, 000003"
 
 
-def test_a_run_without_a_checkpoint_says_when_the_first_comes(run_dir: Path) -> None:
+def test_the_error_without_a_checkpoint_names_the_round_of_the_first(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "checkpoints")
     assert "has no checkpoint (the first follows round 1); start again" in refusal(run_dir)
 
 
 @pytest.mark.parametrize("content", ["{", "7", '["a", 1]', None])
-def test_a_folder_of_no_run_is_refused(run_dir: Path, content: str | None) -> None:
+def test_a_folder_without_valid_overrides_is_refused(run_dir: Path, content: str | None) -> None:
     (run_dir / "overrides.json").unlink()
     if content is not None:
         (run_dir / "overrides.json").write_text(content)
     assert str(run_dir / "overrides.json") in refusal(run_dir)
 
 
-def test_code_of_others_is_not_imported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that somebody sent may name anything."""
+def test_code_named_in_a_run_folder_is_not_imported(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run folder from another person may name any class."""
     (run_dir / "planted.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(run_dir)
     saved = json.loads((run_dir / "overrides.json").read_text())
@@ -166,7 +168,7 @@ def test_code_of_others_is_not_imported(run_dir: Path, monkeypatch: pytest.Monke
         assert f"data.partitioner._target_={target}: a saved run may name" in refusal(run_dir)
 
 
-def test_a_folder_is_one_runs_at_a_time(run_dir: Path, world: World) -> None:
+def test_only_one_run_at_a_time_can_write_to_a_folder(run_dir: Path, world: World) -> None:
     with RunFolder(run_dir, resumed=True).locked():
         for attempt in (
             lambda: resume_run(run_dir, ["federation.rounds=4"], None, []),
@@ -176,7 +178,7 @@ def test_a_folder_is_one_runs_at_a_time(run_dir: Path, world: World) -> None:
                 attempt()
 
 
-def test_another_tokeniser_is_noticed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_tokeniser_is_refused(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumption, "tokenizer_digest", lambda tokenizer: "other")
     assert "the tokeniser has changed" in refusal(run_dir, "federation.rounds=4")
 
@@ -197,7 +199,7 @@ def _other_names(message: Message) -> Message:
         (_other_names, "which were not asked for"),
     ],
 )
-def test_a_unit_that_does_not_tell_is_named_and_no_more(
+def test_a_unit_that_fails_to_send_its_state_is_logged_and_not_saved(
     world: World,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -219,11 +221,11 @@ def test_a_unit_that_does_not_tell_is_named_and_no_more(
     assert [[*checkpoints.read(name).training.units] for name in checkpoints.names()] == [[0]] * 3
     lines = [each for each in caplog.messages if each.startswith("unit 1: ")]
     assert len(lines) == 3 and all(why in line for line in lines)
-    world.run(run_dir, "000002")  # from nothing, as one that is new
+    world.run(run_dir, "000002")  # unit 1 starts without state, like a new unit
     assert json.loads((run_dir / "summary.json").read_text())["rounds_completed"] == 3
 
 
-def test_linear_rates_with_another_number_of_rounds_are_warned_of(
+def test_a_changed_number_of_rounds_with_linear_decay_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(tmp_path, "optimizer.decay=linear", "decoder.mode=control_unit")
@@ -249,7 +251,7 @@ def test_linear_rates_with_another_number_of_rounds_are_warned_of(
     ],
 )
 def test_nothing_is_written_through_a_link(run_dir: Path, tmp_path: Path, name: str) -> None:
-    """A folder that somebody sent must not lead to files elsewhere."""
+    """Links in a run folder from another person must not lead to other files."""
     elsewhere, place = tmp_path / "elsewhere", run_dir / name
     if place.is_dir():
         shutil.move(place, elsewhere)
@@ -260,7 +262,7 @@ def test_nothing_is_written_through_a_link(run_dir: Path, tmp_path: Path, name: 
     place.symlink_to(elsewhere)
     before = sorted(elsewhere.rglob("*")), elsewhere.is_file() and elsewhere.read_text()
     assert refusal(run_dir, "federation.rounds=4").startswith(f"{place}: is a link")
-    with pytest.raises(ConfigError, match=f"{place}: is a link"):  # whoever starts the training
+    with pytest.raises(ConfigError, match=f"{place}: is a link"):  # also without the command
         RunFolder(run_dir, resumed=True)
     assert before == (
         sorted(elsewhere.rglob("*")),
@@ -268,13 +270,13 @@ def test_nothing_is_written_through_a_link(run_dir: Path, tmp_path: Path, name: 
     )
 
 
-def test_a_link_that_a_killed_run_left_is_none_of_these(run_dir: Path) -> None:
+def test_the_partial_link_of_a_killed_run_is_accepted(run_dir: Path) -> None:
     (run_dir / "checkpoints" / ".latest.partial").symlink_to("000003")
     resume_run(run_dir, ["federation.rounds=4"], None, [])
     assert CheckpointFolder(run_dir).names()[-1] == "000004"
 
 
-def test_a_pipe_is_not_waited_for(run_dir: Path) -> None:
+def test_a_named_pipe_is_refused_without_waiting(run_dir: Path) -> None:
     state = run_dir / "checkpoints" / "000003" / "state.json"
     state.unlink()
     os.mkfifo(state)
@@ -294,7 +296,7 @@ def _with(run_dir: Path, *options: str) -> None:
         ["hydra/launcher=basic"],
     ],
 )
-def test_options_of_hydra_lead_to_no_code(
+def test_options_of_hydra_in_a_run_folder_run_no_code(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     (run_dir / "planted").mkdir()
@@ -314,7 +316,7 @@ def test_options_of_hydra_lead_to_no_code(
         r"data.name='\\${oc.env:SECRET}'",
     ],
 )
-def test_what_the_environment_holds_is_not_looked_up(
+def test_references_to_environment_variables_are_not_resolved(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
@@ -324,8 +326,8 @@ def test_what_the_environment_holds_is_not_looked_up(
     assert "s3cret" not in says
 
 
-def test_a_reference_that_a_value_has_replaced_is_none(run_dir: Path) -> None:
-    """A run's paths are added as they are, behind what the user wrote."""
+def test_a_reference_that_a_later_value_overrides_is_allowed(run_dir: Path) -> None:
+    """A run appends its resolved paths to the user's options."""
     saved = json.loads((run_dir / "overrides.json").read_text())
     options = ["federation.rounds=${oc.env:ROUNDS}", *saved, "federation.rounds=3"]
     (run_dir / "overrides.json").write_text(json.dumps(options))
@@ -335,7 +337,7 @@ def test_a_reference_that_a_value_has_replaced_is_none(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     "option", ["tracking.mlflow='http://127.0.0.1:1'", "tracking={mlflow:'http://127.0.0.1:1'}"]
 )
-def test_curves_are_sent_nowhere_without_a_word(run_dir: Path, option: str) -> None:
+def test_metrics_are_not_sent_to_an_address_from_a_run_folder(run_dir: Path, option: str) -> None:
     _with(run_dir, option)
     says = refusal(run_dir, "federation.rounds=4")
     assert says.startswith("tracking.mlflow=http://127.0.0.1:1: the run's folder asks to send")
@@ -344,7 +346,7 @@ def test_curves_are_sent_nowhere_without_a_word(run_dir: Path, option: str) -> N
 
 
 def _changed_state(run_dir: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """With a sound digest: whoever makes up a checkpoint makes up that as well."""
+    """Change the state of checkpoint 3 and its digest, as an attacker would."""
     file = run_dir / "checkpoints" / "000003" / "state.json"
     state = json.loads(file.read_text())
     change(state)
@@ -373,7 +375,7 @@ def _changed_state(run_dir: Path, change: Callable[[dict[str, Any]], object]) ->
         ),
     ],
 )
-def test_a_made_up_checkpoint_is_refused(
+def test_a_forged_checkpoint_is_refused(
     run_dir: Path, place: str, value: object, says: str
 ) -> None:
     def change(state: dict[str, Any]) -> None:
@@ -398,6 +400,6 @@ def test_a_checkpoint_that_lacks_a_field_is_refused(run_dir: Path) -> None:
     "file", ["overrides.json", "checkpoints/000003/state.json", "summary.json"]
 )
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", '["+model.x=' + "[" * 3000 + '"]'])
-def test_odd_json_is_one_line(run_dir: Path, file: str, content: str) -> None:
+def test_invalid_json_is_a_one_line_error(run_dir: Path, file: str, content: str) -> None:
     (run_dir / file).write_text(content)
     assert str(run_dir) in refusal(run_dir) or file == "overrides.json"

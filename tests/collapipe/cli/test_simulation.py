@@ -1,4 +1,4 @@
-"""The parts of a simulation that need no Flower run: quoting, environment, the end of processes."""
+"""Parts of a simulation that need no Flower run: quoting, environment, and ending processes."""
 
 import os
 import signal
@@ -32,8 +32,8 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 )
 @example('\x00\x1b\x7f\x85\u2028 "\'""" \'\'\' \\" \\u0022 ${a} # ü😀\r\n')
 @example(os.fsdecode(b"/\xff"))
-def test_any_options_come_through_flower(value: object) -> None:
-    """From the command to the server's app, and the same from there to a unit's."""
+def test_flowers_run_configuration_does_not_change_options(value: object) -> None:
+    """Apps get exactly the options that the command has written."""
     options = Resolved(tree={"a": value}, run_dir="b", overrides=("c=1",), choices={"d": "e"})
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
         file.write(commands.run_config(options.text, None))
@@ -44,8 +44,8 @@ def test_any_options_come_through_flower(value: object) -> None:
     assert repr(vars(found)) == repr(vars(options)) and found.text == options.text
 
 
-def test_every_process_of_a_site_ends_with_it() -> None:
-    """A child in a session of its own, which ignores SIGTERM, and its orphaned child."""
+def test_all_processes_of_a_simulation_end_with_it() -> None:
+    """A child in another session ignores SIGTERM and has a child, which becomes an orphan."""
     program = (
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -72,7 +72,7 @@ def test_every_process_of_a_site_ends_with_it() -> None:
     assert not site.home.exists()
 
 
-def test_a_site_ends_its_own_processes_only() -> None:
+def test_a_simulation_ends_only_its_own_processes() -> None:
     with (
         simulation._site() as mine,
         simulation._site() as other,
@@ -84,10 +84,10 @@ def test_a_site_ends_its_own_processes_only() -> None:
         assert process.wait() == -signal.SIGKILL
 
 
-def test_a_look_that_takes_longer_than_the_grace_is_no_excuse(
+def test_processes_are_killed_even_if_listing_them_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a machine that is busy."""
+    """On a busy machine, listing can take longer than the grace period."""
     real = simulation.ProcessFamily.named
 
     def slow(family: simulation.ProcessFamily, name: str) -> set[psutil.Process]:
@@ -136,7 +136,7 @@ def test_a_folder_in_which_ray_would_hang_is_refused(
         assert site.environment["RAY_ADDRESS"] == "local"
 
 
-def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_flower_command_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands.shutil, "which", lambda *_, **__: None)
     with (
         simulation._site() as site,
@@ -146,7 +146,7 @@ def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_a_refusing_super_link_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_quotes_a_super_link_that_fails_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "free_port", lambda: 0)
     with (
         simulation._site() as site,

@@ -1,4 +1,4 @@
-"""``collapipe status``: how far a run is, whatever its folder holds by now."""
+"""``collapipe status``: the progress of a run, from the files that its folder has so far."""
 
 import fcntl
 import os
@@ -28,7 +28,7 @@ NOW_S = 1_000_000.0
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that is going on after 12 of 20 rounds."""
+    """The folder of an unfinished run after 12 of 20 rounds."""
     folder = make_run(tmp_path / "run")
     (folder / "summary.json").unlink()
     (folder / "shards.json").unlink()
@@ -36,8 +36,8 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def told(folder: Path, age_s: float = 10.0) -> dict[str, str]:
-    """The lines, for a folder that was last written ``age_s`` ago."""
+def status_of(folder: Path, age_s: float = 10.0) -> dict[str, str]:
+    """The lines of the status, by name; the folder was last written ``age_s`` seconds ago."""
     for file in folder.rglob("*"):
         os.utime(file, (NOW_S - age_s, NOW_S - age_s), follow_symlinks=False)
     return dict(describe(read_run(folder), NOW_S))
@@ -45,15 +45,15 @@ def told(folder: Path, age_s: float = 10.0) -> dict[str, str]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """As a run holds its lock."""
+    """Hold the folder's lock, as a running run does."""
     with (folder / LOCK).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def test_a_run_that_goes_on(run: Path) -> None:
+def test_status_of_a_running_run(run: Path) -> None:
     with writing(run):
-        lines, last = told(run), list(made_lines(20))[11]
+        lines, last = status_of(run), list(made_lines(20))[11]
     assert lines["run"] == "running, last written 10 s ago"
     assert lines["folder"] == str(run)
     done, left = lines["round"].split(", ", 1)
@@ -71,27 +71,27 @@ def _loss(number: int) -> str:
 
 
 @pytest.mark.parametrize("age_s", [0.0, 10_000.0])
-def test_a_killed_run_is_told_by_its_lock(age_s: float, run: Path) -> None:
-    """Which the system has freed, however long ago; a slow run has it."""
+def test_a_killed_run_is_recognised_by_its_free_lock(age_s: float, run: Path) -> None:
+    """The operating system frees the lock of a killed process; a slow run still holds its lock."""
     with writing(run):
-        assert told(run, age_s)["run"].startswith("running, last written ")
-        assert " left at " in told(run, age_s)["round"]
-    assert told(run, age_s)["run"].startswith("killed, last written ")
-    assert told(run, age_s)["run"].endswith(": begin a new run")
-    assert told(run, age_s)["round"] == "12 of 20"
+        assert status_of(run, age_s)["run"].startswith("running, last written ")
+        assert " left at " in status_of(run, age_s)["round"]
+    assert status_of(run, age_s)["run"].startswith("killed, last written ")
+    assert status_of(run, age_s)["run"].endswith(": begin a new run")
+    assert status_of(run, age_s)["round"] == "12 of 20"
 
 
 def test_a_killed_run_with_a_checkpoint_names_the_command_that_resumes_it(run: Path) -> None:
     (run / "checkpoints").mkdir(exist_ok=True)
     (run / "checkpoints" / "latest").symlink_to("000010")
     spaced = run.rename(run.with_name("my run; rm"))
-    assert told(spaced)["run"].endswith(f"collapipe resume '{spaced}'")
+    assert status_of(spaced)["run"].endswith(f"collapipe resume '{spaced}'")
 
 
-def test_before_the_first_round(run: Path) -> None:
+def test_status_before_the_first_round(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     with writing(run):
-        lines = told(run, 3)
+        lines = status_of(run, 3)
     assert lines["run"] == "not started a round, last written 3 s ago"
     assert lines["round"] == "0 of 20"
 
@@ -104,50 +104,52 @@ def test_before_the_first_round(run: Path) -> None:
         ("interrupted", "interrupted", "interrupted"),
     ],
 )
-def test_a_run_that_ended(status: str, error: str | None, says: str, run: Path) -> None:
+def test_status_of_a_run_that_has_ended(
+    status: str, error: str | None, says: str, run: Path
+) -> None:
     write_summary(run, status=status, error=error)
-    lines = told(run, 100_000)
+    lines = status_of(run, 100_000)
     assert lines["run"] == f"{says}, last written 27.8 h ago"
     assert lines["round"] == "12 of 20"
     assert lines["test"] == "BLEU 87.5"
 
 
-def test_who_did_not_train_is_named(run: Path) -> None:
+def test_units_that_did_not_train_are_named(run: Path) -> None:
     lines = list(made_lines(20))
     write_lines(run, lines[: FAILED[0]])
     (unit,) = lines[FAILED[0] - 1]["failures"]
-    failed = told(run)
+    failed = status_of(run)
     assert failed["failed"] == f"unit {unit}: LinkError: the unit was switched off"
     assert failed["units"] == "3 of 4 scheduled units trained"
     write_lines(run, lines[: SET_ASIDE[0]])
-    assert told(run)["excluded"] == "unit 7: WireError: a speed that is not finite"
+    assert status_of(run)["excluded"] == "unit 7: WireError: a speed that is not finite"
     write_lines(run, lines[:SKIPPED])
-    assert told(run)["units"] == "round skipped: no unit can afford its upload"
-    assert told(run)["train loss"].endswith("(round 6)")
+    assert status_of(run)["units"] == "round skipped: no unit can afford its upload"
+    assert status_of(run)["train loss"].endswith("(round 6)")
 
 
-def test_units_that_were_scheduled_alone_took_part(run: Path) -> None:
+def test_units_took_part_in_rounds_that_were_only_planned(run: Path) -> None:
     lines = [{**line, "seconds": {"plan": 1.0, "round": 1.0}} for line in made_lines(20)]
     write_lines(run, lines[:12])
-    assert told(run)["units"] == "4 of 4 scheduled units took part"
+    assert status_of(run)["units"] == "4 of 4 scheduled units took part"
 
 
-def test_a_clock_without_uploads_is_told(run: Path) -> None:
+def test_a_clock_without_uploads_is_marked(run: Path) -> None:
     write_lines(run, [*without_uploads(made_lines(12))])
-    assert told(run)["clock"].endswith(" s, modelled, uploads not counted")
+    assert status_of(run)["clock"].endswith(" s, modelled, uploads not counted")
 
 
-def test_the_last_checkpoint_is_told(run: Path) -> None:
-    assert "checkpoint" not in told(run)
+def test_the_latest_checkpoint_is_shown(run: Path) -> None:
+    assert "checkpoint" not in status_of(run)
     (run / "checkpoints" / "000010").mkdir(parents=True)
     (run / "checkpoints" / "latest").symlink_to("000010")
-    assert told(run, 30)["checkpoint"] == "of round 10, 30 s ago"
+    assert status_of(run, 30)["checkpoint"] == "of round 10, 30 s ago"
     (run / "checkpoints" / "000010").rename(run / "checkpoints" / "mine")
     (run / "checkpoints" / "latest").unlink()
     (run / "checkpoints" / "latest").symlink_to("mine")
-    assert "checkpoint" not in told(run)
+    assert "checkpoint" not in status_of(run)
     (run / "checkpoints" / "mine").rmdir()
-    assert "checkpoint" not in told(run)
+    assert "checkpoint" not in status_of(run)
 
 
 def test_the_command_prints_one_screen(run: Path, command: Command) -> None:
@@ -158,7 +160,7 @@ def test_the_command_prints_one_screen(run: Path, command: Command) -> None:
     assert len(out.splitlines()) < 20
 
 
-def test_a_folder_of_no_run_is_one_line(tmp_path: Path, command: Command) -> None:
+def test_a_folder_without_a_run_is_a_one_line_error(tmp_path: Path, command: Command) -> None:
     (tmp_path / "empty").mkdir()
     for name, says in (("nowhere", "no such folder"), ("empty", "config.yaml")):
         status, out, err = command("status", tmp_path / name)
@@ -166,7 +168,7 @@ def test_a_folder_of_no_run_is_one_line(tmp_path: Path, command: Command) -> Non
         assert str(tmp_path / name) in err and says in err
 
 
-def test_without_a_folder_the_latest_run_is_told(
+def test_the_latest_run_is_the_default_of_status_and_report(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -183,7 +185,9 @@ def test_without_a_folder_the_latest_run_is_told(
     assert command("report") == (0, "outputs/a/2/report.html\n", "")
 
 
-def test_what_a_folder_says_moves_no_cursor(tmp_path: Path, command: Command) -> None:
+def test_control_characters_in_a_run_folder_are_not_printed(
+    tmp_path: Path, command: Command
+) -> None:
     odd = "\x1b[31m\u202e"
     run = make_run(tmp_path / f"run{odd}")
     metric = {"name": odd, "value": 1.0, "signature": odd, "extra_metrics": {}}
@@ -194,7 +198,7 @@ def test_what_a_folder_says_moves_no_cursor(tmp_path: Path, command: Command) ->
 
 
 @pytest.mark.parametrize("name", ["²", "latest", "/etc"])
-def test_an_odd_link_is_no_checkpoint(run: Path, name: str) -> None:
+def test_a_link_with_an_odd_target_is_not_a_checkpoint(run: Path, name: str) -> None:
     (run / "checkpoints" / "²").mkdir(parents=True)
     (run / "checkpoints" / "latest").symlink_to(name)
-    assert "checkpoint" not in told(run)
+    assert "checkpoint" not in status_of(run)

@@ -1,4 +1,4 @@
-"""``collapipe deploy trial``: what it starts, and that nothing of it is left."""
+"""``collapipe deploy trial`` starts a federation on this machine and ends it."""
 
 import json
 import subprocess
@@ -50,8 +50,8 @@ def test_units_have_credentials_and_share_the_rows(
     assert not Path(commanded[0][-1]).exists()
 
 
-def test_what_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
-    """Though a command before it is not ready yet."""
+def test_a_process_that_does_not_start_is_reported_with_its_last_output(tmp_path: Path) -> None:
+    """The failure is noticed while an earlier process is not ready yet."""
     waits = Started(("device", "--listen", "127.0.0.1:0", "--insecure"), "never", 1)
     ends = Started(("deploy", "serve", str(tmp_path)), "ready", 1)
     with (
@@ -62,7 +62,7 @@ def test_what_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> Non
 
 
 @pytest.mark.thorough
-def test_a_trial_trains_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_trial_trains_and_leaves_no_process(tmp_path: Path) -> None:
     options = *TINY, "federation.rounds=1", f"hydra.run.dir={tmp_path / 'run'}"
     command = [sys.executable, "-m", "collapipe", "deploy", "trial", "--units", "2", "--", "run"]
     ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A unit that dials its server again."""
+"""``collapipe unit``: reconnecting, failing to answer, and the lock of its key."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +18,12 @@ from collapipe.flower.commands import Flower
 from collapipe.models import cost
 
 
-def test_a_unit_dials_again_until_the_server_refuses_it(
+def test_a_unit_reconnects_until_the_server_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its SuperNode ends when the server starts anew; messages are answered from the first on. What
-    is wrong is said once each time."""
+    """The SuperNode ends when the server restarts, and the unit starts another one. One object
+    answers messages throughout, and each problem is printed once.
+    """
     folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", 9000, 9001)
     own = folder.root / "units" / "berlin"
     AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 30, own / "credentials")
@@ -50,16 +51,16 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
         RefusedUnitError, match="berlin cannot take part: key: is unknown"
     ) as refused:
         unit.run_unit(own / "unit.yaml", None)
-    assert refused.value.exit_status == 4  # as docs say, which systemd does not start again
+    assert refused.value.exit_status == 4  # documented: with this status, systemd does not restart
     said = capsys.readouterr().out
     assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1
     assert len(started) == 2 and started[0] is started[1]
 
 
-def test_a_unit_that_cannot_answer_any_more_ends(
+def test_a_unit_that_can_no_longer_answer_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its SuperNode would be online, and the server wait for nothing."""
+    """Otherwise its SuperNode would stay online, and the server would wait for replies."""
 
     def broken(*_: object) -> None:
         raise ImportError("no socksio")
@@ -74,7 +75,7 @@ def test_a_unit_that_cannot_answer_any_more_ends(
         process.kill()
 
 
-def test_one_key_is_used_by_one_process(tmp_path: Path) -> None:
+def test_a_key_can_be_used_by_only_one_process(tmp_path: Path) -> None:
     held = unit._locked(tmp_path / "berlin.lock", "berlin")
     with pytest.raises(LinkError, match="berlin: this key is in use"):
         unit._locked(tmp_path / "berlin.lock", "berlin")
@@ -82,10 +83,10 @@ def test_one_key_is_used_by_one_process(tmp_path: Path) -> None:
     unit._locked(tmp_path / "berlin.lock", "berlin").close()
 
 
-def test_a_unit_imports_what_takes_seconds_before_it_takes_a_message(
+def test_a_unit_imports_slow_libraries_before_it_answers_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its first reply takes 15 s on a busy machine."""
+    """Otherwise the first reply would take 15 s on a busy machine."""
     happened = list[str]()
     monkeypatch.setattr(cost, "FakeTensorMode", lambda: happened.append("imports"))
     monkeypatch.setattr(answering, "answer_messages", lambda *_: happened.append("answers"))

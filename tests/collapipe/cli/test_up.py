@@ -1,4 +1,4 @@
-"""``collapipe up``: daemons with what was asked for, which are gone at the end."""
+"""``collapipe up`` starts daemons with the requested options and ends them."""
 
 import logging
 import signal
@@ -23,7 +23,7 @@ COST = BlockCost(1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 @pytest.mark.thorough
-def test_daemons_are_there_until_a_signal(tmp_path: Path) -> None:
+def test_daemons_run_until_a_signal(tmp_path: Path) -> None:
     file = tmp_path / "inventory.yaml"
     options = ("--memory", "500MB,1GB", "--inventory", file)
     with subprocess.Popen([*UP, *options], stdout=subprocess.PIPE, text=True) as process:
@@ -54,8 +54,8 @@ def test_a_signal_ends_the_run_and_the_daemons(tmp_path: Path) -> None:
     assert not any(each.is_running() for each in started)
 
 
-def test_sigterm_ends_the_run_though_a_script_in_the_background_ignores_sigint() -> None:
-    """The child inherits the ignored SIGINT, as from ``collapipe up … -- run &`` in a script."""
+def test_sigterm_ends_the_run_even_if_sigint_is_ignored() -> None:
+    """In a script, ``collapipe up … -- run &`` ignores SIGINT, and its child inherits this."""
     child = (
         "import signal, sys, time\n"
         "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
@@ -86,7 +86,7 @@ def test_the_runs_exit_status_is_returned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", ["1GB,1GB,1GB", "1GB,much"])
-def test_memory_that_fits_no_device_starts_none(command: Command, memory: str) -> None:
+def test_an_invalid_memory_option_starts_no_device(command: Command, memory: str) -> None:
     status, _, errors = command("up", "--devices", 2, "--memory", memory)
     assert status == 2
     assert "--memory" in errors
@@ -98,13 +98,13 @@ def test_a_mistyped_command_starts_no_device(command: Command) -> None:
     assert "runn: no command of collapipe; nearest: run" in errors
 
 
-def test_a_command_that_a_signal_ends_has_the_status_of_a_shell() -> None:
+def test_a_command_ended_by_a_signal_has_the_exit_status_of_a_shell() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     assert up.run_command([sys.executable, "-c", code]) == 128 + 15
 
 
 @pytest.mark.parametrize(("own", "threads"), [([], 1), (["pipeline.threads=2"], 2)])
-def test_the_run_has_one_thread_as_each_daemon_if_it_names_no_other_number(
+def test_the_run_uses_one_thread_by_default(
     own: list[str], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = list[str]()
@@ -115,7 +115,7 @@ def test_the_run_has_one_thread_as_each_daemon_if_it_names_no_other_number(
     assert load_overrides(own_overrides(options)).pipeline.threads == threads
 
 
-def test_a_verbose_command_is_verbose_on_devices(
+def test_verbose_is_passed_on_to_the_command(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = list[list[str]]()

@@ -1,5 +1,6 @@
-"""The tree is Hydra's, however it was composed; frameworks are files that go together; a saved
-configuration may be somebody else's: it is read, and nothing else happens.
+"""Options compose to the same tree as in Hydra, and saved configurations are read safely.
+
+A saved configuration may come from another person, so its references are not followed.
 """
 
 import re
@@ -26,7 +27,7 @@ from collapipe.config.settings import CONF
 from collapipe.errors import ConfigError
 from collapipe.sections import DataSettings, FrameworkSettings
 
-# Options that get a value, beside choices of groups.
+# Options that set values, besides choices of groups.
 VALUES = [
     [*TINY, "hydra.run.dir=runs/1"],
     [f"tracking.mlflow={literal('${oc.env:HOME} a=b, [c]')}", "data.root='${oc.env:HOME}/texts'"],
@@ -41,7 +42,7 @@ VALUES = [
     ["task=ner", "model=huggingface", "model.family=bert", "model.name=null"],
     ["hydra.run.dir='a/${seed}/it\\'s'", "hydra.sweep.dir=b", "seed=7"],
 ]
-# What only Hydra itself does: adding, deleting, naming the records that it keeps.
+# Overrides that only Hydra applies: adding, deleting, and references to Hydra's own records.
 RECORDED = [
     ["seed=3", "hydra.run.dir=runs/${hydra.job.override_dirname}", "task=dates"],
     ["seed=3", "tracking.mlflow=${hydra.job.config_name}"],
@@ -52,20 +53,22 @@ RECORDED = [
 
 
 @pytest.mark.parametrize("overrides", [*VALUES, *RECORDED], ids=" ".join)
-def test_the_tree_is_the_one_that_hydra_composes(overrides: list[str]) -> None:
-    """Options and folders; of its records Hydra shows in them what they ask for."""
+def test_the_tree_equals_the_one_that_hydra_composes(overrides: list[str]) -> None:
+    """Options and folders are equal, also if they refer to Hydra's own records."""
     ours, hydras = composed(overrides), by_hydra(overrides)
-    assert told(ours) == told(hydras)
+    assert options_and_folders(ours) == options_and_folders(hydras)
     assert without_time(run_dir(ours)) == without_time(hydras.hydra.run.dir)
 
 
-def test_hydra_is_not_asked_again_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_set_without_composing_by_hydra_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = composed(["strategy=random"])
-    kept = told(before)
+    kept = options_and_folders(before)
     monkeypatch.delattr(composing, "composed_by_hydra")
     after = composed([*VALUES[0], "strategy=random", "task.max_length=9", "decoder={mode: shared}"])
     assert (after.task.max_length, run_dir(after)) == (9, "runs/1")
-    assert told(composed(["strategy=random"])) == kept  # nothing is set in the tree that is kept
+    assert (
+        options_and_folders(composed(["strategy=random"])) == kept
+    )  # the cached tree has not changed
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_hydra_is_not_asked_again_for_a_value(monkeypatch: pytest.MonkeyPatch) -
         "hydra.run=3",
     ],
 )
-def test_what_hydra_refuses_is_refused_in_one_line(bad: str) -> None:
+def test_overrides_that_hydra_refuses_are_one_line_errors(bad: str) -> None:
     overrides = ["batch_size=8", "strategy=random", bad]
     with pytest.raises((HydraException, TypeError, ValueError)):
         by_hydra(overrides)
@@ -115,7 +118,7 @@ def test_what_hydra_refuses_is_refused_in_one_line(bad: str) -> None:
         (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
     ],
 )
-def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> None:
+def test_invalid_trees_are_one_line_errors(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         load_overrides(overrides)
     assert "\n" not in str(caught.value)
@@ -124,14 +127,14 @@ def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> N
 @given(st.text(st.sampled_from("\\'\"${}a ü,[]=:~#.\t"), max_size=9))
 @example("null")
 @example("${oc.env:HOME}")
-def test_a_quoted_value_comes_back_as_it_was(value: str) -> None:
+def test_a_quoted_value_is_parsed_to_the_same_value(value: str) -> None:
     overrides = [f"tracking.mlflow={literal(value)}", f"hydra.run.dir={literal(value + 'a')}"]
     assert split(shlex.join(overrides)) == overrides
     tree = composed(overrides)
     assert options_of(tree)["tracking"]["mlflow"] + "a" == run_dir(tree) == value + "a"
 
 
-def test_a_sweep_is_every_combination_and_its_folder_is_hydras() -> None:
+def test_a_sweep_has_every_combination_and_hydras_sweep_folder() -> None:
     overrides = ["seed=0,1", "task=dates,ner", "link.port=range(3)", "hydra.sweep.dir='it\\'s'"]
     jobs = expand(overrides)
     assert len({tuple(job) for job in jobs}) == len(jobs) == 2 * 2 * 3
@@ -149,7 +152,7 @@ def test_a_sweep_is_every_combination_and_its_folder_is_hydras() -> None:
         (b"\xff\xfe", "cannot be read"),
     ],
 )
-def test_no_reference_is_followed_however_it_is_written(
+def test_no_reference_in_a_saved_configuration_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, says: str
 ) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
@@ -161,15 +164,15 @@ def test_no_reference_is_followed_however_it_is_written(
     assert "\n" not in str(caught.value)
 
 
-def test_a_comment_is_no_reference(tmp_path: Path) -> None:
+def test_a_reference_in_a_comment_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("# ${oc.env:SECRET}\ntask: {}\n")
     with pytest.raises(ConfigError, match=r"task\._target_=None"):
         load_saved(file)
 
 
-def test_units_do_without_the_strategy() -> None:
-    """Its class may be on the server's machine alone."""
+def test_units_do_not_import_the_strategy() -> None:
+    """The strategy's class may exist only on the server's machine."""
     overrides = ["strategy._target_=turnz.Turns"]
     assert load_text(outline(overrides).text).tree["strategy"]["_target_"] == "turnz.Turns"
     with pytest.raises(ConfigError, match=r"^strategy\._target_=turnz\.Turns: "):
@@ -178,7 +181,7 @@ def test_units_do_without_the_strategy() -> None:
 
 @pytest.mark.parametrize("option", ["task", "channel.gain_db", "+own", "seed"])
 @pytest.mark.parametrize("depth", [60, 200, 3000])
-def test_deep_brackets_are_one_line(option: str, depth: int) -> None:
+def test_deeply_nested_brackets_are_an_error(option: str, depth: int) -> None:
     with pytest.raises(ConfigError, match="nested too deeply"):
         load_overrides([f"{option}={'[' * depth}{']' * depth}"])
 
@@ -196,7 +199,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "framework").glob("*.yaml")))
-def test_a_framework_says_how_it_differs_and_the_rest_can_be_set(name: str) -> None:
+def test_each_framework_sets_its_differences_and_training_can_be_disabled(name: str) -> None:
     settings = load_overrides([f"framework={name}"])
     expected = replace(PLAIN, name=name, **DIFFERENCES[name])
     assert settings.framework == expected
@@ -204,7 +207,7 @@ def test_a_framework_says_how_it_differs_and_the_rest_can_be_set(name: str) -> N
     assert again.framework == replace(expected, train=False)
 
 
-def test_every_unit_has_a_channel_unless_fewer_are_asked_for() -> None:
+def test_the_default_is_one_channel_per_unit_and_the_paper_has_four() -> None:
     five = load_overrides(["federation.num_units=5"])
     assert five.build("channel").num_channels == 5
     assert load_overrides([]).build("channel").num_channels == 3
@@ -221,7 +224,7 @@ def test_every_unit_has_a_channel_unless_fewer_are_asked_for() -> None:
         ("epochs", ""),
     ],
 )
-def test_the_nearest_option_is_named_only_where_it_is_near(name: str, near: str) -> None:
+def test_a_similar_option_is_suggested_only_if_there_is_one(name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=rf"^unknown option {name}{near}$"):
         load_overrides([f"{name}=1"])
 
@@ -247,7 +250,7 @@ assert not found, found
     assert ended.returncode == 0, ended.stderr
 
 
-def test_defaults_in_python_are_those_of_the_files() -> None:
+def test_python_defaults_of_data_settings_equal_conf() -> None:
     assert load_overrides([]).data == DataSettings()
 
 
@@ -261,15 +264,15 @@ def test_defaults_in_python_are_those_of_the_files() -> None:
         ("causal_lm", "bert", "task=ner"),
     ],
 )
-def test_the_task_that_fits_the_model_is_named(task: str, family: str, fits: str) -> None:
+def test_the_error_names_the_task_that_fits_the_model(task: str, family: str, fits: str) -> None:
     model = ["model=huggingface", f"model.family={family}", "model.num_blocks=1"]
     with pytest.raises(ConfigError, match=rf"set {fits}\b"):
         load_overrides([f"task={task}", *model])
     load_overrides([fits.split()[0], *model])
 
 
-def test_splitfed_is_one_segment_in_front_of_a_cut_that_can_be_moved() -> None:
-    """Its file sets an option of another group, whatever is chosen there."""
+def test_splitfed_has_one_segment_before_a_cut_that_can_be_moved() -> None:
+    """The file sets ``pipeline.num_segments`` for every choice of ``pipeline``."""
     first = load_overrides(["framework=splitfed", "pipeline=gpipe"])
     assert (first.pipeline.num_segments, first.pipeline.schedule) == (1, "gpipe")
     assert first.model.num_blocks == 1
@@ -288,20 +291,20 @@ def test_splitfed_is_one_segment_in_front_of_a_cut_that_can_be_moved() -> None:
         (["framework.unsplit=true"], r"framework\.cut=1: .* has no cut"),
     ],
 )
-def test_a_cut_that_cannot_be_is_one_line(options: list[str], says: str) -> None:
+def test_an_impossible_cut_is_a_one_line_error(options: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         load_overrides(["framework=splitfed", *options])
     assert "\n" not in str(caught.value)
 
 
 def by_hydra(overrides: Sequence[str]) -> DictConfig:
-    """The tree as Hydra composes all of it."""
+    """The tree as Hydra alone composes it."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=True)
 
 
-def told(tree: DictConfig) -> str:
-    """Every option, not resolved, and the folders; values with their types."""
+def options_and_folders(tree: DictConfig) -> str:
+    """Every unresolved option and the folders; values with their types."""
     options = {key: tree._get_node(key) for key in tree if key != "hydra"}
     folders = [tree.hydra.run._get_node("dir"), tree.hydra.sweep._get_node("dir")]
     return OmegaConf.to_yaml(OmegaConf.create(options)) + repr(folders)
@@ -311,6 +314,6 @@ def without_time(folder: str) -> str:
     return re.sub(r"\d\d-\d\d-\d\d", "", folder)
 
 
-def test_devices_of_one_process_are_not_measured() -> None:
+def test_devices_in_one_process_cannot_be_profiled() -> None:
     with pytest.raises(ConfigError, match=r"pipeline\.profile=true\b"):
         load_overrides(["pipeline.profile=true"])

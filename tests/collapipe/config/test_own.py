@@ -1,4 +1,4 @@
-"""A user's own file of options and ``./conf`` become overrides of our files alone."""
+"""A user's options file and ``./conf`` become overrides that need only CollaPipe's own files."""
 
 import re
 from pathlib import Path
@@ -22,11 +22,11 @@ class Turns:
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a strategy and an experiment of the user's."""
+    """The current folder, with a user's strategy and experiment."""
     monkeypatch.chdir(tmp_path)
     for group in ("strategy", "experiment"):
         (tmp_path / "conf" / group).mkdir(parents=True)
-    module = f"turns{abs(hash(tmp_path))}"  # no test finds another's module
+    module = f"turns{abs(hash(tmp_path))}"  # unique: a test must not import another test's module
     (tmp_path / f"{module}.py").write_text(TURNS)
     (tmp_path / "conf/strategy/turns.yaml").write_text(
         f"_target_: {module}.Turns\nothers: 2\nmost: ${{channel.num_channels}}\n"
@@ -39,7 +39,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_group_of_the_current_folder_is_found_and_options_go_over_it(
+def test_groups_in_the_current_folder_are_found_and_options_override_them(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled = own_overrides(["strategy=turns", "strategy.others=3", "channel.num_channels=2"])
@@ -47,7 +47,7 @@ def test_a_group_of_the_current_folder_is_found_and_options_go_over_it(
     assert (strategy.others, strategy.most) == (3, 2)
     mine = load_overrides(own_overrides(["experiment=mine"]))
     assert (mine.federation.rounds, mine.optimizer.name) == (7, "sgd")
-    monkeypatch.chdir(own / "conf")  # composed from our files alone, anywhere
+    monkeypatch.chdir(own / "conf")  # the overrides do not need the user's folder
     assert options_of(composed(settled))["strategy"]["most"] == 2
     with pytest.raises(ConfigError, match=r"^strategy=turns: there is no "):
         load_overrides(["strategy=turns"])
@@ -56,19 +56,19 @@ def test_a_group_of_the_current_folder_is_found_and_options_go_over_it(
         own_overrides(["strategy=turnd"])
 
 
-def test_nothing_changes_without_files_of_ones_own() -> None:
+def test_overrides_do_not_change_without_a_users_files() -> None:
     given = ["seed=3", "strategy=random", "tracking.mlflow='${oc.env:HOME}'"]
     assert own_overrides(given) == given
 
 
-def test_what_a_resumed_run_reads_has_no_references() -> None:
+def test_each_reference_is_followed_by_its_resolved_value() -> None:
     settled = own_overrides(["strategy=turns"])
     referring = [each for each in settled if "${" in each]
     later = [each.partition("=")[0].lstrip("+") for each in settled[settled.index(referring[-1]) :]]
     assert [each.partition("=")[0].lstrip("+") in later[1:] for each in referring] == [True]
 
 
-def test_a_slip_in_a_file_of_a_group_is_one_line(own: Path) -> None:
+def test_a_syntax_error_in_a_users_group_file_names_file_and_line(own: Path) -> None:
     (own / "conf/strategy/typo.yaml").write_text("_target_: turns.Turns\n others: [1\n")
     with pytest.raises(ConfigError, match=r'mapping values are not allowed.*typo\.yaml", line 2'):
         load_overrides(own_overrides(["strategy=typo"]))
@@ -101,7 +101,9 @@ def test_a_slip_in_a_file_of_a_group_is_one_line(own: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_runs_own_configuration_gives_the_same_run(own: Path, began: list[str]) -> None:
+def test_the_saved_configuration_of_a_run_gives_the_same_options(
+    own: Path, began: list[str]
+) -> None:
     tree = options_of(composed(own_overrides(began)))
     file = own / "config.yaml"
     file.write_text(OmegaConf.to_yaml(OmegaConf.create(tree)))
@@ -132,7 +134,7 @@ def test_a_file_chooses_groups_and_sets_options(own: Path) -> None:
         ("hydra: {searchpath: [pkg://os]}", "hydra: must be options"),
     ],
 )
-def test_a_file_that_cannot_be_is_one_line(own: Path, content: str, names: str) -> None:
+def test_an_invalid_options_file_is_a_one_line_error(own: Path, content: str, names: str) -> None:
     file = own / "bad.yaml"
     file.write_text(content)
     with pytest.raises(ConfigError, match=re.escape(names)) as caught:
@@ -140,8 +142,8 @@ def test_a_file_that_cannot_be_is_one_line(own: Path, content: str, names: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_plug_in_is_a_dataclass() -> None:
-    """Whatever a file names: other classes could do anything with their options."""
+def test_a_plug_in_must_be_a_dataclass() -> None:
+    """Constructors of other classes could do anything with their options."""
     target = "strategy._target_=subprocess.Popen"
     with pytest.raises(ConfigError, match=rf"^{re.escape(target)}: must be a dataclass$"):
         load_overrides(["strategy=even", target, "+strategy.args=[touch,planted]"])

@@ -1,4 +1,4 @@
-"""Values that people type, which Hydra's grammar refuses, are read as the texts that they are."""
+"""Typed values that Hydra's grammar refuses are read as plain texts."""
 
 import shlex
 from collections.abc import Iterator
@@ -31,19 +31,19 @@ def _text_column(overrides: list[str]) -> object:
 
 
 @pytest.mark.parametrize("value", _TYPED)
-def test_a_plain_value_is_taken_as_it_is(value: str) -> None:
+def test_a_plain_value_is_read_as_text(value: str) -> None:
     typed = f"data.text_column={value}"
     assert _text_column([typed]) == value
     (settled,) = merged([typed], [])
     assert parse([settled])[0].value() == value
-    assert _text_column([typed, "+optimizer.own=1"]) == value  # by Hydra
+    assert _text_column([typed, "+optimizer.own=1"]) == value  # composed by Hydra
 
 
-def test_a_reference_stays_one_beside_a_letter_that_the_grammar_lacks() -> None:
+def test_a_reference_next_to_a_non_ascii_letter_is_resolved() -> None:
     assert _text_column(["data.text_column=ü${seed}", "seed=7"]) == "ü7"
 
 
-def test_a_sweep_has_such_values() -> None:
+def test_a_sweep_accepts_plain_values() -> None:
     assert [job for (job,) in expand(["data.train_file=bücher.csv,b.csv"])] == [
         "data.train_file='bücher.csv'",
         "data.train_file=b.csv",
@@ -51,7 +51,7 @@ def test_a_sweep_has_such_values() -> None:
 
 
 @pytest.mark.parametrize("value", ["[ü", "{a: ü}", "'a", "Text (a, b)", "it's, so"])
-def test_a_value_that_may_be_meant_otherwise_is_shown_in_quotes(value: str) -> None:
+def test_the_error_for_an_ambiguous_value_shows_it_in_quotes(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse([f"data.text_column={value}"])
     shown = shlex.split(str(caught.value).rpartition("; put texts in quotes: ")[2])
@@ -59,7 +59,7 @@ def test_a_value_that_may_be_meant_otherwise_is_shown_in_quotes(value: str) -> N
 
 
 @pytest.mark.parametrize("bad", ["nonsense", "fü=1", "~/x=1", "=ü"])
-def test_what_has_no_name_of_an_option_is_refused(bad: str) -> None:
+def test_an_override_without_a_valid_option_name_is_refused(bad: str) -> None:
     with pytest.raises(ConfigError, match=r"not an override KEY=VALUE|unknown option|has no name"):
         composed([bad])
 
@@ -69,7 +69,7 @@ def _no_daemons(*_: object) -> Iterator[list[object]]:
     yield []
 
 
-def test_up_names_its_inventory_in_any_folder(
+def test_up_passes_on_an_inventory_path_with_special_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "jürgen, it's [1].yaml"
@@ -81,7 +81,7 @@ def test_up_names_its_inventory_in_any_folder(
     assert values["cluster.file"] == str(file)
 
 
-def test_a_file_of_options_chooses_by_any_name(tmp_path: Path) -> None:
+def test_a_choice_in_an_options_file_may_have_non_ascii_letters(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("experiment: [bücher]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="experiment=bücher: there is no conf"):

@@ -1,4 +1,4 @@
-"""Options travel as JSON, and the text may come from another machine."""
+"""Options are sent as JSON; a text from another machine may be invalid."""
 
 import json
 import subprocess
@@ -27,18 +27,18 @@ from collapipe.errors import ConfigError
         ('{"tree": {"a": "' + "b" * 2**18 + '"}}', "expected at most 262,144"),
     ],
 )
-def test_what_no_command_sends_is_refused_in_one_line(text: str, says: str) -> None:
+def test_invalid_texts_are_one_line_errors(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         parsed(text)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
-def test_a_text_is_checked_once_however_often_it_is_loaded() -> None:
+def test_loading_the_same_text_again_returns_the_same_settings() -> None:
     settings = load_overrides(["seed=3"])
     assert load_text(settings.text) is settings
 
 
-def test_a_reference_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_in_a_sent_text_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     options = json.loads(load_overrides([]).text)
     options["tree"]["tracking"]["mlflow"] = "${oc.env:SECRET}"
@@ -46,7 +46,7 @@ def test_a_reference_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def changed(option: str, value: object) -> str:
-    """The default options with another value, or without it if that is ``...``."""
+    """The default options with ``option`` set to ``value``, or removed if that is ``...``."""
     options = json.loads(load_overrides([]).text)
     *sections, name = option.split(".")
     node = options["tree"]
@@ -78,28 +78,26 @@ def changed(option: str, value: object) -> str:
         ("seed", ...),
     ],
 )
-def test_a_tree_that_hydra_cannot_make_is_taken_or_refused_in_one_line(
-    option: str, value: object
-) -> None:
+def test_an_invalid_tree_is_accepted_or_a_one_line_error(option: str, value: object) -> None:
     try:
         load_text(changed(option, value))
     except ConfigError as error:
         assert "\n" not in str(error)
 
 
-def test_a_number_that_is_none_protects_nobody() -> None:
+def test_nan_is_refused_in_privacy_options() -> None:
     for option in ("noise_multiplier", "delta", "threshold", "clip_quantile"):
         with pytest.raises(ConfigError, match=rf"privacy\.{option}=nan"):
             load_text(changed(f"privacy.{option}", "nan"))
 
 
-def test_settings_and_overrides_are_not_both_taken() -> None:
+def test_settings_and_overrides_together_are_refused() -> None:
     with pytest.raises(ConfigError, match="both are set"):
         received({"settings": load_overrides([]).text, "overrides": "seed=1"})
 
 
 def test_apps_import_no_hydra() -> None:
-    """Neither does: both in one process."""
+    """One process imports both apps."""
     code = """
 import sys
 import client_app.app, server_app.app

@@ -1,4 +1,4 @@
-"""A saved configuration may be somebody else's: it costs no more than a run's own does."""
+"""A saved configuration may come from another person: its size, depth and values are limited."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from collapipe.errors import ConfigError
 OWN = OmegaConf.to_yaml(OmegaConf.create(dict(load_overrides([]).tree)))
 
 
-def test_what_a_run_saves_is_read(tmp_path: Path) -> None:
+def test_the_configuration_that_a_run_saves_is_read(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(OWN)
     assert read_limited(file) == OWN
@@ -41,7 +41,9 @@ def test_what_a_run_saves_is_read(tmp_path: Path) -> None:
         (OWN.replace("evaluation:\n  where: auto\n", ""), "evaluation=None: must be a section"),
     ],
 )
-def test_what_no_run_saves_is_one_line(tmp_path: Path, content: str, says: str) -> None:
+def test_configurations_that_no_run_saves_are_one_line_errors(
+    tmp_path: Path, content: str, says: str
+) -> None:
     assert content != OWN
     file = tmp_path / "config.yaml"
     file.write_text(content)
@@ -52,6 +54,6 @@ def test_what_no_run_saves_is_one_line(tmp_path: Path, content: str, says: str) 
     assert len(str(caught.value)) < 1000
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read \("):
         read_limited(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""What somebody else's run folder may name: nothing of it is code that would run."""
+"""A run folder from another person must not run code or choose addresses."""
 
 import json
 import sys
@@ -17,24 +17,24 @@ from collapipe.tasks import dates
 
 @dataclass(frozen=True)
 class Foreign:
-    """A class of another package; its construction could do anything."""
+    """A class of another package; its constructor could do anything."""
 
 
 class NoPartitioner:
-    """In the package of partitioners, and none of them."""
+    """A class in the package of partitioners that is not a partitioner."""
 
 
 @pytest.mark.parametrize(
     ("target", "option"),
     [
-        ("collapipe.tasks.dates.Foreign", "task"),  # through a module of ours
+        ("collapipe.tasks.dates.Foreign", "task"),  # through a module of CollaPipe
         ("flwr_datasets.partitioner.NoPartitioner", "data.partitioner"),
         ("os.system", "data.partitioner"),
-        ("collapipe.config.load_saved", "strategy"),  # no class
+        ("collapipe.config.load_saved", "strategy"),  # not a class
         ("pathlib.Path", "environment"),
     ],
 )
-def test_only_plug_ins_of_our_own_classes_are_taken(
+def test_classes_that_are_not_known_plug_ins_are_refused(
     monkeypatch: pytest.MonkeyPatch, target: str, option: str
 ) -> None:
     monkeypatch.setattr(dates, "Foreign", Foreign, raising=False)
@@ -47,10 +47,10 @@ def test_only_plug_ins_of_our_own_classes_are_taken(
 @pytest.mark.parametrize(
     "option", ["cluster", "channel", "environment", "strategy", "data.partitioner"]
 )
-def test_a_saved_run_is_read_without_its_other_plug_ins(
+def test_reading_a_saved_run_does_not_import_plug_ins_that_it_does_not_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """A class in the current folder could do anything."""
+    """A module in the current folder could do anything when it is imported."""
     (tmp_path / "mine.py").write_text("open('ran', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     options = compose([])
@@ -74,7 +74,7 @@ def test_a_saved_run_is_read_without_its_other_plug_ins(
         "+data.partitioner.inner={_target_: os.system}",
     ],
 )
-def test_a_plug_in_inside_of_lists_is_found(override: str) -> None:
+def test_a_plug_in_nested_in_lists_is_found(override: str) -> None:
     with pytest.raises(ConfigError, match=r"_target_=os\.system: "):
         many = override.split(" ", 1) if override.startswith("cluster") else [override]
         check_plugins(compose(many).tree)
@@ -89,7 +89,7 @@ def test_a_plug_in_inside_of_lists_is_found(override: str) -> None:
         (["runtime=deployment"], "runtime.federation=theirs", ""),
     ],
 )
-def test_an_address_is_repeated_by_who_goes_on_with_the_run(
+def test_addresses_in_a_resumed_run_must_be_given_again(
     began: list[str], asked: str, instead: str
 ) -> None:
     settings = load_overrides([*began, asked])

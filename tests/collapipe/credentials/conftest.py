@@ -1,4 +1,4 @@
-"""Clusters of members."""
+"""Two clusters with separate authorities."""
 
 from pathlib import Path
 
@@ -14,5 +14,5 @@ def cluster(tmp_path: Path) -> Cluster:
 
 @pytest.fixture
 def others(tmp_path: Path) -> Cluster:
-    """Another one, whose authority nobody here trusts."""
+    """Another cluster, whose authority the cluster under test does not trust."""
     return Cluster(tmp_path / "others")

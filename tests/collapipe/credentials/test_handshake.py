@@ -1,4 +1,4 @@
-"""Real handshakes over loopback: who is refused, by TLS or at the first call, and who is not."""
+"""TLS handshakes over loopback: which peers are accepted, and when others are refused."""
 
 import socket
 import threading
@@ -29,7 +29,7 @@ UNAVAILABLE, UNAUTHENTICATED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAU
 
 @dataclass
 class Server:
-    """What a device serves, and what came through to it."""
+    """A server's address, with the messages and callers that it has accepted."""
 
     address: str = ""
     messages: list[bytes] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Server:
 
 @contextmanager
 def serving(credentials: Credentials, *roles: Role) -> Iterator[Server]:
-    """A server with a method of each kind, which answers what it is sent."""
+    """Run a server with a unary and a streaming method; both echo messages."""
     server, doorkeeper = Server(), Doorkeeper(credentials, roles or [Role.CONTROL_UNIT])
 
     def one(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -70,7 +70,7 @@ def serving(credentials: Credentials, *roles: Role) -> Iterator[Server]:
 
 
 def echo(channel: grpc.Channel, kind: str = "unary_unary") -> bytes:
-    """One message there and back."""
+    """Send a message. Returns the reply."""
     sent: Any = iter([b"a", b"b"]) if kind.startswith("stream") else b"ab"
     answer = getattr(channel, kind)(f"/test.Echo/{kind}")(sent, timeout=PATIENCE_S)
     return answer if isinstance(answer, bytes) else b"".join(answer)
@@ -79,13 +79,13 @@ def echo(channel: grpc.Channel, kind: str = "unary_unary") -> bytes:
 def unpinned(
     server: Server, credentials: grpc.ChannelCredentials, name: str = "jetson"
 ) -> grpc.Channel:
-    """A channel of somebody who does not ask for the certificate first."""
+    """A channel that, unlike ``Dialer``'s, does not check the server's certificate first."""
     wanted = ("grpc.ssl_target_name_override", dns_name(name, Role.DEVICE))
     return grpc.secure_channel(server.address, credentials, options=[wanted])
 
 
 def refusal(channel: grpc.Channel, kind: str = "unary_unary") -> grpc.StatusCode:
-    """How a call ends that must not get through."""
+    """The status of a call that must fail."""
     with channel, pytest.raises(grpc.RpcError) as error:
         echo(channel, kind)
     print(error.value.details())
@@ -93,7 +93,7 @@ def refusal(channel: grpc.Channel, kind: str = "unary_unary") -> grpc.StatusCode
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_good_one_is_heard_and_known(kind: str, cluster: Cluster) -> None:
+def test_a_valid_caller_is_accepted_and_identified(kind: str, cluster: Cluster) -> None:
     unit = cluster.member("boss", Role.CONTROL_UNIT)
     with (
         serving(cluster.member()) as server,
@@ -104,7 +104,7 @@ def test_a_good_one_is_heard_and_known(kind: str, cluster: Cluster) -> None:
     assert b"".join(server.messages) == b"ab"
 
 
-def test_devices_dial_devices_where_they_may(cluster: Cluster) -> None:
+def test_a_device_can_dial_a_server_that_accepts_devices(cluster: Cluster) -> None:
     pi = cluster.member("pi")
     with (
         serving(cluster.member(), Role.DEVICE, Role.CONTROL_UNIT) as server,
@@ -142,7 +142,7 @@ def test_the_wrong_role_is_refused_before_a_message_is_read(kind: str, cluster: 
     assert (server.callers, server.messages) == ([], [])
 
 
-def test_a_running_server_learns_of_a_revocation(cluster: Cluster) -> None:
+def test_a_running_server_refuses_a_newly_revoked_member(cluster: Cluster) -> None:
     unit, other = cluster.member("boss", Role.CONTROL_UNIT), cluster.member("b", Role.CONTROL_UNIT)
     with (
         serving(cluster.member()) as server,
@@ -160,7 +160,7 @@ def test_a_running_server_learns_of_a_revocation(cluster: Cluster) -> None:
     assert server.messages == [b"ab", b"ab"]
 
 
-def test_an_open_stream_ends_with_the_message_after_the_revocation(cluster: Cluster) -> None:
+def test_an_open_stream_ends_at_the_first_message_after_a_revocation(cluster: Cluster) -> None:
     unit = cluster.member("boss", Role.CONTROL_UNIT)
     with (
         serving(cluster.member()) as server,
@@ -204,7 +204,7 @@ def _revoked(cluster: Cluster, _: Cluster) -> Credentials:
     ],
     ids=["authority", "expired", "revoked", "role", "name"],
 )
-def test_a_dialer_refuses_a_server(
+def test_a_dialer_refuses_an_invalid_server_certificate(
     make: Callable[[Cluster, Cluster], Credentials], says: str, cluster: Cluster, others: Cluster
 ) -> None:
     unit = cluster.member("boss", Role.CONTROL_UNIT)
@@ -212,11 +212,13 @@ def test_a_dialer_refuses_a_server(
         with pytest.raises(LinkError, match=says) as error:
             Dialer(unit).channel("jetson", server.address)
         assert server.address in str(error.value)
-        if says != "revoked":  # which gRPC's own TLS does not know
+        if says != "revoked":  # gRPC's own TLS does not check revocations
             assert refusal(unpinned(server, unit.channel(unit.authority))) == UNAVAILABLE
 
 
-def test_a_dialer_is_told_that_it_is_refused(cluster: Cluster, others: Cluster) -> None:
+def test_the_error_of_a_refused_dialer_names_its_certificate(
+    cluster: Cluster, others: Cluster
+) -> None:
     late = cluster.member("boss", Role.CONTROL_UNIT, expires_in=AGO)
     with (
         serving(cluster.member()) as server,
@@ -225,10 +227,10 @@ def test_a_dialer_is_told_that_it_is_refused(cluster: Cluster, others: Cluster) 
         Dialer(late).channel("jetson", server.address)
 
 
-def test_a_channel_trusts_one_certificate_alone(
+def test_a_channel_accepts_only_the_certificate_that_was_checked(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where another box of that name answers once the certificate has been checked."""
+    """Another machine with the same name may answer after the certificate was checked."""
     unit, first, thief = (
         cluster.member("boss", Role.CONTROL_UNIT),
         cluster.member(),
@@ -241,7 +243,7 @@ def test_a_channel_trusts_one_certificate_alone(
         assert echo(channel) == b"ab"
 
 
-def test_nobody_and_somebody_silent_are_no_devices(cluster: Cluster) -> None:
+def test_a_silent_or_closed_address_is_a_link_error(cluster: Cluster) -> None:
     unit = cluster.member("boss", Role.CONTROL_UNIT)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
@@ -251,7 +253,7 @@ def test_nobody_and_somebody_silent_are_no_devices(cluster: Cluster) -> None:
         Dialer(unit).channel("jetson", address)
 
 
-def test_an_address_without_a_host_is_to_be_corrected(
+def test_the_error_for_an_unknown_host_asks_to_correct_the_address(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: object) -> None:
@@ -262,14 +264,14 @@ def test_an_address_without_a_host_is_to_be_corrected(
         Dialer(cluster.member("boss", Role.CONTROL_UNIT)).channel("jetson", "jetsom:7000")
 
 
-def test_who_sends_a_byte_now_and_then_is_no_device(cluster: Cluster) -> None:
-    """Each byte would begin the wait anew."""
+def test_a_server_that_sends_single_bytes_is_a_link_error(cluster: Cluster) -> None:
+    """The time limit must not start again with each byte."""
     unit = cluster.member("boss", Role.CONTROL_UNIT)
 
     def dribble() -> None:
         connection, _ = listening.accept()
         with connection, suppress(OSError):
-            connection.sendall(b"\x16\x03\x03\x3e\x80")  # of a handshake, 16,000 bytes to follow
+            connection.sendall(b"\x16\x03\x03\x3e\x80")  # a TLS header that announces 16,000 bytes
             while True:
                 connection.sendall(b"\x02")
                 time.sleep(0.05)
@@ -284,8 +286,8 @@ def test_who_sends_a_byte_now_and_then_is_no_device(cluster: Cluster) -> None:
         assert not thread.is_alive()
 
 
-def test_who_shows_no_good_certificate_is_nobody(cluster: Cluster, others: Cluster) -> None:
-    """Also where TLS let it in: while a connection is open, a certificate may expire."""
+def test_a_peer_without_a_valid_certificate_is_refused(cluster: Cluster, others: Cluster) -> None:
+    """TLS checks a certificate only at first; the certificate may expire during a connection."""
     doorkeeper, unit = Doorkeeper(cluster.member(), [Role.CONTROL_UNIT]), Role.CONTROL_UNIT
     stranger, late = others.member("boss", unit), cluster.member("boss", unit, expires_in=AGO)
     for shown in ([], [b"none"], [stranger.certificate], [late.certificate]):

@@ -1,4 +1,4 @@
-"""What a folder of credentials must be like; each refusal names the file and a way out."""
+"""Loading a folder of credentials; errors name the file and what to do."""
 
 import shutil
 from datetime import timedelta
@@ -15,7 +15,7 @@ from collapipe.errors import CollaPipeError, ConfigError, WireError
 AGO = timedelta(hours=-1)
 
 
-def test_a_folder_is_read_as_it_was_made(cluster: Cluster) -> None:
+def test_a_created_folder_is_loaded_unchanged(cluster: Cluster) -> None:
     made = cluster.member("pi-4")
     found = load(made.folder)
     assert (made.member.name, made.member.role) == ("pi-4", Role.DEVICE)
@@ -29,7 +29,7 @@ def test_a_folder_is_read_as_it_was_made(cluster: Cluster) -> None:
     assert found.check(found.certificate) == found.member
 
 
-def test_no_key_is_printed(cluster: Cluster) -> None:
+def test_printed_credentials_contain_no_key(cluster: Cluster) -> None:
     made = cluster.member()
     secret = made.key.decode().splitlines()[1]
     assert secret not in repr(load(made.folder)) + str(load(made.folder)) + repr(cluster.authority)
@@ -63,7 +63,7 @@ def test_a_missing_or_broken_file_is_named(name: str, way_out: str, cluster: Clu
         load(folder)
 
 
-def test_files_of_others_are_refused(cluster: Cluster, others: Cluster) -> None:
+def test_files_of_another_member_are_refused(cluster: Cluster, others: Cluster) -> None:
     mine, second, stranger = cluster.member(), cluster.member(), others.member()
     for name, of in (
         ("certificate.pem", second),
@@ -84,7 +84,7 @@ def test_files_of_others_are_refused(cluster: Cluster, others: Cluster) -> None:
     [(timedelta(0), AGO), (timedelta(days=5), timedelta(days=9))],
     ids=["expired", "early"],
 )
-def test_out_of_its_time_a_certificate_is_named_with_its_times(
+def test_an_expired_or_future_certificate_is_reported_with_its_time(
     starts_in: timedelta, expires_in: timedelta, cluster: Cluster
 ) -> None:
     made = cluster.member(starts_in=starts_in, expires_in=expires_in)
@@ -97,7 +97,7 @@ def test_clocks_may_differ_by_a_day(cluster: Cluster) -> None:
     assert load(made.folder).member == made.member
 
 
-def test_a_member_that_was_revoked_does_not_start(cluster: Cluster) -> None:
+def test_credentials_of_a_revoked_member_are_refused(cluster: Cluster) -> None:
     made = cluster.member()
     cluster.revoke(made.member)
     with pytest.raises(ConfigError, match="revoked; make a new key in a new folder"):
@@ -105,7 +105,7 @@ def test_a_member_that_was_revoked_does_not_start(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a-", "a.b", "a" * 41, "ä", "a\n"])
-def test_names_have_one_form(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     for parse in (check_name, lambda name: parse_dns_name(dns_name(name, Role.DEVICE))):
         with pytest.raises(CollaPipeError, match=r"name|NAME"):
             parse(name)
@@ -113,13 +113,15 @@ def test_names_have_one_form(name: str) -> None:
 
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("name", ["a", "0", "pi-4", "a--b", "a" * 40])
-def test_a_name_is_read_as_it_was_written(name: str, role: Role, cluster: Cluster) -> None:
+def test_a_name_is_the_same_after_writing_and_reading(
+    name: str, role: Role, cluster: Cluster
+) -> None:
     assert parse_dns_name(dns_name(check_name(name), role)) == (name, role)
     member = load(cluster.member(name, role).folder).member
     assert (member.name, member.role) == (name, role)
 
 
-def test_throw_away_credentials_trust_each_other_alone(tmp_path: Path, cluster: Cluster) -> None:
+def test_temporary_credentials_trust_only_each_other(tmp_path: Path, cluster: Cluster) -> None:
     folders = temporary_authority(tmp_path / "up", ["a", "b"])
     assert list(folders) == ["control-unit", "a", "b"]
     unit, a, b = map(load, folders.values())

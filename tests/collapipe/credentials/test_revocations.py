@@ -1,4 +1,4 @@
-"""A list of revoked certificates is read again when it has changed, and never forgets."""
+"""A revocation list is read again when its file changes; revocations are never forgotten."""
 
 import logging
 
@@ -23,7 +23,7 @@ def test_a_changed_list_is_read_again(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("how", ["older", "others", "broken", "gone"])
-def test_what_was_revoked_stays_so(
+def test_a_revoked_certificate_stays_revoked(
     how: str, cluster: Cluster, others: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine, thief = cluster.member(), cluster.member("pi")
@@ -40,8 +40,8 @@ def test_what_was_revoked_stays_so(
     with caplog.at_level(logging.WARNING):
         assert thief.member.serial in mine.revocations
         assert thief.member.serial in mine.revocations
-    assert len(caplog.records) == 1  # not at every call
+    assert len(caplog.records) == 1  # logged once, not at every call
     assert str(file) in caplog.text
-    if how != "older":  # a list that is older than one which is no longer there
+    if how != "older":  # a new object cannot know that there was a newer list
         with pytest.raises(ConfigError, match=str(file)):
             Revocations(file, cluster.authority.certificate)

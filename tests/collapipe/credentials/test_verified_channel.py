@@ -1,4 +1,4 @@
-"""Addresses, and which of them are this box alone."""
+"""Addresses: parsing, which ones are loopback, and errors if no server answers."""
 
 import socket
 from pathlib import Path
@@ -15,7 +15,7 @@ from collapipe.wire.channels import Dialer
 @pytest.mark.parametrize(
     "address", ["127.0.0.1:50", "127.9.9.9:0", "[::1]:65535", "localhost:7000"]
 )
-def test_loopback_may_go_without_certificates(address: str) -> None:
+def test_loopback_addresses_need_no_certificates(address: str) -> None:
     require_loopback(address)
 
 
@@ -43,19 +43,19 @@ def test_loopback_may_go_without_certificates(address: str) -> None:
         "",
     ],
 )
-def test_all_else_is_refused(address: str) -> None:
+def test_addresses_other_than_loopback_are_refused(address: str) -> None:
     with pytest.raises(ConfigError) as error:
         require_loopback(address)
     assert repr(address)[1:-1] in str(error.value)
 
 
-def test_an_address_has_two_parts() -> None:
+def test_an_address_is_split_into_host_and_port() -> None:
     assert host_and_port("jetson.local:7000") == ("jetson.local", 7000)
     assert host_and_port("[fd00::2]:7000") == ("fd00::2", 7000)
 
 
-def test_who_is_stopped_or_not_there_is_told_in_words(tmp_path: Path) -> None:
-    """The system accepts for a process that is stopped, and no byte comes."""
+def test_a_stopped_and_a_missing_server_have_different_errors(tmp_path: Path) -> None:
+    """For a stopped process, the operating system accepts connections but sends no data."""
     own = load(temporary_authority(tmp_path / "own", ["jetson"])["control-unit"])
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = f"127.0.0.1:{stopped.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Conversations from columns of messages, or of prompts and completions."""
+"""Reading conversations from columns of messages, or of prompts and completions."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ def read(file: Path, **names: str) -> Dataset:
         ({"prompt": TALK[:1], "completion": "It is 1."}, {}),
     ],
 )
-def test_each_form_is_read(tmp_path: Path, row: dict[str, Any], names: dict[str, str]) -> None:
-    """Other keys of a message are left out; other columns stay."""
+def test_each_form_of_a_conversation_is_read(
+    tmp_path: Path, row: dict[str, Any], names: dict[str, str]
+) -> None:
+    """Other keys of a message are dropped; other columns are kept."""
     file = write(tmp_path / "rows.jsonl", [row | {"owner": "a"}] * 2)
     found = read(file, **names)
     assert found["messages"][:] == [TALK, TALK]
@@ -56,7 +58,9 @@ def test_each_form_is_read(tmp_path: Path, row: dict[str, Any], names: dict[str,
         ({"messages": [{"role": None, "content": "x"}]}, r"message 1 has no text as its role"),
     ],
 )
-def test_a_bad_conversation_is_named(tmp_path: Path, row: dict[str, Any], cause: str) -> None:
+def test_an_invalid_conversation_is_reported_with_file_and_cause(
+    tmp_path: Path, row: dict[str, Any], cause: str
+) -> None:
     file = write(tmp_path / "rows.jsonl", [{"messages": TALK}, row])
     with pytest.raises(DataError, match=cause) as raised:
         read(file)
@@ -64,7 +68,7 @@ def test_a_bad_conversation_is_named(tmp_path: Path, row: dict[str, Any], cause:
     assert "One" not in raised.value.told
 
 
-def test_a_text_is_no_list_of_messages(tmp_path: Path) -> None:
+def test_a_text_in_the_messages_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds 'One\?', not a list of messages"):
         read(write(tmp_path / "rows.jsonl", [{"messages": "One?"}]))
 

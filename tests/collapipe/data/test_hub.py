@@ -1,4 +1,4 @@
-"""What ``data.name`` names is read, never run: no pickle, no template, no class of its own."""
+"""Loading ``data.name`` runs no code from pickles, templates or named builders."""
 
 import io
 import json
@@ -25,12 +25,12 @@ class Payload:
 
 
 PICKLE = pickle.dumps(Payload())
-TEMPLATE = "{{ cycler.__init__.__globals__.os.mkdir('ran') }}"  # as jinja reads it
+TEMPLATE = "{{ cycler.__init__.__globals__.os.mkdir('ran') }}"  # for Jinja
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with pickles under each name that a library might look for."""
+    """The current folder, with pickles under each name that a library might search for."""
     here = tmp_path / "here"
     for folder in (here, here / "rows"):
         plant(folder)
@@ -60,7 +60,9 @@ def refused(name: str, config: str | None = None, says: str = "") -> None:
 
 @pytest.mark.parametrize("config", [None, "default"])
 @pytest.mark.parametrize("name", sorted(_PACKAGED_DATASETS_MODULES))
-def test_a_builder_is_never_reached_by_its_name(here: Path, name: str, config: str | None) -> None:
+def test_packaged_builders_cannot_be_selected_by_name(
+    here: Path, name: str, config: str | None
+) -> None:
     refused(name, config)
     refused(f"hf://datasets/{name}", config)
     plant(here / name)
@@ -71,21 +73,25 @@ def test_a_builder_is_never_reached_by_its_name(here: Path, name: str, config: s
 @pytest.mark.parametrize(
     "name", ["", "..", "a/b/c", "/none", "buckets/a", "hf://datasets/a/b", "a::b", "https://a/b"]
 )
-def test_a_name_is_an_id_of_the_hub_or_a_folder(here: Path, name: str) -> None:
+def test_names_other_than_hub_ids_and_folders_are_refused(here: Path, name: str) -> None:
     if name:
         refused(name)
 
 
-def test_a_folder_of_all_sorts_is_not_searched(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as ``/``: it would take hours."""
+def test_a_folder_with_too_many_files_is_not_searched(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searching a folder such as ``/`` would take hours."""
     monkeypatch.setattr("collapipe.data.hub._MOST_FILES", 10)
     monkeypatch.setattr("collapipe.data.hub.load_dataset_builder", lambda *rest: pytest.fail())
     refused("..")
 
 
 @pytest.mark.parametrize("names", [["train.pkl"], ["train.tar"], ["rows.py"], ["train.csv"]])
-def test_a_folder_with_what_could_run_is_not_loaded(here: Path, names: list[str]) -> None:
-    """Nor where a link has another file's name."""
+def test_a_folder_with_pickles_archives_or_scripts_is_not_loaded(
+    here: Path, names: list[str]
+) -> None:
+    """The folder contains a link to a pickle or an archive, or a pickle with another suffix."""
     folder = here / "only"
     folder.mkdir()
     for name in names:
@@ -102,8 +108,10 @@ def test_a_folder_with_what_could_run_is_not_loaded(here: Path, names: list[str]
     "option",
     ["data_files: {}", "data_dir: {}", "data_files: [{{split: train, path: [a, {}]}}]", "{}: a"],
 )
-def test_a_card_names_no_other_file_system(here: Path, file: str, option: str) -> None:
-    """``reference://`` would fill in a template, which can run anything."""
+def test_a_dataset_card_that_names_another_file_system_is_refused(
+    here: Path, file: str, option: str
+) -> None:
+    """``reference://`` would render a Jinja template, which can run any code."""
     folder = here / "card"
     folder.mkdir()
     (folder / "train.csv").write_text("text\na\n")
@@ -118,7 +126,7 @@ def test_a_card_names_no_other_file_system(here: Path, file: str, option: str) -
 
 
 def test_a_folder_of_rows_is_loaded(here: Path) -> None:
-    """Also by a name of a builder, with its path; a card may name its files."""
+    """A path may end in the name of a builder; a dataset card may name the folder's own files."""
     for name in ("mine", "pandas"):
         folder = here / name
         folder.mkdir()
@@ -133,7 +141,7 @@ def test_a_folder_of_rows_is_loaded(here: Path) -> None:
 
 
 def a_dataset(folder: Path, *splits: str) -> Path:
-    """A folder laid out like one of the hub, of thirty rows a split."""
+    """A folder laid out like a dataset of the hub, with thirty rows per split."""
     folder.mkdir()
     rows = "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(30))
     for split in splits:
@@ -141,7 +149,7 @@ def a_dataset(folder: Path, *splits: str) -> Path:
     return folder
 
 
-def test_rows_to_evaluate_on_are_opened_without_those_trained_on(here: Path) -> None:
+def test_evaluation_rows_are_opened_without_the_training_rows(here: Path) -> None:
     data = DataSettings(name=str(a_dataset(here / "mine", "train", "validation", "test")))
     assert len(read(data, ("text", "label"), 0).train) == 30
     (trained_on,) = (here.parent / "cache").rglob("*-train.arrow")
@@ -155,10 +163,12 @@ def test_rows_to_evaluate_on_are_opened_without_those_trained_on(here: Path) -> 
 @pytest.mark.parametrize(
     ("splits", "where"), [(("validation", "test"), "auto"), (("test",), "units"), ((), "units")]
 )
-def test_units_evaluate_where_the_hub_has_no_other_rows(
+def test_units_evaluate_if_the_dataset_lacks_a_validation_split(
     here: Path, monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...], where: str
 ) -> None:
-    """The run is told so; a server that is told otherwise opens no training rows for it."""
+    """Without that split, the run starts with ``evaluation.where=units``. If a user sets
+    ``evaluation.where=server``, the server fails and does not evaluate on training rows.
+    """
     started = list[Settings]()
     monkeypatch.setattr(run, "start", started.append)
     name = a_dataset(here / "mine", "train", *splits)
@@ -180,10 +190,10 @@ def test_units_evaluate_where_the_hub_has_no_other_rows(
         assert [len(rows) for rows in load_server_rows(on_server).values()] == [30, 30]
 
 
-def test_a_relative_folder_means_the_same_elsewhere(
+def test_a_relative_data_folder_is_made_absolute(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a simulation, whose processes have another current folder, and when a run resumes."""
+    """The processes of a simulation and a resumed run can have another current folder."""
     started = list[Settings]()
     monkeypatch.setattr(run, "start", started.append)
     folder = a_dataset(here / "mine", "train", "validation", "test")

@@ -1,4 +1,4 @@
-"""Rows are read whatever stands in columns that nobody needs; a cell that cannot be is named."""
+"""Unreadable columns are left out if they are not needed; an invalid needed cell is an error."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ def _lines(path: Path, column: str, cells: list[Any], *, whole: bool = False) ->
 
 
 @pytest.mark.parametrize("column", list(_ODD))
-def test_a_column_that_is_not_needed_is_left_out(
+def test_an_unneeded_column_that_cannot_be_read_is_left_out(
     tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = _lines(tmp_path / "rows.jsonl", column, _ODD[column])
@@ -37,7 +37,7 @@ def test_a_column_that_is_not_needed_is_left_out(
 
 
 @pytest.mark.parametrize(("column", "line"), [("types", 2), ("size", 3), ("half", 2), ("depth", 2)])
-def test_a_cell_that_is_needed_is_named_with_its_line(
+def test_an_invalid_cell_of_a_needed_column_is_reported_with_its_line(
     tmp_path: Path, column: str, line: int
 ) -> None:
     path = _lines(tmp_path / "rows.jsonl", column, _ODD[column])
@@ -47,21 +47,21 @@ def test_a_cell_that_is_needed_is_named_with_its_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_cell_of_a_list_is_named_with_its_place(tmp_path: Path) -> None:
+def test_an_invalid_cell_of_a_json_list_is_reported_with_its_number(tmp_path: Path) -> None:
     path = _lines(tmp_path / "rows.json", "types", _ODD["types"], whole=True)
     with pytest.raises(DataError, match=r"rows\.json: object 2: column 'types'"):
         read_file(path, "--file", ["types"])
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
-def test_a_text_may_be_long(tmp_path: Path, suffix: str) -> None:
+def test_a_cell_may_contain_a_long_text(tmp_path: Path, suffix: str) -> None:
     path, text = tmp_path / f"rows.{suffix}", "word " * 30_000
     separator = "," if suffix == "csv" else "\t"
     path.write_text(f"text{separator}label\n{text}{separator}a\nb{separator}c\n")
     assert read_file(path, "--file", ["text"])["text"][:] == [text, "b"]
 
 
-def test_brackets_without_end_are_one_line(tmp_path: Path) -> None:
+def test_unclosed_brackets_are_a_data_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("[" * 200_000)
     with pytest.raises(DataError, match="cannot be read"):

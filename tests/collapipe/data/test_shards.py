@@ -1,4 +1,4 @@
-"""Shards cover the rows once; batches of any step follow from the step alone."""
+"""Shards cover all rows once; the batch of a step depends only on the step and the seed."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,18 +24,18 @@ row_lengths = st.lists(st.integers(1, 99), min_size=1, max_size=40)
 
 
 class OneForAll:
-    """A user's own partitioner, which leaves all units but the first nothing."""
+    """A user's partitioner, which gives all rows to the first unit."""
 
     dataset: Dataset
     num_partitions = 4
 
     def load_partition(self, unit: int) -> Dataset:
-        """All rows for unit 0."""
+        """All rows for unit 0, no rows for other units."""
         return self.dataset.select(range(len(self.dataset) if unit == 0 else 0))
 
 
 def numbered(num_rows: int) -> Dataset:
-    """Rows that know their number and a class."""
+    """Rows with their number and one of three labels."""
     numbers = range(num_rows)
     return Dataset.from_dict({"number": list(numbers), "label": [n % 3 for n in numbers]})
 
@@ -54,14 +54,14 @@ def shards(rows: Dataset, partitioner: Any, units: Iterable[int]) -> list[Datase
     ],
 )
 def test_shards_cover_the_rows_once(build: Callable[[], object]) -> None:
-    """Though each unit asks a partitioner of its own, and one for all says the same."""
+    """A second partitioner that is built in the same way gives the same shards."""
     held = [rows["number"][:] for rows in shards(numbered(200), build(), range(4))]
     assert sorted(number for rows in held for number in rows) == list(range(200))
     assert [rows["number"][:] for rows in shards(numbered(200), build(), range(4))] == held
 
 
-def test_a_natural_id_has_a_unit_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the order of the ids, and without a progress bar."""
+def test_each_natural_id_is_the_shard_of_one_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Units are in the order of the ids, and no progress bar is printed."""
     partitioner = NaturalIdPartitioner(partition_by="label")
     held = shards(numbered(7), partitioner, range(3))
     assert [rows["number"][:] for rows in held] == [[0, 3, 6], [1, 4], [2, 5]]
@@ -79,8 +79,10 @@ def test_a_natural_id_has_a_unit_of_its_own(capsys: pytest.CaptureFixture[str]) 
         (DirichletPartitioner(2, partition_by="topic", alpha=1.0), 0, ["unit 0", "topic"]),
     ],
 )
-def test_bad_shards_are_named(partitioner: object, unit: int, words: list[str]) -> None:
-    """One line with the unit, the rows and the way out."""
+def test_a_shard_that_cannot_be_made_is_a_one_line_error(
+    partitioner: object, unit: int, words: list[str]
+) -> None:
+    """The error names the unit, the number of rows and what to change."""
     with pytest.raises(DataError) as caught:
         shards(numbered(2), partitioner, [unit])
     message = str(caught.value)
@@ -90,10 +92,8 @@ def test_bad_shards_are_named(partitioner: object, unit: int, words: list[str]) 
 
 
 @given(row_lengths, sizes, seeds)
-def test_an_epoch_has_every_row_once_at_most(
-    lengths: list[int], batch_size: int, seed: int
-) -> None:
-    """Its batches are whole; only who is left over for none sits out."""
+def test_an_epoch_has_each_row_at_most_once(lengths: list[int], batch_size: int, seed: int) -> None:
+    """All batches are full; only rows that fill no further batch are left out."""
     size = min(batch_size, len(lengths))
     count = len(lengths) // size
     for epoch in range(3):
@@ -107,28 +107,29 @@ def test_an_epoch_has_every_row_once_at_most(
 
 
 @given(row_lengths, sizes, st.integers(0, 10**9), seeds)
-def test_a_step_needs_no_history(lengths: list[int], batch_size: int, step: int, seed: int) -> None:
-    """A resumed run takes the batches that the uninterrupted one would have taken."""
+def test_a_batch_depends_only_on_the_step_and_the_seed(
+    lengths: list[int], batch_size: int, step: int, seed: int
+) -> None:
+    """A resumed run therefore gets the same batches as an uninterrupted one."""
     batch = batch_rows(lengths, batch_size, step, seed)
     assert np.array_equal(batch, batch_rows(tuple(lengths), batch_size, step, seed))
 
 
-def test_rows_that_are_left_over_take_turns() -> None:
-    """Each row sits out about as often as any other: 2 of 8 do in each of 400 epochs."""
+def test_each_row_is_left_out_about_equally_often() -> None:
+    """In each of 400 epochs, 2 of 8 rows are left out of the batch of 6."""
     steps = [batch_rows([1] * 8, 6, step, seed=3) for step in range(400)]
     times = np.bincount(np.concatenate(steps), minlength=8)
     assert times.sum() == 2400
     assert abs(times - 300).max() < 40
 
 
-def test_epochs_and_seeds_differ() -> None:
-    """Rows do not come in one order for ever."""
+def test_the_order_of_rows_differs_between_epochs_and_seeds() -> None:
     found = {tuple(batch_rows([1] * 50, 50, step, seed)) for step in (0, 1) for seed in (0, 1)}
     assert len(found) == 4
 
 
-def test_long_rows_share_batches() -> None:
-    """Padding is a fraction of what it is in random order; short and long batches are mixed."""
+def test_rows_of_similar_length_share_batches() -> None:
+    """Batches need less than 0.3 times the padding of random batches; their lengths are mixed."""
     random = np.random.default_rng(0)
     lengths = np.minimum(300, random.lognormal(3, 0.8, 640).astype(int) + 1)
     bucketed = [lengths[batch_rows(lengths, 16, step, seed=1)] for step in range(40)]
@@ -139,5 +140,5 @@ def test_long_rows_share_batches() -> None:
 
 
 def padding(batches: object) -> int:
-    """Places that no token fills."""
+    """The number of padded positions."""
     return sum(int((batch.max() - batch).sum()) for batch in np.asarray(batches))

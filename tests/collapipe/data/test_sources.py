@@ -1,4 +1,4 @@
-"""A user's own rows arrive as they stand, under the task's names; what cannot be is one line."""
+"""A user's rows are read unchanged, with the task's column names; bad files are errors."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ from collapipe.errors import ConfigError, DataError
 from collapipe.sections import DataSettings
 
 TEXTS = ["a hen", "NA", '"owl", she', " two  blanks "]
-LABELS = ["007", "08", "1e3", "1.50"]  # what a guess of types would change
+LABELS = ["007", "08", "1e3", "1.50"]  # type inference would change these
 CSV = 'text,label\na hen,007\nNA,08\n"""owl"", she",1e3\n two  blanks ,1.50\n'
 TSV = 'text\tlabel\na hen\t007\nNA\t08\n"owl", she\t1e3\n two  blanks \t1.50\n'
 LINES = [{"text": text, "label": label} for text, label in zip(TEXTS, LABELS, strict=True)]
@@ -30,7 +30,7 @@ JSON_LINES = "".join(json.dumps(line) + "\n" for line in LINES)
 
 
 def rows_of(file: Path, *columns: str, **options: Any) -> Dataset:
-    """The rows of a file that is all three splits."""
+    """The rows of a file that is used as all three splits."""
     name = str(file)
     data = DataSettings(train_file=name, validation_file=name, test_file=name, **options)
     splits = read(data, columns, seed=0)
@@ -39,7 +39,7 @@ def rows_of(file: Path, *columns: str, **options: Any) -> Dataset:
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
-    """A file, packed where its name says so."""
+    """Write a file, compressed if its name ends in ``.gz``."""
     plain = content.encode() if isinstance(content, str) else content
     (folder / name).write_bytes(gzip.compress(plain) if name.endswith(".gz") else plain)
     return folder / name
@@ -56,16 +56,16 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
         ("jsonl", JSON_LINES),
     ],
 )
-def test_cells_arrive_as_they_stand(tmp_path: Path, suffix: str, content: str, packed: str) -> None:
-    """No cell becomes a number or nothing; a name may hold what a pattern would."""
+def test_cells_are_read_unchanged(tmp_path: Path, suffix: str, content: str, packed: str) -> None:
+    """No cell becomes a number or null; a file name may contain wildcard characters."""
     file = written(tmp_path, f"my [rows]*.{suffix}{packed}", content)
     rows = rows_of(file, "text", "label")
     assert rows.to_dict() == {"text": TEXTS, "label": LABELS}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-def test_json_is_not_interpreted(tmp_path: Path, name: str) -> None:
-    """Texts that look like dates stay texts, a number beside a null a whole one."""
+def test_json_values_are_not_converted(tmp_path: Path, name: str) -> None:
+    """Texts that look like dates stay texts, and integers in a column with nulls stay integers."""
     lines = [
         {"text": "2020-01-01"},
         {"text": "2021-12-31T10:00:00", "label": 7, "user": 1},
@@ -79,8 +79,8 @@ def test_json_is_not_interpreted(tmp_path: Path, name: str) -> None:
     assert rows["user"][:] == [None, 1, 2]
 
 
-def test_a_text_has_a_row_a_line(tmp_path: Path) -> None:
-    """Blank lines are none, and a rare kind of line break stands inside a line."""
+def test_a_text_file_has_one_row_per_line(tmp_path: Path) -> None:
+    """Blank lines are skipped, and a Unicode line separator (U+2028) does not end a line."""
     file = written(tmp_path, "my.txt", "\ufefffirst\r\n\n \t\nsecond\u2028line\nlast")
     assert rows_of(file, "text")["text"][:] == ["first", "second\u2028line", "last"]
 
@@ -92,7 +92,7 @@ def test_a_text_has_a_row_a_line(tmp_path: Path) -> None:
         ("ner.jsonl", '{"tokens": ["Ada","saw","Rome"], "ner_tags": ["B-PER","O","B-LOC"]}\n'),
     ],
 )
-def test_tokens_and_tags_are_lists(tmp_path: Path, name: str, content: str) -> None:
+def test_tokens_and_tags_are_read_as_lists(tmp_path: Path, name: str, content: str) -> None:
     rows = rows_of(written(tmp_path, name, content), "tokens", "tags")
     assert rows.to_dict() == {
         "tokens": [["Ada", "saw", "Rome"]],
@@ -100,7 +100,7 @@ def test_tokens_and_tags_are_lists(tmp_path: Path, name: str, content: str) -> N
     }
 
 
-def test_numbers_of_labels_become_names() -> None:
+def test_label_numbers_become_label_names() -> None:
     topics, tags = ClassLabel(names=["sport", "art"]), ClassLabel(names=["O", "B-PER"])
     features = Features(
         {
@@ -121,8 +121,8 @@ def test_numbers_of_labels_become_names() -> None:
     }
 
 
-def test_columns_get_the_tasks_names_and_others_stay(tmp_path: Path) -> None:
-    """Two may change names with each other; an unrelated column of a task's name goes."""
+def test_columns_are_renamed_to_the_tasks_names_and_others_stay(tmp_path: Path) -> None:
+    """Two columns can swap names; an unrelated column with a task's name is dropped."""
     file = written(tmp_path, "a.csv", "source,target,text,user\nx,y,z,Ada\n")
     swapped = rows_of(file, "source", "target", source_column="target", target_column="source")
     assert swapped[0] == {"source": "y", "target": "x", "text": "z", "user": "Ada"}
@@ -133,17 +133,17 @@ def test_columns_get_the_tasks_names_and_others_stay(tmp_path: Path) -> None:
     }
 
 
-def test_a_field_of_a_column_is_a_column(tmp_path: Path) -> None:
+def test_a_field_of_a_column_can_be_used_as_a_column(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", '{"translation": {"de": "Huhn", "en": "hen"}}\n')
     names = {"source_column": "translation.de", "target_column": "translation.en"}
     assert rows_of(file, "source", "target", **names)[0] == {"source": "Huhn", "target": "hen"}
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl.gz"])
-def test_a_file_that_changed_is_read_again(
+def test_a_changed_file_is_read_again(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even where size and time are the old ones; nothing is left in the cache."""
+    """The change is noticed even if size and time are equal; no cache folder is created."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for word in ("old", "new"):
         line = f'{{"text": "{word}"}}\n' if "json" in name else f"text\n{word}\n"
@@ -177,10 +177,10 @@ def test_a_file_that_changed_is_read_again(
         ("a.json", "", ["no rows"]),
     ],
 )
-def test_bad_files_are_named(
+def test_bad_files_are_one_line_errors(
     tmp_path: Path, name: str, content: str | bytes, words: list[str]
 ) -> None:
-    """One line with the file, the place and the way out."""
+    """The error names the file, the place and what to change."""
     columns = ("text",) if name.endswith("txt") else ("text", "label")
     refused(written(tmp_path, name, content), columns, words)
 
@@ -200,12 +200,12 @@ def test_bad_files_are_named(
         ("""{"tokens": "['a', 'b']", "ner_tags": "O O"}\n""", ["row 1", "printed list"]),
     ],
 )
-def test_bad_tags_are_named(tmp_path: Path, content: str, words: list[str]) -> None:
+def test_bad_tags_are_one_line_errors(tmp_path: Path, content: str, words: list[str]) -> None:
     refused(written(tmp_path, "ner.jsonl", content), ("tokens", "tags"), words)
 
 
 def refused(file: Path, columns: tuple[str, ...], words: list[str]) -> None:
-    """``file`` ends in one line that holds ``words`` and its name."""
+    """Assert that reading ``file`` is a one-line error with ``words`` and the file's name."""
     with pytest.raises(DataError) as caught:
         rows_of(file, *columns)
     message = str(caught.value)
@@ -214,22 +214,22 @@ def refused(file: Path, columns: tuple[str, ...], words: list[str]) -> None:
     assert "\n" not in message
 
 
-def test_a_packed_file_cut_short_and_a_missing_one_are_named(tmp_path: Path) -> None:
+def test_a_truncated_gzip_file_and_a_missing_file_are_one_line_errors(tmp_path: Path) -> None:
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(CSV.encode() * 99)[:-9])
     refused(tmp_path / "cut.csv.gz", ("text",), ["fetch the file again"])
     refused(tmp_path / "none.csv", ("text",), ["data.train_file", "no such file"])
 
 
-def test_another_suffix_lists_those_that_are_known(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_suffix_lists_the_known_ones(tmp_path: Path) -> None:
     known = r"data.train_file=.*parquet: .*\.csv, \.tsv, \.json, \.jsonl, \.txt"
     with pytest.raises(ConfigError, match=known):
         rows_of(tmp_path / "a.parquet", "text")
 
 
-def test_missing_splits_are_a_tenth_of_the_training_rows_each(
+def test_a_missing_split_is_a_tenth_of_the_training_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Disjoint, drawn by the seed, in the file's order, and said with their numbers."""
+    """Splits are disjoint, drawn with the seed, in the file's order; a warning has their sizes."""
     numbers = [f"{number:03}" for number in range(95)]
     file = written(tmp_path, "a.txt", "\n".join(numbers))
 
@@ -252,8 +252,8 @@ def test_missing_splits_are_a_tenth_of_the_training_rows_each(
         _ = read(DataSettings(train_file=str(few)), ["text"], 0).train
 
 
-def test_each_split_is_read_when_it_is_used(tmp_path: Path) -> None:
-    """So a server without training rows needs no file of them."""
+def test_each_split_is_read_only_when_it_is_used(tmp_path: Path) -> None:
+    """A server that uses no training rows therefore needs no training file."""
     file = written(tmp_path, "a.txt", "one\ntwo\n")
     data = DataSettings(validation_file=str(file), test_file=str(file))
     splits = read(data, ["text"], 0)
@@ -265,12 +265,12 @@ def test_each_split_is_read_when_it_is_used(tmp_path: Path) -> None:
 
 
 def opened(rows: Mapping[str, Dataset]) -> dict[str, Callable[[], Dataset]]:
-    """As the hub's splits are, when they are called."""
+    """A function for each split that returns its rows, as ``hub.load`` returns it."""
     return {name: partial(rows.__getitem__, name) for name in rows}
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, **splits: str) -> Splits:
-    """What comes of a hub with these splits, of ten rows each."""
+    """The splits that are read from a fake hub dataset with these splits of ten rows each."""
     rows = {name: Dataset.from_dict({"text": [text] * 10}) for name, text in splits.items()}
     asked = ("hf://datasets/owner/set", "owner/set", "plain")
     monkeypatch.setattr(hub_module, "load", lambda *name: {asked: opened(rows)}[name])
@@ -278,13 +278,17 @@ def hub(monkeypatch: pytest.MonkeyPatch, **splits: str) -> Splits:
 
 
 @pytest.mark.parametrize("name", ["validation", "valid", "dev"])
-def test_the_hubs_names_of_splits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_all_names_of_the_validation_split_on_the_hub_are_known(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     splits = hub(monkeypatch, train="a", test="c", **{name: "b"})
     found = [set(rows["text"]) for rows in (splits.train, splits.validation, splits.test)]
     assert found == [{"a"}, {"b"}, {"c"}]
 
 
-def test_the_hub_without_validation_or_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_dataset_may_lack_a_validation_but_not_a_training_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     splits = hub(monkeypatch, train="a", test="c")
     assert [len(splits.train), len(splits.validation), len(splits.test)] == [9, 1, 10]
     with pytest.raises(DataError, match="owner/set: has no split train, only test, extra"):
@@ -292,10 +296,10 @@ def test_the_hub_without_validation_or_train(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_split_with_secret_labels_is_drawn_instead(
+def test_a_split_with_hidden_labels_is_replaced_for_tasks_with_labels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
 ) -> None:
-    """Its texts are no use to a task with labels, and as good as any to another."""
+    """Tasks with labels get training rows instead; other tasks use the split's texts."""
     kind = ClassLabel(names=["no", "yes"]) if named else Value("int64")
     features = Features({"text": Value("string"), "label": kind})
     splits = {"train": [0, 1] * 10, "validation": [1, -1], "test": [-1] * 4}
@@ -315,14 +319,16 @@ def test_a_split_with_secret_labels_is_drawn_instead(
     assert "2 of 20 rows each become test" in caplog.text
 
 
-def test_a_label_that_the_hub_keeps_secret_is_named() -> None:
+def test_a_hidden_label_is_reported_with_its_row() -> None:
     labels = Features({"label": ClassLabel(names=["no", "yes"])})
     rows = Dataset.from_dict({"label": [1, -1]}, features=labels)
     with pytest.raises(DataError, match=r"set:test: column 'label', row 2: has no label \(-1\)"):
         standard(rows, {"label": "label"}, "set:test")
 
 
-def test_a_hub_that_cannot_be_reached_names_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unreachable_hub_names_the_option_for_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*_: str | None) -> None:
         raise ConnectionError("no network\nat all")
 
@@ -334,7 +340,7 @@ def test_a_hub_that_cannot_be_reached_names_the_other_way(monkeypatch: pytest.Mo
     assert "\n" not in message
 
 
-def test_progress_bars_are_off_while_reading_and_as_before_then(
+def test_progress_bars_are_disabled_only_while_reading(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     datasets.enable_progress_bars()
@@ -343,8 +349,8 @@ def test_progress_bars_are_off_while_reading_and_as_before_then(
     assert not datasets.are_progress_bars_disabled()
 
 
-def test_a_label_of_one_row_stays_in_training(tmp_path: Path) -> None:
-    """Whatever the seed draws: a label that is held out alone cannot be learned."""
+def test_a_label_with_a_single_row_stays_in_the_training_split(tmp_path: Path) -> None:
+    """This holds for every seed: a label without training rows cannot be learned."""
     lines = [f"text {n},{'rare' if n == 7 else 'common'}" for n in range(40)]
     file = tmp_path / "rows.csv"
     file.write_text("\n".join(["text,label", *lines]) + "\n")
@@ -354,7 +360,7 @@ def test_a_label_of_one_row_stays_in_training(tmp_path: Path) -> None:
         assert len(splits.validation) == len(splits.test) == 4
 
 
-def test_semicolons_are_named(tmp_path: Path) -> None:
+def test_the_error_for_cells_separated_by_semicolons_asks_for_commas(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text;label\na;b\n")
     with pytest.raises(DataError, match="one column is 'text;label'; separate cells by commas"):

@@ -1,4 +1,4 @@
-"""A run's folder comes whole from another machine, and from nowhere else."""
+"""A run's folder is copied from the server completely or not at all, and only to its target."""
 
 import io
 import tarfile
@@ -19,7 +19,7 @@ RUN = "18446744073709551615"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[ServerFolder]:
-    """A server that knows the folder of a run, ``there``."""
+    """The folder of a running server that has a run in the folder ``there``."""
     made = create(tmp_path / "f", ["berlin"], "127.0.0.1", free_port(), free_port())
     made.note_run(RUN, a_run(tmp_path / "there"))
     with serving(made):
@@ -37,12 +37,12 @@ def a_run(folder: Path) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """Files and folders by their names; the link as what it leads to."""
+    """The bytes of each file by its path; None for folders and for links to folders."""
     found = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return {name: path.read_bytes() if path.is_file() else None for path, name in found.items()}
 
 
-def test_a_run_is_brought_and_replaces_what_it_went_on_from(
+def test_a_copied_run_replaces_older_files_and_keeps_other_files(
     folder: ServerFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = tmp_path / "here"
@@ -57,7 +57,7 @@ def test_a_run_is_brought_and_replaces_what_it_went_on_from(
     assert {path.name for path in tmp_path.iterdir()} == {"f", "there", "here"}
 
 
-def test_a_folder_that_is_the_servers_stays_as_it_is(
+def test_a_folder_on_the_servers_machine_is_not_changed(
     folder: ServerFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(tmp_path / "there")
@@ -66,13 +66,13 @@ def test_a_folder_that_is_the_servers_stays_as_it_is(
 
 
 @pytest.mark.parametrize("fault", ["cut", "link", "unknown", "gone"])
-def test_nothing_comes_where_not_all_of_it_can(
+def test_nothing_is_copied_if_a_part_cannot_be_copied(
     fault: str, folder: ServerFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     there, here, run, name = tmp_path / "there", tmp_path / "here", RUN, CONNECTION
     here.mkdir()
-    if fault == "cut":  # while it is sent, after a first part of it
+    if fault == "cut":  # while the run is being sent, after its first part
         whole = run_archive._content
 
         def cut(path: Path, size: int) -> Iterator[bytes]:
@@ -94,7 +94,7 @@ def test_nothing_comes_where_not_all_of_it_can(
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "link/elsewhere"])
-def test_an_archive_writes_nowhere_else(name: str, tmp_path: Path) -> None:
+def test_an_archive_cannot_write_outside_its_target(name: str, tmp_path: Path) -> None:
     archive, target = io.BytesIO(), tmp_path / "target"
     with tarfile.open(fileobj=archive, mode="w") as members:
         link = tarfile.TarInfo("link")
@@ -109,7 +109,7 @@ def test_an_archive_writes_nowhere_else(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_an_archive_is_no_larger_than_a_run(
+def test_an_archive_with_too_many_bytes_or_members_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = b"".join(pack(a_run(tmp_path / "there")))

@@ -1,4 +1,4 @@
-"""What a unit is told that asks its server before it takes part."""
+"""A unit's check with its server before it takes part."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ from collapipe.flower.commands import free_port
     ("fault", "expected"),
     [
         ("none", []),
-        ("clock 200", []),  # Flower lets 300 s pass
+        ("clock 200", []),  # Flower accepts 300 s
         ("clock 299", []),
         ("clock -302", [("clock", True, False)]),
         ("version", [("version", False, False)]),
@@ -28,7 +28,7 @@ from collapipe.flower.commands import free_port
         ("authority", [("server", True, False)]),
     ],
 )
-def test_what_is_wrong_and_whether_it_bars_the_unit(
+def test_a_check_reports_each_fault_and_whether_it_blocks_the_unit(
     fault: str,
     expected: list[tuple[str, bool, bool]],
     tmp_path: Path,

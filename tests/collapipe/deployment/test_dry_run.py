@@ -1,4 +1,4 @@
-"""``collapipe deploy check`` of an owner's file trains for a step, without any server."""
+"""``collapipe deploy check`` trains one step with an owner's file, without a server."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from collapipe.report import ClusterReport
 
 
 def owned(folder: Path, more: str = "") -> list[Finding]:
-    """What a check finds of an owner's rows and devices."""
+    """The findings of a check of an owner's rows and devices."""
     (folder / "train.jsonl").write_text("\n".join(json.dumps({"a": 1, "b": "ünï"}) for _ in "rows"))
     file = folder / "unit.yaml"
     file.write_text(f"data: {{train_file: train.jsonl}}\n{more}")
@@ -32,15 +32,15 @@ def test_a_step_is_trained_on_the_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_step_without_devices(tmp_path: Path) -> None:
+def test_a_step_is_trained_without_devices(tmp_path: Path) -> None:
     *_, last = owned(tmp_path, "pipeline: {threads: 1}\n")
     assert (last.what, last.error) == ("dry run", None)
 
 
-def test_a_device_that_is_lost_in_the_step_is_named(
+def test_a_device_that_fails_in_the_step_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers, but has no room for a block."""
+    """The device answers, but its memory is too small for a block."""
     with daemons(2) as there:
         small = there[1]
         monkeypatch.setattr(small, "_most", 1000)
@@ -56,7 +56,7 @@ def test_a_device_that_is_lost_in_the_step_is_named(
     [("", True), ("cluster: {file: nothing.yaml}\n", False)],
     ids=["nothing is wrong", "something is wrong"],
 )
-def test_no_step_is_trained_if_a_check_before_it_found_a_problem(
+def test_no_step_is_trained_if_an_earlier_check_found_a_problem(
     more: str, trains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = list[object]()

@@ -1,4 +1,4 @@
-"""``collapipe status --deployment``: who is there, and how far the run is."""
+"""``collapipe status --deployment``: the states of the units and the progress of the run."""
 
 import fcntl
 import json
@@ -24,8 +24,9 @@ UNITS = ["berlin", "paris", "rome", "oslo"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFolder:
-    """Where berlin is online, paris is not, rome never was, and oslo has no certificate; a run is
-    under way, of which nothing is noted."""
+    """The server's folder. Berlin is online, paris is offline, rome was never seen, and oslo has no
+    certificate. A run is in progress, but the server's folder does not record the run's folder.
+    """
     made = create(tmp_path / "f", UNITS, "127.0.0.1", 9000, 9001)
     for unit in UNITS[:3]:
         AuthorityFolder(made.authority).add(unit, Role.UNIT, 30, tmp_path / unit)
@@ -52,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFolder:
     return made
 
 
-def test_units_are_told_by_their_names(folder: ServerFolder, command: Command) -> None:
+def test_units_are_listed_by_name_with_their_state(folder: ServerFolder, command: Command) -> None:
     status, out, err = command("status", "--deployment", folder.root)
     assert (status, err) == (0, "")
     assert [" ".join(line.split()) for line in out.splitlines() if line.split()[:1] != []][2:] == [
@@ -64,7 +65,7 @@ def test_units_are_told_by_their_names(folder: ServerFolder, command: Command) -
     ]
 
 
-def test_the_run_under_way_is_told_where_its_folder_is_here(
+def test_the_current_runs_progress_is_shown_if_its_folder_is_known(
     folder: ServerFolder, tmp_path: Path, command: Command
 ) -> None:
     run = make_run(tmp_path / "run")
@@ -78,7 +79,7 @@ def test_the_run_under_way_is_told_where_its_folder_is_here(
     assert "run         running, last written " in out and "round       12 of 20" in out
 
 
-def test_where_nothing_serves_or_is_a_folder_is_one_line(tmp_path: Path, command: Command) -> None:
+def test_a_missing_server_or_folder_is_a_one_line_error(tmp_path: Path, command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
     made = create(tmp_path / "f", ["berlin"], "127.0.0.1", port, port)

@@ -1,4 +1,4 @@
-"""What ``deploy init`` writes, and what ``deploy check`` and ``unit`` say before anything runs."""
+"""``deploy init``, ``deploy check``, the start of ``unit``, and the submission of a run."""
 
 import json
 import socket
@@ -49,14 +49,14 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def signed(folder: ServerFolder, unit: str, role: Role = Role.UNIT, days: int = 30) -> Path:
-    """The unit's file, once its owner has a certificate."""
+    """Give a unit a certificate and a row. Returns the unit's file."""
     own = folder.root / "units" / unit
     AuthorityFolder(folder.authority).add(unit, role, days, own / "credentials")
     (own / "train.csv").write_text("text,label\na,b\n")
     return own / "unit.yaml"
 
 
-def test_all_that_is_needed_is_written_and_no_secret_leaves(
+def test_init_writes_all_files_and_puts_no_private_key_in_units_folders(
     command: Command, tmp_path: Path
 ) -> None:
     where = tmp_path / "federation"
@@ -82,7 +82,7 @@ def test_all_that_is_needed_is_written_and_no_secret_leaves(
     services = yaml.safe_load((where / "compose.yaml").read_text())["services"]
     server = services["server"]
     assert server["ports"] == ["9000:9000", "8001:8001"]
-    assert server["command"] == ["deploy", "serve", str(where)]  # as a process in other tests
+    assert server["command"] == ["deploy", "serve", str(where)]  # other tests run this command
     assert server["volumes"] == [{"type": "bind", "source": ".", "target": str(where)}]
     assert server["user"] == f"{where.stat().st_uid}:{where.stat().st_gid}"
     assert [file.name for file in where.rglob("*.key") if file.stat().st_mode & 0o077] == []
@@ -93,14 +93,16 @@ def test_all_that_is_needed_is_written_and_no_secret_leaves(
 
 
 @pytest.mark.parametrize("units", ["berlin,berlin", "Berlin", "", "a,,b"])
-def test_bad_names_make_nothing(units: str, tmp_path: Path, command: Command) -> None:
+def test_init_with_invalid_unit_names_writes_nothing(
+    units: str, tmp_path: Path, command: Command
+) -> None:
     status, _, err = command("deploy", "init", tmp_path / "f", "--units", units, "--server", "h")
     assert status == 2 and "name" in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_cannot_be_dialled_is_refused(command: Command, tmp_path: Path) -> None:
-    """Where it is written, and where an owner has changed it."""
+def test_an_invalid_server_address_is_refused(command: Command, tmp_path: Path) -> None:
+    """Both as an option of ``deploy init`` and in a file that an owner has changed."""
     where = tmp_path / "federation"
     status, _, err = command("deploy", "init", where, "--units", "a", "--server", "bad host")
     assert status == 2 and "bad host" in err and not where.exists()
@@ -111,9 +113,10 @@ def test_a_server_that_cannot_be_dialled_is_refused(command: Command, tmp_path: 
         read_unit(file)
 
 
-def test_a_run_is_submitted_before_its_libraries_are_imported(tmp_path: Path) -> None:
-    """The server's app checks what needs them: here a task whose model cannot train it. ``status``
-    does without Hydra, too."""
+def test_a_run_is_submitted_without_importing_heavy_libraries(tmp_path: Path) -> None:
+    """Checks that need libraries such as torch are left to the server's app: here, the model does
+    not fit the task. ``collapipe status`` does not import Hydra, torch or Flower.
+    """
     folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
     script = f"""if True:
         import sys
@@ -131,10 +134,12 @@ def test_a_run_is_submitted_before_its_libraries_are_imported(tmp_path: Path) ->
     assert done.stdout == "\n\n", done.stderr
 
 
-def test_a_run_tells_first_which_units_it_waits_for(
+def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Then that it was submitted; and where its SuperLink ends, with which command it goes on."""
+    """The second line has the number of the run. If the SuperLink ends or does not know the run,
+    the error has the command that resumes the run.
+    """
     folder = create(tmp_path / "f", ["a", "b", "c"], "127.0.0.1", 9000, 9001)
     states = {"a": "online", "b": "never seen", "c": "online"}
     there = [UnitThere(name, state, None) for name, state in states.items()]
@@ -149,14 +154,14 @@ def test_a_run_tells_first_which_units_it_waits_for(
         assert submitting.submit(*arguments) is succeeded
         first, second = capsys.readouterr().out.splitlines()
         assert first.endswith("a, c online; waiting for b") and "run 17" in second
-    for odd in ({}, {"run_dict": {}}, {"run_dict": {"18": {}}}):  # of a SuperLink started anew
+    for odd in ({}, {"run_dict": {}}, {"run_dict": {"18": {}}}):  # a restarted SuperLink
         monkeypatch.setattr(overview, "ask", lambda *_, odd=odd: odd)
         with pytest.raises(LinkError, match=r"knows no run 17.*then: resume it"):
             submitting.submit(*arguments)
     monkeypatch.setattr(overview, "ask", ask)
     with pytest.raises(LinkError, match=r"SuperLink has ended .* run 17 .*then: resume it"):
         submitting.submit(*arguments)
-    monkeypatch.setattr(Flower, "_stream_log", broken)  # no fault of the SuperLink's
+    monkeypatch.setattr(Flower, "_stream_log", broken)  # not a fault of the SuperLink
     with pytest.raises(StorageError, match=r"^full$"):
         submitting.submit(*arguments)
 
@@ -173,9 +178,9 @@ def broken(*_: object) -> None:
         (ConfigError("too few nodes"), ConfigError("too few nodes")),
         (InfeasibleRoundError("no plan"), RoundFailedError("no plan")),
     ],
-    ids=["nothing", "a round", "an option", "another"],
+    ids=["no failure file", "failed round", "invalid option", "other error"],
 )
-def test_a_deployed_run_that_fails_ends_with_the_servers_words_and_status(
+def test_a_failed_deployed_run_has_the_servers_error_and_exit_status(
     told: CollaPipeError | None,
     raised: CollaPipeError,
     tmp_path: Path,
@@ -198,7 +203,7 @@ def test_a_deployed_run_that_fails_ends_with_the_servers_words_and_status(
     assert not (tmp_path / "run" / "failure.json").exists()
 
 
-def test_a_run_takes_what_the_folder_says_unless_told_otherwise(tmp_path: Path) -> None:
+def test_options_default_to_the_values_of_the_servers_folder(tmp_path: Path) -> None:
     folder = create(tmp_path / "f", ["a", "b"], "2001:db8::1", 9000, 9001)
     told = ["runtime=deployment", f"runtime.federation={folder.root}"]
     settings = load_overrides(with_folder(told))
@@ -209,7 +214,7 @@ def test_a_run_takes_what_the_folder_says_unless_told_otherwise(tmp_path: Path) 
         load_overrides(["runtime=deployment"])
 
 
-def test_a_check_names_what_is_wrong(command: Command, tmp_path: Path) -> None:
+def test_a_check_lists_all_problems(command: Command, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
     folder = create(tmp_path / "f", ["berlin", "paris"], "127.0.0.1", port, port)
@@ -225,7 +230,7 @@ def test_a_check_names_what_is_wrong(command: Command, tmp_path: Path) -> None:
 
 
 def problems(checked: str) -> list[str]:
-    """What was found wrong; each has a way out."""
+    """The names of the problems. Asserts that each problem has a suggestion."""
     found = [line.partition("PROBLEM: ") for line in checked.splitlines()]
     assert checked.count("→") == checked.count("PROBLEM: ")
     return [what.strip() for what, problem, _ in found if problem]
@@ -237,14 +242,14 @@ def problems(checked: str) -> list[str]:
         ("text,label\na,b\n", "", []),
         ("text,label\na,b\n", "cluster: {file: boxes.yaml}\n", ["devices"]),
         ("text,label\na,b\n", "cluster: {file: dead.yaml}\n", ["device box"]),
-        ("review,label\na,b\n", "", []),  # a run's task says what it needs
+        ("review,label\na,b\n", "", []),  # a run's task determines the columns
         ("text,label\na,b\n", "label_column: mood", ["train_file"]),
         ("", "", ["train_file"]),
         ("text,label\n", "", ["train_file"]),
         ("text,label\na,b\n", "test_file: held.csv", ["test_file"]),
     ],
 )
-def test_a_check_reads_rows_and_asks_devices(
+def test_a_check_reads_rows_and_contacts_devices(
     rows: str,
     owner: str,
     expected: list[str],
@@ -271,7 +276,9 @@ def test_a_check_reads_rows_and_asks_devices(
     assert ("a step of training" in out) is (not expected)
 
 
-def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: Path) -> None:
+def test_a_unit_with_missing_credentials_or_options_does_not_start(
+    command: Command, tmp_path: Path
+) -> None:
     folder = create(tmp_path / "f", ["berlin", "paris"], "127.0.0.1", 9000, 9001)
     status, _, err = command("unit", folder.root / "units" / "berlin" / "unit.yaml")
     assert status == 2 and "key.pem" in err
@@ -286,9 +293,7 @@ def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: 
         assert status == 2 and f"{key} is missing" in err
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_port_in_use_is_reported_before_anything_starts(command: Command, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", port, port)
@@ -296,10 +301,10 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(
     assert (status, out) == (2, "") and err.startswith(f"error: port {port}: ")
 
 
-def test_a_unit_that_is_signed_anew_is_known_once(
+def test_a_unit_with_two_certificates_of_one_key_is_registered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And goes when no certificate of its key is valid any more."""
+    """The unit is unregistered once its key has no valid certificate."""
     asked = list[str]()
 
     def answered(_: ServerFolder, method: str, question: Mapping[str, str]) -> dict[str, str]:
@@ -323,8 +328,8 @@ def test_a_unit_that_is_signed_anew_is_known_once(
     assert asked == ["register-node", "unregister-node"]
 
 
-def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
-    """So that nobody gets what another unit has kept."""
+def test_a_unit_must_report_the_name_in_its_certificate(tmp_path: Path) -> None:
+    """Otherwise, a unit could take the place of another unit."""
     folder = create(tmp_path / "federation", ["a", "b"], "127.0.0.1", 9000, 0)
     for unit in ("a", "b"):
         signed(folder, unit)
@@ -333,7 +338,7 @@ def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
     nodes = {keys(folder)["a"]: "11", keys(folder)["b"]: "12"}
     (folder.flower_home / NODES).write_text(json.dumps(nodes))
     places = Places(signed=lambda: signed_names(folder))
-    told = {11: "a", 12: "a", 13: "whoever"}  # the last has no certificate, or no longer
+    told = {11: "a", 12: "a", 13: "whoever"}  # node 13 has no valid certificate
     answers: dict[int, RowsReply | Failure] = {
         node: RowsReply(node - 11, 1, {}, {}, name) for node, name in told.items()
     }

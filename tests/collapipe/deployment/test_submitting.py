@@ -1,4 +1,4 @@
-"""A run that is stopped on a federation says whether it can go on."""
+"""The message after a deployed run was stopped says whether the run can be resumed."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from collapipe.deployment import submitting
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_stopped_run_goes_on_only_from_a_checkpoint(
+def test_a_stopped_run_names_the_resume_command_only_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], begun: bool
 ) -> None:
     flower = MagicMock()

@@ -1,4 +1,4 @@
-"""What ``deploy init`` writes is read as it was meant, whatever folder and host it is given."""
+"""The files of ``deploy init`` are read correctly, also with unusual folder and host names."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ def _after(folder: ServerFolder, name: str, beginning: str) -> str:
     return found
 
 
-def test_files_of_options_are_read(folder: ServerFolder) -> None:
+def test_option_files_have_the_right_host_units_and_paths(folder: ServerFolder) -> None:
     settings = folder.settings()
     assert (settings.host, settings.units) == ("::1", ["no", "paris"])
     owner = read_owner(folder.root / "units" / "no" / "unit.yaml")
@@ -37,15 +37,15 @@ def test_files_of_options_are_read(folder: ServerFolder) -> None:
     assert flower["superlink"]["collapipe"]["root-certificates"] == str(folder.trusted)
 
 
-def test_a_container_gets_the_folder(folder: ServerFolder) -> None:
+def test_the_compose_file_has_the_path_of_the_folder(folder: ServerFolder) -> None:
     tree = yaml.safe_load((folder.root / "compose.yaml").read_text(encoding="utf-8"))
     server = tree["services"]["server"]
     (volume,) = server["volumes"]
-    read = [server["command"][-1], volume["target"]]  # where Compose reads $$ as $
+    read = [server["command"][-1], volume["target"]]  # Compose reads $$ as $
     assert [each.replace("$$", "$") for each in read] == [str(folder.root)] * 2
 
 
-def test_systemd_gets_the_folder(folder: ServerFolder) -> None:
+def test_the_systemd_service_has_the_path_of_the_folder(folder: ServerFolder) -> None:
     started, written = (
         shlex.split(_after(folder, "collapipe-server.service", key).replace("%%", "%"))[-1]
         for key in ("ExecStart=", "ReadWritePaths=")
@@ -54,13 +54,13 @@ def test_systemd_gets_the_folder(folder: ServerFolder) -> None:
 
 
 @pytest.mark.parametrize("file", ["README.md", "collapipe-server.service", "compose.yaml"])
-def test_commands_can_be_pasted(folder: ServerFolder, file: str) -> None:
+def test_written_commands_can_be_pasted_into_a_shell(folder: ServerFolder, file: str) -> None:
     options = shlex.split(_after(folder, file, "runtime=deployment "))
     first, *_ = parse([each for each in options if "runtime.federation" in each])
     assert first.value() == str(folder.root)
 
 
-def test_a_common_folder_is_written_as_people_type_it() -> None:
+def test_simple_paths_are_written_without_quotes() -> None:
     assert typed("runtime.federation", "/srv/fed-1") == "runtime.federation=/srv/fed-1"
     assert parse([typed("seed", "007")])[0].value() == "007"
 
@@ -74,7 +74,7 @@ def test_a_common_folder_is_written_as_people_type_it() -> None:
         ("$(id)", "must be HOST:PORT"),
     ],
 )
-def test_a_host_that_certificates_do_not_know_is_one_line(
+def test_a_host_that_certificates_cannot_contain_is_refused(
     host: str, says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
@@ -82,13 +82,15 @@ def test_a_host_that_certificates_do_not_know_is_one_line(
     assert not (tmp_path / "f").exists()
 
 
-def test_an_address_may_stand_in_brackets(tmp_path: Path) -> None:
+def test_an_ipv6_address_may_be_in_brackets(tmp_path: Path) -> None:
     made = create(tmp_path / "f", ["a"], "[::1]", 9000, 9001)
     assert made.settings().host == "::1"
     assert host_and_port("edge_1.example:9000") == ("edge_1.example", 9000)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\udcfcb"])
-def test_a_folder_whose_path_no_file_can_hold_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_path_with_control_characters_or_not_in_utf8_is_refused(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="control characters, or is not UTF-8"):
         create(tmp_path / name, ["a"], "edge.example", 9000, 9001)

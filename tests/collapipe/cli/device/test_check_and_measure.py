@@ -1,4 +1,4 @@
-"""``collapipe device check`` and ``measure`` as somebody with two boxes meets them."""
+"""``collapipe device check`` and ``measure`` on real daemons."""
 
 import json
 import re
@@ -57,8 +57,10 @@ def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def known_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices time their blocks, but laws are of known seconds: on a busy machine many samples may
-    take no longer than one, which ``measure`` refuses."""
+    """Devices time their blocks, but laws are fitted to known times.
+
+    On a busy machine, many samples may take no longer than one, which ``measure`` refuses.
+    """
 
     def taken(
         device: DeviceAddress, dialer: Dialer, trial: Trial, blocks: int
@@ -71,7 +73,7 @@ def known_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> Path:
-    """A file with these daemons."""
+    """An inventory file with these daemons."""
     file = folder / "boxes.yaml"
     devices = (
         DEVICE.format(name=f"device-{k}", address=each.address) for k, each in enumerate(there)
@@ -81,7 +83,7 @@ def inventory(folder: Path, there: Sequence[Daemon], credentials: str = "") -> P
     return file
 
 
-def test_a_pass_that_other_work_disturbed_is_not_taken_for_none() -> None:
+def test_a_pass_disturbed_by_other_work_still_gives_a_fit() -> None:
     own = SimpleNamespace(trial=SimpleNamespace(samples=(1, 8)))
     times = {(1, 1): [0.1, 0.9], (1, 8): [0.2, 2.0]}
     found = Measuring._fit(cast(Any, own), cast(Any, SimpleNamespace(name="box")), times)
@@ -89,7 +91,9 @@ def test_a_pass_that_other_work_disturbed_is_not_taken_for_none() -> None:
 
 
 @pytest.mark.usefixtures("known_chunks")
-def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path: Path) -> None:
+def test_devices_are_checked_measured_planned_and_trained_on(
+    command: Command, tmp_path: Path
+) -> None:
     with daemons(2, folder=tmp_path / "own") as there:
         file = inventory(tmp_path, there, "own/control-unit")
         status, out, _ = command("device", "check", file)
@@ -109,7 +113,7 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
         options = ["cluster=devices", f"cluster.file={file}", "federation.num_units=1"]
         with pytest.raises(ConfigError, match="another model"):
             run(tmp_path / "refused", *options)
-        options_of_run = (*TINY, *options, "batch_size=64")  # a larger one is easier to time
+        options_of_run = (*TINY, *options, "batch_size=64")  # a larger batch is easier to time
         status, *_ = command("device", "measure", file, *options_of_run, "--write")
         assert status == 0
         assert run(tmp_path / "run", *options, "batch_size=64")
@@ -124,7 +128,7 @@ def test_boxes_are_checked_measured_planned_and_train(command: Command, tmp_path
 
 
 @pytest.mark.usefixtures("known_chunks")
-def test_a_slow_link_is_measured_and_not_its_ends_usual_hops(
+def test_a_slow_link_is_measured_and_does_not_slow_the_usual_hops(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, byte_s = FrameStream.send, 2e-6
@@ -152,7 +156,7 @@ def test_a_slow_link_is_measured_and_not_its_ends_usual_hops(
     assert float(rate_bps) == pytest.approx(2 * 8 / byte_s, rel=0.5)  # both ways
 
 
-def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None:
+def test_the_json_of_a_check_has_names_and_numbers(command: Command, tmp_path: Path) -> None:
     with daemons(2) as there:
         status, out, _ = command("device", "check", inventory(tmp_path, there), "--json")
     told = json.loads(out)
@@ -169,7 +173,7 @@ def test_scripts_get_names_and_numbers(command: Command, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("known_chunks")
-def test_each_box_that_fails_has_a_line(command: Command, tmp_path: Path) -> None:
+def test_each_failing_device_has_an_error_line(command: Command, tmp_path: Path) -> None:
     with daemons(2, folder=tmp_path / "own") as there:
         file = inventory(tmp_path, there, "own/control-unit")
         text = file.read_text().replace(there[0].address, "127.0.0.1:1")
@@ -192,7 +196,7 @@ def test_each_box_that_fails_has_a_line(command: Command, tmp_path: Path) -> Non
         assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 4
 
 
-def test_another_version_fails_and_a_certificate_that_ends_soon_is_told(
+def test_another_version_is_an_error_and_an_expiring_certificate_a_warning(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with daemons(1, folder=tmp_path / "own") as there:
@@ -209,7 +213,7 @@ def test_another_version_fails_and_a_certificate_that_ends_soon_is_told(
         assert status == 1 and "9.9.9" in err and __version__ in err
 
 
-def test_a_box_with_less_memory_than_the_file_says_is_told(
+def test_a_device_with_less_memory_than_in_the_file_is_a_warning(
     command: Command, tmp_path: Path
 ) -> None:
     with daemons(1) as there:
@@ -220,7 +224,9 @@ def test_a_box_with_less_memory_than_the_file_says_is_told(
     assert err.startswith("warning: device-0: ") and "1 GB" in err and "2 GB" in err
 
 
-def test_a_box_at_work_does_not_fail_and_is_not_measured(command: Command, tmp_path: Path) -> None:
+def test_a_busy_device_passes_the_check_and_is_not_measured(
+    command: Command, tmp_path: Path
+) -> None:
     with daemons(1) as there:
         file = inventory(tmp_path, there)
         with Work().segments(plan_of(["device-0"], (4,)), there):
@@ -235,8 +241,10 @@ def test_a_box_at_work_does_not_fail_and_is_not_measured(command: Command, tmp_p
 
 
 @pytest.mark.usefixtures("known_chunks")
-def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) -> None:
-    """Its hop is measured as well, and the command's options may name the model."""
+def test_a_single_device_with_room_for_one_block_is_measured(
+    command: Command, tmp_path: Path
+) -> None:
+    """The device's hop is also measured, and the command's options describe the model."""
     with daemons(1) as there:
         file = inventory(tmp_path, there)
         text = file.read_text().replace("name: dates_transformer", "block_bytes: 4.0e7")
@@ -250,16 +258,16 @@ def test_a_lone_box_with_room_for_one_block(command: Command, tmp_path: Path) ->
         options = ("model.dim=96", "task.train_rows=640", "--repeats", 3, "--write")
         status, _, err = command("device", "measure", file, *options)
         assert "chunk: {u: " in file.read_text(), (status, err)
-        assert status and "6 blocks" in err  # the model that this box cannot train
+        assert status and "6 blocks" in err  # this device cannot train the model
         assert not step_file(file).exists()
 
 
 @pytest.mark.usefixtures("known_chunks")
-def test_a_hop_that_cannot_be_dialled_leaves_the_others(
+def test_a_hop_that_cannot_be_dialled_does_not_affect_other_hops(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three boxes, of which the first cannot dial the second."""
-    monkeypatch.setattr(placement, "SILENT_S", 0.0)  # for another cause to show
+    """The first of three devices cannot dial the second."""
+    monkeypatch.setattr(placement, "SILENT_S", 0.0)  # so that the error has another cause
     dial = Daemon._dial
 
     def unable(self: Daemon, neighbour: DeviceAddress, *how: str) -> FrameStream:
@@ -278,7 +286,7 @@ def test_a_hop_that_cannot_be_dialled_leaves_the_others(
         assert status == 1 and len(re.findall("^error: device-0: ", err, re.MULTILINE)) == 1
 
 
-def test_a_box_that_is_lost_in_a_trial_leaves_the_others(
+def test_a_device_lost_in_a_trial_does_not_affect_other_hops(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = Daemon._hold
@@ -296,10 +304,10 @@ def test_a_box_that_is_lost_in_a_trial_leaves_the_others(
     assert err.count("no memory") == 2
 
 
-def test_a_box_that_becomes_busy_after_the_status_leaves_the_others(
+def test_a_device_busy_after_its_status_does_not_affect_other_hops(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for it long, and it is no error."""
+    """The command does not wait long for a busy device and reports no error."""
     monkeypatch.setattr(trial_round, "_BUSY_S", 0.5)
     with daemons(3) as there, ExitStack() as stack:
 
@@ -318,7 +326,7 @@ def test_a_box_that_becomes_busy_after_the_status_leaves_the_others(
     assert busy == [False, True, True, False]
 
 
-def test_an_error_that_names_no_box_fails_its_hops_only(
+def test_an_error_that_names_no_device_fails_only_its_hops(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unable(self: Daemon, *what: Any) -> HeldSegment:
@@ -334,7 +342,7 @@ def test_an_error_that_names_no_box_fails_its_hops_only(
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_round_trips_that_cannot_be_are_errors_of_their_hops(
+def test_impossible_round_trip_times_are_errors_of_their_hops(
     seconds: float, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips = [[Trip(128, 0.1), Trip(256, 0.2)], [Trip(128, 0.1), Trip(256, seconds)]]
@@ -345,7 +353,7 @@ def test_round_trips_that_cannot_be_are_errors_of_their_hops(
     assert [hop["error"] is None for hop in json.loads(out)["hops"]] == [True, False]
 
 
-def test_a_box_with_little_memory_gets_small_messages(command: Command, tmp_path: Path) -> None:
+def test_hops_are_timed_on_devices_with_little_memory(command: Command, tmp_path: Path) -> None:
     with daemons(2, memory_bytes=1e6) as there:
         file = inventory(tmp_path, there)
         file.write_text(file.read_text().replace("memory_bytes: 1.0e9", "memory_bytes: 1.0e6"))

@@ -1,4 +1,4 @@
-"""``collapipe device`` as its owner meets it: what it refuses, prints and ends with."""
+"""``collapipe device``: invalid options, log lines, signals and exit statuses."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from collapipe.cli.device import command as device
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 
 Command = Callable[..., tuple[int, str, str]]
-# A daemon whose every forward takes longer than gRPC waits for its streams at the end.
+# A daemon whose forward passes take longer than gRPC waits for its streams on shutdown.
 SLOW = f"""\
 import time
 from pipeline.stage import SegmentStage
@@ -74,14 +74,16 @@ def test_lines_of_the_plain_log_begin_with_the_local_time(
     assert handler.format(record) == f"{datetime.fromtimestamp(1.8e9)} unit 0 is gone"
 
 
-def test_a_control_unit_s_credentials_are_no_device_s(command: Command, tmp_path: Path) -> None:
+def test_the_credentials_of_a_control_unit_are_refused(command: Command, tmp_path: Path) -> None:
     own = temporary_authority(tmp_path / "all", ["pi"])[CONTROL_UNIT]
     status, _, err = command("device", "--credentials", own)
     assert (status, err.count("\n")) == (2, 1)
     assert "is of control-unit" in err
 
 
-def test_another_name_than_the_certificates_is_refused(command: Command, tmp_path: Path) -> None:
+def test_a_name_that_differs_from_the_certificate_is_refused(
+    command: Command, tmp_path: Path
+) -> None:
     own = temporary_authority(tmp_path / "all", ["pi"])["pi"]
     status, _, err = command("device", "--credentials", own, "--name", "jetson")
     assert (status, err.count("\n")) == (2, 1)
@@ -94,14 +96,16 @@ def test_another_name_than_the_certificates_is_refused(command: Command, tmp_pat
         (["--memory", "3000000GB"], "--memory 3000000GB: this machine has "),
     ],
 )
-def test_slips_of_options_are_told(command: Command, options: list[str], fault: str) -> None:
+def test_invalid_values_of_options_are_errors(
+    command: Command, options: list[str], fault: str
+) -> None:
     status, _, err = command("device", "--insecure", *options)
     assert (status, err.count("\n")) == (2, 1) and err.startswith(f"error: {fault}")
 
 
 @pytest.mark.thorough
-def test_a_device_comes_back_as_it_was() -> None:
-    """Killed and started again: name and address are the same; nobody else may have its port."""
+def test_a_restarted_device_keeps_its_name_and_address() -> None:
+    """It is killed and started again. While a device runs, another device cannot use its port."""
     with device_process("--name", "pi", "--listen", "127.0.0.1:0") as first:
         address = first.address
         with pytest.raises(AssertionError, match=f"--listen {address}: cannot listen there"):
@@ -115,8 +119,8 @@ def test_a_device_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.thorough
-def test_a_signal_during_the_start_is_kept() -> None:
-    """While torch is imported, which would swallow an exception."""
+def test_a_signal_during_the_start_ends_the_device() -> None:
+    """The signal arrives while torch is imported, which would swallow an exception."""
     program = "import builtins\nreal = builtins.__import__\n" + (
         "def told(name, *rest, **named):\n"
         "    if name == 'torch': print('imports', flush=True)\n"
@@ -133,10 +137,10 @@ def test_a_signal_during_the_start_is_kept() -> None:
     assert process.returncode == 0
 
 
-def test_the_action_under_way_is_finished_and_the_control_unit_told(
+def test_a_leaving_device_finishes_its_action_and_notifies_the_control_unit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Then the round goes on without the device, with the same bits."""
+    """The round continues without the device, and its result has the same bits."""
     caplog.set_level("INFO")
     plan = plan_of([device_name(0), device_name(1)], (2, 2))
     with device_process("--log-format", "json", program=SLOW) as slow, daemons(1) as others:
@@ -153,20 +157,20 @@ def test_the_action_under_way_is_finished_and_the_control_unit_told(
 
 
 @pytest.mark.thorough
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_a_second_signal_ends_the_device_at_once() -> None:
     plan = plan_of([device_name(0), device_name(1)], (2, 2))
     with device_process(program=SLOW) as slow, daemons(1) as others:
         round_ = _InThread(lambda: Work().remote(plan, [slow, *others], lost=[device_name(0)]))
         assert slow.line() == "begun"
         slow.ask_to_end()
-        time.sleep(0.5)  # two at once would be one to the kernel
+        time.sleep(0.5)  # the kernel merges two signals that are sent at once
         slow.ask_to_end()
         assert slow.ended()[:2] == (3, [])
         assert round_.result().equals(Work().inline(plan))
 
 
 class _InThread:
-    """Work that goes on beside the test."""
+    """Work in another thread."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._found: list[Result] = []

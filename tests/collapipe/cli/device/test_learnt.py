@@ -1,4 +1,4 @@
-"""``collapipe device measure --from``: later runs begin with what a run has learnt."""
+"""``collapipe device measure --from``: new runs start with laws that a run has measured."""
 
 import json
 import shutil
@@ -20,11 +20,11 @@ from pipeline.stage import Passed, SegmentStage
 
 Command = Callable[..., tuple[int, str, str]]
 OPTIONS = (*federated.TINY, "federation.num_units=1", "strategy=all")
-LESS = "pipeline.recompute=true", "pipeline.wire_dtype=bfloat16"  # figures are not the file's
+LESS = "pipeline.recompute=true", "pipeline.wire_dtype=bfloat16"  # costs differ from the file's
 
 
 def trained(run_dir: Path, file: Path, rounds: int, resume: str | None = None) -> list[Any]:
-    """Train as a new process. Returns the segments that were planned for each round."""
+    """Train as in a new process. Returns the planned segments of each round."""
     own = "cluster=devices", f"cluster.file={file}", "federation.checkpoint_every=1"
     options = *OPTIONS, *LESS, *own, f"federation.rounds={rounds}"
     settings = federated.settings_of(run_dir, options)
@@ -36,8 +36,7 @@ def trained(run_dir: Path, file: Path, rounds: int, resume: str | None = None) -
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """An inventory of two devices, of which only one is as fast as described, and a run that has
-    learnt it."""
+    """An inventory of two devices, one slower than described, and a run that has measured both."""
     folder, forward = tmp_path_factory.mktemp("learnt"), SegmentStage.forward
 
     def slow(stage: SegmentStage, micro_batch: int, received: Passed) -> Passed:
@@ -54,12 +53,12 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pat
         clusters = [{"name": "home", "devices": devices}]
         tree = {"batch_size": 64, "model": {"name": "transformer"}, "clusters": clusters}
         file = folder / "boxes.yaml"
-        file.write_text(f"# as bought\n{json.dumps(tree)}")  # which is YAML
+        file.write_text(f"# as bought\n{json.dumps(tree)}")  # JSON is valid YAML
         trained(folder / "run", file, 2)
         yield file, folder / "run"
 
 
-def test_a_fresh_run_begins_with_the_plan_that_a_resumed_one_goes_on_with(
+def test_a_new_run_starts_with_the_plan_of_a_resumed_run(
     learnt: tuple[Path, Path], command: Command, tmp_path: Path
 ) -> None:
     file, run_dir = learnt
@@ -92,7 +91,7 @@ def without_checkpoint(file: Path, run_dir: Path) -> None:
 
 
 def without_state(file: Path, run_dir: Path) -> None:
-    """As after rounds on simulated devices."""
+    """Delete a unit's state, which is also missing after rounds on simulated devices."""
     (run_dir / "checkpoints/latest/unit-0.safetensors").unlink()
 
 
@@ -112,7 +111,7 @@ def without_requests(file: Path, run_dir: Path) -> None:
         (without_state, LESS, "measured times of unit 0"),
     ],
 )
-def test_laws_of_other_runs_are_refused_in_a_line(
+def test_laws_of_a_run_that_does_not_match_are_a_one_line_error(
     learnt: tuple[Path, Path],
     command: Command,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""No peer writes lines into a daemon's log, or fills its disk."""
+"""Peers cannot forge lines of a daemon's log or fill the disk."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from collapipe.cli.device.log_limits import JsonLines, LogLimits
 
 
 def record(said: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
-    """As a logger makes it."""
+    """A log record as a logger creates it."""
     raised = (type(error), error, None) if error else None
     return logging.LogRecord("a", logging.INFO, "a.py", 1, said, arguments, raised)
 
@@ -23,7 +23,7 @@ def test_a_record_is_one_short_printable_line(said: str) -> None:
         assert line.isprintable() and len(line) < 500
 
 
-def test_a_flood_is_cut_off_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_records_is_limited_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, now = LogLimits(), log_limits.time.monotonic()
     assert sum(limits.filter(record("bad frame")) for _ in range(10_000)) == 200
     monkeypatch.setattr("collapipe.cli.device.log_limits.time.monotonic", lambda: now + 61)

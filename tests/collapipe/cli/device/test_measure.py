@@ -1,4 +1,4 @@
-"""How ``collapipe device measure`` makes laws of times, with scripted times."""
+"""``collapipe device measure`` fits laws to times; here the times are scripted."""
 
 import re
 from collections.abc import Sequence
@@ -36,17 +36,17 @@ TRIAL = Trial(TransformerSpec(4, 1, 64, 4, 256, 0.0), BlockCost(1e6, 2e6, 1e6, 1
 
 
 class Boxes:
-    """Devices of one machine with equal laws; ``slowed`` maps a pass to the factor of its times."""
+    """Fake devices with equal laws; ``slowed`` has a factor for the times of each pass."""
 
     def __init__(self, slowed: Sequence[float], lost_in: int | None = None) -> None:
         self.slowed, self.lost_in = slowed, lost_in
         self.asked, self.runs = list[str](), list[list[str]]()
-        self.ways = dict[tuple[str, str], Hop]()  # by their ends; others are ``WAY``
+        self.ways = dict[tuple[str, str], Hop]()  # by their ends; the default is ``WAY``
 
     def chunk_seconds(
         self, device: DeviceAddress, dialer: object, trial: Trial, blocks: int
     ) -> list[list[float]]:
-        number = self.asked.count(device.name) // 2  # one and two blocks in each pass
+        number = self.asked.count(device.name) // 2  # each pass times one and two blocks
         self.asked.append(device.name)
         if number == self.lost_in and device.name == "device-1":
             raise LinkError("device-1: lost")
@@ -68,7 +68,7 @@ def inventory(count: int, links: str = "") -> str:
 
 
 def scripted(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The devices of an inventory's cluster are ``boxes``."""
+    """Replace the devices of an inventory's cluster with ``boxes``."""
     status = cast(Any, SimpleNamespace(busy=False, memory_bytes=1e9))
 
     def ask_all(section: InventorySection, _: object) -> list[list[SurveyedDevice]]:
@@ -91,7 +91,7 @@ def rows(out: str) -> list[list[str]]:
     return [each for each in lines if each[0].startswith("device-")]
 
 
-def test_equal_devices_get_equal_laws_though_half_of_the_passes_are_slowed(
+def test_equal_devices_get_equal_laws_even_if_half_the_passes_are_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     boxes = Boxes([1.6, 1.0])
@@ -102,8 +102,8 @@ def test_equal_devices_get_equal_laws_though_half_of_the_passes_are_slowed(
     assert boxes.asked[:8] == ["device-0", "device-0", "device-1", "device-1"] * 2
 
 
-def test_links_are_measured_apart_from_usual_hops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though devices 1 and 2 are neighbours in the file."""
+def test_links_are_measured_separately_from_usual_hops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices 1 and 2 are neighbours in the file, but their hop is a link."""
     boxes = Boxes([1.0])
     boxes.ways["device-2", "device-1"] = Hop("", "", (Trip(1, 0.1), Trip(1000, 0.1 + 999e-3)))
     *devices, link, other = measured(boxes, monkeypatch, 4, LINKS)
@@ -138,7 +138,7 @@ def test_a_link_that_cannot_be_measured_keeps_its_figures(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The others are written; a rate is never infinite."""
+    """All other measurements are written to the file; no written rate is infinite."""
     boxes, file = Boxes([1.0]), tmp_path / "boxes.yaml"
     boxes.ways[PAIRS[0]] = way
     file.write_text(inventory(4, LINKS))
@@ -189,10 +189,10 @@ def test_a_device_that_is_lost_in_a_later_pass_has_no_law(monkeypatch: pytest.Mo
     first, second = measured(boxes, monkeypatch)
     assert first.law is not None
     assert (second.law, second.fault) == (None, "device-1: lost")
-    assert boxes.asked.count("device-1") == 3  # it is not asked again
+    assert boxes.asked.count("device-1") == 3  # not timed again after the failure
 
 
-def test_steps_are_measured_with_options_and_write_and_never_begin_with_old_ones(
+def test_steps_need_options_and_write_and_start_without_old_measurements(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, asked = tmp_path / "boxes.yaml", list[tuple[object, ...]]()
@@ -220,7 +220,7 @@ def test_steps_are_measured_with_options_and_write_and_never_begin_with_old_ones
 
 
 def test_rounds_of_a_trial_run_are_shorter_if_a_step_takes_long() -> None:
-    """All steps together take at most 45 s, or twice a step in each round."""
+    """All steps together take at most 45 s, but a round has at least two steps."""
     law = AffineLaw(0.5, 0.0, 0.0, 0.0)
     assert measure.least_step_s(48, [law]) == 24.0
     assert measure.least_step_s(48, [law, law]) == 12.0

@@ -1,4 +1,4 @@
-"""Blocks and hops are timed by trial rounds, or the cause why not is reported."""
+"""Trial rounds time blocks and hops, or report why they cannot."""
 
 import time
 from dataclasses import replace
@@ -29,15 +29,15 @@ def test_a_device_times_its_chunks() -> None:
     assert min(map(min, seconds)) > 0
 
 
-def test_the_rows_that_a_frozen_stem_appends_are_part_of_a_chunk(tmp_path: Path) -> None:
-    """T5's blocks pass on the table of positions."""
+def test_a_chunk_includes_the_rows_that_a_frozen_stem_appends(tmp_path: Path) -> None:
+    """T5's blocks also pass on the table of positions."""
     stem = StemSpec(LoraSpec(spec_of(tmp_path, "t5", "decoder"), rank=3, first_block=2), 2)
     with daemons(1) as there:
         timed = chunk_seconds(neighbours(there)[0], INSECURE, replace(TRIAL, spec=stem), 1)
     assert list(map(len, timed)) == [3, 3]
 
 
-def test_a_device_that_refuses_ends_the_timing_with_its_words() -> None:
+def test_a_device_that_refuses_ends_the_timing_with_its_error() -> None:
     with (
         daemons(1, memory_bytes=1e4) as there,
         pytest.raises(LinkError, match=r"device-0.*--memory"),
@@ -56,10 +56,10 @@ def test_each_hop_is_timed_for_each_size(secured: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [FrameKind.ACTIVATION, FrameKind.GRADIENT])
-def test_what_a_hop_takes_counts_for_it_alone(
+def test_a_slow_hop_does_not_lengthen_the_times_of_other_hops(
     kind: FrameKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the offset of its ends' clocks, in both directions."""
+    """Either the activations or the gradients of one hop are slow."""
     send, delay_s = FrameStream.send, 0.4
 
     def slow(stream: FrameStream, frame: Frame) -> None:
@@ -95,10 +95,10 @@ def test_a_slow_hop_is_timed_with_small_messages_only(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("fixed_s", [0.0, 4.0])
-def test_messages_that_do_not_come_back_end_with_the_time_limit(
+def test_timing_ends_at_the_time_limit_if_messages_are_not_returned(
     fixed_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was timed before stays; without that it is an error."""
+    """Sizes that were timed before are returned; an empty result is an error."""
     _slow_gradients(monkeypatch, byte_s=1e-4, fixed_s=fixed_s)
     monkeypatch.setattr(trial_round, "_HOP_S", 1.0)
     with daemons(1) as there:
@@ -111,7 +111,7 @@ def test_messages_that_do_not_come_back_end_with_the_time_limit(
 
 
 def _slow_gradients(monkeypatch: pytest.MonkeyPatch, byte_s: float, fixed_s: float = 0.0) -> None:
-    """Devices send gradients to the stage before them slowly."""
+    """Make devices send gradients to the previous stage slowly."""
     send = FrameStream.send
 
     def slow(stream: FrameStream, frame: Frame) -> None:

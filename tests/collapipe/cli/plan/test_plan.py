@@ -1,4 +1,4 @@
-"""``collapipe plan`` as somebody with a few boxes meets it."""
+"""``collapipe plan``: errors, JSON, the table, the chart, and the documented examples."""
 
 import functools
 import json
@@ -64,7 +64,7 @@ def command(command: Command) -> Command:
 
 @pytest.fixture
 def answer(command: Command, tmp_path: Path) -> Callable[..., Any]:
-    """The JSON object for an inventory."""
+    """A function that returns the JSON output for an inventory."""
 
     def ask(text: str, *arguments: str) -> Any:
         status, out, err = command(written(tmp_path, text), "--json", *arguments)
@@ -150,7 +150,7 @@ def test_bad_input_is_one_line_and_status_2(
     assert "Traceback" not in err
 
 
-def test_energy_that_no_power_can_do_with_says_what_would_be_enough(
+def test_the_error_for_too_little_energy_names_a_sufficient_amount(
     command: Command, tmp_path: Path
 ) -> None:
     least = 4.7e6 * 0.693147 * 0.07 / (10**-0.01 * 5.0e5)  # ln 2·θ·(I + B·N_0)/(h·B)
@@ -187,7 +187,7 @@ def test_bad_options_are_one_line_and_status_2(
     assert says in err
 
 
-def test_a_missing_file_is_one_line(command: Command, tmp_path: Path) -> None:
+def test_a_missing_file_is_a_one_line_error(command: Command, tmp_path: Path) -> None:
     for path in (tmp_path / "nothing.yaml", tmp_path):
         status, out, err = command(path, "--json")
         assert (status, out, err.count("\n")) == (2, "", 1)
@@ -218,7 +218,7 @@ def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> 
     assert [point["num_segments"] for point in points] == [1, 2]
 
 
-def test_a_joint_round_has_its_names_and_adds_up(answer: Callable[..., Any]) -> None:
+def test_the_json_of_a_joint_round_has_fixed_names_and_adds_up(answer: Callable[..., Any]) -> None:
     told = answer(JOINT + "round: {drift_weight: 0.5, queues: [3]}\n")
     assert told.keys() == {"version", "clusters", "round"}
     joint = told["round"]
@@ -254,7 +254,7 @@ def test_a_round_may_choose_another_split_than_the_fastest(command: Command) -> 
     assert "chosen by the round; the fastest, S = 3, takes" in command(file)[1]
 
 
-def test_what_an_idle_unit_would_need_is_its_cheapest_channels_price(
+def test_an_idle_cluster_is_shown_with_the_energy_of_its_cheapest_channel(
     command: Command, tmp_path: Path
 ) -> None:
     cluster = JOINT[JOINT.index("  - name: workshop") : JOINT.index("channels:")]
@@ -267,7 +267,9 @@ def test_what_an_idle_unit_would_need_is_its_cheapest_channels_price(
     assert "1.57 J pay for full power" in " ".join(out.split())
 
 
-def test_who_has_no_channel_is_idle(command: Command, tmp_path: Path) -> None:
+def test_clusters_without_a_channel_are_idle_and_the_reason_is_shown(
+    command: Command, tmp_path: Path
+) -> None:
     cluster = JOINT[JOINT.index("  - name: workshop") : JOINT.index("channels:")]
     second = cluster.replace("workshop", "garage")
     third = cluster.replace("workshop", "shed").replace("energy_j: 10,", "energy_j: 0.001,")
@@ -280,8 +282,8 @@ def test_who_has_no_channel_is_idle(command: Command, tmp_path: Path) -> None:
     assert "shed: at any power its upload costs more than" in out
 
 
-def test_a_proof_names_its_family(command: Command, tmp_path: Path) -> None:
-    """Replicas are of another one, and may be faster."""
+def test_a_proof_names_the_kind_of_plans_that_it_covers(command: Command, tmp_path: Path) -> None:
+    """The proof does not cover replicas, which may be faster."""
     out = " ".join(command(written(tmp_path, JOINT))[1].split())
     assert "no pipeline of single devices is faster under this law (gap 0)" in out
     assert "no round of such pipelines is better under this law (gap 0)" in out
@@ -305,7 +307,9 @@ def test_help_lists_the_solvers_and_the_page(command: Command) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CLUSTER_SOLVERS))
-def test_every_solver_answers_or_says_why_not(command: Command, tmp_path: Path, name: str) -> None:
+def test_every_solver_returns_a_plan_of_all_blocks(
+    command: Command, tmp_path: Path, name: str
+) -> None:
     roomy = INVENTORY.replace("max_blocks: 6", "max_blocks: 12")
     exact = json.loads(command(written(tmp_path, roomy), "--json")[1])["clusters"][0]
     status, out, err = command(written(tmp_path, roomy), "--json", "--solver", name)
@@ -317,7 +321,7 @@ def test_every_solver_answers_or_says_why_not(command: Command, tmp_path: Path, 
     assert held == [12, 12] if name == "vanilla_fl" else sum(held) == 12
 
 
-def test_no_answer_is_printed_that_breaks_a_constraint(
+def test_a_plan_that_breaks_a_constraint_is_not_printed(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_fast(problem: ClusterProblem, rng: object) -> ClusterSolution:
@@ -332,7 +336,9 @@ def test_no_answer_is_printed_that_breaks_a_constraint(
     assert "latency" in err
 
 
-def test_a_budget_without_power_is_told_on_standard_error(command: Command, tmp_path: Path) -> None:
+def test_an_energy_budget_without_power_is_noted_on_standard_error(
+    command: Command, tmp_path: Path
+) -> None:
     text = INVENTORY.replace("        power_w: 15\n", "")
     status, out, err = command(written(tmp_path, text), "--json")
     assert (status, err.count("\n")) == (0, 1)
@@ -353,7 +359,7 @@ def test_a_budget_without_power_is_told_on_standard_error(command: Command, tmp_
         ("overlap", "max_blocks: 6\n        power_w: 1\n        energy_j: 8.3"),
     ],
 )
-def test_the_table_tells_memory_idleness_and_what_an_even_split_costs(
+def test_the_table_shows_memory_idle_times_and_the_cost_of_an_even_split(
     command: Command, tmp_path: Path, latency: str, limit: str
 ) -> None:
     text = INVENTORY.replace("overlap", latency).replace("8.0e9", "1.0e9")
@@ -384,7 +390,7 @@ clusters:
 """
 
 
-def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_path: Path) -> None:
+def test_the_table_shows_whether_a_language_model_fits(command: Command, tmp_path: Path) -> None:
     folder(tmp_path, "llama", vocab_size=500)
     spec, vocabulary = LoraSpec(HuggingFaceSpec(str(tmp_path / "llama"))), Vocabulary(500, 0, 0, 0)
     cost, head = measure_cost(spec, 12, 8), head_flops(spec, vocabulary, 12)
@@ -401,7 +407,7 @@ def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_pat
     (tokens_per_s,) = re.findall(r"fits on 1 device or more; box-0 .*; ([\d.]+) tokens/s", out)
     assert float(tokens_per_s) == pytest.approx(8 * 12 / float(latency_s), rel=0.01)
     assert len(re.findall(r"box-\d [\d.]+ of [\d.]+ kB(?=[,;])", out)) == 2
-    own = [500 * 16 * 4, 500 * 16 * 4 + 16 * 4]  # the head has a norm as well
+    own = [500 * 16 * 4, 500 * 16 * 4 + 16 * 4]  # the head also has a norm
     embedding, of_head = (amount(each, "B") for each in own)
     assert f"embedding {embedding} on the control unit; head {of_head} there or" in out
     assert f"{three_digits(head / cost.flops)} blocks' work counted" in out
@@ -422,10 +428,12 @@ def test_the_table_tells_whether_a_language_model_fits(command: Command, tmp_pat
     fixed = CAUSAL.replace("false", "auto").replace(
         "tokens: 12", f"tokens: 12, block_bytes: {cost.block_bytes}"
     )
-    assert ask(1.1 * cost.block_bytes, fixed)[0] == 2  # a given figure is of one way
+    assert (
+        ask(1.1 * cost.block_bytes, fixed)[0] == 2
+    )  # given figures are used with and without recomputation
 
 
-def test_an_even_split_beyond_the_limits_is_told_so(command: Command, tmp_path: Path) -> None:
+def test_an_even_split_beyond_the_limits_is_marked(command: Command, tmp_path: Path) -> None:
     text = INVENTORY.replace("max_blocks: 6", "max_blocks: 5")
     out = " ".join(command(written(tmp_path, text))[1].split())
     assert "times as long; beyond the limits of pi-1 " in out
@@ -448,7 +456,7 @@ def test_the_table_fits_80_columns_and_needs_no_colour(
     assert re.search(rf"^{name} .*(\d+% +){{3}}\d+%$", command(written(tmp_path, long))[1], re.M)
 
 
-def test_no_line_is_so_narrow_that_a_name_is_cut(
+def test_names_are_not_cut_on_a_narrow_terminal(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
@@ -457,7 +465,7 @@ def test_no_line_is_so_narrow_that_a_name_is_cut(
     assert re.search(r"^jetson +\d+-\d+ .* \d+%$", out, re.MULTILINE)
 
 
-def test_whom_its_energy_keeps_out_is_told(command: Command, tmp_path: Path) -> None:
+def test_a_device_excluded_by_its_energy_is_reported(command: Command, tmp_path: Path) -> None:
     text = INVENTORY.replace("energy_j: 500", "energy_j: 0.001").replace("blocks: 6", "blocks: 12")
     assert "jetson 0.001 J: a block needs 36.7 J" in command(written(tmp_path, text))[1]
     poor = text.replace("energy_j: 0.001", "energy_j: 36.7")
@@ -469,7 +477,9 @@ def test_an_even_split_is_not_compared_with_itself(command: Command, tmp_path: P
     assert "even split" not in command(written(tmp_path, INVENTORY), "--solver", "gpipe")[1]
 
 
-def test_a_lone_device_says_which_hop_is_counted(command: Command, tmp_path: Path) -> None:
+def test_the_table_of_a_single_device_says_which_hop_is_counted(
+    command: Command, tmp_path: Path
+) -> None:
     lone = re.sub("      - name: pi-1\n.*\n.*\n", "", INVENTORY)
     out = command(written(tmp_path, lone))[1]
     assert "hop         to the next device; the last one's, back to the control unit" in out
@@ -480,12 +490,12 @@ def test_a_lone_device_says_which_hop_is_counted(command: Command, tmp_path: Pat
     assert "m = 1 micro-batch of 1 sample\n" in out
 
 
-def test_a_name_is_shown_as_it_is(command: Command, tmp_path: Path) -> None:
+def test_markup_in_a_name_is_shown_literally(command: Command, tmp_path: Path) -> None:
     text = INVENTORY.replace("name: jetson", 'name: "[red]a[/red]"')
     assert "[red]a[/red]" in command(written(tmp_path, text))[1]
 
 
-def test_replicas_are_told_apart_from_segments(command: Command, tmp_path: Path) -> None:
+def test_replicas_are_described_differently_from_segments(command: Command, tmp_path: Path) -> None:
     roomy = INVENTORY.replace("max_blocks: 6", "max_blocks: 12")
     _, out, _ = command(written(tmp_path, roomy), "--solver", "vanilla_fl")
     assert "every device trains the whole encoder on 32 samples" in out
@@ -507,8 +517,10 @@ def test_the_chart_is_drawn_the_same_every_time(
     assert first.startswith(b"\x89PNG" if suffix.lower() == "png" else b"<?xml")
 
 
-def test_a_head_that_counts_has_a_row(command: Command, tmp_path: Path) -> None:
-    """Of a cluster alone, as in a round: the batch ends with it."""
+def test_a_counted_head_has_a_row_in_the_table_and_the_chart(
+    command: Command, tmp_path: Path
+) -> None:
+    """Only the inventory of the language model has figures of its head."""
     chart, file = tmp_path / "chart.svg", ROOT / "docs" / "examples" / "language-model.yaml"
     for text, counts in ((file.read_text(), True), (INVENTORY, False)):
         text = text.replace("name: qwen2.5-1.5b", f"name: {file.parent / 'qwen2.5-1.5b'}")
@@ -517,7 +529,9 @@ def test_a_head_that_counts_has_a_row(command: Command, tmp_path: Path) -> None:
         assert ("<!-- head -->" in chart.read_text()) == counts
 
 
-def test_a_head_of_which_the_file_says_too_little_is_told(command: Command, tmp_path: Path) -> None:
+def test_a_head_with_missing_figures_is_reported_as_not_counted(
+    command: Command, tmp_path: Path
+) -> None:
     speed = INVENTORY.replace("    devices:\n", "    control_unit: {block_s: 1}\n    devices:\n")
     assert re.search(
         r"\nhead +not counted without model\.head_blocks\n", command(written(tmp_path, speed))[1]
@@ -530,7 +544,7 @@ def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None
     assert (status, err) == (0, "")
 
 
-def test_a_chart_that_cannot_be_written_is_one_line(command: Command, tmp_path: Path) -> None:
+def test_an_unwritable_chart_is_a_one_line_error(command: Command, tmp_path: Path) -> None:
     (tmp_path / "chart.svg").mkdir()
     status, out, err = command(
         written(tmp_path, INVENTORY), "--json", "--plot", tmp_path / "chart.svg"
@@ -539,11 +553,11 @@ def test_a_chart_that_cannot_be_written_is_one_line(command: Command, tmp_path: 
     assert "is a folder; name a file" in err
 
 
-# What it loads, and what the documentation shows
+# Imported libraries and documented output
 
 
-def test_planning_loads_nothing_heavy(tmp_path: Path) -> None:
-    """For a cluster and for a round."""
+def test_planning_imports_no_heavy_libraries(tmp_path: Path) -> None:
+    """The command plans a cluster and a round."""
     script = (
         "import sys\nfrom collapipe.cli.app import main\n"
         "for file in sys.argv[1:]:\n"
@@ -583,7 +597,7 @@ def test_the_page_shows_what_the_command_prints(
 
 
 def without_times(table: str) -> str:
-    """The table but for how long solvers took, and where its lines break."""
+    """The table without the solvers' times, with single spaces."""
     return re.sub(r"\s+", " ", re.sub(r"found\s+by\s+\w+\s+in\s+\S+\s+\w+", "", table))
 
 
@@ -626,8 +640,10 @@ clusters:
 """
 
 
-def test_a_plan_crosses_the_slow_link_of_two_rooms_once(command: Command, tmp_path: Path) -> None:
-    """The table, JSON and chart have this hop's time."""
+def test_a_plan_crosses_the_slow_link_between_two_rooms_once(
+    command: Command, tmp_path: Path
+) -> None:
+    """The table shows the time of this hop."""
     file, chart = written(tmp_path, ROOMS), tmp_path / "plan.svg"
     told = json.loads(command(file, "--json")[1])["clusters"][0]
     order = [each["device"] for each in told["segments"]]
@@ -646,7 +662,7 @@ def test_a_plan_crosses_the_slow_link_of_two_rooms_once(command: Command, tmp_pa
 
 
 def test_a_shared_stage_has_rows_and_a_sync(command: Command, tmp_path: Path) -> None:
-    """Two thirds of the rows are the fast device's; the table, JSON and chart show it."""
+    """The fast device gets two thirds of the rows; JSON, table and chart show the shared stage."""
     file, chart = written(tmp_path, ADAPTERS), tmp_path / "plan.svg"
     told = json.loads(command(file, "--json", "--solver", "shared")[1])["clusters"][0]
     rows = {each["device"]: each["rows"] for each in told["segments"]}
@@ -659,10 +675,10 @@ def test_a_shared_stage_has_rows_and_a_sync(command: Command, tmp_path: Path) ->
     assert "adding the gradients of a shared stage" in chart.read_text()
 
 
-def test_the_default_names_a_faster_plan_with_shared_stages(
+def test_the_default_mentions_a_faster_plan_with_shared_stages(
     command: Command, tmp_path: Path
 ) -> None:
-    """It is the last line, and has the time of the plan that its option prints."""
+    """The last line has the time of the plan that ``--solver shared`` prints."""
     file = written(tmp_path, ADAPTERS)
     exact, shared = (
         json.loads(command(file, "--json", "--solver", name)[1])["clusters"][0]["latency_s"]
@@ -698,7 +714,7 @@ def test_the_default_names_a_faster_plan_with_shared_stages(
         ),
     ],
 )
-def test_no_plan_is_named_that_is_not_faster_or_takes_long_to_find(
+def test_a_plan_that_is_not_faster_or_slow_to_find_is_not_mentioned(
     command: Command, tmp_path: Path, text: str, options: list[str]
 ) -> None:
     assert "with stages that devices share" not in command(written(tmp_path, text), *options)[1]
@@ -707,7 +723,7 @@ def test_no_plan_is_named_that_is_not_faster_or_takes_long_to_find(
 def test_a_device_needs_memory_for_the_gradients_that_it_receives(
     command: Command, tmp_path: Path
 ) -> None:
-    """Without them, the slow one has four rows."""
+    """If gradients needed no memory, the slow device would get four rows and not three."""
     text = ADAPTERS.replace("1.0e4}", "2.0e5, block_bytes: 1.0e6}")
     text = text.replace("fast, ", "fast, memory_bytes: 5.0e6, ")
     file = written(tmp_path, text.replace("slow, ", "slow, memory_bytes: 4.3e6, "))
@@ -716,9 +732,7 @@ def test_a_device_needs_memory_for_the_gradients_that_it_receives(
     assert re.search(r"slow\s+0-3, 3 rows of 12\s+4\.25 of 4\.3 MB", out)
 
 
-def test_sharing_that_the_file_cannot_describe_is_explained(
-    command: Command, tmp_path: Path
-) -> None:
+def test_missing_figures_for_shared_stages_are_explained(command: Command, tmp_path: Path) -> None:
     file = written(tmp_path, ADAPTERS.replace(", trained_bytes: 1.0e4", ""))
     out = " ".join(command(file, "--solver", "shared")[1].split())
     assert "no stage can be shared: devices need d2d_rate_bps" in out
@@ -733,10 +747,10 @@ def test_a_round_that_prices_segments_refuses_shared_stages(
     assert "round.segment_price=none" in err
 
 
-def test_a_device_has_room_for_the_blocks_that_it_is_said_to_hold(
+def test_the_blocks_named_in_an_error_fit_into_the_devices_memory(
     command: Command, tmp_path: Path
 ) -> None:
-    """Wherever it stands in the pipeline, and in as many micro-batches as the message names."""
+    """The error gives a number of blocks, a memory and the bytes of a block for each device."""
     devices = (f"{{name: {n}, flops_per_s: 1e10, memory_bytes: {n[1:]}e6}}" for n in ("a60", "b61"))
     text = "batch_size: 64\nmodel: {name: transformer, num_blocks: 12, tokens: 40}\n"
     text += f"clusters: [{{name: workshop, devices: [{', '.join(devices)}]}}]\n"
