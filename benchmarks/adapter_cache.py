@@ -3,7 +3,7 @@
     python benchmarks/adapter_cache.py --data ../shared/data
 
 Trains LoRA adapters in all blocks, and in the last blocks with and without a cache. All runs have
-the same initial weights and batches, run one after the other, and begin with an empty user's cache.
+the same initial weights and batches. They run one after the other, each with an empty user's cache.
 Epochs are whole rounds. Seconds are the processor time of the units' threads, which other load does
 not change, and the modelled clock. Prints a table and writes ``adapter_cache.json``. Finished runs
 are not repeated. Runs with and without a cache must end with the same weights.

@@ -6,9 +6,8 @@ Both sides take turns and use the same SuperLink with TLS and node keys, and thr
 is ``collapipe unit``, which trains a step of a model of two tiny blocks. The other is Flower's
 SuperNode, whose app returns equally many arrays of the same size. Prints the medians and their
 ratio with a 95 % interval over the turns. Also prints times that CollaPipe's units report: the work
-for a round, the delay from a round's message to its first micro-batch, and the first message. Then
-compares rounds with masked updates with rounds without masks in the same way. Writes
-``deployed_round.json``.
+for a round, the delay until its first micro-batch, and the first message. Then compares masked
+rounds with rounds without masks in the same way. Writes ``deployed_round.json``.
 """
 
 import argparse

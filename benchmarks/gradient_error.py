@@ -9,9 +9,9 @@ way up, or the gradient on the way down.
 
 For each precision it prints ρ = E‖g_q − g‖² / ‖g‖² and the squared bias ‖E g_q − g‖² / ‖g‖². The
 bias is estimated without its sampling error, so it may be below 0. It also prints ρ relative to φ²,
-the largest ‖g‖² of the training's stages, and ‖δ − δ_q‖² / ‖δ‖² of a round's change of weights δ.
-The gain is ρ relative to φ², divided by ‖a − a_q‖² / ‖a‖² of stochastically rounded activations a.
-Units measure the latter and multiply it by the gain.
+the largest ‖g‖² of the training's stages. For a round's change of weights δ it prints ‖δ − δ_q‖² /
+‖δ‖². The gain is ρ relative to φ², divided by ‖a − a_q‖² / ‖a‖² of stochastically rounded
+activations a. Units measure the latter and multiply it by the gain.
 
 The table shows the worst task and stage. It also shows the time of encoding and decoding as a share
 of a batch's time in the head. ``gradient_error.json`` contains all figures.

@@ -3,7 +3,7 @@
     python benchmarks/learning.py mr_en --data ../shared/data --seeds 5
     python benchmarks/learning.py mr_en --data ../shared/data --precisions int8 int4 auto
 
-For each seed all sides start from the same weights and train on the same samples; each step of the
+For each seed all sides start from the same weights and train on the same samples. Each step of the
 loop takes the union of the units' batches. With ``--precisions`` CollaPipe also runs in each of
 them. Two jobs run at a time, with one thread each. Prints a table with the paired 95 % interval of
 the difference (Student's t). Writes ``EXPERIMENT.json``, and ``EXPERIMENT.png`` with the curves.

@@ -2,10 +2,10 @@
 
     python -m benchmarks.liars --data ../shared/data --seeds 3
 
-The unit trains like the others. Then it sends the received weights minus its change (``flipped``),
-minus four times its change, whose norm is within the limit (``turned back``), or plus a thousand
-times its change (``scaled``). Prints the accuracy on the test rows, with the smallest and largest
-of the seeds, and how often the unit was excluded.
+The unit trains like the others. Then it sends the received weights plus a multiple of its change:
+−1 (``flipped``), −4, whose norm is within the limit (``turned back``), or 1,000 (``scaled``).
+Prints the accuracy on the test rows, with the smallest and largest of the seeds, and how often the
+unit was excluded.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """An ordinary PyTorch loop: one process, one model, one optimiser, no federation.
 
 Benchmarks compare CollaPipe with this loop. Each of its steps takes the union of the units' batches
-of that step, so that it trains on the same samples in the same order.
+of that step. So it trains on the same samples in the same order.
 """
 
 import time

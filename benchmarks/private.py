@@ -4,8 +4,8 @@
 
 ``mr_en`` and ``toutiao15_lora`` train adapters in MiniLM's last block, ``mr_en_full`` all of
 MiniLM, ``toutiao15`` a small BERT from random weights. Units are simulated nodes that take one step
-in a round. ``none`` averages updates without clipping. ``clipped`` clips them to a norm that most
-updates reach. The other rules add noise from the operating system's random source, such that ε has
+in a round. ``none`` averages updates without clipping. ``clipped`` clips them to about the norm of
+most updates. The other rules add noise from the operating system's random source, such that ε has
 the given value after the last round. Prints each run's accuracy on the test rows, and how well
 losses distinguish training rows from other rows (``collapipe audit``'s advantage). Finally prints
 mean, minimum and maximum of both over the seeds.

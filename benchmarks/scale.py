@@ -3,11 +3,11 @@
     python -m benchmarks.scale --units 10 100 1000 --runtimes local simulation --planned 10000
     python -m benchmarks.scale --model bert --channels 3 --rounds 4 --units 6 12 --planned
 
-Each run is a separate process with a tiny model, or a BERT of 13 million weights, with AdamW, 8
-rows a unit and ten channels. Prints the seconds to the end of the first round and the median of
-later rounds. Prints the peak memory of the largest process that is not a simulation's worker, and
-of the largest worker. Prints the exponent by which each of these grows. Then prints the seconds of
-the scheduler alone, for units whose clusters and uplinks are drawn from the presets.
+Each run is a separate process, with a tiny model or a BERT of 13 million weights, AdamW, 8 rows a
+unit and ten channels. Prints the seconds to the end of the first round and the median of later
+rounds. Prints the peak memory of the largest process that is not a simulation's worker, and of the
+largest worker. Prints the exponent by which each of these grows. Then prints the seconds of the
+scheduler alone, for units whose clusters and uplinks are drawn from the presets.
 """
 
 import argparse

@@ -9,8 +9,8 @@ the first round whose training loss is at most the target. In the paper's world 
 planned, and the time is the clock after the last round. Runs of one seed have equal rows, initial
 weights, devices and channels.
 
-Prints a row for each world: the mean number of segments, means over the seeds with 95 % intervals
-(Student's t), and the difference in percent, paired by seed. Writes ``segment_price.json``.
+Prints a row for each world: the mean number of segments, mean seconds with 95 % intervals
+(Student's t), and their difference in percent, paired by seed. Writes ``segment_price.json``.
 Finished runs are not repeated.
 """
 

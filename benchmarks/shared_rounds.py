@@ -4,11 +4,11 @@
 
 Three units take part in each of five planned rounds, with channels and powers that minimise the
 round's time. CollaPipe plans with solver ``shared``. It combines the exact pipeline of single
-devices and VanillaFL, whose devices hold the whole encoder and whose time has no sync, as in the
-paper. The cases combine presets ``paper`` and ``edge``, and LoRA or all weights; blocks have BERT
-base's size, the law is ``flow_shop``. Either activations are uploaded too, or the head is on the
-control unit. All times are modelled. Prints how far the delay is below each of the two, means over
-the seeds with 95 % intervals (Student's t). Writes ``shared_rounds.json``.
+devices and VanillaFL. As in the paper, VanillaFL's devices hold the whole encoder, and its time
+includes no sync. The cases combine presets ``paper`` and ``edge``, and LoRA or all weights; blocks
+have BERT base's size, the law is ``flow_shop``. Either activations are uploaded too, or the head is
+on the control unit. All times are modelled. Prints how far the delay is below each of the two,
+means over the seeds with 95 % intervals (Student's t). Writes ``shared_rounds.json``.
 """
 
 import argparse

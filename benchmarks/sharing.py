@@ -12,8 +12,8 @@ Prints how far the plans of Asteroid's and AdaPtis' rules are from it, how often
 how long ``shared`` takes. Writes ``sharing.json``. Every solution is verified and has gap 0.
 
 Then measures times and gaps for 10 to 24 devices and L = 24, and the time of a joint round. It also
-measures the gain if memory is counted for each device's place under 1F1B, and not as for the first
-device (with 0.6 of the binding memory, law ``overlap``, m ≤ 16).
+measures the gain of counting memory for each device's place under 1F1B instead of the first place.
+There devices have 0.6 of the binding memory; law ``overlap``, m ≤ 16.
 """
 
 import argparse

@@ -7,10 +7,10 @@ tokens, L = 12, b = 64. A discrete-event simulation runs the forward and backwar
 micro-batch on each device, which sends while it computes; the head takes no time. Each device
 executes the most urgent ready job, by the best of three rules.
 
-A local search moves single blocks until no move is faster, for each order of each set of devices
-and m = 2, 4 … 64. It searches plans with one stage per device, and pipelines that pass all devices,
-or the first one, a second time. Prints how far the best of the latter is from the best with one
-stage per device, and from the plan that may share stages. Writes ``two_stages.json``.
+A local search moves single blocks until no move is faster. It runs for each order of each set of
+devices and m = 2, 4 … 64. It searches plans with one stage per device, and pipelines that pass all
+devices, or the first one, a second time. Prints how far the best of the latter is from the best
+with one stage per device, and from the plan that may share stages. Writes ``two_stages.json``.
 """
 
 import argparse

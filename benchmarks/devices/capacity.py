@@ -1,7 +1,7 @@
 """All processes together train a model that no process could train within its memory limit.
 
-Cgroups enforce the limit. The control unit's peak is compared with the sum of the encoder's
-weights, the training state of two blocks, and the memory of its embedding and decoder.
+Cgroups enforce the limit. The control unit's peak is compared with a sum: interpreter and
+libraries, the encoder's weights, the training state of two blocks, embedding and decoder.
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-"""The receiver of a hop: acknowledges frames of a stream with mutual TLS, and the same number of
-bytes from a plain TCP connection. benchmarks/devices/hop.py starts it.
+"""The receiver of a hop, which benchmarks/devices/hop.py starts. It acknowledges frames of a stream
+with mutual TLS, and the same number of bytes from a TCP connection.
 
     python -m benchmarks.devices.hop_end HOST CREDENTIALS
 

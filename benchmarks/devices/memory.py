@@ -2,8 +2,7 @@
 model.
 
 Peaks are of the whole resident set, with interpreter and libraries. Also compares the memory that a
-segment adds to a daemon, which has trained a tiny one before, with the bytes that the planner
-counts for the device's place.
+segment adds to a warm daemon with the planned bytes of its place.
 """
 
 import multiprocessing

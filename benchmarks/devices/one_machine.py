@@ -1,6 +1,6 @@
-"""README's example on daemons of this machine against the same run in one process, in turns:
-samples per second of training in later rounds, and seconds from a round's start to its first
-micro-batch."""
+"""README's example on daemons of this machine against the same run in one process, in turns.
+Measures samples per second of training in later rounds, and seconds from a round's start to its
+first micro-batch."""
 
 import statistics
 import tempfile

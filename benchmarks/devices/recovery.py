@@ -1,5 +1,5 @@
-"""Time from the end of a device (SIGKILL) to the next micro-batch in the head: the recovery of a
-round, against a restart from a checkpoint.
+"""Time from the end of a device (SIGKILL) to the next micro-batch in the head: recovery against a
+restart from a checkpoint.
 
 A restart reads the checkpoint, connects, sends all blocks, and repeats the steps up to the same
 micro-batch.

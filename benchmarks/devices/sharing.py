@@ -1,12 +1,12 @@
 """Shared stages on daemons with quotas and links of limited rate: measured and planned gains.
 
-Three rules plan the same rounds in turns: the exact pipeline of single devices, ``auto``, which may
-share stages, and VanillaFL, whose devices all hold the whole encoder. The inventory describes each
-device by a block's times on one core of this machine, measured before, and by its quota. For
-``auto``, a trial run measures the steps before each run. A rule's gain is how far the median of its
-rounds is below the median of the exact pipeline; the first two rounds of each turn do not count.
-The plan shown is that of the last round: if it equals the plan of ``exact``, the gain is this
-machine's noise.
+Three rules plan the same rounds in turns: the exact pipeline of single devices, ``auto`` with
+stages that may be shared, and VanillaFL with the whole encoder on each device. The inventory
+describes each device by a block's times on one core of this machine, measured before, and by its
+quota. For ``auto``, a trial run measures the steps before each run. A rule's gain is how far the
+median of its rounds is below the median of the exact pipeline. The first two rounds of each turn do
+not count. The table shows the plan of the last round. If it equals the plan of ``exact``, the gain
+is this machine's noise.
 """
 
 import statistics

@@ -1,5 +1,5 @@
-"""Tokens per second and memory with a GPU: in one process, with two devices of which one
-computes on the GPU, and in a plain peft loop."""
+"""Tokens per second and memory with a GPU: in one process, with one of two devices on the GPU,
+and in a plain peft loop."""
 
 import subprocess
 import tempfile

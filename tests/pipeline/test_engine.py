@@ -396,7 +396,7 @@ class _SlowHead(_LoggingHead):
     """A head that is never ready, so callers wait for its answers."""
 
     def ready(self, micro_batch: int) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
 

@@ -77,7 +77,7 @@ def test_targets_may_have_gaps() -> None:
 
 
 def test_a_micro_batch_without_targets_keeps_a_column() -> None:
-    """So its shapes are like those of other micro-batches; its loss is 0."""
+    """The column gives it the same number of dimensions as other micro-batches; its loss is 0."""
     targets = torch.tensor([[3, 4], [IGNORED, IGNORED]])
     second = split(Batch(torch.ones(2, 2).long(), torch.ones(2, 2).bool(), targets), 2)[1]
     assert second.targets.tolist() == [[IGNORED]]

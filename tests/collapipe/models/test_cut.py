@@ -37,7 +37,7 @@ def spec_for(tmp_path: Path, kind: str) -> ModelSpec:
 
 
 def drawn(spec: ModelSpec) -> SplitModel:
-    """The fresh model of one seed, as a run's first model is drawn."""
+    """A random model of one seed, drawn as a run draws its initial model."""
     torch.manual_seed(3)
     return SplitModel(spec, VOCABULARY)
 

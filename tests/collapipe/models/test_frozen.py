@@ -71,7 +71,7 @@ def test_frozen_parts_of_derived_models_are_found_in_the_folder(
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_weights_in_another_type_are_converted(tmp_path: Path, quantization: str | None) -> None:
-    """Scales of quantised weights have the type in which the layer computes."""
+    """Scales of quantised weights are converted too, to the type in which the layer computes."""
     base = model(tmp_path, "llama", "causal", torch.bfloat16)
     built = SplitModel(spec := LoraSpec(base, rank=2, quantization=quantization), VOCABULARY)
     for dtype in (torch.float32, torch.float64):

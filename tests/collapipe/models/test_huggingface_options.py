@@ -91,8 +91,7 @@ def test_a_name_without_a_model_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_all_layers_of_a_causal_model_are_blocks_by_default(tmp_path: Path, name: str) -> None:
-    """The head is the last norm and the output layer; the loss equals that of the original
-    model."""
+    """The head is the last norm and the output layer; the loss equals the original model's loss."""
     path = folder(tmp_path, name, **without_dropout(name))
     spec = HuggingFaceSpec(str(path))
     model = SplitModel(cast(ModelSpec, spec), VOCABULARY).double()

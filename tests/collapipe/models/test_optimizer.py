@@ -1,4 +1,4 @@
-"""Optimiser steps equal those of torch's optimisers bit for bit."""
+"""Optimiser steps have the bits of torch's optimisers."""
 
 import pytest
 import torch

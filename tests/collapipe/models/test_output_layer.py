@@ -1,4 +1,4 @@
-"""Loss and predictions in pieces equal those of all logits at once, and need little memory."""
+"""Computing logits in pieces gives the same loss and predictions, with little memory."""
 
 from collections.abc import Callable
 from pathlib import Path

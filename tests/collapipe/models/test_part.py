@@ -90,7 +90,7 @@ def test_a_norm_that_is_not_finite_is_an_error(bad: float, clip_norm: float | No
 def test_a_part_with_loaded_weights_and_state_takes_the_same_steps(
     settings: OptimizerSettings,
 ) -> None:
-    """The bits equal those of the uninterrupted part; state of other parts is ignored."""
+    """The part has the bits of the uninterrupted part; state of other parts is ignored."""
     stayed = Part("blocks.3", linear(), settings)
     for seed in range(2):
         give_gradients(stayed.module, seed)

@@ -40,7 +40,7 @@ def adapted(base: ModelSpec, last_blocks: int) -> StemSpec:
 
 
 def drawn(spec: ModelSpec) -> SplitModel:
-    """The fresh model of one seed, as a run's first model is drawn."""
+    """A random model of one seed, drawn as a run draws its initial model."""
     torch.manual_seed(3)
     return SplitModel(spec, VOCABULARY)
 

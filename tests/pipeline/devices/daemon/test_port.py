@@ -1,4 +1,4 @@
-"""A daemon's port refuses callers without valid credentials before any method runs."""
+"""A daemon's port refuses unauthorised callers before any method runs."""
 
 import queue
 import threading
@@ -67,7 +67,7 @@ def ended(channel: grpc.Channel, method: str) -> grpc.StatusCode:
         (_device_certificate, (CONTROL, *QUESTIONS), grpc.StatusCode.UNAUTHENTICATED),
     ],
 )
-def test_callers_without_valid_credentials_are_refused(
+def test_unauthorised_callers_are_refused(
     caller: Caller,
     refused: tuple[str, ...],
     code: grpc.StatusCode,
