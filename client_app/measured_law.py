@@ -253,7 +253,7 @@ def _devices(before: StepLaw, now: StepLaw) -> dict[str, DeviceTimes]:
     for name, each in now.devices.items():
         old = before.devices.get(name, each)
         times = replace(each, forward_share=_mean(old.forward_share, each.forward_share))
-        if not _differ(old, each.rows):  # else both numbers of rows are in the new times
+        if not _differ(old, each.rows):  # else the new times have both numbers of rows
             times = replace(
                 times,
                 send_s=_mean(old.send_s, each.send_s),
@@ -292,7 +292,7 @@ def _device(
     if old and described_s and _differ(old, rows):
         old_s = old.slowness * described.compute(1, old.rows) + old.launch_s
         slope = (block_s - old_s) / (described_s - described.compute(1, old.rows) or math.inf)
-        if 0 < slope < ratio:  # else it is noise
+        if 0 < slope < ratio:  # other slopes are noise
             ratio, launch_s = slope, block_s - slope * described_s
     elif old and (expected_s := old.slowness * described_s + old.launch_s):
         slower = block_s / expected_s  # both parts

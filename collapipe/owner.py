@@ -52,9 +52,9 @@ _SERVERS = "root", "validation_file", "test_file"
 _SHARED = "shuffle", "max_eval_samples", "tokenizer", "tokenizer_min_rows"
 _DEFAULTS = {field.name: field.default for field in fields(DataSettings)}
 _PARTITIONER = "flwr_datasets.partitioner.IidPartitioner"  # as in conf/partitioner/iid.yaml
-_OF_TASKS = "root", "synthetic"  # options of tasks that are those of the section data
+_OF_TASKS = "root", "synthetic"  # options of tasks that repeat options of the section data
 _MIN_ROWS = "data.tokenizer_min_rows"
-# Errors whose messages have no values of the owner's rows and files.
+# Messages of these errors contain no values of the owner's rows and files.
 _OF_THE_RUN = (
     BudgetSpentError,
     CancelledRoundError,

@@ -169,7 +169,7 @@ def _with_heir(
     place, needed = min(lost), 0
     for shared, row in groupby(enumerate(segments), key=lambda pair: bool(pair[1].shares)):
         of_row = [k in lost for k, _ in row]
-        needed += sum(of_row) if shared else all(of_row)  # else neighbours take over
+        needed += sum(of_row) if shared else all(of_row)  # a neighbour can take over
     kept = {k: each for k, each in enumerate(segments) if each.shares and k not in lost}
     if needed > len(spare) + sum(len(each.devices) - 1 for each in kept.values()):
         return

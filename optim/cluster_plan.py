@@ -80,7 +80,7 @@ def cluster_problem(
         gradient_s=uplink.gradient_s / steps if uplink else 0.0,
         in_flight=in_flight(schedules(request.schedule, measured=False)[0], len(devices)),
     )
-    if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
+    if request.partition == "vanilla_fl":  # all devices share the batch
         problem = problem.sharing()
     law, kept = cluster.step if cluster.real_devices else None, request.kept_by(cluster.unit)
     if law is not None:

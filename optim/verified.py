@@ -236,7 +236,7 @@ def _possible(front: Sequence[Partition], problem: ClusterProblem) -> list[Parti
                 filter(None, (plan, *found, *others)), key=lambda each: each.latency_s, default=None
             )
         if plan is not None:
-            kept = plan.latency_s == point.latency_s  # else its range of uplink times is another
+            kept = plan.latency_s == point.latency_s  # else its range of uplink times differs
             plans.append(replace(plan, fastest_s=point.fastest_s) if kept else plan)
     return plans
 

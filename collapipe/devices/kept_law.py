@@ -7,7 +7,7 @@ from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.step_law import StepLaw
 from collapipe.tensors import Tensors
 
-_MOST_BYTES = 2**18  # of a law with the most devices, whose names have the most letters
+_MOST_BYTES = 2**18  # enough for the most devices with the longest names
 _LAW = TypeAdapter(StepLaw)
 _NAME = "law"
 LARGEST = {_NAME: torch.empty(_MOST_BYTES, dtype=torch.uint8, device="meta")}

@@ -120,7 +120,7 @@ def main() -> None:
         ((how, conversations),) = json.loads(line).items()
         method = template.prompt if how == "prompt" else template.answers
         for messages in conversations:
-            # Their signals end the process, whatever it does.
+            # The signals of these limits end the process.
             left += given["cpu_s_each"] * len(messages)
             signal.setitimer(signal.ITIMER_PROF, left)
             signal.setitimer(signal.ITIMER_REAL, given["wall_s"])

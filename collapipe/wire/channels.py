@@ -23,7 +23,7 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),  # a unit dials its server directly, even if HTTP uses a proxy
     ("grpc.keepalive_time_ms", 2000),
-    # Also the limit for what a slow link has not acknowledged: frames tell earlier who is silent.
+    # A slow link may take this long to acknowledge data; silence is noticed by frames.
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),

@@ -21,11 +21,11 @@ from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 
 PIECE_BYTES = 512 * 1024  # most of a message
-_LEAST_PIECE_BYTES = 64 * 1024  # of a slow link, which no message may occupy for long
-_SLOW_S, _QUICK_S = 0.25, 0.05  # a piece that takes longer is followed by smaller ones,
-_MANY_QUICK = 8  # so many that take less by larger ones: buffers take the first few at once
+_LEAST_PIECE_BYTES = 64 * 1024  # smallest piece, for a slow link
+_SLOW_S, _QUICK_S = 0.25, 0.05  # after a slow piece pieces get smaller, and larger after
+_MANY_QUICK = 8  # this many quick pieces in a row; buffers accept the first few at once
 WINDOW = 4  # most activations or gradients that are sent but not yet received by the peer's code
-CREDITED = WINDOW // 2  # of them, that a credit returns: with 1, twice as many would be sent
+CREDITED = WINDOW // 2  # frames that one credit allows; with 1, twice as many credits are sent
 _FEW = 32  # frames to send; the owner may wait until no more are left
 _MOST_WAITING = 64  # most frames that have arrived and wait for ``receive``
 _MORE, _LAST = 0, 1  # first byte of a piece

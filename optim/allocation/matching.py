@@ -8,7 +8,7 @@ from scipy.optimize import linear_sum_assignment
 
 from optim.problem import Floats, Ints
 
-NODES_PER_DEADLINE = 10  # its matchings take about as long as so many nodes of a cluster
+NODES_PER_DEADLINE = 10  # nodes of a cluster that take as long as its matchings
 
 
 @dataclass(frozen=True, slots=True)

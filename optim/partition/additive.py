@@ -25,8 +25,7 @@ FIRST_FACTORS = np.array([1.0, 1.15, 1.5])
 WIDE_FACTORS = np.array([0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.8, 2.4, 1e9])
 NEAR_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.2, 1e9])
 LAST_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.15, 1.3])
-# An exact solution, with the new envelope, takes about as long as so many relaxed nodes.
-NODES_PER_SOLUTION = 100
+NODES_PER_SOLUTION = 100  # relaxed nodes that take as long as an exact solution and its envelope
 
 
 def sum_splits(rates: Rates, best: Envelope, max_nodes: float) -> float:

@@ -50,7 +50,7 @@ def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolu
 
 def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> str:
     """Describe what a device lacks for all L blocks on ``share`` samples; empty if nothing."""
-    kept = math.ceil(share) / problem.batch_size  # all of its own rows
+    kept = math.ceil(share) / problem.batch_size  # the part of the batch that it keeps
     if (held := device.memory_cap(share, problem.num_blocks, kept)) < problem.num_blocks:
         return f"{device.name} holds at most {held}"
     if device.energy is None:

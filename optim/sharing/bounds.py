@@ -107,7 +107,7 @@ class _Choices:
     def of(cls, problem: ClusterProblem) -> "_Choices":
         counts = range(1, problem.max_micro_batches + 1)
         rows = np.array([largest_rows(problem, m) for m in counts])
-        # two devices' caps: those of more are not larger
+        # caps of two devices, because more devices have no larger ones
         caps = np.array([row_caps(problem, each, 2)[0] for each in problem.devices])
         caps = caps.swapaxes(0, 1)
         laws = [(d.time.u, d.time.v, d.time.w, d.time.ell) for d in problem.devices]

@@ -38,8 +38,8 @@ class Costs:
 class Caps:
     """What a device of each kind can hold: without recomputing, and in either way."""
 
-    rows: Ints  # of a stage that g = 2 … K devices share, [C, T, 2, K - 1, M, L]
-    blocks: Ints  # of a stage of its own, [C, 2, M, T]; both before a stage of each class
+    rows: Ints  # if g = 2 … K devices share a stage, [C, T, 2, K - 1, M, L]
+    blocks: Ints  # if it has a stage alone, [C, 2, M, T]; C: class of the next stage
 
     @classmethod
     def of(cls, behind: Sequence[ClusterProblem], kinds: Sequence[Sequence[int]]) -> "Caps":

@@ -42,14 +42,14 @@ from optim.sharing.states import States, kinds_of, num_pairs, ordered_states, st
 
 MOST_PAIRS = 2**17
 """Pairs of a set and a group, beyond which similar devices count as one kind."""
-_MOST_MERGED = 2**16  # pairs of a set and a group of similar devices
-_NODES_PER_MERGED = 24  # a limit of nodes allows so many fewer: a round has many searches
-_MOST_ORDERED = 2**16  # pairs if stages have an order
-_MOST_LINKED = 2**16  # pairs times classes of the next stage
+_MOST_MERGED = 2**16  # most pairs of a set and a group of similar devices
+_NODES_PER_MERGED = 24  # nodes of the limit for each such pair; a round has many searches
+_MOST_ORDERED = 2**16  # most pairs if stages have an order
+_MOST_LINKED = 2**16  # most products of pairs and classes of the next stage
 _PAIRS_PER_NODE = 1000
-_GLANCED = 4  # m whose plans of one stage are known first
-_FIRST, _GROWTH = 8, 8  # a search tries so many m at once, then so many times more,
-_MOST_STAGES = 2**20  # but of at most so many stages, and of pairs in a programme
+_GLANCED = 4  # numbers of micro-batches m whose plans of one stage are searched first
+_FIRST, _GROWTH = 8, 8  # m that a search tries at once, and the factor by which they grow
+_MOST_STAGES = 2**20  # most stages, or pairs in a programme, of all m tried at once
 _TINY = 1e-200
 
 
@@ -163,7 +163,7 @@ class _Search:
         self._max_nodes, self._ordered = max_nodes, ordered
         self._behind = ordered[1] if ordered else [problem]  # before a stage of each class
         self.only_shared = False  # plans without shared stages are known
-        self._one_stage = bounds.once.copy()  # of those m whose plans of one stage are not known
+        self._one_stage = bounds.once.copy()  # those of known m are skipped
         every = np.arange(problem.num_blocks + 1)
         self._roots = least_roots(every[:, None], every)
         self._kinds = kinds_of(problem.devices)

@@ -106,7 +106,7 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     b = request.batch_size
     kept = in_flight(cluster.schedule, len(present_devices(state)) or 1)
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap", in_flight=kept)
-    if request.partition == "vanilla_fl":  # its devices share the batch, whatever they are
+    if request.partition == "vanilla_fl":  # all devices share the batch
         problem = problem.sharing()
     rows = math.ceil(b / cluster.num_micro_batches)
     stages = stages_of_plan(cluster, devices, rows)

@@ -37,7 +37,7 @@ def skeleton(config: Any, class_name: str) -> Any:
                 config,
                 attn_implementation="eager",  # config.json may name kernels of the hub
                 experts_implementation="eager",
-                dtype=torch.float32,  # whatever config.json says: weights that train are wide
+                dtype=torch.float32,  # also if config.json has a narrower one
                 trust_remote_code=False,
             )
     except Exception as error:  # each model raises its own classes

@@ -105,7 +105,7 @@ class Placement:
         """Streams to the first segment's input and the last one's output."""
         self.hung_s = self.cluster.hung_s(self.plan)
         self._state_parts = list[tuple[DeviceConnection, Callable[[], Frame]]]()  # sent later
-        self._looked_s = time.monotonic()
+        self._looked_s, self.awake_s = time.monotonic(), 0.0
 
     @property
     def names(self) -> list[str]:
@@ -232,10 +232,7 @@ class Placement:
         self.arrived.wait(_LOOK_S)
         self.arrived.clear()
         cancellation.check()
-        if time.monotonic() - self._looked_s > _STOPPED_S:
-            for connection in self.members:
-                connection.control.heard = time.monotonic()
-        self._looked_s = time.monotonic()
+        self._notice_pause()
         for connection in self.members:
             connection.check(self.hung_s)
         self._look_for_trouble()
@@ -244,6 +241,17 @@ class Placement:
             while self._state_parts:
                 connection, make = self._state_parts.pop(0)
                 connection.control.send_later(make)
+
+    def _notice_pause(self) -> None:
+        """Add the time since the last check to ``awake_s``, unless this process was paused: then no
+        device was silent."""
+        now = time.monotonic()
+        passed, self._looked_s = now - self._looked_s, now
+        if passed <= _STOPPED_S:
+            self.awake_s += passed
+            return
+        for connection in self.connections.values():
+            connection.control.heard = now
 
     def _look_for_trouble(self) -> None:
         for connection in self.members:
@@ -261,6 +269,7 @@ class Placement:
         suspect = self._suspect(error)
         deadline = time.monotonic() + SILENT_S
         while time.monotonic() < deadline and suspect is not None:
+            self._notice_pause()
             for name in self.names:
                 try:
                     if connection := self.connections.get(name):

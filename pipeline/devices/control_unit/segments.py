@@ -270,11 +270,11 @@ class RemoteSegments:
         """Wait if the replica lags too many steps, because the journal keeps those steps in memory.
 
         Raises ``StageError`` if a device sends no copies."""
-        done, began = self._replica.step, time.monotonic()
+        done, began = self._replica.step, self._placed.awake_s
         while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
             if self._replica.step != done:
-                done, began = self._replica.step, time.monotonic()
-            if time.monotonic() - began > self._placed.hung_s:
+                done, began = self._replica.step, self._placed.awake_s
+            if self._placed.awake_s - began > self._placed.hung_s:
                 raise StageError(self._replica.waits_for(), "has not sent its blocks")
             self._placed.idle()
 

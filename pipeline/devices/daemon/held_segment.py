@@ -266,7 +266,7 @@ class HeldSegment:
         if digest(frozen := select(fixed, name)) != known:
             raise WireError(f"{name}: its frozen weights differ from the announced ones")
         self._store.add(frozen)
-        # mapped from the store they take no memory of their own
+        # the store maps its files, so that these weights take no further memory
         return tensors | prefixed(name, self._store.load(known))
 
 

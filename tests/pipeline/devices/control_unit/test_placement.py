@@ -5,13 +5,16 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 
+from collapipe.errors import StageError
 from collapipe.models.description import describe
 from collapipe.plan import SegmentPlan, Share, Span
 from collapipe.wire.channels import Channels, DeviceAddress, Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.block_form import block_forms
+from pipeline.devices.control_unit import placement
 from pipeline.devices.control_unit.connection import Cluster
 from pipeline.devices.control_unit.placement import Placement
 from pipeline.devices.control_unit.replica import Replica, starting_with
@@ -61,6 +64,30 @@ def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
     # a set of gradients for each share
     assert told[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]
     assert described == modes == [False] * 8 + [False, False, True] + [False, True]
+
+
+def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: MonkeyPatch) -> None:
+    """A placement notices a pause when it waits and when it chooses the device to drop."""
+    now_s, control = [0.0], Mock(heard=0.0)
+
+    def check(hung_s: float) -> None:
+        if now_s[0] - control.heard > 5:
+            raise StageError("a", "no sign of life")
+
+    def clock() -> float:
+        now_s[0] += 0.25
+        return now_s[0]
+
+    monkeypatch.setattr(placement, "time", Mock(monotonic=clock))
+    device = Mock(control=control, check=check, troubles={})
+    placed = Placement(plan_of(["a"], [1]), Mock(), Mock(), Mock(), {"a": device})
+    placed.idle()
+    now_s[0] += 1000
+    placed.idle()
+    placed.idle()
+    assert placed.awake_s == 0.5
+    now_s[0] += 1000
+    assert str(placed.blamed(HopError("behind-0", "has not read"))) == "a: has not read"
 
 
 def test_the_first_or_last_device_with_unread_frames_is_named() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,14 +214,16 @@ def test_a_device_that_sends_no_copies_is_dropped(monkeypatch: pytest.MonkeyPatc
     def keeping_up(self: segments.RemoteSegments) -> None:
         """Advance the clock by a minute at each call after the other devices' blocks have
         arrived."""
+        placed, idle = self._placed, self._placed.idle
 
-        def monotonic() -> float:
+        def wait() -> None:
             have = self._replica._have.values()
             passed[0] += 60.0 * any({"blocks.0", "blocks.3"} <= names for names in have)
-            return time.monotonic() + passed[0]
+            idle()
+            placed.awake_s += passed[0]
 
         with monkeypatch.context() as patch:
-            patch.setattr(segments, "time", SimpleNamespace(monotonic=monotonic))
+            patch.setattr(placed, "idle", wait)
             keep_up(self)
 
     monkeypatch.setattr(segments.RemoteSegments, "_keep_up", keeping_up)
