@@ -1,14 +1,14 @@
-"""What sending changes of activations does to the encoder's gradient, epoch after epoch.
+"""Error of the encoder's gradient if changes of activations are sent, in each epoch.
 
     python benchmarks/activation_feedback.py
 
-Trains the small Transformers of ``gradient_error.py`` on few rows, so that they come back often,
-without dropout and with it. Before every step the batch's gradient of all encoder weights g is
-taken through the cut with activations rounded as they are sent: whole, and as
-``compression.feedback`` sends them, with a memory that goes through the whole training. Prints
-ρ = E‖g_q − g‖² / φ² of each epoch, a mean over its batches, where φ² is the largest mean ‖g‖² of an
-epoch's; the means over all epochs but the first; and of how many rows the change was sent.
-``activation_feedback.json`` has all.
+Trains the small Transformers of ``gradient_error.py`` on few rows, so that each row occurs often,
+with and without dropout. Before every step it computes the batch's gradient g of all encoder
+weights with activations rounded as for sending. They are sent whole, or as changes with
+``compression.feedback``, whose memory lasts for the whole training. Prints ρ = E‖g_q − g‖² / φ² of
+each epoch, a mean over its batches; φ² is the largest mean ‖g‖² of an epoch. Also prints the means
+over all epochs except the first, and the share of rows whose change was sent.
+``activation_feedback.json`` contains all figures.
 """
 
 import argparse
@@ -39,7 +39,7 @@ OF_DROPOUT = {
 
 @dataclass
 class Figures:
-    """Sums over the batches of each epoch, by precision and whether changes were sent."""
+    """Sums over the batches of each epoch, by precision, and by whether changes were sent."""
 
     errors: dict[tuple[str, bool], list[float]] = field(
         default_factory=lambda: defaultdict(lambda: [0.0] * EPOCHS)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def prepared(task: str, options: tuple[str, ...], dropout: float) -> Ordinary:
-    """A round of the training is an epoch."""
+    """Prepare a training whose rounds are epochs."""
     steps = f"federation.local_steps={ROWS // 64}"
     own = [each.format(dropout) for each in OF_DROPOUT[task]]
     rounds = f"federation.rounds={EPOCHS}"
@@ -79,7 +79,7 @@ def prepared(task: str, options: tuple[str, ...], dropout: float) -> Ordinary:
 
 
 def measured(one: Ordinary) -> Figures:
-    """Of a whole training, which goes on with exact gradients."""
+    """Measure a whole training, which uses exact gradients itself."""
     figures, per_epoch = Figures(), one.settings.federation.local_steps
     coders = {each: ChangeCoder(ActivationMemory(), 1, ROWS) for each in CHANCE}
     drawn = torch.Generator().manual_seed(0)
@@ -110,7 +110,8 @@ def measured(one: Ordinary) -> Figures:
 
 
 def table(name: str, figures: Figures) -> dict[str, list[float]]:
-    """ρ whole, ρ with changes, each with its mean, and of how many rows the change was sent."""
+    """Print ρ of whole activations and of changes, with means, and the share of rows sent as
+    changes."""
     print(f"\n{name}\n{'epoch':16}" + "".join(f"{epoch + 1:>9}" for epoch in range(EPOCHS)))
     shown = dict[str, list[float]]()
     for precision in CHANCE:

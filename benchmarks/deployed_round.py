@@ -2,12 +2,12 @@
 
     python benchmarks/deployed_round.py --output outputs/deployed_round
 
-The same SuperLink with TLS and node keys for both, three units, in turns: ``collapipe unit``,
-which trains a step of a model of two tiny blocks, and Flower's SuperNode, whose app returns as many
-arrays of as many bytes. Prints the medians, the ratio with a 95 % interval over the turns, and what
-CollaPipe's units say: how long they worked for a round, how long after a round's message its first
-micro-batch began, and what their first message took; then the same of rounds whose updates are
-masked, against rounds as they are. Writes ``deployed_round.json``.
+Both sides take turns and use the same SuperLink with TLS and node keys, and three units. One side
+is ``collapipe unit``, which trains a step of a model of two tiny blocks. The other is Flower's
+SuperNode, whose app returns equally many arrays of the same size. Prints the medians and their
+ratio with a 95 % interval over the turns. Also prints times that CollaPipe's units report: the work
+for a round, the delay until its first micro-batch, and the first message. Then compares masked
+rounds with rounds without masks in the same way. Writes ``deployed_round.json``.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from collapipe.process import files
 
 HERE = Path(__file__).parent
 UNITS = ["a", "b", "c"]
-ARRAYS, PAYLOAD_BYTES = 47, 120_000  # as of the model below
+ARRAYS, PAYLOAD_BYTES = 47, 120_000  # as in the model below
 MODEL = [
     "task=classification",
     "task.vocabulary=280",
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def put_up(root: Path) -> ServerFolder:
-    """A server's folder whose units have certificates and rows."""
+    """Create a server's folder whose units have certificates and rows."""
     folder = create(root / "federation", UNITS, "127.0.0.1", free_port(), free_port())
     rows = "\n".join(f"row {n} of {n % 7} and {n % 5},{'ab'[n % 2]}" for n in range(30))
     (root / "rows.csv").write_text(f"text,label\n{rows}\n")
@@ -114,7 +114,7 @@ def put_up(root: Path) -> ServerFolder:
 
 @contextmanager
 def running(folder: ServerFolder, side: str) -> Iterator[None]:
-    """The SuperLink, and the units of a side."""
+    """Run the SuperLink and the units of one side."""
     ours = [sys.executable, "-m", "collapipe"]
     flower = Flower.at(folder.flower_home)
     server = folder.root / "server.log"
@@ -159,7 +159,7 @@ def collapipe_round(folder: ServerFolder, run_dir: Path, rounds: int, *options: 
 
 
 def stock_round(folder: ServerFolder, rounds: int) -> float:
-    """The same of Flower's FedAvg."""
+    """The same median with Flower's FedAvg."""
     output = folder.root / "ends.json"
     options = [str(rounds), str(PAYLOAD_BYTES), str(output), str(ARRAYS)]
     if not submit(str(folder.root), HERE / "stock_fedavg", folder.root / "stock", options):
@@ -168,8 +168,8 @@ def stock_round(folder: ServerFolder, rounds: int) -> float:
 
 
 def add_told(told: dict[str, list[float]], log: str) -> None:
-    """What a unit says: ``worked`` for each round, seconds until the micro-batch of its ``first``
-    round and of ``later`` ones, and of its first ``message``."""
+    """Add seconds from a unit's log: ``worked`` in each round; until the first micro-batch of its
+    ``first`` round and of ``later`` rounds; and of its first ``message``."""
     rounds = re.findall(r"train: ([\d.]+) s, the first micro-batch after ([\d.]+) s", log)
     first, *later = (float(start) for _, start in rounds)
     told["worked"] += [float(worked) for worked, _ in rounds]

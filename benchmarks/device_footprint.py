@@ -1,9 +1,11 @@
-"""What an idle `collapipe device` takes, beside a process that imports torch and grpc.
+"""Start time and memory of an idle `collapipe device`, against a process that imports torch and
+grpc.
 
     python -m benchmarks.device_footprint --turns 9
 
-Both sides in turns, each until it says that it is ready: seconds, seconds of a core, and resident
-memory two seconds later. Prints the medians, their ratios, and the machine.
+Both sides take turns. Each process starts and reports that it is ready. Measured are seconds and
+processor seconds until then, and resident memory two seconds later. Prints the medians, their
+ratios, and the machine.
 """
 
 import argparse
@@ -25,7 +27,7 @@ IMPORTS = "import sys, torch, grpc; print('ready', flush=True); sys.stdin.read()
 
 
 class Footprint(NamedTuple):
-    """What a process took until it was ready, and what it keeps."""
+    """Seconds and processor seconds until a process is ready, and its memory afterwards."""
 
     start_s: float
     start_cpu_s: float
@@ -33,7 +35,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(arguments: Sequence[str]) -> Footprint:
-    """Of a Python process that prints a line with ``ready``."""
+    """Measure a Python process that prints a line with ``ready``."""
     began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -50,7 +52,7 @@ def footprint(arguments: Sequence[str]) -> Footprint:
 
 
 def sides(folder: Path) -> dict[str, list[str]]:
-    """The imports alone, and a daemon with credentials."""
+    """The arguments of both processes: the imports alone, and a daemon with credentials."""
     own = temporary_authority(folder / "credentials", ["device"])["device"]
     daemon = ["-m", "collapipe", "device", "--credentials", str(own)]
     return {"imports": ["-c", IMPORTS], "daemon": daemon}

@@ -1,4 +1,4 @@
-"""A model that weighs something and computes nothing, for benchmarks/overhead.py."""
+"""A model with weights and almost no computation, for benchmarks/overhead.py."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from collapipe.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class EmptySpec:
-    """``payload_bytes`` in one block; a number each in the embedding and the head."""
+    """One block of ``payload_bytes``; embedding and head have one number each."""
 
     payload_bytes: int
     num_blocks: int = 1
@@ -29,7 +29,7 @@ class EmptySpec:
 
 
 class Scale(nn.Module):
-    """Multiplies by the first of its numbers."""
+    """Multiplies its input by the first of its numbers."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Scale(nn.Module):
 
 
 class EmptyHead(nn.Module):
-    """The mean of what it gets as loss; predicts nothing."""
+    """A head whose loss is the mean of its input; its predictions are empty."""
 
     def __init__(self) -> None:
         super().__init__()

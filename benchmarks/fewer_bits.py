@@ -1,11 +1,11 @@
-"""What fewer bits cost and save on ``mr_en``: bytes of a round, its modelled time, and accuracy.
+"""Bytes of a round, its modelled time, and accuracy with fewer bits, on ``mr_en``.
 
     python benchmarks/fewer_bits.py --data ../shared/data
 
-Trains with each option, from the same pretrained weights and with the same batches, and plans a
+Trains with each option from the same pretrained weights and with the same batches. Then plans a
 round of the same units in the worlds ``paper`` and ``edge``, with the bits that they really send.
-Times are modelled: the slowest unit's pipeline and upload. Prints a table, writes
-``fewer_bits.json``; a run that is there already is not run again.
+Times are modelled: pipeline and upload of the slowest unit. Prints a table and writes
+``fewer_bits.json``. Finished runs are not repeated.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from collapipe.runs.rows import build_tokenizer
 from collapipe.seeds import derive
 from optim.planner import RoundRequest
 
-_LORA = ("adapter=lora", "optimizer.lr=2.0e-3")  # few weights that begin at nothing
+_LORA = ("adapter=lora", "optimizer.lr=2.0e-3")  # few weights, half of which start at 0
 _AT_HOME = "decoder.mode=control_unit"
 OPTIONS: dict[str, tuple[str, ...]] = {
     "float32": (),
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
 
 
 def train(name: str, shared: Sequence[str], folder: Path) -> dict:
-    """Bytes of a round and test metric of a run."""
+    """Run once, unless finished; mean bytes of a round, and the test metric."""
     run_dir = folder / name.replace(", ", "-").replace(" ", "_")
     options = [*shared, *OPTIONS[name]]
     if not finished(run_dir, options):
@@ -98,10 +98,10 @@ def train(name: str, shared: Sequence[str], folder: Path) -> dict:
 
 
 def modelled(world: str, options: Sequence[str]) -> dict[str, float | None]:
-    """Seconds of a round within the world's limits of energy, None where nothing is; and without.
+    """Seconds of a round with the world's energy limits (None: infeasible), and without limits.
 
-    All units take part in every round (V = 0 would do the same), so that options are compared and
-    not who was chosen.
+    All units take part in every round, as with V = 0. So the comparison does not depend on the
+    choice of units.
     """
     real_bits = ("channel.model_bits=null", "channel.activation_bits=null")
     set_in = [*options, f"cluster={world}", f"channel={world}", *real_bits, _SINGLE]
@@ -113,7 +113,7 @@ def modelled(world: str, options: Sequence[str]) -> dict[str, float | None]:
 
 
 def seconds(overrides: Sequence[str]) -> float:
-    """The slowest unit's pipeline and upload, as the scheduler plans the first round."""
+    """Pipeline and upload of the slowest unit, as planned for the first round."""
     settings = load_overrides(overrides)
     tokenizer = build_tokenizer(settings)
     units = range(settings.federation.num_units)

@@ -1,4 +1,4 @@
-"""Runs of a benchmark that are there already: taken up again only if their options are the same."""
+"""Finished runs of a benchmark, which are reused only if their options are the same."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ _NAME = "benchmark.json"
 
 
 def finished(run_dir: Path, overrides: Sequence[str]) -> bool:
-    """Whether ``run_dir`` has a whole run; raises ``SystemExit`` if its options were others."""
+    """Whether ``run_dir`` has a finished run. Raises ``SystemExit`` if its options differ."""
     if not (run_dir / _NAME).exists():
         return False
     if json.loads((run_dir / _NAME).read_text()) != list(overrides):
@@ -17,5 +17,5 @@ def finished(run_dir: Path, overrides: Sequence[str]) -> bool:
 
 
 def remember(run_dir: Path, overrides: Sequence[str]) -> None:
-    """The run is whole."""
+    """Mark the run as finished with these options."""
     (run_dir / _NAME).write_text(json.dumps(list(overrides)))

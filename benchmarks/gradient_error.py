@@ -1,17 +1,20 @@
-"""What fewer bits do to the encoder's gradient, and to the change of weights that is uploaded.
+"""Error of the encoder's gradient and of the uploaded change of weights with fewer bits.
 
     python benchmarks/gradient_error.py
 
-Trains our own small Transformers (dates to English, and made-up texts of a few topics; no files),
-and at the start, in the middle and at the end takes batches' gradients of all encoder weights g
-through the cut: rows that the head reads, encoded and decoded, on the way to the head or as the
-gradient on the way back. Prints, of each precision, ρ = E‖g_q − g‖² / ‖g‖² and the squared bias
-‖E g_q − g‖² / ‖g‖², an estimate without its sampling error, so that it may fall below 0; the same
-ρ beside φ², the largest ‖g‖² of the training's stages; and of a round's change of weights
-‖δ − δ_q‖² / ‖δ‖². The gain is ρ beside φ² over ‖a − a_q‖² / ‖a‖² of the activations a
-that were rounded by chance: units measure the latter and multiply. The table has the worst of
-tasks and stages, and what encoding and decoding take beside a batch's way through the head and
-back; ``gradient_error.json`` has all.
+Trains our small Transformers (dates to English, and made-up texts of a few topics; no files). At
+the start, middle and end of training it computes batches' gradients g of all encoder weights
+through the cut. There the rows that the head reads are encoded and decoded: the activations on the
+way up, or the gradient on the way down.
+
+For each precision it prints ρ = E‖g_q − g‖² / ‖g‖² and the squared bias ‖E g_q − g‖² / ‖g‖². The
+bias is estimated without its sampling error, so it may be below 0. It also prints ρ relative to φ²,
+the largest ‖g‖² of the training's stages. For a round's change of weights δ it prints ‖δ − δ_q‖² /
+‖δ‖². The gain is ρ relative to φ², divided by ‖a − a_q‖² / ‖a‖² of stochastically rounded
+activations a. Units measure the latter and multiply it by the gain.
+
+The table shows the worst task and stage. It also shows the time of encoding and decoding as a share
+of a batch's time in the head. ``gradient_error.json`` contains all figures.
 """
 
 import argparse
@@ -48,7 +51,7 @@ TASKS = {
 }
 WEIGHTS = {"full": (), "LoRA": ("adapter=lora",)}
 UNIT = ("federation.num_units=1",)
-Code = Callable[[Tensor], Tensor]  # what arrives of a tensor
+Code = Callable[[Tensor], Tensor]  # the received tensor for a sent one
 Error = tuple[float, float, float]
 Shares = dict[str, float]  # ‖a − a_q‖² / ‖a‖² by precision
 Squares = dict[tuple[str, str], Error]  # by way and kind of rounding
@@ -56,9 +59,9 @@ Squares = dict[tuple[str, str], Error]  # by way and kind of rounding
 
 @dataclass
 class Figures:
-    """Lists by kind of rounding, an entry for each task and stage in their order.
+    """Lists by kind of rounding, with an entry for each task and stage in order.
 
-    Of errors of the way up and down: ρ, squared bias, and ρ beside φ². Seconds are of a batch.
+    Errors up and down are ρ, squared bias, and ρ relative to φ². Seconds are per batch.
     """
 
     up: dict[str, list[Error]] = field(default_factory=dict)
@@ -93,7 +96,7 @@ def main() -> None:
 def measure(
     one: Ordinary, name: str, weights: str, batches: int, draws: int, figures: Figures
 ) -> None:
-    """At the three stages of a training, which goes on between them."""
+    """Train, and measure at three stages of the training."""
     federation = one.settings.federation
     steps = federation.local_steps
     begins = [0, federation.rounds // 2 * steps, federation.total_steps - steps]
@@ -122,7 +125,7 @@ def measure(
 
 
 def trained(one: Ordinary) -> dict[str, Tensor]:
-    """The encoder's weights that train."""
+    """The encoder's trained weights."""
     named = one.model.named_parameters()
     return {
         name: weight.detach()
@@ -134,7 +137,7 @@ def trained(one: Ordinary) -> dict[str, Tensor]:
 def keep_upload(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], weights: str, figures: Figures
 ) -> None:
-    """The relative error of a round's change, rounded to the nearest."""
+    """Store the relative error of a round's change of weights, rounded to nearest."""
     changes = [after[name] - before[name] for name in after]
     whole = sum(float(change.square().sum()) for change in changes)
     for precision in PRECISIONS:
@@ -143,7 +146,7 @@ def keep_upload(
 
 
 def coded(precision: str, generator: torch.Generator | None = None) -> Code:
-    """Encoded and decoded."""
+    """A function that encodes and decodes a tensor."""
 
     def code(tensor: Tensor) -> Tensor:
         sent = encode(tensor, precision, generator)
@@ -155,8 +158,8 @@ def coded(precision: str, generator: torch.Generator | None = None) -> Code:
 def gradients(
     one: Ordinary, step: int, batches: int, draws: int, figures: Figures
 ) -> tuple[Squares, Shares]:
-    """Noise, bias and ‖g‖², squared, summed over batches that the unit will train on; and what
-    rounding by chance does to their activations."""
+    """Squared noise, squared bias and ‖g‖², summed over the unit's next batches; and the relative
+    error of their activations by stochastic rounding."""
     squares: Squares = {}
     kinds: dict[str, tuple[str, torch.Generator | None, int]] = {
         **{f"{each}, nearest": (each, None, 1) for each in PRECISIONS},
@@ -187,7 +190,7 @@ def gradients(
 
 
 class Cut:
-    """A batch up to the head and back, with the dropout of its step: the same in every draw."""
+    """Forward of a batch, and gradients through the cut, with the same dropout in each draw."""
 
     def __init__(self, one: Ordinary, step: int) -> None:
         self._one, self._key = one, DropoutKey(one.settings.seed, 0, step)
@@ -201,12 +204,12 @@ class Cut:
 
     @property
     def sent(self) -> Tensor:
-        """The activation's rows that travel."""
+        """The activation's rows that are sent."""
         return self._hidden.detach()[self._read]
 
     @property
     def counts(self) -> Tensor:
-        """How many of them are of each sample."""
+        """The number of sent rows of each sample."""
         return self._read.sum(1)
 
     def _forward(self) -> Tensor:
@@ -219,7 +222,7 @@ class Cut:
         return hidden
 
     def gradient(self, **codes: Code) -> Tensor:
-        """Of all encoder weights, in one vector of float64; ``codes`` by way."""
+        """The gradient of all encoder weights as a float64 vector; ``codes`` are by direction."""
         batch, same = self._batch, lambda tensor: tensor
         arrived = scattered(codes.get("up", same)(self.sent), self._read)
         generator = self._key.generator(HEAD, 0)
@@ -234,7 +237,7 @@ class Cut:
         return torch.cat([each.flatten().double() for each in found if each is not None])
 
     def error(self, way: str, code: Code, draws: int) -> Error:
-        """Means of ‖g_q − g‖², of ‖E g_q − g‖² without its sampling error; and ‖g‖²."""
+        """Mean of ‖g_q − g‖², estimate of ‖E g_q − g‖² without its sampling error, and ‖g‖²."""
         total, noise = torch.zeros_like(self._exact), 0.0
         for _ in range(draws):
             off = self.gradient(**{way: code}) - self._exact

@@ -1,12 +1,12 @@
-"""Where a head should train: on the edge server, on its control unit, or as the scheduler decides.
+"""Where to train a head: on the edge server, on its control unit, or as the scheduler decides.
 
     python -m benchmarks.head_place --seeds 20
 
 Scheduled rounds (``framework.train=false``) of three clusters of Table II, with BERT-base's sizes
-and adapters of rank 8: a label for a text, a label for each token, and translation with decoders of
-one and six blocks; control units as fast as a mean device of Table II, and faster. Bits are those
-that the model really sends. Prints the mean of a round, s, and how often ``decoder.mode=auto`` has
-the head on the control unit; writes ``head_place.json``.
+and adapters of rank 8. The heads predict a label for a text, a label for each token, or a
+translation with decoders of one and six blocks. Control units are as fast as a mean device of Table
+II, or faster. Bits are those that the model really sends. Prints the mean seconds of a round, and
+how often ``decoder.mode=auto`` places the head on the control unit. Writes ``head_place.json``.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
 
 MODES = "per_cluster", "control_unit", "auto"
-SPEEDS = 1, 10, 100  # of a control unit, in mean devices of Table II
+SPEEDS = 1, 10, 100  # of a control unit, relative to a mean device of Table II
 ROUNDS = 5
 _FLOPS_PER_S = 7.65e6  # conf/cluster/paper.yaml
 _WORLD: Overrides = (
@@ -44,7 +44,7 @@ _WORLD: Overrides = (
 _BERT: Overrides = (
     "model=huggingface",
     "model.family=bert",
-    "model.config={num_hidden_layers: 12}",  # base's sizes are the defaults
+    "model.config={num_hidden_layers: 12}",  # BERT base's sizes are the defaults
     "task.vocabulary=500",
 )
 _SIZES: Overrides = (
@@ -57,7 +57,7 @@ _SIZES: Overrides = (
 
 
 def heads(folder: Path) -> dict[str, Overrides]:
-    """The options of each kind of head; rows of their tasks are written to ``folder``."""
+    """Write rows of the tasks to ``folder``; return the options of each kind of head."""
     texts, tokens = folder / "texts.jsonl", folder / "tokens.jsonl"
     texts.write_text("".join(f'{{"text": "{_words(n)}", "label": {n % 15}}}\n' for n in range(640)))
     tokens.write_text("".join(json.dumps(_tagged(n)) + "\n" for n in range(640)))
@@ -84,7 +84,7 @@ def _tagged(number: int) -> dict[str, list[str]]:
 
 
 def play(options: Overrides, seeds: int) -> tuple[list[float], float]:
-    """Seconds of each seed's rounds, and the share of units whose head was on the control unit."""
+    """Seconds of the rounds of all seeds, and the share of heads on control units."""
     first = config.load_overrides([*_WORLD, *options])
     tokenizer = build_tokenizer(first)
     shards = [first.task.encode(shard, tokenizer) for shard in load_shards(first)]

@@ -1,13 +1,13 @@
-"""What CollaPipe learns beside an ordinary single-process loop on the same batches.
+"""Test metrics of CollaPipe and of an ordinary single-process loop on the same batches.
 
     python benchmarks/learning.py mr_en --data ../shared/data --seeds 5
     python benchmarks/learning.py mr_en --data ../shared/data --precisions int8 int4 auto
 
-For each seed all sides start from the same weights and see the same samples; the loop takes the
-union of the units' batches in each step. With ``--precisions`` CollaPipe runs in each of them, too.
-Two jobs run at a time, on one thread each. Prints a table with the paired 95 % interval of the
-difference (Student's t), writes ``EXPERIMENT.json`` and ``EXPERIMENT.png`` with the curves; a job
-whose result is there already is not run again.
+For each seed all sides start from the same weights and train on the same samples. Each step of the
+loop takes the union of the units' batches. With ``--precisions`` CollaPipe also runs in each of
+them. Two jobs run at a time, with one thread each. Prints a table with the paired 95 % interval of
+the difference (Student's t). Writes ``EXPERIMENT.json``, and ``EXPERIMENT.png`` with the curves.
+Finished jobs are not repeated.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from collapipe.runs.rows import load_rows
 from collapipe.tasks.evaluation import Evaluator
 
 ORDINARY, FLOAT32 = "ordinary", "collapipe"
-_LOOP = "--loop"  # this script in a process of its own
+_LOOP = "--loop"  # this script in a separate process
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
 
 
 def sources(arguments: argparse.Namespace) -> list[str]:
-    """Where rows, tokeniser and weights come from."""
+    """The options that name rows, tokeniser and weights."""
     data = arguments.data.resolve()
     found = [f"data.root='{data / arguments.experiment}'"]
     if arguments.experiment in ("toutiao15", "chinese_ner"):
@@ -91,7 +91,7 @@ def sources(arguments: argparse.Namespace) -> list[str]:
 
 
 def run(side: str, seed: int, shared: list[str], loop: list[str], folder: Path) -> dict:
-    """One side with one seed, in a process of its own."""
+    """Run one side with one seed in a separate process, unless finished."""
     run_dir = folder / f"{side}-{seed}"
     precision = [] if side in (ORDINARY, FLOAT32) else [f"compression={side}"]
     overrides = [*shared, *precision, f"seed={seed}"]
@@ -112,7 +112,7 @@ def run(side: str, seed: int, shared: list[str], loop: list[str], folder: Path) 
 
 
 def ordinary(run_dir: Path, overrides: list[str]) -> None:
-    """The loop: its curve (round, validation metric) and its test metric."""
+    """Run the loop; write its curve (round, validation metric) and its test metric."""
     use_threads(1)
     settings = load_overrides(overrides)
     start = time.perf_counter()
@@ -143,7 +143,7 @@ def ordinary(run_dir: Path, overrides: list[str]) -> None:
 
 
 def from_run(run_dir: Path) -> dict:
-    """The same of a run's folder."""
+    """The same results, read from a run's folder."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run_dir / "summary.json").read_text())
     score = summary["metric"]
@@ -159,7 +159,7 @@ def from_run(run_dir: Path) -> dict:
 
 
 def compare(results: dict[str, list[dict]]) -> dict[str, dict[str, object]]:
-    """Each side's mean; its mean difference to the loop, and its paired 95 % interval."""
+    """Each side's mean, and its mean difference to the loop with the paired 95 % interval."""
     tests = {side: np.array([r["test"] for r in found]) for side, found in results.items()}
     summary: dict[str, dict[str, object]] = {}
     for side, values in tests.items():

@@ -1,11 +1,11 @@
-"""One unit of ten lies about its weights: accuracy with each rule that the server can follow.
+"""Accuracy with each rule of the server if one of ten units sends false weights.
 
     python -m benchmarks.liars --data ../shared/data --seeds 3
 
-The liar trains as the others do and sends back: what it was sent minus its change (``flipped``),
-minus four times that (``turned back``, the norm being within the limit), or plus a thousand times
-its change (``scaled``). Prints the accuracy on the test rows, with the
-smallest and largest of the seeds, and how often the liar was left out.
+The unit trains like the others. Then it sends the received weights plus a multiple of its change:
+−1 (``flipped``), −4, whose norm is within the limit (``turned back``), or 1,000 (``scaled``).
+Prints the accuracy on the test rows, with the smallest and largest of the seeds, and how often the
+unit was excluded.
 """
 
 import argparse
@@ -35,7 +35,7 @@ RULES = {
 
 
 def moved(factor: float) -> Callable[[Tensors, Tensors], Tensors]:
-    """The change that a unit made, times the factor."""
+    """A function that multiplies a unit's change by the factor."""
 
     def lie(sent: Tensors, trained: Tensors) -> Tensors:
         return {name: sent[name] + factor * (each - sent[name]) for name, each in trained.items()}
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measured(factor: float, overrides: list[str]) -> tuple[float, int]:
-    """Accuracy on the test rows, and rounds that the liar was left out of."""
+    """Accuracy on the test rows, and the number of rounds that excluded the lying unit."""
     with tempfile.TemporaryDirectory() as folder:
         client = cast(ClientApp, Lying(moved(factor), {LIAR}))
         summary, lines = trained(Path(folder), overrides, client)

@@ -1,10 +1,10 @@
-"""Memory of the decoder link's server while strangers open HTTP/2 streams and reset them, or not.
+"""Memory of the decoder link's server while strangers open HTTP/2 streams.
 
-    GRPC_VERBOSITY=NONE python benchmarks/link_flood.py  # else a line for each failed handshake
+    GRPC_VERBOSITY=NONE python benchmarks/link_flood.py  # hides a line for each failed handshake
 
-The attack of CVE-2023-44487 ("rapid reset") over TLS with large headers, from processes of their
-own; every other one leaves its streams open. A stranger knows the address and nothing else:
-neither a token nor the key of a unit's certificate. Prints the server's memory.
+The attack of CVE-2023-44487 ("rapid reset") over TLS with large headers, from separate processes.
+Every other process does not reset its streams. A stranger only knows the address, and has no token
+and no key of a unit's certificate. Prints the server's memory.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from server_app.decoding.link import DecoderLinkServer
 HEADERS, RST_STREAM, SETTINGS = 1, 3, 4
 END_HEADERS = 4
 STREAMS_A_WRITE = 100
-LARGE = b"x" * 6000  # below the 8 KiB that gRPC takes
+LARGE = b"x" * 6000  # below gRPC's limit of 8 KiB
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -36,7 +36,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def length(size: int) -> bytes:
-    """An HPACK integer of seven bits, and two more bytes where they do not suffice."""
+    """An HPACK integer of seven bits, with two more bytes if it does not fit."""
     rest = size - 127
     return bytes([size] if rest < 0 else [127, rest % 128 + 128, rest // 128])
 
@@ -55,7 +55,7 @@ def headers() -> bytes:
 
 
 def flood(port: int, seconds: float, resets: bool) -> None:
-    """Open streams over one connection after the other until the time is over."""
+    """Open streams over successive connections until the time is over."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -102,7 +102,7 @@ def main() -> None:
         fork.Process(target=flood, args=(port, arguments.seconds, not place % 2))
         for place in range(arguments.strangers)
     ]
-    for stranger in strangers:  # before gRPC has threads, which no fork survives
+    for stranger in strangers:  # before gRPC starts threads, which do not survive a fork
         stranger.start()
     with DecoderLinkServer(LinkSettings(port=port), 3):
         sizes = [own.memory_info().rss]

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine and versions of a measurement."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ import collapipe
 
 
 def machine() -> dict[str, object]:
-    """Cores and versions."""
+    """Number of cores, platform and versions."""
     return {
         "cores": os.cpu_count(),
         "platform": platform.platform(),
@@ -28,8 +28,8 @@ def machine() -> dict[str, object]:
 def record(
     load: str, seeds: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> dict[str, object]:
-    """Return rows with all that a file in ``results`` says of them. ``load`` describes the other
-    work of the machine; the load average counts this measurement, too."""
+    """The content of a file in ``results``: rows, command, machine, seeds, commit and date.
+    ``load`` describes other work of the machine; the load average includes this measurement."""
     known = machine()
     return {
         "command": shlex.join(["python", *sys.orig_argv[1:]]),

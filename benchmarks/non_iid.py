@@ -1,9 +1,9 @@
-"""Accuracy against rounds where units hold different labels: Dirichlet shards of ``toutiao15``.
+"""Accuracy by rounds if units hold different labels: Dirichlet shards of ``toutiao15``.
 
     python benchmarks/non_iid.py --data ../shared/data
 
-The smaller alpha, the fewer labels a unit has. Draws ``non_iid.png`` with a curve for each alpha
-and writes ``non_iid.json``; a run that is there already is not run again.
+With a smaller alpha a unit has fewer labels. Draws ``non_iid.png`` with a curve for each alpha and
+writes ``non_iid.json``. Finished runs are not repeated.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from finished import finished, remember
 from machine import machine
 
 ALPHAS = 0.1, 1, 100
-_AVERAGED = (  # Adam on the units, ten steps a round
+_AVERAGED = (  # AdamW on the units, ten steps a round
     "optimizer=adamw",
     "optimizer.lr=1.0e-3",
     "optimizer.warmup_steps=20",
@@ -70,7 +70,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(alpha: float, seed: int, shared: Sequence[str], folder: Path) -> dict:
-    """Validation accuracy by round, test accuracy, and what each unit held."""
+    """Validation accuracy by round, test accuracy, and each unit's shard."""
     run_dir = folder / f"alpha-{alpha}-{seed}"
     options = [*shared, f"data.partitioner.alpha={alpha}", f"seed={seed}"]
     if not finished(run_dir, options):

@@ -1,7 +1,7 @@
 """An ordinary PyTorch loop: one process, one model, one optimiser, no federation.
 
-The other side of the benchmarks' ratios. Each of its steps takes the union of the units' batches of
-that step, so that it sees the same samples in the same order.
+Benchmarks compare CollaPipe with this loop. Each of its steps takes the union of the units' batches
+of that step. So it trains on the same samples in the same order.
 """
 
 import time
@@ -27,7 +27,7 @@ from collapipe.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Ordinary:
-    """A model, the rows it learns from, and how."""
+    """A model, its training rows and settings."""
 
     settings: Settings
     tokenizer: Tokenizer
@@ -37,7 +37,7 @@ class Ordinary:
 
     @classmethod
     def prepare(cls, settings: Settings) -> "Ordinary":
-        """The same tokeniser, rows and first weights as a run of ``settings``."""
+        """Prepare the tokeniser, rows and initial weights of a run of ``settings``."""
         tokenizer = build_tokenizer(settings)
         rows = load_shards(settings)
         shards, first = [], 0
@@ -48,7 +48,7 @@ class Ordinary:
         return cls(settings, tokenizer, initial_model(settings, tokenizer), examples, shards)
 
     def batches(self, unions: bool) -> Iterator[tuple[int, list[Batch]]]:
-        """Each global step's batches: one union, or each unit's."""
+        """Yield each global step with its batches: one union, or a batch per unit."""
         settings = self.settings
         for step in range(settings.federation.total_steps):
             rows = [
@@ -65,7 +65,8 @@ class Ordinary:
         each_step: Callable[[int, float], None] = lambda step, loss: None,
         each_batch: Callable[[int, float], None] = lambda tokens, seconds: None,
     ) -> None:
-        """Train; ``each_step`` and ``each_batch`` are told what was done."""
+        """Train. Call ``each_step`` with step and loss, and ``each_batch`` with tokens and
+        seconds."""
         settings = self.settings
         optimizer = Optimizer(settings.optimizer, self.model)
         for step, batches in self.batches(unions):
@@ -82,7 +83,7 @@ class Ordinary:
             each_step(step, float(loss.detach()))
 
     def rows(self, unit: int, step: int) -> list[int]:
-        """The unit's rows of a global step, by their places among its own."""
+        """The rows of a unit's batch in a global step, as indices into its shard."""
         settings = self.settings
         seed = derive(settings.seed, "data", unit)
         shard = self.shards[unit]
@@ -92,5 +93,5 @@ class Ordinary:
 
 
 def use_threads(count: int) -> None:
-    """torch's threads of the loop: all cores that the federated side may use."""
+    """Set torch's threads."""
     torch.set_num_threads(count)

@@ -1,10 +1,11 @@
-"""Seconds of a round that computes nothing: CollaPipe against stock Flower FedAvg.
+"""Seconds of a round with almost no computation: CollaPipe against stock Flower FedAvg.
 
     python benchmarks/overhead.py --output outputs/overhead
 
-Both under ``flwr run`` with the same nodes and payload, in turns. A CollaPipe round here opens its
-links, streams one micro-batch of one row and saves the model; a stock round returns the arrays.
-Prints the medians and the ratio with a 95 % interval over the turns, and writes ``overhead.json``.
+Both sides run under ``flwr run`` with the same nodes and payload, and take turns. A CollaPipe round
+opens its links, streams one micro-batch of one row and saves the model; a stock round returns the
+arrays. Prints the medians and their ratio with a 95 % interval over the turns, and writes
+``overhead.json``.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--payload-bytes", type=int, default=4_000_000)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = str(HERE)  # where simulated units find the empty model
+    os.environ["PYTHONPATH"] = str(HERE)  # so that simulated units find the empty model
     sides = {"collapipe": collapipe_rounds, "stock": stock_rounds}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(arguments.turns):
@@ -90,7 +91,7 @@ def collapipe_rounds(arguments: argparse.Namespace) -> list[float]:
 
 
 def stock_rounds(arguments: argparse.Namespace) -> list[float]:
-    """The same of Flower's FedAvg."""
+    """The same seconds with Flower's FedAvg."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "ends.json"
         options = [str(arguments.rounds), str(arguments.payload_bytes), str(output), "1"]

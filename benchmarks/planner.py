@@ -1,11 +1,12 @@
-"""The planner against HiGHS, a scan of all deadlines, and the paper's own algorithms, in one run.
+"""The planner against HiGHS, a scan of all deadlines, and the paper's algorithms, in one run.
 
     python -m benchmarks.planner
 
-First a line for each law of latency and size of cluster: our answer, which has the whole Pareto
-front, then what HiGHS and Algorithm 2 take for one point, and how far their latencies lie from our
-best. Then the joint round, once the fronts are known, and what the uplink as a stage adds to both.
-One core; medians, and every answer verified.
+First prints a line for each law of latency and size of cluster. It shows the time of our solution,
+which is the whole Pareto front, and the times of HiGHS and Algorithm 2 for one point. It also shows
+how far their latencies are from our best. Then prints the joint round with known fronts, and the
+additional time for both problems if the uplink is a stage. One core; medians; every solution is
+verified.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from benchmarks.planner_streamed import HEADER, streamed
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=int, default=20)
     parser.add_argument("--highs", type=int, default=20, help="instances for HiGHS, K=12")

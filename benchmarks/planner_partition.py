@@ -1,9 +1,9 @@
 """Sub-1: the exact partition against HiGHS and the paper's Algorithm 2 on the same clusters.
 
-Ours answers for all m up to 64 and all S; HiGHS is given the best m and answers for one point. Each
-of its figures is therefore a lower bound of what the whole question would take. It is asked on a
-few instances only, as the output says. Algorithm 2, which asks HiGHS again and again, takes minutes
-for K=48 and is left out there.
+Our solver returns the solutions for all m up to 64 and all S. HiGHS receives the best m and solves
+one point, so its times are lower bounds of the whole problem's times. It only runs on a few
+instances; the output shows their number. Algorithm 2, which calls HiGHS repeatedly, takes minutes
+for K=48 and is omitted there.
 """
 
 import statistics
@@ -24,7 +24,7 @@ LAWS: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
 
 
 def timed(problem: ClusterProblem, repeats: int = 5) -> tuple[ClusterSolution, float]:
-    """The solution and the fastest of some runs, ms."""
+    """The solution, and the milliseconds of the fastest run."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -34,7 +34,7 @@ def timed(problem: ClusterProblem, repeats: int = 5) -> tuple[ClusterSolution, f
 
 
 def by_highs(problem: ClusterProblem, solution: ClusterSolution) -> tuple[float, float]:
-    """Its latency for our best m with at most our S, s, and how long it took, ms."""
+    """Latency, s, for our best m and at most our S, and the solver's time, ms."""
     best = solution.best
     start = time.perf_counter()
     latency = by_milp(problem, best.num_micro_batches, best.num_segments)
@@ -42,7 +42,7 @@ def by_highs(problem: ClusterProblem, solution: ClusterSolution) -> tuple[float,
 
 
 def by_alternation(problem: ClusterProblem) -> tuple[float, float]:
-    """What Algorithm 2 reaches, s, and how long it took, ms."""
+    """Latency of Algorithm 2's solution, s, and its time, ms."""
     start = time.perf_counter()
     solution = paper_partition(problem, np.random.default_rng(0))
     milliseconds = 1e3 * (time.perf_counter() - start)
@@ -53,7 +53,7 @@ def by_alternation(problem: ClusterProblem) -> tuple[float, float]:
 def compare(
     name: str, problems: list[ClusterProblem], num_highs: int, alternate: bool = True
 ) -> None:
-    """One line: medians, and how far apart the optima are."""
+    """Print a line with medians and the differences of the optima."""
     solved = [timed(problem) for problem in problems]
     for problem, (solution, _) in zip(problems, solved, strict=True):
         verify_cluster(solution, problem)
@@ -82,7 +82,7 @@ def compare(
 
 
 def starts(name: str, problems: list[ClusterProblem]) -> None:
-    """One line: how far above the optimum Algorithm 2 ends, from either start and from both."""
+    """Print a line: how far Algorithm 2 ends above the optimum, from each start and with both."""
     above = []
     for problem in problems:
         least = exact_partition(problem).best.latency_s

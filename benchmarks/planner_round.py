@@ -1,11 +1,11 @@
-"""The joint round, exactly, against a scan of all deadlines and the paper's Algorithm 3.
+"""The joint round, solved exactly, against a scan of all deadlines and the paper's Algorithm 3.
 
-Clusters' fronts are given, S up to 8; uplinks are those of the paper's Table II with adapters of
-1.2 MB, under `wide` with gains over 10 dB and energy for some pairs only. The scan solves one
-assignment for each deadline: under drift gamma the finish times of all options, which is exact
-too, and under drift paper, where deadlines are any number, 2,000 in a row. Algorithm 3 takes
-its power from CVXPY. Every answer is verified. Times are medians over the instances, with the
-slowest in brackets.
+Clusters' fronts are given, with S up to 8. Uplinks follow the paper's Table II with adapters of 1.2
+MB; with `wide`, gains vary over 10 dB and only some pairs have enough energy. The scan solves one
+assignment for each deadline. Under drift gamma, deadlines are the finish times of all options,
+which is exact too. Under drift paper, deadlines are continuous, and the scan tries 2,000 equally
+spaced ones. Algorithm 3 computes power with CVXPY. Every solution is verified. Times are medians
+over the instances, with the slowest in brackets.
 """
 
 import math
@@ -39,7 +39,7 @@ MISSING = 1e9
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: seconds, assignments and objectives of every instance."""
+    """A line of the table: seconds, assignments, objectives and gaps of all instances."""
 
     HEADER: ClassVar[str] = (
         f"{'':<28}{'median ms (slowest)':>20}{'assigned':>10}{'mean objective':>16}{'gap':>9}"
@@ -61,7 +61,8 @@ class Row:
 
 
 def rows(instances: int, units: int, channels: int, seed: int = 0) -> Iterator[Row]:
-    """Ours and the scan on the same instances; no scan with fading, where it takes minutes."""
+    """Yield a row for each solver on the same instances. There is no scan with fading, because it
+    takes minutes."""
     for drift, fading, wide in (
         ("gamma", "none", False),
         ("gamma", "none", True),
@@ -84,7 +85,7 @@ def rows(instances: int, units: int, channels: int, seed: int = 0) -> Iterator[R
 def draw(
     rng: np.random.Generator, units: int, channels: int, options: RoundOptions, wide: bool
 ) -> RoundProblem:
-    """N units with fronts of 3 to 8 points, J channels, queues up to 10."""
+    """A random problem: N units with fronts of 3 to 8 points, J channels, queues up to 10."""
     spread = 10.0 if wide else 0.04
     gains = 10 ** ((-0.1 + spread * rng.uniform(-0.5, 0.5, (units, channels))) / 10)
     energy = 4.0 if wide else 10.0
@@ -112,7 +113,7 @@ def _front(rng: np.random.Generator) -> tuple[Partition, ...]:
 def measure(
     name: str, problems: list[RoundProblem], solve: Callable[[RoundProblem], tuple[float, float]]
 ) -> Row:
-    """Each instance once against the clock, and once to count; a first one warms up."""
+    """Solve each instance once for the time and once to count assignments, after a warm-up."""
     solve(problems[0])
     row = Row(name, [], [], [], [])
     for problem in problems:
@@ -131,18 +132,18 @@ def measure(
 
 
 def ours(problem: RoundProblem) -> tuple[float, float]:
-    """Objective and gap."""
+    """Objective and gap of our solution."""
     certificate = exact_allocation(problem).certificate
     return certificate.objective, certificate.gap
 
 
 def papers(problem: RoundProblem) -> tuple[float, float]:
-    """Objective; it knows no gap."""
+    """Objective of Algorithm 3, which computes no gap."""
     return paper_allocation(problem).certificate.objective, math.nan
 
 
 def scan_gamma(problem: RoundProblem) -> tuple[float, float]:
-    """The best over all finish times."""
+    """The best objective over all finish times."""
     options, idle = option_table(problem), idle_gamma(problem.channels, problem.options)
     pairs, constant = options.pairs.at(0), problem.options.interference_constant_w
     (finish_s,), (limits_w,) = options.finish_s, options.limits_w  # one payload
@@ -159,7 +160,8 @@ def scan_gamma(problem: RoundProblem) -> tuple[float, float]:
 
 
 def scan_paper(problem: RoundProblem) -> tuple[float, float]:
-    """The best of a row of deadlines, up to twice the last finish at full power."""
+    """The best objective over equally spaced deadlines, up to twice the last finish at full
+    power."""
     options = option_table(problem)
     finish = options.finish_s[np.isfinite(options.finish_s)]
 
@@ -171,7 +173,7 @@ def scan_paper(problem: RoundProblem) -> tuple[float, float]:
 
 
 def _slowest(problem: RoundProblem, options: OptionTable, deadline: float) -> Floats:
-    """Costs at the least power that keeps the deadline, [S, N, J]."""
+    """Costs at the least power that meets the deadline, [S, N, J]."""
     pairs, feasible = options.pairs.at(0), options.finish_s[0] <= deadline
     seconds = np.where(feasible, deadline - options.points.latency_s, 1.0)
     nats = pairs.upload_bits * np.log(2) / pairs.bandwidth_hz / seconds

@@ -1,11 +1,13 @@
-"""What it costs to plan with the uplink as a stage, and to choose what is sent.
+"""Time of planning with the uplink as a stage, and with a choice of payloads.
 
-The same rounds with uploads after and beside the pipelines, and beside them with 5 precisions of
-activations, and 25 of both uploads, to choose from.
+The same rounds are planned with uploads after the pipelines, and with uploads that are streamed
+during the pipelines. Streamed rounds are also planned with a choice of 5 precisions of activations,
+and of 25 pairs of precisions for both uploads.
 
-Clusters have K=6 devices of uneven speed and L=12 blocks; channels are those of the paper's Table
-II, and a batch's activations take about as long on them as a pipeline computes. First all clusters'
-fronts are solved, without a cache, then the joint round with them. Every answer is verified.
+Clusters have K=6 devices of uneven speed and L=12 blocks. Channels follow the paper's Table II,
+where uploading a batch's activations takes about as long as the pipeline computes. First all
+clusters' fronts are solved without a cache, then the joint round with these fronts. Every solution
+is verified.
 """
 
 import itertools
@@ -47,7 +49,7 @@ HEADER = f"{'':<28}{'points':>8}{'fronts, ms':>14}{'round, ms (slowest)':>22}{'g
 
 
 def streamed(instances: int, units: int, channels: int) -> Iterator[str]:
-    """A line for each law, drift and uplink."""
+    """Yield a line for each law, drift and uplink."""
     for law in LAWS:
         for drift in ("gamma", "paper"):
             for name, uplink, payloads in _SENT:
@@ -80,7 +82,7 @@ def _line(
         for solution, cluster in zip(solved, clusters, strict=True):
             verify_cluster(solution, cluster)
         problem = replace(problem, fronts=tuple(each.front for each in solved))
-        exact_allocation(problem)  # warms up
+        exact_allocation(problem)  # warm-up
         start = time.perf_counter()
         answer = exact_allocation(problem)
         rounds_s.append(time.perf_counter() - start)

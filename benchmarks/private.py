@@ -1,14 +1,14 @@
-"""What privacy costs, and what it hides: accuracy and membership against ε, with thirty units.
+"""Cost and effect of privacy: accuracy and membership inference against ε, with thirty units.
 
     python -m benchmarks.private mr_en --data ../shared/data --seeds 0 1 2
 
 ``mr_en`` and ``toutiao15_lora`` train adapters in MiniLM's last block, ``mr_en_full`` all of
-MiniLM, ``toutiao15`` a small BERT from random weights. Units are simulated nodes, and each takes
-one step in a round. ``none`` averages updates as they are, ``clipped`` clips them to the norm that
-most have, others add the noise that comes to ε after the last round, of the operating system's
-source. Prints each run's accuracy on the test rows and how well losses tell training rows from
-others (``collapipe audit``'s advantage), and both in the mean and with the least and the most of
-the seeds.
+MiniLM, ``toutiao15`` a small BERT from random weights. Units are simulated nodes that take one step
+in a round. ``none`` averages updates without clipping. ``clipped`` clips them to about the norm of
+most updates. The other rules add noise from the operating system's random source, such that ε has
+the given value after the last round. Prints each run's accuracy on the test rows, and how well
+losses distinguish training rows from other rows (``collapipe audit``'s advantage). Finally prints
+mean, minimum and maximum of both over the seeds.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def options_of(kind: str, data: Path, rounds: int) -> list[str]:
-    """Of a run of all units in every round."""
+    """Options of a run with all units in every round."""
     if kind == "mr_en":
         return [*options(data, UNITS, rounds), "batch_size=66"]
     if kind == "toutiao15_lora":
@@ -97,9 +97,9 @@ def options_of(kind: str, data: Path, rounds: int) -> list[str]:
 
 
 def measured(overrides: list[str], epsilon: float | None) -> tuple[float, float]:
-    """Accuracy on the test rows after the last round, and the advantage of who knows the losses.
+    """Accuracy on the test rows after the last round, and the advantage of the loss-based attack.
 
-    Raises ``SystemExit`` where a unit missed a round, or the run has come to another ``epsilon``.
+    Raises ``SystemExit`` if a unit missed a round, or if the run's final ε is not ``epsilon``.
     """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
@@ -114,7 +114,7 @@ def measured(overrides: list[str], epsilon: float | None) -> tuple[float, float]
         if epsilon is not None and not math.isclose(spent, epsilon, rel_tol=0.01):
             raise SystemExit(f"{overrides}: came to ε = {spent}, not {epsilon:g}")
         told = membership_of(*load_model(run_dir))
-    assert told is not None  # the rows are here
+    assert told is not None  # the rows are on this machine
     return float(summary["metric"]["value"]), told.advantage.value
 
 

@@ -1,14 +1,15 @@
-"""A report in a real browser: pictures of it in light, dark, at phone width and as PDF, and checks.
+"""Checks a report in a real browser and takes pictures: light, dark, at phone width, and as PDF.
 
     python benchmarks/report_look.py report.html pictures/ [PART]
 
-PART is a selector; part.png shows what it matches, as wide as a page of the docs:
-docs/pictures/report.png is ``"#learning"`` of README's run, docs/pictures/devices.png ``"#devices
-.charts"`` of README's run on three devices. Needs Chromium (``chromium``, ``google-chrome`` or
-``CHROMIUM=/path``) and ``pip install websockets``. Checks that the page asks for nothing but
-itself, is no wider than a phone, that texts have a contrast of at least 4.5 and what is drawn one
-of at least 3 (WCAG 2.2, 1.4.3 and 1.4.11), that the Tab key reaches everything that opens or
-scrolls, and that nothing drawn lies outside its chart and no text on another.
+PART is a selector; part.png shows the matching element at the width of a page of the docs.
+docs/pictures/report.png is ``"#learning"`` of README's run; docs/pictures/devices.png is
+``"#devices .charts"`` of README's run on three devices. Needs Chromium (``chromium``,
+``google-chrome`` or ``CHROMIUM=/path``) and ``pip install websockets``.
+
+Checks that the page requests no other resource and is no wider than a phone. Texts need a contrast
+of at least 4.5, graphics of at least 3 (WCAG 2.2, 1.4.3 and 1.4.11). The Tab key must reach all
+elements that open or scroll. No graphic may exceed its chart, and no texts may overlap.
 """
 
 import base64
@@ -30,7 +31,7 @@ from websockets.sync.client import ClientConnection, connect
 DESKTOP, PHONE, PAGE = 1280, 390, 800
 LEAST_TEXT, LEAST_GRAPHIC = 4.5, 3.0
 
-# What the page's script-free style came to; the browser computes it, so no rule is read twice.
+# The browser computes the page's final styles, so this script does not parse CSS.
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 TEXT_COLOURS = """
 [...new Set([...document.querySelectorAll('body *')]
@@ -71,7 +72,7 @@ FOCUSED = "document.activeElement.tagName + (document.activeElement.getAttribute
 
 
 class Browser:
-    """A tab of a headless Chromium, spoken to by its DevTools protocol."""
+    """A tab of a headless Chromium, controlled by the DevTools protocol."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket, self._numbers = socket, itertools.count(1)
@@ -80,7 +81,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> Any:
-        """A method's result; events that come before it are kept if they are requests."""
+        """Call a method and return its result; record network requests that occur before it."""
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
@@ -93,12 +94,12 @@ class Browser:
                 return message["result"]
 
     def ask(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate an expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return answer["result"].get("value")
 
     def show(self, page: str, width: int, scheme: str) -> None:
-        """Load the page at this width, with a preference for ``light`` or ``dark``."""
+        """Load the page at this width, with the colour scheme ``light`` or ``dark``."""
         preference = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", media="screen", features=[preference])
         self._size(width, 900)
@@ -107,7 +108,7 @@ class Browser:
             time.sleep(0.05)
 
     def picture(self, file: Path, width: int, part: str = "html", scale: int = 1) -> None:
-        """The first element that matches the selector ``part`` as PNG."""
+        """Write the first element that matches the selector ``part`` as PNG."""
         self._size(width, int(self.ask("document.documentElement.scrollHeight")))
         box = json.loads(self.ask(BOX % part))
         options = {"format": "png", "captureBeyondViewport": True, "clip": {**box, "scale": scale}}
@@ -123,7 +124,7 @@ class Browser:
         )
 
     def tab(self) -> str:
-        """Press the Tab key; what has the focus then."""
+        """Press the Tab key; return the element that then has the focus."""
         key = {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}
         self.call("Input.dispatchKeyEvent", type="keyDown", **key)
         self.call("Input.dispatchKeyEvent", type="keyUp", **key)
@@ -132,7 +133,7 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A Chromium that ends with the block."""
+    """Run Chromium until the context ends."""
     names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
     program = next((found for name in names if name and (found := shutil.which(name))), None)
     if program is None:
@@ -150,7 +151,7 @@ def browser() -> Iterator[Browser]:
 
 
 def _tab(home: Path) -> str:
-    """Address of the first tab's socket, once the browser listens."""
+    """Wait for the browser; return the address of the first tab's socket."""
     import urllib.request
 
     port_file = home / "DevToolsActivePort"
@@ -165,7 +166,7 @@ def _tab(home: Path) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """WCAG's ratio of two ``rgb(…)`` colours."""
+    """WCAG's contrast ratio of two ``rgb(…)`` colours."""
     light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -179,7 +180,7 @@ def _luminance(colour: str) -> float:
 
 
 def check_colours(tab: Browser, name: str) -> list[str]:
-    """Texts and drawings that are too faint on the page's ground."""
+    """Texts and graphics with too little contrast to the page's background."""
     ground, found = tab.ask(GROUND), []
     for colours, least in ((TEXT_COLOURS, LEAST_TEXT), (DRAWN_COLOURS, LEAST_GRAPHIC)):
         for colour in set(tab.ask(colours)) - {ground}:
@@ -190,7 +191,7 @@ def check_colours(tab: Browser, name: str) -> list[str]:
 
 
 def check_keys(tab: Browser) -> list[str]:
-    """What the Tab key does not reach."""
+    """The faults if the Tab key does not reach all elements."""
     wanted = tab.ask(REACHABLE) - tab.ask(HIDDEN)
     first = tab.tab()
     reached = 1 + sum(tab.tab() != "BODY" for _ in range(wanted - 1))
@@ -199,7 +200,7 @@ def check_keys(tab: Browser) -> list[str]:
 
 
 def look(page: Path, pictures: Path, part: str = "") -> list[str]:
-    """Write the pictures; return what is wrong."""
+    """Write the pictures; return the faults."""
     pictures.mkdir(parents=True, exist_ok=True)
     address, faults = page.resolve().as_uri(), []
     with browser() as tab:

@@ -1,4 +1,4 @@
-"""A command whose first word names a module of a table, with ``add_arguments`` and ``main``."""
+"""A command whose first argument names a module, which has ``add_arguments`` and ``main``."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ def run_row(
     add_shared: Callable[[argparse.ArgumentParser], object],
 ) -> None:
     """Parse the command line, and run the row's ``main``. All rows have ``--output`` and the
-    arguments of ``add_shared``."""
+    arguments that ``add_shared`` adds."""
     parser = argparse.ArgumentParser(description=description)
     rows = parser.add_subparsers(dest="row", required=True)
     for module in modules:

@@ -1,13 +1,13 @@
-"""How a round and its memory grow with the number of units, of which ten train.
+"""Growth of a round's time and memory with the number of units, of which ten train.
 
     python -m benchmarks.scale --units 10 100 1000 --runtimes local simulation --planned 10000
     python -m benchmarks.scale --model bert --channels 3 --rounds 4 --units 6 12 --planned
 
-Each run is a process of its own: a tiny model, or a BERT of 13 million weights, with AdamW; 8 rows
-a unit, ten channels. Prints the seconds to the end of the first round, the median of the further
-rounds, the peak memory of the largest process, which in a simulation is no worker, and of the
-largest worker, and the exponent by which each grew; then the seconds of the scheduler alone, for
-units whose clusters and uplinks are drawn from the presets.
+Each run is a separate process, with a tiny model or a BERT of 13 million weights, AdamW, 8 rows a
+unit and ten channels. Prints the seconds to the end of the first round and the median of later
+rounds. Prints the peak memory of the largest process that is not a simulation's worker, and of the
+largest worker. Prints the exponent by which each of these grows. Then prints the seconds of the
+scheduler alone, for units whose clusters and uplinks are drawn from the presets.
 """
 
 import argparse
@@ -39,9 +39,9 @@ BERT = (
     *("optimizer=adamw", "optimizer.warmup_steps=0", "federation.checkpoint_every=0"),
     "model.config={hidden_size:512,num_hidden_layers:4,num_attention_heads:8,intermediate_size:2048}",
 )
-# options of a model, and the one that says how many rows there are
+# options of a model, and the option for its number of rows
 MODELS = {"tiny": (TINY, "task.train_rows"), "bert": (BERT, "data.max_train_samples")}
-_WORKER = "ray::ClientApp"  # as Ray calls its processes
+_WORKER = "ray::ClientApp"  # the name that Ray gives its processes
 COST = BlockCost(9.1e8, 1.8e9, 1.57e6, 1.57e6, 2.9e8)
 
 
@@ -77,8 +77,8 @@ def main() -> None:
 def measured(
     runtime: str, units: int, rounds: int, options: list[str]
 ) -> tuple[float, float, float, float]:
-    """Seconds until the first round's end, median seconds of a later one, MB at most, of a worker
-    at most: 0 where there is none."""
+    """Seconds until the first round's end, median seconds of later rounds, peak memory in MB, and
+    peak memory of a worker (0 without workers)."""
     with tempfile.TemporaryDirectory() as folder:
         own = ["federation.eval_every=99999", f"federation.num_units={units}"]
         own += [f"runtime={runtime}", f"federation.rounds={rounds}", f"hydra.run.dir={folder}/run"]
@@ -94,10 +94,10 @@ def measured(
 
 
 def _watch(pid: int, peak: list[int]) -> None:
-    """The resident memory of the largest process of a run, and of the largest worker."""
+    """Record the peak memory of the run's largest process and of its largest worker."""
     root = psutil.Process(pid)
     while root.is_running():
-        with suppress(psutil.Error):  # one of them has ended
+        with suppress(psutil.Error):  # a process has ended
             for each in (root, *root.children(recursive=True)):
                 worker = " ".join(each.cmdline()).startswith(_WORKER)
                 peak[worker] = max(peak[worker], each.memory_info().rss)
@@ -105,7 +105,7 @@ def _watch(pid: int, peak: list[int]) -> None:
 
 
 def planned(units: int) -> list[float]:
-    """Seconds of three rounds' plans."""
+    """Seconds to plan each of three rounds."""
     settings = config.load_overrides([f"channel.num_channels={CHANNELS}"])
     cluster, channel = settings.build("cluster"), settings.build("channel")
     strategy, rng = settings.build("strategy"), np.random.default_rng(0)

@@ -1,15 +1,15 @@
-"""What deciding rounds costs, and what it brings: DSSRA against the rules, and of a round's time.
+"""Cost and benefit of scheduling: DSSRA against simple rules, and its share of a round's time.
 
     python benchmarks/scheduler.py --output outputs/scheduler
 
-Prints section after section and writes ``scheduler.json``:
+Prints these sections and writes ``scheduler.json``:
 
 1. total virtual delay of DSSRA against random, loss-only and delay-only, the units' shares of the
    rounds and the queues (the experiment ``fig11``; 95 % intervals, paired by seed);
-2. what a round of every framework takes, and CollaPipe with fewer bits against VanillaFL;
+2. seconds of a round with each framework, and CollaPipe with fewer bits against VanillaFL;
 3. CollaPipe by DSSRA in several precisions against VanillaFL by DSSRA, under fading (``fig11``);
-4. the share of planning in a round that trains, by default options;
-5. seconds that 1,000 rounds of 30 units of six devices take to schedule, in two worlds.
+4. the share of planning in a round that trains, with default options;
+5. seconds to schedule 1,000 rounds of 30 units of six devices, in two worlds.
 """
 
 import argparse
@@ -63,19 +63,19 @@ def main() -> None:
 
 
 def strategies(arguments: argparse.Namespace) -> Record:
-    """DSSRA and the rules."""
+    """Compare DSSRA with the simple rules."""
     return _told(
         fig11.FIGURE.evidence(range(arguments.seeds)), ("reduction of DSSRA, V = ", "DSSRA, V = ")
     )
 
 
 def compared(arguments: argparse.Namespace) -> Record:
-    """The frameworks."""
+    """Compare the frameworks."""
     return _told(frameworks.FIGURE.evidence(range(arguments.seeds)), ("",))
 
 
 def _told(evidence: Evidence, beginnings: Sequence[str]) -> Record:
-    """Every claim and finding; those are printed that begin so."""
+    """All claims and findings; print those that start with one of ``beginnings``."""
     found = [*evidence.claims, *evidence.findings]
     for each in found:
         if each.text.startswith(tuple(beginnings)):
@@ -85,7 +85,7 @@ def _told(evidence: Evidence, beginnings: Sequence[str]) -> Record:
 
 
 def precisions(arguments: argparse.Namespace) -> Record:
-    """Total delay below VanillaFL's, paired by seed; all of 200 rounds."""
+    """How far the total delay of 200 rounds is below VanillaFL's, paired by seed."""
     rival = {frameworks.LABELS[frameworks.RIVAL]: (f"framework={frameworks.RIVAL}",)}
     runs = {name: (sent, _DSSRA) for name, sent in {**_SENT, **rival}.items()}
     with ProcessPoolExecutor(2) as pool:
@@ -102,7 +102,7 @@ def precisions(arguments: argparse.Namespace) -> Record:
 
 
 def planning(arguments: argparse.Namespace) -> Record:
-    """Seconds of planning and of the rounds, of a run with default options."""
+    """Seconds of planning and of the rounds in a run with default options."""
     with tempfile.TemporaryDirectory() as folder:
         _run(folder, ["federation.rounds=4", "federation.eval_every=99"])
         seconds = [line["seconds"] for line in _lines(folder)]
@@ -112,7 +112,7 @@ def planning(arguments: argparse.Namespace) -> Record:
 
 
 def speed(arguments: argparse.Namespace) -> Record:
-    """Wall and processor seconds of whole runs of the scheduler alone."""
+    """Wall and processor seconds of whole runs that only schedule."""
     found: Record = {}
     for name, options in _KINDS.items():
         rounds, units = arguments.rounds, arguments.units
@@ -131,7 +131,7 @@ def speed(arguments: argparse.Namespace) -> Record:
 
 
 def _run(folder: str, options: Sequence[str]) -> None:
-    """In a process of its own, so that start and imports count."""
+    """Run in a separate process, so that start and imports count."""
     command = [sys.executable, "-m", "collapipe", "run", *options]
     subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
 
@@ -142,7 +142,7 @@ def _lines(folder: str) -> list[dict[str, dict[str, float]]]:
 
 
 def _processor_s() -> float:
-    """Of all processes that were started here and have ended."""
+    """Processor seconds of all ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,10 +1,12 @@
-"""Schedules, run event by event, over the time that the planner expects of them.
+"""Times of schedules in a discrete-event simulation, relative to the times that the planner
+expects.
 
-Behind the last segment stand the uplink, the head on the server and the gradients' way down. First
-the best partitions of 60 clusters of Table II, whose upload takes about as long as their pipeline
-(by itself, and with 10 s in the head and 5 s of gradients a batch); then 600 pipelines drawn at
-random, whose stages behind are as slow as a segment or slower. Columns are the least, mean and
-largest ratio; above 1 a schedule takes longer than planned.
+After the last segment follow the uplink, the head on the server and the gradients' downlink. First
+it simulates the best partitions of 60 clusters of Table II, whose upload takes about as long as
+their pipeline. They run with the uplink alone, and with 10 s in the head and 5 s of gradients a
+batch. Then it simulates 600 random pipelines, whose later stages are as slow as a segment or
+slower. Columns are the minimum, mean and maximum of the ratio; above 1, a schedule takes longer
+than planned.
 """
 
 import statistics

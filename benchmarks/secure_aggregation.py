@@ -1,13 +1,13 @@
-"""What a masked sum costs beside a plain one: bytes and CPU seconds of a unit and of the server.
+"""Cost of a masked sum against a plain sum: bytes and CPU seconds of a unit and of the server.
 
     python -m benchmarks.secure_aggregation --values 294912 --units 3 10 30 100
 
-Both sides do what they do in a round, one after another in this process: messages become JSON and
-arrays and are read again, but cross no network, and nothing is trained. A change is clipped,
-encoded as ``compression.upload`` says, and averaged. The default number of values is that of LoRA
-adapters of rank 8 in BERT base. With ``--gone`` that share of the units is gone after the shares,
-which is the server's worst case: their masks are restored one by one. ``error`` is the norm of the
-mean's error, as a share of privacy.clip_norm, beside the bound.
+This process executes a round of both sides one after the other. Messages are converted to JSON and
+arrays and back, but do not cross a network, and nothing is trained. A change is clipped, encoded as
+``compression.upload`` specifies, and averaged. The default number of values equals the LoRA
+adapters of rank 8 in BERT base. With ``--gone``, this share of the units is lost after the secret
+shares were sent. This is the server's worst case: it restores their masks one by one. ``error`` is
+the norm of the mean's error as a share of privacy.clip_norm; ``bound`` is its limit.
 """
 
 import argparse

@@ -1,15 +1,17 @@
-"""Does a price on segments in Γ help to learn? Modelled seconds to a loss, with and without it.
+"""Modelled seconds to reach a loss, with and without a price on segments in Γ.
 
     python segment_price.py --seeds 20
 
-Six units take turns on two channels; DSSRA schedules them with ``strategy.segment_price=paper``
-or ``none``. (If every unit has a channel, queues are 0 and the price changes nothing.) On the
-default devices a small Transformer trains on dates; a run's time is its modelled clock after the
-first round whose training loss is at most the target. In the paper's world rounds are only planned,
-and the time is the clock after the last one. Runs of a seed have equal rows, first weights, devices
-and channels. Prints a row for each world: the mean number of segments, means over the seeds with
-95 % intervals (Student's t), and the difference in percent, paired by seed; writes
-``segment_price.json``. Finished runs are not repeated.
+Six units share two channels; DSSRA schedules them with ``strategy.segment_price=paper`` or
+``none``. (If every unit had a channel, queues would be 0 and the price would change nothing.) On
+the default devices a small Transformer trains on dates. A run's time is its modelled clock after
+the first round whose training loss is at most the target. In the paper's world rounds are only
+planned, and the time is the clock after the last round. Runs of one seed have equal rows, initial
+weights, devices and channels.
+
+Prints a row for each world: the mean number of segments, mean seconds with 95 % intervals
+(Student's t), and their difference in percent, paired by seed. Writes ``segment_price.json``.
+Finished runs are not repeated.
 """
 
 import argparse
@@ -83,7 +85,7 @@ def outcome(run_dir: Path) -> Outcome:
 
 
 def run(folder: Path, world: str, price: str, seed: int) -> Outcome:
-    """One run, unless it is there already."""
+    """Run once, unless finished, and read the outcome."""
     run_dir = folder / f"{list(WORLDS).index(world)}-{price}-{seed}"
     options = [*_RUN, *WORLDS[world], f"strategy.segment_price={price}", f"seed={seed}"]
     if not finished(run_dir, options):
@@ -93,12 +95,12 @@ def run(folder: Path, world: str, price: str, seed: int) -> Outcome:
 
 
 def shown(interval: Interval, form: str) -> str:
-    """The interval as the pages have it."""
+    """The interval as text for the pages."""
     return "{} ({} … {})".format(*(format(each, form) for each in (interval.mean, *interval.ends)))
 
 
 def row(folder: Path, world: str, seeds: int) -> list[str]:
-    """A world's row of the table."""
+    """The row of a world in the table."""
     found = {price: [run(folder, world, price, n) for n in range(seeds)] for price in PRICES}
     pairs = zip(*found.values(), strict=True)
     change = over_seeds(100 * none.seconds / paper.seconds - 100 for paper, none in pairs)

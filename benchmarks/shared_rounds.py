@@ -1,14 +1,14 @@
-"""Delay of rounds whose plans may share stages, against both of their parents.
+"""Delay of rounds whose plans may share stages, against both methods that they combine.
 
     python shared_rounds.py --seeds 20
 
-Three units take part in each of five planned rounds, with channels and powers that minimise its
-time. CollaPipe plans with solver ``shared``; its parents are the exact pipeline of single devices
-and VanillaFL, whose devices hold the whole encoder and whose time has no sync, as in the paper.
-Presets ``paper`` and ``edge``, blocks of BERT base's size, LoRA or all weights, law ``flow_shop``;
-activations are uploaded too, or the head is on the control unit. All times are modelled. Prints how
-far the delay is below each parent's, means over the seeds with 95 % intervals (Student's t); writes
-``shared_rounds.json``.
+Three units take part in each of five planned rounds, with channels and powers that minimise the
+round's time. CollaPipe plans with solver ``shared``. It combines the exact pipeline of single
+devices and VanillaFL. As in the paper, VanillaFL's devices hold the whole encoder, and its time
+includes no sync. The cases combine presets ``paper`` and ``edge``, and LoRA or all weights; blocks
+have BERT base's size, the law is ``flow_shop``. Either activations are uploaded too, or the head is
+on the control unit. All times are modelled. Prints how far the delay is below each of the two,
+means over the seeds with 95 % intervals (Student's t). Writes ``shared_rounds.json``.
 """
 
 import argparse
@@ -30,7 +30,7 @@ COLUMNS = ["rounds", "below the exact pipeline", "below VanillaFL", "seeds above
 
 
 def worlds(preset: str, trains: str, sent: str) -> dict[str, tuple[Overrides, Overrides]]:
-    """World and strategy of CollaPipe and its parents."""
+    """World and strategy of CollaPipe and of both compared methods."""
     units = "federation.num_units=3", "environment=static", f"cluster={preset}", f"channel={preset}"
     world = *units, *_BERT, *TRAINS[trains], *SENT[sent]
     return {

@@ -3,14 +3,17 @@
     python sharing.py --clusters 25
 
 Clusters are drawn from the presets ``edge`` and ``paper``, with links of 100 Mbit/s and 1 Gbit/s
-(of ``edge``); blocks are BERT base's with 64 tokens, L = 12, b = 64, m ≤ 64, law ``flow_shop``.
-Either LoRA of rank 8 or all weights train. Where memory binds, a device holds only ⌈2L/K⌉ of the
-blocks for a whole batch, and fewer rows of more blocks. Prints for each case how far the best plan
-is below the exact pipeline (means with 95 % intervals), how far Asteroid's and AdaPtis' rules are
-from it, how often they find it, and how long ``shared`` takes; writes ``sharing.json``. Every
-answer is verified, and proved with gap 0. Then times and gaps for 10 to 24 devices and L = 24, the
-time of a joint round, and what it gains to count memory at each device's place under 1F1B (with 0.6
-of the binding memory, law ``overlap``, m ≤ 16) against counting every device as the first one.
+(of ``edge``). Blocks are BERT base's with 64 tokens, L = 12, b = 64, m ≤ 64, law ``flow_shop``.
+Either LoRA of rank 8 or all weights train. If memory binds, a device can hold only ⌈2L/K⌉ of the
+blocks for a whole batch, or more blocks for fewer rows.
+
+Prints for each case how far the best plan is below the exact pipeline (means with 95 % intervals).
+Prints how far the plans of Asteroid's and AdaPtis' rules are from it, how often they equal it, and
+how long ``shared`` takes. Writes ``sharing.json``. Every solution is verified and has gap 0.
+
+Then measures times and gaps for 10 to 24 devices and L = 24, and the time of a joint round. It also
+measures the gain of counting memory for each device's place under 1F1B instead of the first place.
+There devices have 0.6 of the binding memory; law ``overlap``, m ≤ 16.
 """
 
 import argparse
@@ -55,14 +58,14 @@ Solver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
 
 
 def cost_of(adapters: bool) -> BlockCost:
-    """Of a block of BERT base's size."""
+    """The cost of a block of BERT base's size."""
     return measure_cost(LoraSpec(BERT, rank=8) if adapters else BERT, TOKENS, BATCH)
 
 
 def devices_of(
     preset: str, count: int, mbit: int | None, cost: BlockCost, rng: np.random.Generator
 ) -> list[DeviceProfile]:
-    """Drawn devices, which may share stages."""
+    """Random devices, which may share stages."""
     cluster = config.load_overrides([f"cluster={preset}", "cluster.num_devices=9"]).build("cluster")
     drawn = [cluster._device(k, cost, rng) for k in range(count)]
     if isinstance(cluster, HardwareCluster):
@@ -81,7 +84,8 @@ def devices_of(
 def with_memory(
     devices: list[DeviceProfile], cost: BlockCost, binds: bool, part: float = 1.0
 ) -> list[DeviceProfile]:
-    """As much memory as the model takes, or little of it, times ``part``."""
+    """Give the devices memory for the whole model, or for a share of it if it ``binds``, times
+    ``part``."""
     held = math.ceil(2 * BLOCKS / len(devices)) if binds else BLOCKS
     parts = cost.batch_segment_bytes, cost.batch_block_bytes
     memory = MemoryBudget(
@@ -104,7 +108,7 @@ def with_memory(
 
 
 def timed(solve: Solver, problem: ClusterProblem) -> tuple[ClusterSolution, float]:
-    """A verified solution, and its seconds."""
+    """A verified solution, and the seconds to solve."""
     began = time.perf_counter()
     solution = solve(problem, np.random.default_rng(0))
     seconds = time.perf_counter() - began
@@ -188,7 +192,8 @@ def large(count: int, clusters: int) -> dict[str, object]:
 
 
 def placed(clusters: int) -> list[dict[str, object]]:
-    """Plans with memory by place, against those for which every device is the first one."""
+    """Compare plans that count memory by place with plans that count each device as the first
+    one."""
     found = []
     for adapters, count, solve in itertools.product(
         (True, False), (4, 6, 8), (exact_partition, shared_partition)
@@ -244,7 +249,7 @@ def joint(rounds: int, sets: int) -> dict[str, object]:
             began = time.perf_counter()
             plan = Dssra(sharing=sharing).plan_round(asked, np.random.default_rng(0))
             taken.append(time.perf_counter() - began)
-        gaps.append(plan.certificate.gap)  # of ``auto``, the last one
+        gaps.append(plan.certificate.gap)  # of ``auto``, which runs last
     ratios = [a / n for a, n in zip(seconds["auto"], seconds["never"], strict=True)]
     return {
         "devices": 6 * sets,
@@ -255,7 +260,7 @@ def joint(rounds: int, sets: int) -> dict[str, object]:
 
 
 def cases() -> Iterator[tuple[str, int | None, bool, bool]]:
-    """Preset, rate of links, whether adapters train, and whether memory binds."""
+    """Yield preset, link rate, whether only adapters train, and whether memory binds."""
     for adapters in (True, False):
         for binds in (False, True):
             yield from (("edge", mbit, adapters, binds) for mbit in (100, 1000))

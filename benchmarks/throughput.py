@@ -2,9 +2,9 @@
 
     python benchmarks/throughput.py --output outputs/throughput [OVERRIDES]
 
-The same batches, model and cores on all sides, which take turns. The federated sides count whole
-rounds but the first, messages and aggregation included; the loop counts its steps alone. Prints a
-table of medians and ratios, where a unit's time goes, and writes ``throughput.json``.
+All sides use the same batches, model and cores, and take turns. The federated sides count all
+rounds except the first, including messages and aggregation; the loop counts only its steps. Prints
+a table of medians and ratios and the phases of a unit's time, and writes ``throughput.json``.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def measured(
 
 
 def federated(framework: str, overrides: list[str], folder: Path) -> None:
-    """A run in a process of its own."""
+    """Run in a separate process."""
     options = [f"framework={framework}", *overrides, f"hydra.run.dir='{folder}'"]
     command = [sys.executable, "-m", "collapipe", "run", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

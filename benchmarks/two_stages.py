@@ -1,15 +1,16 @@
-"""Would two stages on one device pay? Interleaved pipelines against plans with one stage a device.
+"""Interleaved pipelines with two stages on one device, against plans with one stage per device.
 
     python two_stages.py --clusters 6
 
-Devices are drawn from the preset ``edge``, with memory for everything; blocks of BERT base's size,
-64 tokens, L = 12, b = 64. A discrete-event simulation plays every micro-batch's forward and
-backward on each device, which sends while it computes; the head takes no time. Each device takes
-the most urgent job that is ready, by the best of three rules. Blocks are moved one by one until no
-move is faster, for every order of every set of devices and m = 2, 4 … 64: with a stage a device,
-and with pipelines that pass all devices, or the first one, a second time. Prints how far the best
-of these is from the best with one stage a device, and from the plan that may share stages; writes
-``two_stages.json``.
+Devices are drawn from the preset ``edge``, with sufficient memory; blocks of BERT base's size, 64
+tokens, L = 12, b = 64. A discrete-event simulation runs the forward and backward of each
+micro-batch on each device, which sends while it computes; the head takes no time. Each device
+executes the most urgent ready job, by the best of three rules.
+
+A local search moves single blocks until no move is faster. It runs for each order of each set of
+devices and m = 2, 4 … 64. It searches plans with one stage per device, and pipelines that pass all
+devices, or the first one, a second time. Prints how far the best of the latter is from the best
+with one stage per device, and from the plan that may share stages. Writes ``two_stages.json``.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from optim.sharing.exact import shared_partition
 
 COLUMNS = ["clusters", "two stages against one", "against plans that may share stages"]
 COUNTS = (2, 4, 8, 16, 32, 64)  # m
-FEW = 1.2  # moves are tried from cuts that take at most so many times the best so far
+FEW = 1.2  # only cuts that take at most 1.2 times as long as the best one so far are improved
 Stages = list[tuple[int, int]]  # device and blocks, in pipeline order
 Job = tuple[int, bool, int]  # stage, whether it is backward, micro-batch
 RULES: tuple[Callable[[Job], object], ...] = (
@@ -44,7 +45,7 @@ RULES: tuple[Callable[[Job], object], ...] = (
 def batch_s(
     devices: Sequence[DeviceProfile], stages: Stages, m: int, rule: Callable[[Job], object]
 ) -> float:
-    """Seconds of a batch."""
+    """Simulated seconds of a batch."""
     laws, size = [devices[k].time for k, _ in stages], BATCH / m
     whole = [law.compute(held, size) for law, (_, held) in zip(laws, stages, strict=True)]
     ready: dict[int, list[tuple[object, Job]]] = {k: [] for k, _ in stages}
@@ -64,7 +65,7 @@ def batch_s(
             if following >= 0:
                 at = now
                 if stages[following][0] != device:
-                    hop_s = laws[stage].hop(size) / 2  # there, or back
+                    hop_s = laws[stage].hop(size) / 2  # one direction
                     at = max(now, free_s.get((device, backward), 0.0)) + hop_s
                     free_s[device, backward] = at
                 heapq.heappush(events, (at, (following, backward or turns, i), True))
@@ -96,7 +97,7 @@ def fastest_s(devices: Sequence[DeviceProfile], orders: Sequence[Sequence[int]])
 
 
 def _by_speed(devices: Sequence[DeviceProfile], order: Sequence[int]) -> Stages:
-    """Blocks in proportion to speed, at least one a stage."""
+    """Stages with blocks in proportion to speed, at least one per stage."""
     speeds = np.array([1 / devices[k].time.u / order.count(k) for k in order])
     held = np.ones(len(order), dtype=int)
     for _ in range(BLOCKS - len(order)):
@@ -114,7 +115,8 @@ def _moved(stages: Stages) -> Iterator[Stages]:
 
 
 def row(adapters: bool, mbit: int, count: int, clusters: int) -> tuple[list[float], list[float]]:
-    """How much longer two stages take, than one and than plans that may share stages."""
+    """Relative additional time of two stages per device, over one and over plans with shared
+    stages."""
     cost, single, shared = cost_of(adapters), list[float](), list[float]()
     once = [p for size in range(1, count + 1) for p in itertools.permutations(range(count), size)]
     twice = [again for p in once if len(p) > 1 for again in ((*p, *p), (*p, p[0]))]

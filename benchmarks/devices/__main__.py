@@ -1,4 +1,4 @@
-"""Daemons in processes of their own, measured: ``python -m benchmarks.devices ROW``.
+"""Measurements of daemons in separate processes: ``python -m benchmarks.devices ROW``.
 
 Both sides of each ratio take turns in one run. Prints a table and writes ROW.json.
 """

@@ -1,9 +1,9 @@
-"""The useful share of the time while a device is killed again and again (SIGKILL) and comes back:
-steps that count, times the seconds of one where nobody is killed, over the time that all took.
+"""The useful share of the time if a device is repeatedly killed (SIGKILL) and restarted.
 
-Rounds follow each other as in a run: each begins with the devices that answer, from the weights and
-moments that the last one ended with. Seconds of a step have the rounds' beginnings in them on both
-sides. Every device has a share of a core, so that one which is gone is missed.
+The share is the number of completed steps, times the seconds of a step without kills, over the
+total time. Rounds follow each other as in a run: each starts with the devices that answer, and with
+the weights and moments of the last round. Seconds of a step include the starts of rounds on both
+sides. Every device has a share of a core, so the loss of a device makes steps slower.
 """
 
 import threading
@@ -21,11 +21,11 @@ from tests.boxes import Boxes
 from tests.device_cluster import Work, even_plan, plan_of
 from tests.network import cpu_quota, network
 
-_BUSY = 8.0  # processes of a busy machine that a device counts as
+_BUSY = 8.0  # a device's weight on a busy machine, in processes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices, their links, kills and sizes."""
+    """Add arguments for devices, their links, kills and sizes."""
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--cores", type=float, default=0.35, help="Of each device.")
     parser.add_argument("--mbit", type=float, default=100)
@@ -63,7 +63,7 @@ def main(arguments: Namespace) -> None:
 def _train(
     arguments: Namespace, made: Work, started: Boxes, seconds: float
 ) -> tuple[int, float, list[str]]:
-    """Whole rounds for so long at least: steps, the time that they took, and what happened."""
+    """Train whole rounds for at least ``seconds``; return steps, seconds taken, and events."""
     steps, events, begin = 0, list[str](), time.perf_counter()
     while (round_began := time.perf_counter()) - begin < seconds:
         alive = [box.name for box in started.daemons if box.process.poll() is None]
@@ -79,7 +79,7 @@ def _train(
 
 
 def _kill(arguments: Namespace, started: Boxes, quota: Sequence[Path]) -> None:
-    """One device after another; half of the time between two kills before the first."""
+    """Kill and restart devices in turn; the first kill is after half an interval."""
     time.sleep(arguments.kill_s / 2)
     for number in range(arguments.kills):
         device, begin = number % arguments.devices, time.perf_counter()

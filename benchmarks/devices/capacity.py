@@ -1,6 +1,8 @@
-"""A model that no process of the cluster could train under its limit of memory, which cgroups
-enforce, trains on all of them; the control unit's peak against the encoder's weights and the
-training state of two blocks, beside what its embedding and decoder take."""
+"""All processes together train a model that no process could train within its memory limit.
+
+Cgroups enforce the limit. The control unit's peak is compared with a sum: interpreter and
+libraries, the encoder's weights, the training state of two blocks, embedding and decoder.
+"""
 
 import ctypes
 import gc
@@ -26,11 +28,11 @@ from tests.device_cluster import device_name, even_plan, plan_of
 from tests.network import Place, memory_limit
 
 MB = 1e6
-_COPIES = 4  # of what trains: weights, gradients, two moments
+_COPIES = 4  # of trained values: weights, gradients, two moments
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices, their limit, and sizes."""
+    """Add arguments for devices, their limit, and sizes."""
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--limit", type=float, default=1.2e9, help="Of each process, in bytes.")
     parser.add_argument("--steps", type=int, default=3)
@@ -53,7 +55,7 @@ def main(arguments: Namespace) -> None:
 
 
 def _control_unit(arguments: Namespace) -> tuple[list[int], dict[str, int]]:
-    """Peaks after a few steps, in a process with a limit like the devices'."""
+    """Peaks after a few steps, in a process with the same limit as the devices."""
     torch.set_num_threads(1)
     return_large_blocks()  # as a control unit does
     count, m, limit = arguments.devices, arguments.micro_batches, int(arguments.limit)
@@ -62,7 +64,7 @@ def _control_unit(arguments: Namespace) -> tuple[list[int], dict[str, int]]:
         started = stack.enter_context(daemons([Place()] * count, f"{limit / MB}MB"))
         for box, group in zip(started.daemons, limits, strict=True):
             group.write_text(str(box.process.pid))
-        train((64, 1, 1, 8), 1, "gpipe")  # libraries load what they load on first use
+        train((64, 1, 1, 8), 1, "gpipe")  # so that libraries load all they load on first use
         found = {"interpreter and libraries": _reset_own_peak()}
         made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
         names = [device_name(k) for k in range(count)]
@@ -95,7 +97,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _reset_own_peak() -> int:
-    """``reset_peak`` without what building the model has left."""
+    """``reset_peak`` after freeing the memory that building the model has left."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return reset_peak()

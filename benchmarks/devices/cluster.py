@@ -1,4 +1,4 @@
-"""A model, and a pipeline of it on daemons in processes of their own."""
+"""A model, and a pipeline of it on daemons in separate processes."""
 
 import tempfile
 from argparse import ArgumentParser
@@ -30,7 +30,7 @@ VOCABULARY = Vocabulary(size=1000, pad=0, bos=1, eos=2)
 
 
 def add_sizes(parser: ArgumentParser, dim: int = 256, blocks: int = 6, samples: int = 32) -> None:
-    """Of the model and the batch, with these defaults."""
+    """Add arguments for the sizes of model and batch, with these defaults."""
     parser.add_argument("--dim", type=int, default=dim)
     parser.add_argument("--blocks", type=int, default=blocks)
     parser.add_argument("--samples", type=int, default=samples)
@@ -38,7 +38,8 @@ def add_sizes(parser: ArgumentParser, dim: int = 256, blocks: int = 6, samples: 
 
 
 def work(dim: int, blocks: int, samples: int, tokens: int) -> Work:
-    """Random ids without padding, blocks without dropout, a decoder of one block."""
+    """A model without dropout, with a decoder of one block, and a batch of random ids without
+    padding."""
     torch.manual_seed(SEED)
     ids = torch.randint(3, VOCABULARY.size, (samples, tokens))
     batch = Batch(ids, torch.ones(samples, tokens, dtype=torch.bool), ids[:, : tokens // 4])
@@ -48,7 +49,7 @@ def work(dim: int, blocks: int, samples: int, tokens: int) -> Work:
 
 @dataclass
 class Ours:
-    """A pipeline on daemons, a step at a time."""
+    """A pipeline on daemons that runs one step at a time."""
 
     work: Work
     segments: RemoteSegments
@@ -59,40 +60,40 @@ class Ours:
 
     @property
     def timer(self) -> PhaseTimer:
-        """What the control unit itself spends."""
+        """The seconds of the control unit's phases."""
         return self.pipeline.timer
 
     def cut(self, num_micro_batches: int) -> None:
-        """Go on with batches in so many micro-batches."""
+        """Divide further batches into ``num_micro_batches``."""
         parts = self.embedding, self.segments, self.head, self.timer
         self.pipeline = Pipeline(num_micro_batches, *parts)
 
     @property
     def tables(self) -> list[Tensor]:
-        """Of each device in the last step: when each action waited, began and ended, s."""
+        """For each device, when each action of the last step waited, began and ended, s."""
         return self.segments.action_times
 
     def run(self, samples: int | None = None) -> float:
-        """Forward and backward of the batch, or of its first samples; its loss."""
+        """Run forward and backward of the batch, or of its first ``samples``; return the loss."""
         whole = self.work.batch
         rows = slice(samples)
         batch = Batch(whole.inputs[rows], whole.mask[rows], whole.targets[rows])
         return self.pipeline.run(batch, DropoutKey(SEED, 0, self.steps))
 
     def step(self) -> None:
-        """The step after it; returns before the devices have done it."""
+        """Start the optimiser's step; return before the devices have finished it."""
         self.pipeline.step(RATE, CLIP)
         self.steps += 1
 
     def step_and_run(self) -> None:
-        """An iteration from one end of a backward to the next: nothing is left to do behind it."""
+        """Run an iteration from the end of a backward to the end of the next one."""
         self.step()
         self.run()
 
 
 @contextmanager
 def apart(places: Sequence[Place]) -> Iterator[list[Place]]:
-    """Places whose processes take each for a machine of its own: with another boot id."""
+    """Places with different boot ids, so that processes regard them as separate machines."""
     with tempfile.TemporaryDirectory() as folder:
         found = []
         for number, place in enumerate(places):
@@ -104,14 +105,14 @@ def apart(places: Sequence[Place]) -> Iterator[list[Place]]:
 
 @contextmanager
 def daemons(places: Sequence[Place], memory: str = "4GB") -> Iterator[Boxes]:
-    """With folders of their own."""
+    """Start daemons at these places, with temporary folders."""
     with tempfile.TemporaryDirectory() as folder, boxes(Path(folder), places, memory) as started:
         yield started
 
 
 @contextmanager
 def ours(made: Work, plan: ClusterPlan, started: Boxes, every: int = 0) -> Iterator[Ours]:
-    """The pipeline of a plan, with mutual TLS; ``every``: steps between two replicas."""
+    """Open the pipeline of a plan with mutual TLS; ``every``: steps between two replicas."""
     embedding, _, part = made.parts()
     head, timer = LocalHead(part), PhaseTimer()
     with (

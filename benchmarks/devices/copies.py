@@ -1,6 +1,8 @@
-"""What copies of adapters on the control unit cost in whole runs with LoRA, from the second round
-on: seconds of a step and bytes of copies by ``pipeline.replicate_every``, in a stage that all
-devices share and in a pipeline of single devices. All runs take turns."""
+"""Cost of copies of adapters on the control unit in whole runs with LoRA, from the second round on.
+
+Prints seconds of a step and bytes of copies by ``pipeline.replicate_every``, in a stage that all
+devices share and in a pipeline of single devices. All runs take turns.
+"""
 
 import statistics
 import tempfile
@@ -36,7 +38,7 @@ COLUMNS = [
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Links, quotas, rounds and options."""
+    """Add arguments for links, quotas, rounds and options."""
     parser.add_argument("--mbit", type=float, help="Of each link; without it one machine.")
     parser.add_argument("--cores", type=float, default=0.4, help="Of a device behind a link.")
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=[*PLANS])
@@ -47,11 +49,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 @dataclass
 class _Side:
-    """What the runs of a plan and an interval took."""
+    """Figures of the runs with one plan and one interval of copies."""
 
     step_ms: list[float] = field(default_factory=list)
     copies_kb: list[float] = field(default_factory=list)
-    copies: list[int] = field(default_factory=list)  # of a round
+    copies: list[int] = field(default_factory=list)  # number per round
     hops_kb: list[float] = field(default_factory=list)
     segments: set[int] = field(default_factory=set)
 
@@ -62,7 +64,7 @@ def main(arguments: Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, daemons_of(setting, Path(folder)) as inventory:
         there = "cluster=devices", f"cluster.file={inventory}", *_OPTIONS, *arguments.options
         for turn in range(arguments.turns):
-            in_turn = sides if turn % 2 == 0 else reversed(sides)  # so that order does not count
+            in_turn = sides if turn % 2 == 0 else reversed(sides)  # so that the order has no effect
             for number, (plan, every) in enumerate(in_turn):
                 own = PLANS[plan], f"pipeline.replicate_every={every}"
                 rounds = f"federation.rounds={arguments.rounds}"
@@ -89,7 +91,7 @@ def _run(options: list[str], folder: Path, side: _Side) -> None:
 
 @contextmanager
 def _counting() -> Iterator[defaultdict[int, defaultdict[int, int]]]:
-    """Bytes of copies that the control unit of this process receives, by round and step."""
+    """Count bytes of copies that this process's control unit receives, by round and step."""
     found = defaultdict[int, defaultdict[int, int]](lambda: defaultdict(int))
     put = Replica.put
 

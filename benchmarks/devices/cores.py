@@ -1,5 +1,7 @@
-"""Target tokens per second of a model on this machine: two daemons with a core each, the same
-segments in one thread, and an ordinary loop with two threads."""
+"""Target tokens per second on this machine: two daemons with a core each, against one process.
+
+The other sides are the same segments in one thread, and an ordinary loop with two threads.
+"""
 
 import os
 import statistics
@@ -20,7 +22,7 @@ from tests.network import Place
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Widths, micro-batches and sizes."""
+    """Add arguments for widths, micro-batches and sizes."""
     parser.add_argument("--dims", type=int, nargs="+", default=[256, 768])
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[4, 8, 16])
     add_sizes(parser)
@@ -65,7 +67,7 @@ def _row(arguments: Namespace, dim: int, m: int) -> dict[str, object]:
 
 
 def _loop(made: Work) -> Side:
-    """Iterations of one model, one optimiser, the batch as a whole."""
+    """An iteration of one model and one optimiser on the whole batch."""
     weights = {name: each.clone() for name, each in made.start.items()}
     model = build_empty(lambda: SplitModel(made.spec, made.vocabulary), weights).train()
     optimizer = Optimizer(made.optimizer, model)

@@ -1,5 +1,5 @@
-"""The far end of a hop: takes frames from a stream with mutual TLS, and as many bytes from a plain
-TCP connection, and answers each with as little as it can. benchmarks/devices/hop.py starts it.
+"""The receiver of a hop, which benchmarks/devices/hop.py starts. It acknowledges frames of a stream
+with mutual TLS, and the same number of bytes from a TCP connection.
 
     python -m benchmarks.devices.hop_end HOST CREDENTIALS
 
@@ -23,7 +23,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
 from pipeline.devices.messages import HOP
 
-LENGTH = 8  # bytes that say how many follow
+LENGTH = 8  # size of the length prefix, in bytes
 MOST = 2**30
 
 
@@ -58,7 +58,7 @@ def _reply(stream: FrameStream) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Until the other end closes."""
+    """Acknowledge each message until the connection closes."""
     while head := connection.recv(LENGTH, socket.MSG_WAITALL):
         left = int.from_bytes(head)
         while left:

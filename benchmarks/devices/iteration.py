@@ -1,6 +1,5 @@
 """An iteration on daemons with mutual TLS, against torch.distributed.pipelining on gloo without
-encryption, and against the time that the schedule takes event by event with chunks of the same run.
-"""
+encryption, and against a discrete-event simulation of the schedule with the measured times."""
 
 import os
 import time
@@ -20,7 +19,7 @@ from tests.torch_pipelining import rival
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Sizes, and which cases."""
+    """Add arguments for cases and sizes."""
     parser.add_argument("--devices", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "one_f_one_b"])
     parser.add_argument("--micro-batches", type=int, default=4)
@@ -75,8 +74,8 @@ def _row(arguments: Namespace, count: int, name: str) -> dict[str, object]:
 
 
 def _ideal_s(mine: Ours, before: dict[str, float], name: str, m: int) -> float:
-    """Seconds of the schedule on devices and hops that cost nothing but the chunks of the last
-    step; the embedding is a stage as well."""
+    """Simulated seconds of the schedule with the computation times of the last step and no other
+    cost. The embedding is a stage too."""
     lists = schedule.build(name, len(mine.tables), m)
     took = {key: mine.timer.seconds[key] - before.get(key, 0.0) for key in ("embedding", "head")}
     embedding = Chunk(took["embedding"] / m / 2)

@@ -1,5 +1,5 @@
-"""Seconds of ``collapipe device measure`` on daemons of this machine: of the inventory's model, and
-with a run's options, whose steps a trial run measures."""
+"""Seconds of ``collapipe device measure`` on daemons of this machine: for the inventory's model,
+and with a run's options, where a trial run measures the steps."""
 
 import statistics
 import tempfile
@@ -20,7 +20,7 @@ SIDES = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices."""
+    """Add arguments for devices and load."""
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--load", default="unknown", help="Other work of this machine.")
 

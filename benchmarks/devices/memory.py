@@ -1,6 +1,9 @@
-"""Peak memory of a device that holds a share of the blocks, against a process that trains the whole
-model: of all its resident set, interpreter and libraries included. And what a segment adds to a
-daemon that has trained a tiny one, against the bytes that the planner counts for its place."""
+"""Peak memory of a device with a share of the blocks, against a process that trains the whole
+model.
+
+Peaks are of the whole resident set, with interpreter and libraries. Also compares the memory that a
+segment adds to a warm daemon with the planned bytes of its place.
+"""
 
 import multiprocessing
 import re
@@ -22,11 +25,11 @@ from tests.boxes import Boxes
 from tests.device_cluster import Work, device_name, even_plan, plan_of
 from tests.network import Place
 
-_STEPS = 2  # from the second one on the optimiser has its moments
+_STEPS = 2  # from the second step on the optimiser has its moments
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices and sizes."""
+    """Add arguments for devices and sizes."""
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "one_f_one_b"])
@@ -68,7 +71,7 @@ def main(arguments: Namespace) -> None:
 
 
 def peak_bytes(pid: int | str = "self") -> int:
-    """The most that was resident of a process."""
+    """The peak resident memory of a process."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)
     assert found is not None
@@ -76,13 +79,13 @@ def peak_bytes(pid: int | str = "self") -> int:
 
 
 def reset_peak(pid: int | str = "self") -> int:
-    """From now on a process's peak is what is resident; how much that is."""
+    """Reset a process's peak to its resident memory; return it."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return peak_bytes(pid)
 
 
 def _planned(arguments: Namespace, schedule: str) -> list[float]:
-    """Bytes of each device's segment, as the planner counts them."""
+    """The bytes of each device's segment that the planner counts."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     cost = measure_cost(made.spec, arguments.tokens, arguments.samples)
     m, blocks = arguments.micro_batches, arguments.blocks // arguments.devices
@@ -91,7 +94,8 @@ def _planned(arguments: Namespace, schedule: str) -> list[float]:
 
 
 def _devices(arguments: Namespace, schedule: str, most: float) -> tuple[list[int], list[int], int]:
-    """Of each device, of its segment alone, and of the control unit; ``most``: planned bytes."""
+    """Peaks of each device, of its segment alone, and of the control unit; ``most``: planned
+    bytes."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     made.needed_bytes = most
     memory = f"{arguments.room * most / 1e6:.0f}MB" if arguments.room else "8GB"
@@ -110,21 +114,21 @@ def _devices(arguments: Namespace, schedule: str, most: float) -> tuple[list[int
 
 def _train(made: Work, plan: ClusterPlan, started: Boxes, every: int) -> None:
     with ours(made, plan, started, every) as mine:
-        for _ in range(_STEPS + 1):  # the last one's end shows that the one before it has stepped
+        for _ in range(_STEPS + 1):  # the end of the last run shows that the step before has ended
             mine.run()
             mine.step()
         mine.segments.collect()
 
 
 def _unsplit(arguments: Namespace, schedule: str) -> int:
-    """In a process of its own."""
+    """Peak of a separate process that trains the whole model."""
     sizes = arguments.dim, arguments.blocks, arguments.samples, arguments.tokens
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(train, sizes, arguments.micro_batches, schedule).result()
 
 
 def train(sizes: tuple[int, int, int, int], num_micro_batches: int, schedule: str) -> int:
-    """The whole model in one thread, in as many micro-batches; this process's peak."""
+    """Train the whole model in one thread; return this process's peak."""
     torch.set_num_threads(1)
     made = work(*sizes)
     embedding, blocks, part = made.parts()

@@ -1,5 +1,8 @@
-"""Clusters of random devices behind links of a rate: steps of the planned cut, and of the cuts next
-to it that the law calls the fastest. Cuts take turns; the plan should be the fastest measured."""
+"""Steps of planned cuts and of neighbouring cuts, on random devices with links of limited rate.
+
+The neighbours are the cuts that the law predicts to be fastest. Cuts take turns; the plan should be
+the fastest measured cut.
+"""
 
 import os
 import random
@@ -28,15 +31,15 @@ from tests.device_cluster import Work, device_name, even_plan, plan_of
 from tests.network import network
 
 _SCHEDULE = "one_f_one_b"
-_CORES = 0.08, 0.35  # least and most of a device
+_CORES = 0.08, 0.35  # minimum and maximum of a device
 _DEVICES = 2, 4
 _MBIT = 50, 100, 1000
 _ROUNDS = 3  # before the plan
-_WARM = 1  # steps after a new cut that do not count
+_WARM = 1  # warm-up steps after a new cut
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Clusters and sizes."""
+    """Add arguments for clusters and sizes."""
     parser.add_argument("--clusters", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="Seed of the first cluster.")
     parser.add_argument("--neighbours", type=int, default=4)
@@ -119,7 +122,7 @@ class _Bench:
         return plan_of(names, cut, self.arguments.micro_batches, _SCHEDULE)
 
     def warm_up(self) -> None:
-        """Libraries load what they load on first use."""
+        """Run once, so that libraries load all they load on first use."""
         like = plan_of(self.names[:1], (1,), self.arguments.micro_batches, _SCHEDULE)
         with ours(self.made, even_plan(self.names, self.arguments.blocks, like), self.started) as m:
             m.run()
@@ -130,7 +133,7 @@ class _Bench:
             return self._steps(mine)
 
     def planned(self) -> tuple[StepLaw, ClusterProblem, Partition]:
-        """Measure an even cut, then the best by its law, as rounds do, and plan with the mean."""
+        """Measure an even cut, then the best cuts by the updated law, as rounds do; then plan."""
         each, more = divmod(self.arguments.blocks, len(self.names))
         blocks = tuple(each + (k < more) for k in range(len(self.names)))
         law, _ = self._measured(blocks)
@@ -146,8 +149,8 @@ class _Bench:
         return problem, min(front, key=lambda each: each.latency_s)
 
     def _measured(self, blocks: Sequence[int]) -> tuple[StepLaw, float]:
-        """Return the law of a cut, by which a block is described with a second, and the seconds of
-        a step."""
+        """Return the measured law of a cut, whose devices are described with 1 s per block, and the
+        seconds of a step."""
         plan = self.plan(blocks)
         with ours(self.made, plan, self.started) as mine:
             self._steps(mine, 2 * self.arguments.steps)
@@ -183,7 +186,7 @@ class _Bench:
 def _nearest(
     planned: Partition, problem: ClusterProblem, law: StepLaw, most: int
 ) -> list[Partition]:
-    """Return the fastest by the law of the cuts that move one block of the plan."""
+    """Of the cuts that move one block of the plan, return the fastest by the law."""
     near = (simulated(each, problem, law, _SCHEDULE) for each in _moved(planned))
     return sorted(near, key=lambda each: each.latency_s)[:most]
 

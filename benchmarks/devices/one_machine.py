@@ -1,5 +1,5 @@
-"""README's example on daemons of this machine, and the same run in one process, in turns: samples
-per second of training in later rounds, and seconds from the beginning of a unit's round to its
+"""README's example on daemons of this machine against the same run in one process, in turns.
+Measures samples per second of training in later rounds, and seconds from a round's start to its
 first micro-batch."""
 
 import statistics
@@ -16,11 +16,11 @@ from benchmarks.machine import record
 _SHORT = "federation.eval_every=99", "task.test_rows=4", "task.validation_rows=4"
 _INLINE = "one process"
 COLUMNS = ["side", "samples/s", f"of {_INLINE}", "round, s", "start, s", "micro-batches"]
-_Lines = list[dict[str, Any]]  # of a run's rounds from the second on
+_Lines = list[dict[str, Any]]  # lines of a run's rounds from the second one on
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices, rounds and options."""
+    """Add arguments for devices, rounds and options."""
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--options", nargs="*", default=[])
@@ -69,6 +69,6 @@ def _cells(turns: list[_Lines], speeds: list[float], inline: list[float]) -> lis
 
 
 def _range(found: list[float], digits: int) -> str:
-    """The median, with least and most."""
+    """The median, with minimum and maximum."""
     least, most = min(found), max(found)
     return f"{statistics.median(found):.{digits}f} ({least:.{digits}f}–{most:.{digits}f})"

@@ -1,5 +1,5 @@
-"""Whole runs on daemons of this machine: planned against measured seconds of each round's
-pipelines. Daemons in networks of a rate have quotas, and count as machines of their own."""
+"""Whole runs on daemons of this machine: planned and measured seconds of each round's pipelines.
+Daemons in networks of limited rate have quotas and count as separate machines."""
 
 import json
 import statistics
@@ -24,9 +24,9 @@ from tests.network import network
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The options of a run, its number of devices, and the rate of their links; None: one machine
-    without quotas. The speed and the launch of a block describe a core in the inventory, of which
-    daemons in a network have the ``cores``."""
+    """Options of a run, number of devices, and rate of their links (None: one machine without
+    quotas). The inventory describes a core by its speed and the launch time of a block. In a
+    network, daemons have quotas of ``cores``."""
 
     options: tuple[str, ...] = ()
     devices: int = 3
@@ -58,11 +58,11 @@ SETTINGS = {
 }
 COMMAND = sys.executable, "-m", "collapipe"
 SINGLE = "strategy.sharing=never"
-FIRST = 3  # round from which plans have settled
+FIRST = 3  # from this round on, plans no longer change much
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Rounds and settings."""
+    """Add arguments for rounds and settings."""
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
     parser.add_argument("--measured", action="store_true", help="Measure the inventory before.")
@@ -117,20 +117,20 @@ def _plan_text(plan: dict[str, Any]) -> str:
 
 
 def daemons_of(setting: Setting, folder: Path) -> AbstractContextManager[Path]:
-    """Daemons of a setting, and their inventory, which is in the ``folder``."""
+    """Run the daemons of a setting; yield their inventory in ``folder``."""
     there = _on_one_machine if setting.mbit is None else _in_network
     return there(setting, folder)
 
 
 def measuring_s(inventory: Path, options: Sequence[str]) -> float:
-    """Measure the devices for a run's options. Returns the seconds that it took."""
+    """Measure the devices for a run's options; return the seconds taken."""
     began = time.monotonic()
     _call("device", "measure", str(inventory), *options, "--write")
     return time.monotonic() - began
 
 
 def run_lines(folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Run in a process of its own, and return the line of each round."""
+    """Run in a separate process, and return the line of each round."""
     _call("run", *options, f"hydra.run.dir={folder}")
     return read_lines(folder)
 
@@ -142,7 +142,7 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def _on_one_machine(setting: Setting, folder: Path) -> Iterator[Path]:
-    """Daemons of ``collapipe up``; their inventory."""
+    """Run daemons by ``collapipe up``; yield their inventory."""
     file = folder / "inventory.yaml"
     up = *COMMAND, "up", "--devices", str(setting.devices), "--inventory", str(file)
     with subprocess.Popen(up, stdout=subprocess.PIPE, text=True) as daemons:
@@ -156,8 +156,8 @@ def _on_one_machine(setting: Setting, folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _in_network(setting: Setting, folder: Path) -> Iterator[Path]:
-    """Daemons with quotas behind links of the setting's rate; their inventory, whose speeds are in
-    the ratio of the quotas."""
+    """Run daemons with quotas and links of the setting's rate; yield their inventory. Its speeds
+    are proportional to the quotas."""
     assert setting.mbit is not None
     with ExitStack() as stack:
         there = stack.enter_context(network(setting.devices, setting.mbit * 1e6))

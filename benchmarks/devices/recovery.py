@@ -1,6 +1,9 @@
-"""From the end of a device (SIGKILL) to the next micro-batch in the head: what a round does,
-against a new start from a checkpoint: read it, connect, send all blocks, repeat the steps, up to
-the same micro-batch."""
+"""Time from the end of a device (SIGKILL) to the next micro-batch in the head: recovery against a
+restart from a checkpoint.
+
+A restart reads the checkpoint, connects, sends all blocks, and repeats the steps up to the same
+micro-batch.
+"""
 
 import statistics
 import tempfile
@@ -27,7 +30,7 @@ _LOST = 1  # the second device
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices, their links and sizes."""
+    """Add arguments for devices, their links and sizes."""
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=100)
     parser.add_argument("--micro-batches", type=int, default=4)
@@ -50,7 +53,7 @@ def main(arguments: Namespace) -> None:
 
 
 def _turn(arguments: Namespace) -> tuple[float, float]:
-    """Both, after one loss."""
+    """Seconds of recovery and of a restart after the same loss."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     names = [device_name(k) for k in range(arguments.devices)]
     plan = _plan(arguments, names)
@@ -68,7 +71,7 @@ def _turn(arguments: Namespace) -> tuple[float, float]:
             save_file({name: each.contiguous() for name, each in state.items()}, checkpoint)
             mine.run()
             mine.step()
-            mine.segments.collect()  # the last step's replica is there, as in a longer step
+            mine.segments.collect()  # the last step's replica has arrived, as after a longer step
             recovered_s, noticed_s, following = _recovery_s(mine, started)
         left = [name for number, name in enumerate(names) if number != _LOST]
         again = _plan(arguments, left)
@@ -77,7 +80,8 @@ def _turn(arguments: Namespace) -> tuple[float, float]:
 
 
 def _plan(arguments: Namespace, names: Sequence[str]) -> ClusterPlan:
-    """A pipeline with as many blocks on each device, or one stage with as many rows on each."""
+    """A pipeline with equally many blocks per device, or one stage with equally many rows per
+    device."""
     m = arguments.micro_batches
     if not arguments.shared:
         return even_plan(names, arguments.blocks, plan_of(names[:1], (1,), m))
@@ -88,8 +92,8 @@ def _plan(arguments: Namespace, names: Sequence[str]) -> ClusterPlan:
 
 
 def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float, int]:
-    """Until the head gets an activation of the new plan; until the loss is noticed; and the
-    micro-batch of that activation."""
+    """Seconds until the head receives an activation of the new plan, seconds until the loss is
+    noticed, and the micro-batch of that activation."""
     marks, following = dict[str, float](), list[int]()
     submit, lose = mine.head.submit, mine.segments._replanned
 
@@ -121,7 +125,7 @@ def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float, int]:
 def _new_start_s(
     arguments: Namespace, checkpoint: Path, plan: ClusterPlan, started: Boxes, following: int
 ) -> float:
-    """Until the head gets the micro-batch ``following`` of the step that was under way."""
+    """Seconds until the head receives the micro-batch ``following`` of the interrupted step."""
     made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
     begin = time.perf_counter()
     for name, tensor in load_file(checkpoint).items():

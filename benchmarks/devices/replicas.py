@@ -1,5 +1,5 @@
-"""What copies of the blocks on the control unit cost: seconds and bytes of a step, by how many
-steps lie between two copies. They travel while the next step computes, on the same links."""
+"""Cost of copies of the blocks on the control unit: seconds and bytes of a step, by the number
+of steps between two copies. Copies are sent while the next step computes, on the same links."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ from tests.network import network
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices, links, steps between two copies, and sizes."""
+    """Add arguments for devices, links, steps between two copies, and sizes."""
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=100)
     parser.add_argument("--every", type=int, nargs="+", default=[0, 1, 5, 20])
@@ -57,5 +57,5 @@ def main(arguments: Namespace) -> None:
 
 
 def _received(segments: RemoteSegments) -> int:
-    """Bytes that devices have sent on their control streams."""
+    """The bytes that devices have sent on their control streams."""
     return sum(each.control.bytes_in for each in segments._placed.connections.values())

@@ -1,11 +1,13 @@
-"""Shared stages on daemons with quotas behind links of a rate: measured against planned gains.
+"""Shared stages on daemons with quotas and links of limited rate: measured and planned gains.
 
-Three rules plan the same rounds in turns: the exact pipeline of single devices, ``auto``, which may
-share stages, and VanillaFL, whose devices all hold the whole encoder. The inventory describes each
-device by a block's times on one core of this machine, measured before, and by its quota; for
-``auto`` a trial run measures the steps before each run. A gain is how far the median of a rule's
-rounds, from the third one on of every turn, is below that of the exact pipeline. The plan is the
-last one: if it is that of ``exact``, the gain is this machine's noise."""
+Three rules plan the same rounds in turns: the exact pipeline of single devices, ``auto`` with
+stages that may be shared, and VanillaFL with the whole encoder on each device. The inventory
+describes each device by a block's times on one core of this machine, measured before, and by its
+quota. For ``auto``, a trial run measures the steps before each run. A rule's gain is how far the
+median of its rounds is below the median of the exact pipeline. The first two rounds of each turn do
+not count. The table shows the plan of the last round. If it equals the plan of ``exact``, the gain
+is this machine's noise.
+"""
 
 import statistics
 import time
@@ -45,7 +47,7 @@ SETTINGS = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Rounds and settings."""
+    """Add arguments for rounds and settings."""
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=[*SETTINGS])
 
@@ -65,7 +67,7 @@ def main(arguments: Namespace) -> None:
 
 
 def _described(setting: Setting) -> Setting:
-    """The setting with the speed and the launch of a block on one core."""
+    """The setting with the measured speed and launch time of a block on one core."""
     settings = load_overrides(setting.options)
     torch.set_num_threads(1)
     block, tokens = settings.model.build_block(0).train(), settings.task.max_length
@@ -76,7 +78,7 @@ def _described(setting: Setting) -> Setting:
 
 
 def _block_s(block: nn.Module, rows: int, tokens: int, dim: int) -> float:
-    """Seconds of forward and backward, the median of a few."""
+    """Median seconds of forward and backward."""
     hidden, mask = torch.randn(rows, tokens, dim), torch.ones(rows, tokens, dtype=torch.bool)
     taken = []
     for _ in range(15):

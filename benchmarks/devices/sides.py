@@ -1,4 +1,4 @@
-"""The sides of a ratio: they take turns, so that both meet the same load."""
+"""The sides of a ratio: they take turns, so that both have the same load."""
 
 import json
 import os
@@ -18,14 +18,14 @@ Side = Callable[[], object]
 Seconds = dict[str, list[float]]
 _LIKE, _AT_ONCE = 2.0, 8.0  # processes of this machine
 _ALL = Path("/sys/fs/cgroup/cpu/cgroup.procs")
-WARM = 2  # turns that do not count
+WARM = 2  # warm-up turns
 
 
 def turns(
     sides: Mapping[str, Side], count: int, pids: Mapping[str, Sequence[int]]
 ) -> tuple[Seconds, Seconds]:
-    """Seconds by the clock and of the processor that each side takes in each of ``count`` turns,
-    after some that do not count. ``pids`` are its processes, where they are asked about."""
+    """Wall seconds and processor seconds of each side in each of ``count`` turns, after warm-up
+    turns. ``pids`` are the processes of each side whose processor seconds count."""
     clock: Seconds = {name: [] for name in sides}
     processor: Seconds = {name: [] for name in sides}
     for turn in range(-WARM, count):
@@ -40,9 +40,9 @@ def turns(
 
 @contextmanager
 def alike(groups: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """A busy machine gives each side as much as two processes, however many it has of its own.
+    """Give each side the weight of two processes on a busy machine, for any number of processes.
 
-    Else the side with more of them gets more. Where there are no cgroups it is so.
+    Otherwise a side with more processes gets more processor time, as it does without cgroups.
     """
     cores = float(os.cpu_count() or 1)
     with ExitStack() as stack:
@@ -58,9 +58,9 @@ def alike(groups: Mapping[str, Sequence[int]]) -> Iterator[None]:
 
 @contextmanager
 def limited(pid: int, cores: float) -> Iterator[None]:
-    """A process is as fast as so many cores, also where the machine is busy.
+    """Limit a process to the speed of ``cores``, also on a busy machine.
 
-    Raises ``UnavailableError`` where there are no cgroups.
+    Raises ``UnavailableError`` without cgroups.
     """
     with cpu_quota(cores, _AT_ONCE) as group:
         _move([pid], group)
@@ -91,13 +91,13 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 def about(arguments: Namespace) -> dict[str, object]:
-    """The machine, how busy it is, and what was asked for."""
+    """The machine, its load, and the arguments."""
     options = {key: str(each) for key, each in vars(arguments).items() if not callable(each)}
     return {**machine(), "load": os.getloadavg()[0], **options}
 
 
 def save(output: Path, name: str, result: Mapping[str, object]) -> None:
-    """As ``name``.json; how busy the machine was at the end, too."""
+    """Write ``name``.json, with the load at the end."""
     output.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**result, "load_at_end": os.getloadavg()[0]}, indent=2)
     (output / f"{name}.json").write_text(text + "\n")

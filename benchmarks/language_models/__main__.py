@@ -1,4 +1,4 @@
-"""Language models of today, measured: ``python -m benchmarks.language_models ROW``.
+"""Measurements of language models: ``python -m benchmarks.language_models ROW``.
 
 Both sides of each ratio take turns in one run. Prints a table and writes ROW.json.
 """

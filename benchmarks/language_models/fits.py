@@ -1,6 +1,7 @@
-"""Memory of all blocks with LoRA, and how many devices hold them, by model and kept weights.
+"""Memory of all blocks with LoRA, and the number of devices that hold them, by model and kept
+weights.
 
-Counted from sizes, as ``collapipe plan`` does, for m = b and segments that recompute; nothing is
+Computed from sizes, as in ``collapipe plan``, for m = b and segments that recompute; nothing is
 trained.
 """
 
@@ -30,7 +31,7 @@ _MODELS = {  # family, vocabulary, blocks, width, feed-forward width, heads, hea
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """A device's memory, and a batch."""
+    """Add arguments for a device's memory and a batch."""
     parser.add_argument("--memory", type=float, default=4e9, help="of each device, in bytes")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256)

@@ -1,4 +1,4 @@
-"""Seconds of ``collapipe predict`` beside transformers' ``generate``, each in fresh processes."""
+"""Seconds of ``collapipe predict`` and of transformers' ``generate``, each in new processes."""
 
 import os
 import statistics
@@ -24,7 +24,7 @@ print(tokenizer.decode(made[0, given["input_ids"].shape[1]:], skip_special_token
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The model, and how much."""
+    """Add arguments for the model, turns and tokens."""
     add_model(parser)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32)
@@ -60,7 +60,7 @@ def main(arguments: Namespace) -> None:
 
 
 def spent(command: Sequence[str]) -> tuple[str, float, float]:
-    """What a process prints, and its seconds by the clock and of the processor."""
+    """The output of a process, its wall seconds and its processor seconds."""
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None

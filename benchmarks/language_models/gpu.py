@@ -1,5 +1,5 @@
-"""Tokens per second and memory where a GPU computes: in one process, with two devices of which one
-computes on the GPU, and in a plain peft loop."""
+"""Tokens per second and memory with a GPU: in one process, with one of two devices on the GPU,
+and in a plain peft loop."""
 
 import subprocess
 import tempfile
@@ -28,14 +28,14 @@ Round = tuple[float, float, float]  # mean loss, tokens, seconds
 _SIZES = {"0.5B": HALF_BILLION, "1.5B": ONE_AND_A_HALF_BILLION}
 _KEPT = {"bfloat16": list[str](), "nf4": ["model.quantization=nf4"]}
 _GPU = ["runtime.torch_device=cuda", "server.torch_device=cuda"]
-_ROUNDS = 3  # the first one does not count
-_THREADS = 8  # of torch in each process
+_ROUNDS = 3  # the first round does not count
+_THREADS = 8  # torch's threads in each process
 _SHARE = 16e9  # bytes of each device
 _ASSUMED = {"cuda": 1e13, "cpu": 2e11}  # FLOP/s, until rounds are measured
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Sizes, and a batch."""
+    """Add arguments for sizes and a batch."""
     parser.add_argument("--sizes", nargs="*", default=[*_SIZES], choices=_SIZES)
     parser.add_argument("--kept", nargs="*", default=[*_KEPT], choices=_KEPT)
     parser.add_argument("--batch", type=int, default=8)
@@ -79,7 +79,7 @@ def _run(folder: Path, options: Sequence[str]) -> list[Round]:
 
 
 def _plain_loop(file: Path, options: Sequence[str]) -> list[Round]:
-    """A peft loop's steps, as many together as a round has."""
+    """The steps of a peft loop, grouped like the rounds."""
     steps = peft_loop(file, _THREADS, options)
     size = len(steps) // _ROUNDS
     rounds = [steps[at : at + size] for at in range(0, len(steps), size)]
@@ -96,7 +96,7 @@ def _plain_loop(file: Path, options: Sequence[str]) -> list[Round]:
 def _measured(
     work: Callable[[Path, Sequence[str]], list[Round]], place: Path, options: Sequence[str]
 ) -> dict:
-    """Speed from the second round on, each round's loss, and the most memory in use on the GPU."""
+    """Speed from the second round on, each round's loss, and the peak memory in use on the GPU."""
     used = [0]
     with every(0.5, lambda: used.append(_used_mb())):
         rounds = work(place, options)
@@ -123,7 +123,7 @@ def _options(arguments: Namespace, root: Path, model: Path) -> list[str]:
 
 
 def _used_mb() -> int:
-    """What all processes have in use on the GPU, with their contexts."""
+    """The memory of all processes on the GPU, with their contexts."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return int(
         subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()[0]
@@ -132,7 +132,7 @@ def _used_mb() -> int:
 
 @contextmanager
 def _two_devices(root: Path) -> Iterator[list[str]]:
-    """Options for a run with a device on the GPU and one on the CPU."""
+    """Start a device on the GPU and one on the CPU; yield the options of a run on them."""
     root.mkdir()
     devices = []
     with commands(root) as start:
@@ -144,7 +144,7 @@ def _two_devices(root: Path) -> Iterator[list[str]]:
             law = {"flops_per_s": _ASSUMED[where], "d2d_rate_bps": 1e10, "memory_bytes": _SHARE}
             devices.append({"name": where, "address": address, **law})
         boxes = root / "boxes.yaml"
-        model = {"name": "dates_transformer"}  # of a run without options
+        model = {"name": "dates_transformer"}  # the default model of a run
         clusters = [{"name": "boxes", "devices": devices}]
         boxes.write_text(yaml.safe_dump({"batch_size": 1, "model": model, "clusters": clusters}))
         yield ["cluster=devices", f"cluster.file={boxes}"]

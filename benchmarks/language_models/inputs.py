@@ -1,4 +1,4 @@
-"""A model of random weights, and rows that are made up: no network, and no text of others."""
+"""A model with random weights, and made-up rows, without a network or foreign texts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ _END, _PROMPT = "<|endoftext|>", "Translate this date to English:"
 
 
 def random_model(cache: Path, sizes: Mapping[str, int]) -> Path:
-    """Put a Qwen2 of random weights in bfloat16 into a hub's cache as ``HUB_ID``, with a tokeniser
-    of numbers, whose digits are tokens for transformers' class of this family; its folder."""
+    """Save a Qwen2 with random bfloat16 weights in a hub cache as ``HUB_ID``; return its folder.
+    Its tokeniser reads numbers; transformers' class of this family makes each digit a token."""
     repository = cache / f"models--{HUB_ID.replace('/', '--')}"
     folder, head = repository / "snapshots" / _REVISION, repository / "refs/main"
     head.parent.mkdir(parents=True)
@@ -51,13 +51,13 @@ def random_model(cache: Path, sizes: Mapping[str, int]) -> Path:
 
 
 def numbers(file: Path, rows: int, tokens: int) -> Path:
-    """Write texts of at least as many tokens of ``random_model``."""
+    """Write texts with at least ``tokens`` tokens each for ``random_model``."""
     drawn = np.random.default_rng(0).integers(1, VOCABULARY, (rows, tokens)).tolist()
     return _written(file, [{"text": " ".join(map(str, row))} for row in drawn])
 
 
 def conversations(file: Path, count: int, task: str, seed: int = 0) -> Path:
-    """Write questions about dates with their answers, as messages, or as plain texts for
+    """Write questions about dates with answers, as messages, or as plain texts for
     ``causal_lm``."""
     rows = []
     for row in draw(count, seed):

@@ -1,4 +1,4 @@
-"""Losses of a run of one unit beside those of a plain peft loop with the same batches and seeds."""
+"""Losses of a run of one unit and of a plain peft loop with the same batches and seeds."""
 
 from argparse import ArgumentParser, Namespace
 from statistics import fmean
@@ -7,11 +7,11 @@ from benchmarks.devices.sides import about, save
 from benchmarks.language_models.peft_loop import peft_loop
 from benchmarks.language_models.runs import add_model, on_conversations, run
 
-_STEPS = 10  # of a round, whose mean loss is compared
+_STEPS = 10  # of a round; mean losses of rounds are compared
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The model, and how long."""
+    """Add arguments for the model and the number of steps."""
     add_model(parser)
     parser.add_argument("--steps", type=int, default=200)
 

@@ -1,5 +1,6 @@
-"""1.5 billion weights in nf4 train on devices that cgroups limit to less than half of the memory
-that one device alone would need; peaks beside the planned ones, and the bits of an inline run."""
+"""1.5 billion weights in nf4 train on devices with less than half of the memory that one device
+would need. Cgroups enforce the limit. Peaks are compared with the plan, and bits with an inline
+run."""
 
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -19,12 +20,12 @@ from collapipe.models.cost import measure_cost
 from tests.network import memory_limit
 
 _MB = 1e6
-_LIBRARIES = 0.5e9  # bytes of a device that no segment has
+_LIBRARIES = 0.5e9  # bytes of a device that its segment cannot use
 _SMALL = {**ONE_AND_A_HALF_BILLION, "hidden_size": 192, "intermediate_size": 256}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices, their limit, and sizes."""
+    """Add arguments for devices, their limit, and sizes."""
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--limit", type=float, default=1.5e9, help="of each device, in bytes")
     parser.add_argument("--tokens", type=int, default=256)
@@ -56,7 +57,7 @@ def main(arguments: Namespace) -> None:
         devices = ["cluster=devices", f"cluster.file={boxes}"]
         small = lora(str(random_model(root / "small", _SMALL)), "causal_lm")
         large = lora(str(random_model(root / "large", ONE_AND_A_HALF_BILLION)), "causal_lm")
-        # libraries load what they load on first use
+        # warm-up: libraries load all they load on first use
         run(root / "run-small", [*options, *small, *devices])
         before = {name: reset_peak(pid) for name, pid in pids.items()}
         rounds = run(root / "run-devices", [*options, *large, *devices])

@@ -1,6 +1,7 @@
-"""Memory of each process that trains 0.5 billion weights with LoRA, and what a round moves.
+"""Memory of each process that trains 0.5 billion weights with LoRA, and the bytes of a round.
 
-A server, a control unit with the head, and three devices, on loopback with mutual TLS."""
+A server, a control unit with the head, and three devices, on loopback with mutual TLS.
+"""
 
 import os
 import subprocess
@@ -24,7 +25,7 @@ _SHARE = "4GB"  # of each device
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Devices and rounds."""
+    """Add arguments for devices and rounds."""
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
 
@@ -63,7 +64,7 @@ def main(arguments: Namespace) -> None:
 
 
 def moved(line: dict) -> dict[str, float]:
-    """A round's seconds, the share of its pipeline, and its bytes."""
+    """A round's seconds, its pipeline's share of them, and its bytes."""
     seconds = line["seconds"]["round"]
     return {
         "seconds": seconds,
@@ -76,7 +77,8 @@ def moved(line: dict) -> dict[str, float]:
 
 @contextmanager
 def put_up(root: Path, devices: int) -> Iterator[tuple[ServerFolder, dict[str, int]]]:
-    """A server, a unit and its devices in processes of their own, with their ids."""
+    """Run a server, a unit and its devices in separate processes; yield the folder and process
+    ids."""
     with commands(root) as start:
         boxes, pids = put_up_devices(start, root, devices, _SHARE)
         folder = federation(root, boxes)
@@ -87,7 +89,7 @@ def put_up(root: Path, devices: int) -> Iterator[tuple[ServerFolder, dict[str, i
 
 
 def federation(root: Path, boxes: Path) -> ServerFolder:
-    """A server's folder with one unit, which has credentials, devices and rows."""
+    """Create a server's folder with one unit, which has credentials, devices and rows."""
     folder = create(root / "federation", [_UNIT], "127.0.0.1", free_port(), free_port())
     own = folder.root / "units" / _UNIT
     AuthorityFolder(folder.authority).add(_UNIT, Role.UNIT, 30, own / "credentials")

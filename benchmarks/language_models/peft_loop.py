@@ -1,8 +1,8 @@
-"""The other side: a plain loop over a model of transformers with peft's adapters.
+"""A plain loop over a model of transformers with peft's adapters, for comparison.
 
     python -m benchmarks.language_models.peft_loop FILE THREADS OPTIONS…
 
-It begins with the weights of the run with these options and takes the batches of its only unit.
+It starts with the weights of the run with these options and takes the batches of its only unit.
 Writes each step's loss, tokens and seconds to FILE.
 """
 
@@ -32,7 +32,7 @@ from collapipe.text.tokenizer import Tokenizer
 
 
 def peft_loop(file: Path, threads: int, options: Sequence[str]) -> list[dict[str, float]]:
-    """The steps of the loop in a process of its own."""
+    """Run the loop in a separate process; return its steps."""
     command = [sys.executable, "-m", __name__, str(file), str(threads), *options]
     with file.with_suffix(".log").open("w") as log:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
@@ -47,7 +47,7 @@ def examples_of(settings: Settings, tokenizer: Tokenizer) -> Examples:
 
 
 def with_peft(settings: Settings, tokenizer: Tokenizer) -> Any:
-    """The model as its users load it, with the run's first adapters."""
+    """The model as transformers and peft load it, with the run's initial adapters."""
     spec: Any = settings.model
     assert isinstance(spec, LoraSpec)
     model = AutoModelForCausalLM.from_pretrained(spec.base.name, dtype=torch.float32)
@@ -66,7 +66,7 @@ def with_peft(settings: Settings, tokenizer: Tokenizer) -> Any:
 
 
 def train(settings: Settings) -> list[dict[str, float]]:
-    """Loss, tokens and seconds of each step."""
+    """Train; return loss, tokens and seconds of each step."""
     tokenizer = build_tokenizer(settings)
     examples, model = examples_of(settings, tokenizer), with_peft(settings, tokenizer)
     own, total, where = settings.optimizer, settings.federation.total_steps, settings.unit_device

@@ -13,7 +13,7 @@ _BATCH = 8
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The model, and how it is kept."""
+    """Add arguments for the model, its quantisation, rows and seeds."""
     add_model(parser)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,4 +1,5 @@
-"""Resident memory of processes, sampled while they work: anonymous and file-backed apart."""
+"""Resident memory of processes, sampled while they work, separately for anonymous and
+file-backed."""
 
 import re
 import threading
@@ -21,17 +22,17 @@ _PROGRAMS = {  # words of a command line → the program's name
 
 @dataclass
 class Peak:
-    """The most bytes of a process; the kinds need not have been highest at the same time."""
+    """Peak bytes of a process; the kinds of memory may peak at different times."""
 
     whole: int = 0
     anonymous: int = 0
     file_backed: int = 0
 
     def see(self, pid: int) -> None:
-        """Sample once; a process that has ended has no more memory."""
+        """Sample once; ignore a process that has ended."""
         with suppress(FileNotFoundError, ProcessLookupError):
             found = {name: int(kb) * 1024 for name, kb in _KB.findall(_status(pid))}
-            if found:  # a process that has just ended has a status without memory
+            if found:  # the status of a process that is ending lacks memory
                 self.whole = max(self.whole, found["VmHWM"])
                 self.anonymous = max(self.anonymous, found["RssAnon"])
                 self.file_backed = max(self.file_backed, found["RssFile"] + found["RssShmem"])
@@ -39,13 +40,13 @@ class Peak:
 
 @dataclass
 class Peaks:
-    """Peaks by name, of processes with their descendants."""
+    """Peaks of processes and their descendants, by name."""
 
     roots: Mapping[str, int]
     found: dict[str, Peak] = field(default_factory=dict)
 
     def sample(self) -> None:
-        """See every process once. Processes of one program share a peak: the largest one's."""
+        """Sample every process once. Processes of one program share an entry, the largest peak."""
         for name, pid in self.roots.items():
             with suppress(psutil.NoSuchProcess):
                 root = psutil.Process(pid)
@@ -55,7 +56,7 @@ class Peaks:
                     self.found.setdefault(called, Peak()).see(each.pid)
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """For JSON."""
+        """The peaks as a JSON tree."""
         return {name: asdict(each) for name, each in self.found.items()}
 
 

@@ -1,4 +1,4 @@
-"""Runs of ``collapipe run`` in processes of their own, and their options."""
+"""Runs of ``collapipe run`` in separate processes, and their options."""
 
 import json
 import subprocess
@@ -20,15 +20,15 @@ _EVALUATED = 16  # rows
 
 
 def add_model(parser: ArgumentParser) -> None:
-    """The model, and what it learns."""
+    """Add arguments for the model, its task and threads."""
     parser.add_argument("--model", type=Path, required=True, help="folder, such as SmolLM2's")
     parser.add_argument("--task", default="causal_lm", help="or chat")
     parser.add_argument("--threads", type=int, default=1)
 
 
 def lora(model: str, task: str) -> list[str]:
-    """Options of a run of one unit that trains adapters of a model by its folder or hub id, with
-    the head on the unit."""
+    """Options of a run of one unit that trains adapters, with the head on the unit. ``model`` is a
+    folder or hub id."""
     return [
         f"task={task}",
         "model=huggingface",
@@ -44,7 +44,7 @@ def lora(model: str, task: str) -> list[str]:
 
 
 def on_conversations(arguments: Namespace, rows: int, tokens: int, batch: int) -> list[str]:
-    """``lora`` with as many made-up rows, and few to evaluate."""
+    """``lora`` with ``rows`` made-up rows, and a few rows for evaluation."""
     file = conversations(arguments.output / "train.jsonl", rows, arguments.task)
     few = conversations(arguments.output / "few.jsonl", _EVALUATED, arguments.task, seed=1)
     return [
@@ -59,7 +59,7 @@ def on_conversations(arguments: Namespace, rows: int, tokens: int, batch: int) -
 
 
 def run(folder: Path, options: Sequence[str]) -> list[dict]:
-    """A run's lines of ``metrics.jsonl``; a run that is there already is not run again."""
+    """Run once, unless finished; return the lines of ``metrics.jsonl``."""
     if not finished(folder, options):
         with folder.with_suffix(".log").open("w") as log:
             command = [*COLLAPIPE, "run", *options, f"hydra.run.dir={folder}"]
@@ -96,7 +96,7 @@ def commands(root: Path) -> Iterator[Callable[..., int]]:
 def put_up_devices(
     start: Callable[..., int], root: Path, count: int, memory: str
 ) -> tuple[Path, dict[str, int]]:
-    """Start devices that offer ``memory`` each; their inventory, and their process ids."""
+    """Start devices that offer ``memory`` each; return their inventory and process ids."""
     boxes = root / "boxes.yaml"
     start("up", "inventory", "up", "--devices", count, "--memory", memory, "--inventory", boxes)
     (cluster,) = yaml.safe_load(boxes.read_text())["clusters"]

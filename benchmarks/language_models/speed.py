@@ -1,4 +1,5 @@
-"""Tokens per second of LoRA in one process, beside a plain peft loop with as many threads."""
+"""Tokens per second of LoRA in one process, and of a plain peft loop with the same number of
+threads."""
 
 import statistics
 from argparse import ArgumentParser, Namespace
@@ -11,7 +12,7 @@ _ROUNDS, _STEPS, _BATCH, _TOKENS = 3, 2, 8, 256  # the first round does not coun
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The model, and how often."""
+    """Add arguments for the model and turns."""
     add_model(parser)
     parser.add_argument("--turns", type=int, default=3)
 

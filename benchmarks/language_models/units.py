@@ -1,4 +1,4 @@
-"""Test loss of three units beside that of one unit with all rows and batches three times as large,
+"""Test loss of three units, and of one unit with all rows and batches three times as large,
 paired by seed."""
 
 from argparse import ArgumentParser, Namespace
@@ -7,11 +7,11 @@ from benchmarks.devices.sides import about, save
 from benchmarks.language_models.paired import paired
 from benchmarks.language_models.runs import add_model, on_conversations
 
-_UNITS, _BATCH, _STEPS = 3, 4, 10  # samples of a unit's batch, and its steps of a round
+_UNITS, _BATCH, _STEPS = 3, 4, 10  # units, samples of a unit's batch, and its steps in a round
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The model, and how long."""
+    """Add arguments for the model, steps and seeds."""
     add_model(parser)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)

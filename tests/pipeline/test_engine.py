@@ -1,4 +1,4 @@
-"""However the model is cut, the pipeline computes what the unsplit model computes."""
+"""For each cut of the model, the pipeline has the loss and gradients of the unsplit model."""
 
 import itertools
 import weakref
@@ -40,8 +40,8 @@ CUTS = [
 ]
 each_m = pytest.mark.parametrize("num_micro_batches", chosen(range(1, NUM_SAMPLES + 1), (1, 2, 5)))
 KEY = DropoutKey(seed=5, unit=1, step=7)
-RATE = 0.01  # not that of the settings: the rate is set for every step
-# AdamW divides noise by eps: where a gradient is 0 but for rounding, a tiny eps would magnify it.
+RATE = 0.01  # unlike the settings' rate: each step has its own
+# AdamW divides by eps: a tiny eps would magnify rounding errors of gradients that should be 0.
 ADAMW = optimizer_settings(eps=1e-4, weight_decay=0.1)
 SGD = optimizer_settings("sgd", momentum=0.9, weight_decay=0.1)
 
@@ -56,23 +56,23 @@ class Cluster:
 
     @property
     def segments(self) -> list[Segment]:
-        """Those of the inline transport."""
+        """The segments of the inline transport."""
         inline = self.pipeline.segments
         assert isinstance(inline, InlineSegments)
         return inline.segments
 
     def train(self, batch: Batch, steps: Sequence[int], clip_norm: float | None) -> None:
-        """A few steps on the same batch."""
+        """Train ``steps`` on the same batch."""
         for step in steps:
             self.pipeline.run(batch, DropoutKey(KEY.seed, KEY.unit, step))
             self.pipeline.step(RATE, clip_norm)
 
     def weights(self) -> Tensors:
-        """Those of the whole model."""
+        """The weights of the whole model."""
         return self.pipeline.weights() | self.head.weights()
 
     def optimizer_state(self) -> Tensors:
-        """That of the whole model."""
+        """The optimiser state of the whole model."""
         return self.pipeline.optimizer_state() | self.head.optimizer_state()
 
 
@@ -119,7 +119,7 @@ def cluster(
 
 
 def ragged(num_samples: int = NUM_SAMPLES) -> Batch:
-    """Sources and targets of different lengths, neither in order of the other."""
+    """Sources and targets of different lengths, in different orders."""
     generator = torch.Generator().manual_seed(11)
     inputs = torch.randint(3, VOCABULARY.size, (num_samples, 7), generator=generator)
     targets = torch.randint(2, VOCABULARY.size, (num_samples, 6), generator=generator)
@@ -129,14 +129,14 @@ def ragged(num_samples: int = NUM_SAMPLES) -> Batch:
 
 
 def unsplit_loss(model: SplitModel, batch: Batch, step: int = KEY.step) -> float:
-    """Forward and backward in one piece; the oracle."""
+    """Forward and backward of the unsplit model, as the reference."""
     loss = model.loss(batch, DropoutKey(KEY.seed, KEY.unit, step)) / batch.num_targets
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.item()
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter's gradient; none may be missing."""
+    """The gradient of every parameter; assert that none is missing."""
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     present = {name: gradient for name, gradient in found.items() if gradient is not None}
     assert present.keys() == found.keys()
@@ -144,7 +144,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def assert_same_bits(left: Tensors, right: Tensors) -> None:
-    """Names and values."""
+    """Assert equal names and values."""
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
@@ -152,7 +152,7 @@ def assert_same_bits(left: Tensors, right: Tensors) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @each_m
 def test_split_equals_unsplit(schedule: str, num_micro_batches: int) -> None:
-    """Loss and every gradient, for all cuts; m need not divide b, nor care where norms stand."""
+    """Loss and all gradients, for all cuts, pre-norm and post-norm; m may or may not divide b."""
     spec, batch = transformer(("pre", "post")[num_micro_batches % 2]), ragged()
     whole = fresh(spec, torch.float64)
     expected_loss = unsplit_loss(whole, batch)
@@ -167,7 +167,7 @@ def test_split_equals_unsplit(schedule: str, num_micro_batches: int) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_batch_may_have_fewer_samples_than_micro_batches(schedule: str) -> None:
-    """Then each sample is one."""
+    """Then each sample is a micro-batch."""
     spec, batch = transformer(), ragged(2)
     whole = fresh(spec, torch.float64)
     split = cluster(plan_of((1, 3), 4, schedule), spec, whole.state_dict())
@@ -176,8 +176,8 @@ def test_a_batch_may_have_fewer_samples_than_micro_batches(schedule: str) -> Non
         torch.testing.assert_close(gradient, gradients(whole)[name], rtol=0, atol=1e-10, msg=name)
 
 
-def test_dropout_depends_neither_on_the_cut_nor_on_the_schedule() -> None:
-    """The same micro-batches and seed give the same bits after two clipped steps."""
+def test_dropout_does_not_depend_on_the_cut_or_the_schedule() -> None:
+    """With the same micro-batches and seed, two clipped steps give the same bits."""
     spec, batch = transformer(dropout=0.3), ragged()
     start = fresh(spec, torch.float32).state_dict()
     results = []
@@ -192,8 +192,8 @@ def test_dropout_depends_neither_on_the_cut_nor_on_the_schedule() -> None:
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
-def test_dropout_is_that_of_the_step_and_the_micro_batch(num_micro_batches: int) -> None:
-    """With m = 1 that of the unsplit model; else that of each micro-batch by itself."""
+def test_dropout_depends_on_the_step_and_the_micro_batch(num_micro_batches: int) -> None:
+    """The pipeline drops what the unsplit model drops for each micro-batch with its own key."""
     spec, batch = transformer(dropout=0.3), ragged()
     losses = []
     for step in (0, 1):
@@ -214,8 +214,10 @@ def test_dropout_is_that_of_the_step_and_the_micro_batch(num_micro_batches: int)
 
 @pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
 @pytest.mark.parametrize("clip_norm", [None, 0.1, 1e3])
-def test_parts_step_as_one_optimiser(settings: OptimizerSettings, clip_norm: float | None) -> None:
-    """Three steps against torch's own optimiser and clipping over the whole model."""
+def test_steps_of_parts_equal_steps_of_one_optimiser(
+    settings: OptimizerSettings, clip_norm: float | None
+) -> None:
+    """Compare three steps with torch's optimiser and clipping over the whole model."""
     spec, batch = transformer(), ragged()
     whole = fresh(spec, torch.float64)
     split = cluster(plan_of((2, 1, 1), 2, "one_f_one_b"), spec, whole.state_dict(), settings)
@@ -240,8 +242,8 @@ def test_parts_step_as_one_optimiser(settings: OptimizerSettings, clip_norm: flo
 
 
 @pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
-def test_a_gradient_that_is_not_finite_moves_no_weight(settings: OptimizerSettings) -> None:
-    """Wherever it is; an optimiser would carry it into every weight for good."""
+def test_a_gradient_that_is_not_finite_changes_no_weight(settings: OptimizerSettings) -> None:
+    """In the embedding, a block or the head; an optimiser would spread it to all weights."""
     spec, batch = transformer(), ragged()
     start = fresh(spec, torch.float32).state_dict()
     for name in ("embedding.tokens.weight", "blocks.2.attention.key.bias", "head.norm.weight"):
@@ -257,7 +259,7 @@ def test_a_gradient_that_is_not_finite_moves_no_weight(settings: OptimizerSettin
 
 @pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
 def test_optimiser_state_follows_its_block(settings: OptimizerSettings) -> None:
-    """Another cut after each step gives the same bits as the uninterrupted run."""
+    """A run whose cut changes after each step has the bits of the run with one cut."""
     spec, batch = transformer(dropout=0.3), ragged()
     start = fresh(spec, torch.float32).state_dict()
     stayed = cluster(plan_of((1, 3), 3, "one_f_one_b"), spec, start, settings)
@@ -286,11 +288,11 @@ def test_optimiser_state_follows_its_block(settings: OptimizerSettings) -> None:
     ),
     ids=str,
 )
-def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
+def test_a_segment_keeps_as_many_micro_batches_as_its_schedule_needs(
     cut: tuple[int, ...], num_micro_batches: int
 ) -> None:
-    """GPipe m, 1F1B S + 1 − s on segment s, who recomputes the one under way; counted by the graphs
-    that are alive."""
+    """GPipe keeps m; 1F1B keeps S + 1 − s on segment s; with recomputing one. The test counts live
+    autograd graphs."""
     spec, batch, num_segments = transformer(), ragged(), len(cut)
     weights = fresh(spec, torch.float64).state_dict()
     expected = {
@@ -307,8 +309,8 @@ def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
         assert [counter.peak for counter in counters] == peaks
 
 
-def test_a_plan_says_which_segments_recompute() -> None:
-    """The others keep what they do without it; no bit depends on it."""
+def test_only_the_segments_that_the_plan_lists_recompute() -> None:
+    """Other segments keep their activations; recomputing changes no bit."""
     spec, batch, plan = transformer(), ragged(), plan_of((2, 2), 3, "gpipe")
     first, second = plan.segments
     one = replace(plan, segments=(first, replace(second, recomputing=(second.device,))))
@@ -323,7 +325,7 @@ def test_a_plan_says_which_segments_recompute() -> None:
 
 
 class _LiveOutputs:
-    """Weak references to what a module returned in training; ``peak`` counts those alive."""
+    """Counts the live outputs of a module in training; ``peak`` is their maximum."""
 
     def __init__(self, module: nn.Module) -> None:
         self._outputs: list[weakref.ref[Tensor]] = []
@@ -336,12 +338,12 @@ class _LiveOutputs:
 
     @property
     def alive(self) -> int:
-        """Outputs not yet freed."""
+        """The number of outputs that are not yet freed."""
         return sum(output() is not None for output in self._outputs)
 
 
 class _LoggingHead(LocalHead):
-    """Writes down what it is asked for, and cancels the round where it is told to."""
+    """Logs its actions, and cancels the round at micro-batch ``at``."""
 
     def __init__(
         self, part: HeadPart, log: list[str], scope: Cancellation | None = None, at: int = 0
@@ -350,20 +352,20 @@ class _LoggingHead(LocalHead):
         self._log, self._scope, self._at = log, scope, at
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """Compute as usual; perhaps cancel."""
+        """Compute and log; cancel at micro-batch ``at``."""
         super().submit(micro_batch, hidden)
         self._log.append(f"F{micro_batch}")
         if self._scope is not None and micro_batch == self._at:
             self._scope.cancel()
 
     def answer(self, micro_batch: int) -> Answer:
-        """As usual."""
+        """Log and answer."""
         self._log.append(f"B{micro_batch}")
         return super().answer(micro_batch)
 
 
 def log_passes(module: nn.Module, log: list[str]) -> None:
-    """Number forwards as they come, and write down when each one's gradient comes."""
+    """Log each forward by its number, and its gradient when it is computed."""
     numbers = count()
 
     def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
@@ -375,8 +377,8 @@ def log_passes(module: nn.Module, log: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_stage_runs_its_actions_in_their_order(name: str) -> None:
-    """The segments and the head."""
+def test_every_stage_runs_its_actions_in_the_order_of_the_schedule(name: str) -> None:
+    """The stages are two segments and the head."""
     logs: list[list[str]] = [[], [], []]
     split = cluster(
         plan_of((1, 3), 3, name),
@@ -391,15 +393,15 @@ def test_every_stage_runs_its_actions_in_their_order(name: str) -> None:
 
 
 class _SlowHead(_LoggingHead):
-    """Is never ready: who asks for an answer waits for it."""
+    """A head that is never ready, so callers wait for its answers."""
 
     def ready(self, micro_batch: int) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
 
-def test_activations_leave_before_the_answers_to_earlier_ones_come() -> None:
-    """As far as the segments' schedule allows: GPipe's for all, 1F1B's for two."""
+def test_activations_are_sent_before_earlier_answers_arrive() -> None:
+    """GPipe sends all activations before the first answer, 1F1B with two segments sends two."""
     for name, expected in {"gpipe": "F0 F1 F2 F3 F4 B0", "one_f_one_b": "F0 F1 B0 F2 B1"}.items():
         log: list[str] = []
         split = cluster(
@@ -420,8 +422,10 @@ def scope() -> Iterator[Cancellation]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Cancellation) -> None:
-    """No action follows the one in which it was cancelled; activations and gradients are freed."""
+def test_a_cancelled_pipeline_stops_and_frees_activations_and_gradients(
+    schedule: str, scope: Cancellation
+) -> None:
+    """No action follows the action in which the round was cancelled."""
     log: list[str] = []
     heads: list[LocalHead] = []
 
@@ -445,7 +449,7 @@ def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Can
             with pytest.raises(CancelledRoundError, match="cancelled"):
                 pipeline.run(ragged(), KEY)
             assert log[-3:] == ["F3"] * 3
-        # There is something to leave behind: GPipe's backwards had not begun.
+        # There are activations to free; backwards have begun except with GPipe.
         assert all(output.alive for output in outputs)
         begun = any(parameter.grad is not None for parameter in parameters)
         assert begun == (schedule != "gpipe")
@@ -455,8 +459,7 @@ def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Can
     assert not any(map(heads[0].ready, range(NUM_SAMPLES)))
 
 
-def test_a_scope_that_is_not_cancelled_disturbs_nothing(scope: Cancellation) -> None:
-    """A batch inside a scope is a batch."""
+def test_a_scope_that_is_not_cancelled_does_not_change_the_loss(scope: Cancellation) -> None:
     spec, batch = transformer(), ragged()
     whole = fresh(spec, torch.float64)
     split = cluster(plan_of((2, 2), 2, "gpipe"), spec, whole.state_dict())
@@ -464,8 +467,8 @@ def test_a_scope_that_is_not_cancelled_disturbs_nothing(scope: Cancellation) -> 
         assert pipeline.run(batch, KEY) == pytest.approx(unsplit_loss(whole, batch), abs=1e-10)
 
 
-def test_a_plan_that_leaves_blocks_out_is_refused() -> None:
-    """It would train a smaller model without a word."""
+def test_a_plan_without_some_blocks_is_refused() -> None:
+    """It would silently train a smaller model."""
     plan = ClusterPlan(3, (SegmentPlan("device-0", Span(0, 1)),), 1, "gpipe")
     modules = SplitModel(transformer(), Vocabulary(20, 0, 1, 2)).parts()
     parts = [

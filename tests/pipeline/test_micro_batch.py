@@ -1,4 +1,4 @@
-"""Micro-batches hold every sample once, with its own targets, and little padding."""
+"""Micro-batches contain each sample once, with its targets and little padding."""
 
 from itertools import pairwise
 
@@ -17,14 +17,14 @@ counts = st.integers(1, 15)
 
 
 def batch_of(samples: list[Sample]) -> Batch:
-    """Padded on the right; the inputs' padding holds a valid id, as it may."""
+    """A batch padded on the right; the padding of inputs is a valid id."""
     sources, targets = zip(*samples, strict=True)
     mask = _padded([[1] * len(source) for source in sources], 0).bool()
     return Batch(_padded(sources, 7), mask, _padded(targets, IGNORED))
 
 
 def samples_of(batch: Batch) -> list[Sample]:
-    """What ``batch_of`` was given."""
+    """The samples of a batch; the inverse of ``batch_of``."""
     return [
         (tuple(inputs[mask].tolist()), tuple(targets[targets != IGNORED].tolist()))
         for inputs, mask, targets in zip(batch.inputs, batch.mask, batch.targets, strict=True)
@@ -32,8 +32,10 @@ def samples_of(batch: Batch) -> list[Sample]:
 
 
 @given(samples, counts)
-def test_every_sample_comes_once_with_its_targets(samples: list[Sample], count: int) -> None:
-    """None is lost, doubled, cut or given another's targets."""
+def test_every_sample_is_in_one_micro_batch_with_its_targets(
+    samples: list[Sample], count: int
+) -> None:
+    """No sample is lost, repeated, truncated or paired with other targets."""
     batch = batch_of(samples)
     micro_batches = split(batch, count)
     assert sorted(sample for part in micro_batches for sample in samples_of(part)) == sorted(
@@ -44,7 +46,7 @@ def test_every_sample_comes_once_with_its_targets(samples: list[Sample], count: 
 
 @given(samples, counts)
 def test_sizes_differ_by_one_at_most(samples: list[Sample], count: int) -> None:
-    """The larger ones come first; fewer samples than m: one each."""
+    """Larger micro-batches come first; with fewer samples than m, each has one sample."""
     sizes = [part.num_samples for part in split(batch_of(samples), count)]
     assert len(sizes) == min(count, len(samples))
     assert sizes == sorted(sizes, reverse=True)
@@ -53,10 +55,8 @@ def test_sizes_differ_by_one_at_most(samples: list[Sample], count: int) -> None:
 
 
 @given(samples, counts)
-def test_padding_is_that_of_the_longest_in_the_micro_batch(
-    samples: list[Sample], count: int
-) -> None:
-    """Both sides are trimmed; samples of similar length share a micro-batch."""
+def test_a_micro_batch_is_as_wide_as_its_longest_sample(samples: list[Sample], count: int) -> None:
+    """Inputs and targets are trimmed; samples of similar length share a micro-batch."""
     micro_batches = split(batch_of(samples), count)
     for part in micro_batches:
         assert part.inputs.shape == part.mask.shape
@@ -67,7 +67,7 @@ def test_padding_is_that_of_the_longest_in_the_micro_batch(
 
 
 def test_targets_may_have_gaps() -> None:
-    """A label for the first piece of each word only: columns stay where they are."""
+    """If only the first piece of each word has a label, columns keep their places."""
     ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]])
     targets = torch.tensor([[IGNORED, 3, IGNORED, 4], [IGNORED, 9, IGNORED, IGNORED]])
     first, second = split(Batch(ids, ids > 0, targets), 2)
@@ -77,22 +77,23 @@ def test_targets_may_have_gaps() -> None:
 
 
 def test_a_micro_batch_without_targets_keeps_a_column() -> None:
-    """So that its shapes are those of any other; it adds nothing to the loss."""
+    """The column gives it the same number of dimensions as other micro-batches; its loss is 0."""
     targets = torch.tensor([[3, 4], [IGNORED, IGNORED]])
     second = split(Batch(torch.ones(2, 2).long(), torch.ones(2, 2).bool(), targets), 2)[1]
     assert second.targets.tolist() == [[IGNORED]]
     assert second.num_targets == 0
 
 
-def test_one_micro_batch_is_the_batch_itself() -> None:
-    """Not even the order changes, as in the unsplit model."""
+def test_a_split_into_one_micro_batch_returns_the_batch() -> None:
+    """The order of samples does not change either, as in the unsplit model."""
     batch = batch_of([((1,), (2, 3)), ((4, 5), (6,))])
     assert split(batch, 1) == [batch]
     assert split(batch, 1)[0] is batch
 
 
 def test_equal_lengths_keep_their_order() -> None:
-    """The same batch is cut in the same way everywhere; torch's sort is stable for a few anyway."""
+    """So each process splits a batch in the same way. 40 samples: torch's default sort is stable
+    for few."""
     batch = batch_of([((number,), (number,)) for number in range(40)])
     first, second = (part.inputs.flatten().tolist() for part in split(batch, 2))
     assert first + second == list(range(40))

@@ -1,4 +1,4 @@
-"""A schedule is proved before it runs: complete, and nobody waits for ever."""
+"""A schedule is verified before it runs: it is complete and has no deadlock."""
 
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
@@ -28,7 +28,7 @@ names = st.sampled_from(sorted(SCHEDULES))
 
 
 def schedule_of(*stages: str) -> Schedule:
-    """One string per stage, ``"F0 B0"``."""
+    """A schedule from one string per stage, such as ``"F0 B0"``."""
     return tuple(
         tuple(Action(word[0], int(word[1:])) for word in stage.split()) for stage in stages
     )
@@ -44,7 +44,7 @@ def in_order(schedule: Schedule) -> bool:
 
 
 def can_end(schedule: Schedule) -> bool:
-    """Whether the actions and all they wait for form a graph without a cycle; the oracle."""
+    """Whether the dependencies of all actions form a graph without a cycle; the reference."""
     graph: TopologicalSorter[tuple[int, Action]] = TopologicalSorter()
     last = len(schedule) - 1
     for stage, actions in enumerate(schedule):
@@ -67,7 +67,7 @@ def can_end(schedule: Schedule) -> bool:
 
 @st.composite
 def disturbed(draw: st.DrawFn) -> Schedule:
-    """A good schedule in which a few neighbours have changed places, or a random order."""
+    """A valid schedule with a few swapped neighbours, or with stages in random order."""
     stages = [
         list(stage)
         for stage in build(draw(names), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
@@ -83,8 +83,9 @@ def disturbed(draw: st.DrawFn) -> Schedule:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("num_segments", range(1, 7))
-def test_the_schedules_are_good(name: str, num_segments: int) -> None:
-    """For every number of micro-batches; gradients accumulate in one order on every stage."""
+def test_built_schedules_are_complete_and_free_of_deadlock(name: str, num_segments: int) -> None:
+    """For 1 to 8 micro-batches; each stage runs forwards and backwards in order of
+    micro-batches."""
     for num_micro_batches in range(1, 9):
         schedule = build(name, num_segments, num_micro_batches)
         verify(schedule)
@@ -96,16 +97,15 @@ def test_the_schedules_are_good(name: str, num_segments: int) -> None:
                 assert order == list(range(num_micro_batches))
 
 
-def test_what_the_schedules_look_like() -> None:
-    """Written out by hand, after the papers' figures."""
+def test_schedules_equal_the_figures_of_the_papers() -> None:
     gpipe_head = "F0 B0 F1 B1 F2 B2"
     assert gpipe(1, 3) == schedule_of("F0 F1 F2 B0 B1 B2", gpipe_head)
     assert one_f_one_b(2, 3) == schedule_of("F0 F1 F2 B0 B1 B2", "F0 F1 B0 F2 B1 B2", gpipe_head)
 
 
 @given(segment_counts, micro_batch_counts)
-def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batches: int) -> None:
-    """GPipe m; 1F1B S + 1 − s on stage s, or m if there are fewer."""
+def test_kept_micro_batches_follow_the_formulas(num_segments: int, num_micro_batches: int) -> None:
+    """GPipe keeps m; 1F1B keeps min(m, S + 1 − s) on stage s."""
     sizes = num_segments, num_micro_batches
     assert kept("gpipe", *sizes) == (num_micro_batches,) * num_segments
     few = tuple(min(num_micro_batches, num_segments + 1 - stage) for stage in range(num_segments))
@@ -113,8 +113,8 @@ def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batch
 
 
 @given(disturbed())
-def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
-    """Whatever the order of actions."""
+def test_verify_agrees_with_a_search_for_cycles(schedule: Schedule) -> None:
+    """For valid schedules, swapped actions and random orders."""
     if in_order(schedule) and can_end(schedule):
         verify(schedule)
     else:
@@ -145,7 +145,8 @@ def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
     ],
 )
 def test_planted_deadlocks_are_found(schedule: Schedule, message: str | None) -> None:
-    """The message names what each stage waits before; unusual orders are none."""
+    """The message names the action at which each stage waits; an unusual order without deadlock is
+    valid."""
     if message is None:
         verify(schedule)
     else:
@@ -158,7 +159,7 @@ def test_planted_deadlocks_are_found(schedule: Schedule, message: str | None) ->
     ("schedule", "message"),
     [
         (
-            schedule_of("F0 F1 B1 B0", "F0 F1 B1 B0"),  # which could end
+            schedule_of("F0 F1 B1 B0", "F0 F1 B1 B0"),  # this order has no deadlock
             "stage 0 has B0 after B1; gradients must add up in the order of micro-batches",
         ),
         (schedule_of("F0 F1 B0", "F0 B0 F1 B1"), "stage 0 has B1 0 times, not once"),
@@ -175,7 +176,7 @@ def test_wrong_orders_and_unknown_kinds_are_named(schedule: Schedule, message: s
 def test_missing_and_repeated_actions_are_named(
     data: st.DataObject, name: str, num_segments: int, num_micro_batches: int
 ) -> None:
-    """On any stage, with the number of times that they came."""
+    """The message names the stage and how often the action occurs."""
     stages = [list(stage) for stage in build(name, num_segments, num_micro_batches)]
     stage = data.draw(st.integers(0, num_segments))
     place = data.draw(st.integers(0, len(stages[stage]) - 1))
@@ -193,7 +194,8 @@ def test_missing_and_repeated_actions_are_named(
 def test_render_draws_every_action_once(
     name: str, num_segments: int, num_micro_batches: int
 ) -> None:
-    """A line per stage, in its order; nothing is drawn before what it needs."""
+    """Each stage has a line in the order of its actions; each action is drawn after its
+    dependencies."""
     schedule = build(name, num_segments, num_micro_batches)
     lines = render(schedule).splitlines()
     labels = [*(f"segment {stage}" for stage in range(num_segments)), "head"]
@@ -211,17 +213,17 @@ def test_render_draws_every_action_once(
         needed = (stage - 1 if cell.startswith(FORWARD) else stage + 1, cell)
         assert columns.get(needed, -1) < column
     busy = Counter(column for column in columns.values())
-    assert set(busy) == set(range(max(map(len, cells))))  # in no slot all are idle
+    assert set(busy) == set(range(max(map(len, cells))))  # no slot is idle in all stages
 
 
-@pytest.mark.timeout(30)  # without the proof it would draw for ever
+@pytest.mark.timeout(30)  # without verification, rendering would not end
 def test_render_verifies_first() -> None:
-    """A deadlock is an error, not an endless drawing."""
+    """A deadlock is an error and not an endless loop."""
     with pytest.raises(ScheduleError, match="deadlock"):
         render(schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1"))
 
 
 def test_an_unknown_schedule_is_named() -> None:
-    """With the known ones."""
+    """The message lists the known schedules."""
     with pytest.raises(ConfigError, match=r"pipeline\.schedule=zigzag: .* gpipe, one_f_one_b"):
         build("zigzag", 2, 2)

@@ -1,4 +1,4 @@
-"""A segment that several devices share computes what one device would."""
+"""A segment that several devices share has the loss and gradients of one device."""
 
 import weakref
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ SPEC = transformer(dropout=0.3)
 
 
 def shared(span: Span, *rows: int) -> SegmentPlan:
-    """A segment with a device for each number of rows."""
+    """A segment with one device for each number in ``rows``."""
     shares = tuple(Share(f"device-{span.first}-{place}", own) for place, own in enumerate(rows))
     return SegmentPlan(shares[0].device, span, shares if len(shares) > 1 else ())
 
 
 def plan(*segments: SegmentPlan, m: int = 2, schedule: str = "one_f_one_b") -> ClusterPlan:
-    """Of a few micro-batches."""
+    """A cluster plan with ``m`` micro-batches."""
     return ClusterPlan(KEY.unit, segments, m, schedule)
 
 
@@ -55,9 +55,11 @@ def trained(plan: ClusterPlan, steps: Sequence[int] = (0, 1), recompute: bool = 
 
 @pytest.mark.parametrize("segments", [(WHOLE,), MIXED], ids=["whole", "mixed"])
 @pytest.mark.parametrize("m", [1, 2, 3, 5])
-def test_sharing_changes_no_gradient(segments: Sequence[SegmentPlan], m: int) -> None:
-    """Loss and gradients equal those of single devices; dropout is a share's own. With m = 5 a
-    micro-batch has one row, and most shares have none."""
+def test_sharing_does_not_change_the_loss_or_gradients(
+    segments: Sequence[SegmentPlan], m: int
+) -> None:
+    """Without dropout, because each share draws its own masks. With m = 5, a micro-batch has one
+    row, and most shares have no row."""
     spec = transformer(dropout=0.0)
     weights = fresh(spec, torch.float64).state_dict()
     alone = cluster(plan_of((NUM_BLOCKS,), m, "one_f_one_b"), spec, weights)
@@ -69,8 +71,8 @@ def test_sharing_changes_no_gradient(segments: Sequence[SegmentPlan], m: int) ->
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12, msg=name)
 
 
-def test_bits_depend_on_the_shares_alone() -> None:
-    """Neither the schedule, recomputing nor the cut between equally shared blocks changes them."""
+def test_bits_depend_only_on_the_shares() -> None:
+    """The schedule, recomputing and a cut between equally shared blocks do not change the bits."""
     expected = trained(plan(WHOLE, schedule="gpipe")).weights()
     halves = shared(Span(0, 1), 2, 1), shared(Span(1, NUM_BLOCKS - 1), 2, 1)
     for schedule in SCHEDULES:
@@ -82,8 +84,7 @@ def test_bits_depend_on_the_shares_alone() -> None:
     assert any(not torch.equal(expected[name], other[name]) for name in expected)
 
 
-def test_an_aborted_step_leaves_nothing() -> None:
-    """The next step has the same bits as without it."""
+def test_an_aborted_step_does_not_change_later_steps() -> None:
     start = fresh(SPEC, torch.float32).state_dict()
     interrupted = cluster(plan(*MIXED), SPEC, start)
     interrupted.pipeline.run(ragged(), KEY)  # without a step
@@ -95,8 +96,8 @@ def test_an_aborted_step_leaves_nothing() -> None:
     assert_same_bits(interrupted.weights(), trained(plan(*MIXED)).weights())
 
 
-def test_frozen_blocks_return_no_gradient() -> None:
-    """Blocks before the first one that trains send nothing back."""
+def test_frozen_first_blocks_return_no_gradient() -> None:
+    """Blocks before the first trained block send no gradient back."""
     start = fresh(SPEC, torch.float32).state_dict()
     made = cluster(plan(*MIXED), SPEC, start)
     segment = made.segments[1]
@@ -108,8 +109,8 @@ def test_frozen_blocks_return_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 100])
-def test_every_row_has_one_share(rows: int) -> None:
-    """In proportion to the planned rows, which a full micro-batch has exactly."""
+def test_rows_are_divided_in_proportion_to_the_shares(rows: int) -> None:
+    """Each row belongs to one share; a full micro-batch has exactly the planned rows."""
     segment = shared(Span(0, 1), 3, 1, 2)
     ends = row_ends(segment.rows, rows)
     assert ends[-1] == rows and list(ends) == sorted(ends)
@@ -137,8 +138,8 @@ def test_impossible_shares_are_refused(shares: tuple[Share, ...]) -> None:
         SegmentPlan("a", Span(0, 1), shares)
 
 
-def test_each_share_has_masks_of_its_own() -> None:
-    """So a device draws for its own rows alone."""
+def test_each_share_has_its_own_dropout_masks() -> None:
+    """So a device draws masks only for its own rows."""
     ones, key = torch.ones(4, 8), DropoutKey(1, 0, 2)
     masks = []
     for share in (None, 0, 1, 0):
@@ -148,7 +149,7 @@ def test_each_share_has_masks_of_its_own() -> None:
     assert len({tuple(each.flatten().tolist()) for each in masks}) == 3
 
 
-def test_shares_are_added_in_their_order() -> None:
+def test_gradients_of_shares_are_added_in_order() -> None:
     a, b = torch.tensor(1.0), torch.tensor(2.0)
     sums: list[list[Tensor | None]] = added([[a, None, None]], [[b, b, None]])
     assert sums == [[a + b, b, None]]
@@ -167,10 +168,10 @@ class _OnePart:
 
 
 @pytest.mark.parametrize("shares", [2, 3, 5])
-def test_gradients_add_up_in_the_memory_of_one_part(
+def test_gradients_of_shares_are_added_one_part_at_a_time(
     shares: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory is planned for one set of each share."""
+    """Plans only include memory for one set of gradients per share."""
     parts: Any = [_OnePart() for _ in range(4)]
     segment, alive = SharedSegment([1] * shares, parts, False, False), list[weakref.ref[Tensor]]()
 
@@ -193,4 +194,4 @@ def test_gradients_add_up_in_the_memory_of_one_part(
     monkeypatch.setattr("pipeline.segment.added", counted)
     segment.add_up()
     assert [each.gradients[0].item() for each in parts] == [float("1" * shares)] * 4
-    assert most <= 4 * shares + 2  # an addition has two summands and a sum
+    assert most <= 4 * shares + 2  # an addition needs two summands and a sum

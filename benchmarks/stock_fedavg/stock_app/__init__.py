@@ -1,1 +1,1 @@
-"""Stock Flower, which sends arrays to and fro and averages them."""
+"""Stock Flower, which sends arrays to clients and back and averages them."""

@@ -1,4 +1,4 @@
-"""A client that returns what it gets."""
+"""A client that returns the received arrays."""
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

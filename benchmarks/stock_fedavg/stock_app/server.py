@@ -1,4 +1,4 @@
-"""FedAvg as it comes, with the time at which each round ends."""
+"""Flower's FedAvg with the time at which each round ends."""
 
 import json
 import shlex

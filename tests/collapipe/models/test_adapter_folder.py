@@ -1,4 +1,4 @@
-"""Adapters as a folder of peft: it computes the same there, and a run begins with one."""
+"""Adapter folders in peft's format: peft computes the same loss, and a run can start from one."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ KEY = DropoutKey(0, 0, 0)
 
 
 def published(tmp_path: Path, name: str, head: str) -> HuggingFaceSpec:
-    """A folder as transformers writes it, and the options that begin with it."""
+    """Save a random model with transformers; return the spec that loads it."""
     start = {"decoder_start_token_id": 0} if name == "t5" else {}
     path = folder(tmp_path, name, **without_dropout(VARIANTS[name][0]), **start)
     config = transformers.AutoConfig.from_pretrained(path, num_labels=LABELS)
@@ -38,7 +38,7 @@ def published(tmp_path: Path, name: str, head: str) -> HuggingFaceSpec:
 
 
 def adapted(tmp_path: Path, name: str, head: str, first: int = 0, **options: Any) -> ModelSpec:
-    """The same with adapters from block ``first`` on; before it is a stem."""
+    """Add adapters to ``published`` from block ``first`` on; blocks before ``first`` are a stem."""
     base = cast(ModelSpec, published(tmp_path, name, head))
     targets = ("q_lin", "v_lin") if name == "distilbert" else None
     spec = LoraSpec(base, 3, 7.0, **{"target_modules": targets, "first_block": first, **options})
@@ -46,7 +46,7 @@ def adapted(tmp_path: Path, name: str, head: str, first: int = 0, **options: Any
 
 
 def trained(spec: ModelSpec) -> SplitModel:
-    """As after some training."""
+    """A model whose trained weights have been changed at random."""
     torch.manual_seed(3)
     model = SplitModel(spec, VOCABULARY)
     with torch.no_grad():
@@ -57,16 +57,16 @@ def trained(spec: ModelSpec) -> SplitModel:
 
 
 def loaded(base: HuggingFaceSpec, path: Path) -> Any:
-    """As a user would."""
+    """Load the base model and the adapter folder with transformers and peft."""
     labels = {} if base.head in ("causal", "decoder") else {"num_labels": LABELS}
     whole = getattr(transformers, base.class_name).from_pretrained(base.name, **labels)
     return peft.PeftModel.from_pretrained(whole, path).eval()
 
 
-def _as_told(spec: ModelSpec, out: Path) -> ModelSpec:
-    """With the adapters that the folder describes."""
+def _with_options_in(spec: ModelSpec, out: Path) -> ModelSpec:
+    """``spec`` with the adapter options that the folder's configuration states."""
     if isinstance(spec, StemSpec):
-        return replace(spec, base=_as_told(spec.base, out))
+        return replace(spec, base=_with_options_in(spec.base, out))
     assert isinstance(spec, LoraSpec)
     return replace(spec, **options_in(out))
 
@@ -88,10 +88,11 @@ def _as_told(spec: ModelSpec, out: Path) -> ModelSpec:
         ("t5", "decoder", {}),
     ],
 )
-def test_peft_computes_what_the_run_does(
+def test_peft_and_exported_models_have_the_loss_of_the_run(
     tmp_path: Path, name: str, head: str, options: dict[str, Any]
 ) -> None:
-    """And so does the assembled model, merged or not; a run begins with the same bits."""
+    """peft, the assembled model and the merged model have the split model's loss; a new run loads
+    the same bits."""
     spec, batch, out = adapted(tmp_path, name, head, **options), batch_for(head), tmp_path / "out"
     model = trained(spec)
     base = write_adapter(spec, VOCABULARY, model.state_dict(), out)
@@ -108,14 +109,14 @@ def test_peft_computes_what_the_run_does(
         merge_adapters(whole)
         assert own_loss(head, whole, batch).item() == pytest.approx(expected, abs=1e-5)
     torch.manual_seed(9)
-    told = _as_told(spec, out)
+    told = _with_options_in(spec, out)
     fresh = SplitModel(told, VOCABULARY)
     begin_with(out, told, fresh.state_dict())
     assert all(torch.equal(fresh.state_dict()[n], each) for n, each in model.state_dict().items())
 
 
-def test_the_configuration_names_layers_as_the_run_did(tmp_path: Path) -> None:
-    """By their last names and numbers, where that is the same."""
+def test_adapter_config_lists_target_modules_layers_and_base_model(tmp_path: Path) -> None:
+    """Layers are listed by the last part of their names and by block numbers."""
     spec, out = adapted(tmp_path, "llama", "causal", first=1), tmp_path / "out"
     base = write_adapter(spec, VOCABULARY, trained(spec).state_dict(), out)
     told = json.loads((out / "adapter_config.json").read_text())
@@ -130,8 +131,8 @@ def test_the_configuration_names_layers_as_the_run_did(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_that_peft_made(tmp_path: Path) -> None:
-    """Of adapters alone: the head is the model's."""
+def test_a_run_can_start_from_a_folder_that_peft_wrote(tmp_path: Path) -> None:
+    """The folder holds adapters only; the head comes from the base model."""
     base, out, batch = published(tmp_path, "bert", "pooled"), tmp_path / "out", batch_for("pooled")
     whole = getattr(transformers, base.class_name).from_pretrained(base.name, num_labels=LABELS)
     config = peft.LoraConfig(r=2, lora_alpha=8, target_modules=r".*\.(query|key)", use_rslora=True)
@@ -151,7 +152,7 @@ def test_a_folder_that_peft_made(tmp_path: Path) -> None:
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-def _told(**changes: Any) -> Callable[[Path], None]:
+def _with_config(**changes: Any) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         fields = json.loads((path / CONFIG).read_text())
         (path / CONFIG).write_text(json.dumps({**fields, **changes}))
@@ -159,12 +160,12 @@ def _told(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-def _cut(path: Path) -> None:
+def _with_half_of_the_weights_file(path: Path) -> None:
     content = (path / WEIGHTS).read_bytes()
     (path / WEIGHTS).write_bytes(content[: len(content) // 2])
 
 
-def _pickled(path: Path) -> None:
+def _with_pickled_weights(path: Path) -> None:
     (path / WEIGHTS).unlink()
     torch.save({}, path / "adapter_model.bin")
 
@@ -173,21 +174,21 @@ def _pickled(path: Path) -> None:
     ("change", "says"),
     [
         (shutil.rmtree, "needs adapter_config.json and adapter_model.safetensors"),
-        (_pickled, "pickles are not read"),
-        (_cut, "needs adapter_config.json"),
+        (_with_pickled_weights, "pickles are not read"),
+        (_with_half_of_the_weights_file, "needs adapter_config.json"),
         (lambda path: (path / CONFIG).write_text("[1]"), "needs adapter_config.json"),
         (lambda path: (path / CONFIG).write_text("{"), "needs adapter_config.json"),
-        (_told(use_dora=True), "use_dora=True"),
-        (_told(peft_type="LOHA"), "peft_type=LOHA"),
-        (_told(bias="all"), "bias=all"),
-        (_told(init_lora_weights="pissa"), "init_lora_weights=pissa"),
-        (_told(rank_pattern={"q_proj": 4}), "rank_pattern="),
-        (_told(r=0), "has r=0, which must be above 0"),
-        (_told(lora_alpha=None), "has lora_alpha=None, which"),
+        (_with_config(use_dora=True), "use_dora=True"),
+        (_with_config(peft_type="LOHA"), "peft_type=LOHA"),
+        (_with_config(bias="all"), "bias=all"),
+        (_with_config(init_lora_weights="pissa"), "init_lora_weights=pissa"),
+        (_with_config(rank_pattern={"q_proj": 4}), "rank_pattern="),
+        (_with_config(r=0), "has r=0, which must be above 0"),
+        (_with_config(lora_alpha=None), "has lora_alpha=None, which"),
         (lambda path: save_file({"odd": torch.ones(1)}, path / WEIGHTS), "no LoRA adapters"),
     ],
 )
-def test_a_folder_that_cannot_be_begun_with(
+def test_an_invalid_adapter_folder_is_refused_in_one_line(
     tmp_path: Path, change: Callable[[Path], Any], says: str
 ) -> None:
     spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
@@ -198,8 +199,10 @@ def test_a_folder_that_cannot_be_begun_with(
     assert "\n" not in str(caught.value)
 
 
-def test_adapters_of_another_model(tmp_path: Path) -> None:
-    """Of another family, width, number of layers, or with other layers."""
+def test_adapters_that_do_not_fit_the_model_are_refused_and_change_no_weight(
+    tmp_path: Path,
+) -> None:
+    """Adapters of another family or width, with a missing or an additional layer, or with NaN."""
     spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
     model = trained(spec)
     write_adapter(spec, VOCABULARY, model.state_dict(), out)
@@ -222,22 +225,23 @@ def test_adapters_of_another_model(tmp_path: Path) -> None:
     assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
 
 
-def test_adapters_that_were_trained_on_another_model_are_told(
+def test_a_warning_names_the_base_model_of_adapters_trained_on_another_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By its name alone: a model may have been moved."""
+    """Only the last part of the name counts: the model's folder may have been moved."""
     spec, out = adapted(tmp_path, "llama", "causal"), tmp_path / "out"
     model = trained(spec)
     write_adapter(spec, VOCABULARY, model.state_dict(), out)
     for name, told in (("/moved/to/llama", False), ("somebody/mistral", True)):
-        _told(base_model_name_or_path=name)(out)
+        _with_config(base_model_name_or_path=name)(out)
         caplog.clear()
         begin_with(out, spec, model.state_dict())
         assert any(f"was trained on {name}" in text for text in caplog.messages) == told
 
 
-def test_an_adapter_of_a_model_that_nobody_else_has(tmp_path: Path) -> None:
-    """Random weights, fewer layers, no adapters."""
+def test_an_adapter_folder_needs_a_published_whole_base_model(tmp_path: Path) -> None:
+    """A base model with random weights or fewer layers is refused, and so is a model without
+    adapters."""
     bert = published(tmp_path, "bert", "pooled")
     short = HuggingFaceSpec(bert.name, None, 2, "pooled", pretrained=True)
     drawn = HuggingFaceSpec(bert.name, head="pooled")

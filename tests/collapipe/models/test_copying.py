@@ -1,4 +1,5 @@
-"""Copies of modules: objects, tensors and what they share are as in ``copy.deepcopy``'s copies."""
+"""``copied`` copies a module as ``copy.deepcopy`` does, including objects and tensors that it
+shares."""
 
 import copy
 import threading
@@ -32,7 +33,7 @@ def of_family(family: str) -> ModelSpec:
 
 
 def objects(root: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """All that a module holds, each as often as it is held, with the path to it."""
+    """Every object that a module refers to, with its path, once for each reference."""
     seen, todo = set[int](), [(path, root)]
     while todo:
         path, value = todo.pop()
@@ -49,7 +50,8 @@ def objects(root: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def described(root: nn.Module, original: nn.Module) -> list[tuple[object, ...]]:
-    """Each object's path, kind and number, whether ``original`` has it, too, and its value."""
+    """Path, type and number of each object, whether ``original`` has the same object, and its
+    value."""
     shared, numbers = {id(each) for _, each in objects(original)}, dict[int, int]()
     found = list[tuple[object, ...]]()
     for path, each in objects(root):
@@ -65,7 +67,7 @@ def described(root: nn.Module, original: nn.Module) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_copies_are_those_of_deepcopy(name: str) -> None:
+def test_copies_equal_deepcopies(name: str) -> None:
     spec = SPECS[name]()
     for build in builders(spec, VOCABULARY).values():
         with WithoutValues():
@@ -73,7 +75,7 @@ def test_copies_are_those_of_deepcopy(name: str) -> None:
         assert described(copied(part), part) == described(copy.deepcopy(part), part)
 
 
-def test_what_is_held_takes_the_place_of_its_original() -> None:
+def test_a_given_tensor_replaces_the_original_at_each_reference() -> None:
     part = nn.Sequential(nn.Linear(2, 2), nn.ModuleList(), nn.ReLU())
     part.twin, part.seen = part[0], [part[0].weight]  # type: ignore[assignment]
     weight = nn.Parameter(torch.ones(2, 2))
@@ -84,7 +86,7 @@ def test_what_is_held_takes_the_place_of_its_original() -> None:
 
 
 class Locked(nn.Module):
-    """Its lock cannot be copied."""
+    """A module with a lock, which cannot be copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +105,7 @@ def test_shared_containers_stay_shared_and_a_modules_own_state_is_copied() -> No
     assert type(found[0]) is Locked and not hasattr(found[0], "lock")
 
 
-def test_blocks_without_values_are_copies_that_nobody_shares() -> None:
+def test_blocks_built_without_values_are_independent_copies() -> None:
     spec = TransformerSpec(2, 1, 8, 2, 12, 0.2)
     with WithoutValues():
         first, second = spec.build_block(index=0), spec.build_block(index=1)

@@ -1,4 +1,5 @@
-"""A block's cost, counted without memory, is what real blocks of all families take."""
+"""The cost of a block, computed without its memory, equals the cost of real blocks of all
+families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -42,15 +43,17 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     ("name", "head"), [case for case in ONE_OF_EACH if case.values[1] != "pooled"]
 )
-def test_it_is_the_dearest_real_block_of_a_family(tmp_path: Path, name: str, head: str) -> None:
+def test_the_cost_is_that_of_the_most_expensive_real_block(
+    tmp_path: Path, name: str, head: str
+) -> None:
     spec = spec_of(tmp_path, name, head)
     assert measure_cost(spec, TOKENS, 1) == dearest(spec, OPTIMIZERS["adamw"])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_bytes_are_those_of_what_trains_and_its_moments(tmp_path: Path, optimizer: str) -> None:
+def test_block_bytes_equal_those_of_a_real_training_step(tmp_path: Path, optimizer: str) -> None:
     settings, bases = OPTIMIZERS[optimizer], [SPEC]
-    if optimizer == "adamw":  # what a family needs depends on no optimiser
+    if optimizer == "adamw":  # the optimiser does not change what a family needs
         bases += spec_of(tmp_path, "t5", "decoder"), spec_of(tmp_path, "gpt2", "causal")
     for base in bases:
         for spec in (base, LoraSpec(base, rank=2)):
@@ -58,7 +61,7 @@ def test_bytes_are_those_of_what_trains_and_its_moments(tmp_path: Path, optimize
             assert measure_cost(spec, TOKENS, 1, settings).block_bytes == real
 
 
-def test_flops_and_bits_are_those_of_the_sizes() -> None:
+def test_flops_and_bits_follow_from_the_block_sizes() -> None:
     tokens, dim = 12, SPEC.dim
     cost = measure_cost(SPEC, tokens, batch_size=5)
     by_size = transformer_block_cost(dim, SPEC.feed_forward_dim, tokens, 5)
@@ -69,14 +72,14 @@ def test_flops_and_bits_are_those_of_the_sizes() -> None:
     assert cost.activation_bits == cost.gradient_bits == tokens * dim * 32
 
 
-def test_the_table_of_t5_travels(tmp_path: Path) -> None:
+def test_the_activations_of_t5_include_its_table_of_position_biases(tmp_path: Path) -> None:
     narrow = measure_cost(spec_of(tmp_path, "t5", "decoder"), TOKENS, 1)
     wide = measure_cost(spec_of(tmp_path, "t5-wide", "decoder"), TOKENS, 1)
     assert narrow.activation_bits == 32 * 16 * (TOKENS + 2)  # 10 buckets, 2 heads, 16 wide
     assert wide.activation_bits == 32 * 16 * (TOKENS + 4)
 
 
-def test_memory_grows_with_what_is_kept_for_each_sample() -> None:
+def test_memory_grows_linearly_with_the_number_of_samples() -> None:
     few, many = (measure_cost(SPEC, 12, batch_size).block_bytes for batch_size in (1, 11))
     weights = 4 * 4 * sum(p.numel() for p in SPEC.build_block(0).parameters())
     stash = (many - few) / 10
@@ -84,7 +87,7 @@ def test_memory_grows_with_what_is_kept_for_each_sample() -> None:
     assert stash > 2 * 12 * SPEC.feed_forward_dim * 4  # both sides of the feed-forward's ReLU
 
 
-def test_who_recomputes_keeps_inputs_and_one_micro_batch() -> None:
+def test_recomputing_keeps_inputs_and_the_activations_of_one_micro_batch() -> None:
     """The system model's §8: b inputs of a segment, and b/m samples' activations of each block."""
     whole, again = measure_cost(SPEC, 12, 10), measure_cost(SPEC, 12, 10, recompute=True)
     largest = max(p.numel() for p in SPEC.build_block(0).parameters()) * 4
@@ -98,17 +101,20 @@ def test_who_recomputes_keeps_inputs_and_one_micro_batch() -> None:
 
 
 @pytest.mark.parametrize(("name", "head"), [("ours", "decoder"), *ONE_OF_EACH])
-def test_the_flops_of_a_head_are_those_of_a_real_one(tmp_path: Path, name: str, head: str) -> None:
+def test_the_flops_of_a_head_equal_those_of_a_real_head(
+    tmp_path: Path, name: str, head: str
+) -> None:
     base = SPEC if name == "ours" else spec_of(tmp_path, name, head)
     for spec in (base, LoraSpec(base, rank=2)):
         assert head_flops(spec, LABELLED, TOKENS) == real_head_flops(spec)
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_logits_in_pieces_are_counted_as_one(
+def test_logits_computed_in_pieces_have_the_flops_of_one_product(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
-    """With as many FLOPs as in two pieces, and in slices of a weight that is kept narrow."""
+    """The real head computes its logits in two pieces, and a bfloat16 weight in slices; the count
+    uses one product."""
     base = spec_of(tmp_path, "llama", "causal")
     spec = base if trains else LoraSpec(base, rank=2, kept="bfloat16")
     sizes = {"_WHOLE": 0, "_PIECE": 4 * LABELLED.size, "_SLICE": 9 * spec.dim}
@@ -149,7 +155,7 @@ def test_a_block_without_matrix_products_is_refused() -> None:
 
 @dataclass(frozen=True)
 class Returning(TransformerSpec):
-    """A model with a block that returns something else."""
+    """A model whose block returns ``change(hidden)``."""
 
     change: Callable[[Tensor], object] = lambda hidden: hidden
 
@@ -169,7 +175,7 @@ class Returning(TransformerSpec):
         (lambda hidden: hidden.view(9, 32), "cannot be computed (shape '[9, 32]' is invalid"),
     ],
 )
-def test_a_block_returns_what_the_next_one_takes(
+def test_a_block_with_an_output_unlike_its_input_is_refused(
     change: Callable[[Tensor], object], says: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -178,7 +184,7 @@ def test_a_block_returns_what_the_next_one_takes(
 
 
 def test_counting_needs_no_memory() -> None:
-    dim = 2**20  # whose weights no machine holds
+    dim = 2**20  # its weights fit on no machine
     spec = TransformerSpec(num_blocks=2, dim=dim, num_heads=8, feed_forward_dim=dim)
     assert measure_cost(spec, 4, 1).block_bytes > 6 * 4 * 4 * dim**2
     assert head_flops(spec, VOCABULARY, 4) > 6 * 4 * 4 * dim**2
@@ -194,14 +200,14 @@ def test_counting_draws_nothing_from_the_global_generator(tmp_path: Path) -> Non
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_upload_is_what_a_unit_returns() -> None:
+def test_upload_bits_count_all_weights_outside_the_head() -> None:
     model = SplitModel(SPEC, VOCABULARY)
     numbers = sum(t.numel() for name, t in model.state_dict().items() if not name.startswith(HEAD))
     assert upload_bits(SPEC, VOCABULARY, FLOAT32) == 32 * numbers
 
 
 def real_head_flops(spec: ModelSpec) -> float:
-    """Counted on weights and values."""
+    """The head's FLOPs, counted while it computes with real weights and values."""
     head = cast(Head, spec.build_head(LABELLED).train())
     hidden = torch.randn(1, TOKENS, spec.dim, requires_grad=True)
     targets = torch.zeros(1, 1 if spec.head == "pooled" else TOKENS, dtype=torch.int64)
@@ -212,7 +218,7 @@ def real_head_flops(spec: ModelSpec) -> float:
 
 
 def dearest(spec: ModelSpec, optimizer: OptimizerSettings) -> BlockCost:
-    """Each figure of the block that has most of it, after a step of real blocks."""
+    """The maximum of each cost over all blocks, measured in a real training step."""
     hidden, costs = torch.randn(1, TOKENS, spec.dim), []
     for index in range(spec.num_blocks):
         part = Part(f"blocks.{index}", spec.build_block(index), optimizer)
@@ -223,7 +229,8 @@ def dearest(spec: ModelSpec, optimizer: OptimizerSettings) -> BlockCost:
 
 
 def trained(part: Part, hidden: Tensor) -> tuple[Tensor, BlockCost]:
-    """A step of one block: its activation, and what it took. Samples with padding need masks."""
+    """Train one block for a step; return its output and cost. The sample has padding, so masks
+    count."""
     mask = torch.ones(1, TOKENS, dtype=torch.bool)
     mask[0, -1] = False
     saved: list[Tensor] = []
@@ -250,7 +257,7 @@ def trained(part: Part, hidden: Tensor) -> tuple[Tensor, BlockCost]:
         bits,
         bits,
         float(total),
-        segment_bytes=float(max(tensor.nbytes for tensor in gradients)),  # another one, to add
+        segment_bytes=float(max(tensor.nbytes for tensor in gradients)),  # a gradient to add
         batch_block_bytes=float(stash),
         trained_bytes=float(sum(tensor.nbytes for tensor in gradients)),
     )

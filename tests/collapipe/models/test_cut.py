@@ -1,4 +1,4 @@
-"""A model that is cut twice is the model that is cut once, by other names."""
+"""A model that is cut twice equals the model that is cut once, with other weight names."""
 
 import re
 from pathlib import Path
@@ -37,13 +37,13 @@ def spec_for(tmp_path: Path, kind: str) -> ModelSpec:
 
 
 def drawn(spec: ModelSpec) -> SplitModel:
-    """The fresh model of one seed, as a run's first model is drawn."""
+    """A random model of one seed, drawn as a run draws its initial model."""
     torch.manual_seed(3)
     return SplitModel(spec, VOCABULARY)
 
 
 def pair(spec: ModelSpec, cut: int) -> tuple[SplitModel, SplitModel]:
-    """The model and the one that is cut twice, with the same weights, none of them zero."""
+    """The model and the model cut twice, with the same random weights, which are not zero."""
     weights = {
         name: weight.double() + 0.2 * torch.randn_like(weight, dtype=torch.float64)
         for name, weight in drawn(spec).state_dict().items()
@@ -62,13 +62,13 @@ def pair(spec: ModelSpec, cut: int) -> tuple[SplitModel, SplitModel]:
 
 
 def gradients(model: SplitModel) -> dict[str, Tensor]:
-    """Gradients of what trains."""
+    """The gradients of the trained weights."""
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("cut", [pytest.param(1, marks=pytest.mark.thorough), 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_gradients_and_predictions_are_the_uncut_models(
+def test_loss_gradients_and_predictions_equal_those_of_the_uncut_model(
     tmp_path: Path, kind: str, cut: int
 ) -> None:
     spec = spec_for(tmp_path, kind)
@@ -88,7 +88,7 @@ def test_loss_gradients_and_predictions_are_the_uncut_models(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_weights_are_the_uncut_models(tmp_path: Path, kind: str) -> None:
+def test_the_initial_weights_equal_those_of_the_uncut_model(tmp_path: Path, kind: str) -> None:
     spec = spec_for(tmp_path, kind)
     cut = CutSpec(spec, 1)
     twice = drawn(cut)
@@ -99,15 +99,15 @@ def test_the_first_weights_are_the_uncut_models(tmp_path: Path, kind: str) -> No
     assert len(twice.blocks) == 1
 
 
-def test_the_heads_blocks_keep_their_numbers(tmp_path: Path) -> None:
-    """A decoder has blocks of its own: both have names."""
+def test_encoder_blocks_in_the_head_keep_their_numbers(tmp_path: Path) -> None:
+    """The decoder's own blocks have other names."""
     names = drawn(cut_at(spec_for(tmp_path, "own"), 2)).state_dict()
     stems = {found[0] for found in map(re.compile(r"[a-z.]*blocks\.\d").match, names) if found}
     encoder = {"blocks.0", "blocks.1", "head.blocks.2", "head.blocks.3"}
     assert stems == encoder | {"head.head.blocks.0", "head.head.blocks.1"}
 
 
-def test_what_is_frozen_stays_so_on_the_server(tmp_path: Path) -> None:
+def test_frozen_weights_stay_frozen_in_the_server_part(tmp_path: Path) -> None:
     spec = spec_for(tmp_path, "own-lora")
     cut = CutSpec(spec, 1)
     names = dict.fromkeys(frozen_names(cut, VOCABULARY), torch.empty(0))
@@ -118,7 +118,7 @@ def test_what_is_frozen_stays_so_on_the_server(tmp_path: Path) -> None:
     ("kind", "rows"), [("own", 0), ("bert", 0), ("gpt2", 0), ("t5", 2), ("t5-wide", 4)]
 )
 @pytest.mark.parametrize("cut", [1, 3])
-def test_rows_behind_the_cut_are_those_of_the_last_block(
+def test_extra_rows_are_counted_in_the_last_block_before_the_cut(
     tmp_path: Path, kind: str, rows: int, cut: int
 ) -> None:
     spec = spec_for(tmp_path, kind)
@@ -130,7 +130,7 @@ def test_rows_behind_the_cut_are_those_of_the_last_block(
     assert extra_rows(again) == hidden.shape[1] - batch.mask.shape[1] == rows
 
 
-def test_a_planner_sees_the_units_blocks_alone(tmp_path: Path) -> None:
+def test_a_planner_sees_only_the_blocks_of_the_unit(tmp_path: Path) -> None:
     spec = spec_for(tmp_path, "bert")
     again = cut_at(spec, 1)
     assert (again.num_blocks, again.dim, again.head) == (1, spec.dim, spec.head)
@@ -139,7 +139,7 @@ def test_a_planner_sees_the_units_blocks_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [4, 9])
-def test_a_cut_behind_the_last_block_is_an_error(tmp_path: Path, cut: int) -> None:
+def test_a_cut_at_or_after_the_last_block_is_an_error(tmp_path: Path, cut: int) -> None:
     spec = spec_for(tmp_path, "own")
     assert cut_at(spec, None) is spec
     with pytest.raises(ConfigError, match=rf"framework\.cut={cut}: .*model\.num_blocks=4") as e:

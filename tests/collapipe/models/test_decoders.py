@@ -1,4 +1,4 @@
-"""Decoder-only families: a tiny model in parts has the loss and gradients of the whole one."""
+"""Decoder-only families: a tiny model in parts has the loss and gradients of the whole model."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ from collapipe.wire.frozen_store import digest
 PAGE = Path(__file__).parents[3] / "docs/how-to/huggingface.md"
 LAYERS, TOKENS = 4, 7
 LLAMA = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
-SIZES: dict[str, Any] = {  # those of them that a family has
+SIZES: dict[str, Any] = {  # each family uses the fields that its configuration has
     "hidden_size": 16,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
@@ -74,23 +74,24 @@ SIZES: dict[str, Any] = {  # those of them that a family has
     "logit_scale": 0.5,
     "final_logit_softcapping": 2.0,
 }
-KINDS = {("lfm2_moe", "layer_types"): ("conv", "full_attention")}  # not in its configuration
-# Each with its own way of experts or attention; the others are counted by `make test-thorough`.
-# Those that our code names, and one of each way of attention, experts, norms and scales; none of
-# the others needs a line of its own. OLMo's last norm has no weights.
+KINDS = {("lfm2_moe", "layer_types"): ("conv", "full_attention")}  # not configured
+# FEW: the families that our code names, and one for each kind of attention, experts, norms and
+# scales.
+# COUNTED: one for each kind of experts or attention. `make test-thorough` runs all families.
+# OLMo's last norm has no weights.
 FEW = "afmoe aria_text beam cohere deepseek_v3 deepseek_v32 diffllama doge ernie4_5_moe flint"
 FEW += " gemma2 gemma3_text glm4 gpt_neox gpt_oss granite jamba lfm2_moe llama minicpm3 minimax"
 FEW += " mistral mixtral nemotron olmo2 phi phi3 qwen3 qwen3_5_text stablelm starcoder2 youtu"
 COUNTED = "aria_text", "beam", "deepseek_v32", "gpt_oss", "mixtral", "qwen3_5_text"
-# transformers knows no fused form: caps, sinks
+# transformers has no fused attention for them: capped logits, attention sinks
 KEEPING = {"gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "stablelm", "vaultgemma"}
-# torch's kernels do not fit: masks that train, values of another width than keys
+# torch's fused kernels do not fit: trained masks, or values and keys of different widths
 KEEPING |= {"doge", "minicpm3", "youtu", "glm4_moe_lite", "bailing_hybrid", "kimi_linear"}
 KEEPING |= {"axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"}
 
 
 def tiny(family: str, folder: Path, num_blocks: int = 2) -> HuggingFaceSpec:
-    """Of four layers; layers of all kinds take turns."""
+    """A model of four layers, in which the family's kinds of layers alternate."""
     default = transformers.CONFIG_MAPPING[family]()
     known = default.to_dict().keys() | default.attribute_map
     tree = {name: value for name, value in SIZES.items() if name in known}
@@ -106,7 +107,7 @@ def tiny(family: str, folder: Path, num_blocks: int = 2) -> HuggingFaceSpec:
 
 
 def by_default(families: Sequence[str]) -> list[Any]:
-    """All families, of which these are tried by default."""
+    """All families as parameters; those not in ``families`` only run in thorough tests."""
     return [
         pytest.param(each, marks=() if each in families else pytest.mark.thorough)
         for each in DECODERS
@@ -114,7 +115,7 @@ def by_default(families: Sequence[str]) -> list[Any]:
 
 
 def passed(model: SplitModel) -> list[torch.Tensor]:
-    """The loss, and the gradients of what each part reads."""
+    """The loss, and each part's input with its gradient."""
     batch = batch_for("causal")
     read = [model.embedding(batch.inputs).requires_grad_()]
     for block in model.blocks:
@@ -132,15 +133,15 @@ def gradients(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, weight.grad
 
 
-def test_the_page_lists_all_families() -> None:
+def test_the_documentation_lists_all_families() -> None:
     listed = re.search(r"^Decoder-only: (.*?)\.$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert listed is not None
     assert tuple(re.findall(r"`(\w+)`", listed[1])) == DECODERS
 
 
 @pytest.mark.parametrize("family", by_default(COUNTED))
-def test_its_cost_is_that_of_real_blocks(family: str, tmp_path: Path) -> None:
-    """FLOPs counted without values are those of real tokens, each with its own experts."""
+def test_the_cost_of_a_block_equals_that_of_real_blocks(family: str, tmp_path: Path) -> None:
+    """FLOPs computed without values equal the FLOPs of real tokens, which choose their experts."""
     spec, mask, flops = tiny(family, tmp_path), torch.ones(1, TOKENS, dtype=torch.bool), []
     hidden = torch.randn(1, TOKENS, spec.dim)
     for index in range(2):
@@ -151,7 +152,7 @@ def test_its_cost_is_that_of_real_blocks(family: str, tmp_path: Path) -> None:
     assert measure_cost(spec, TOKENS, 1).forward_flops == max(flops)
 
 
-def test_the_cost_of_quantised_weights_is_that_of_a_block_whose_experts_are_not(
+def test_the_cost_of_a_quantised_block_counts_its_experts_in_bfloat16(
     tmp_path: Path,
 ) -> None:
     base, kept_bytes, costs = cast(ModelSpec, tiny("mixtral", tmp_path)), [], []
@@ -165,7 +166,7 @@ def test_the_cost_of_quantised_weights_is_that_of_a_block_whose_experts_are_not(
     assert costs[0] - costs[1] == kept_bytes[0] - kept_bytes[1] > 0
 
 
-def test_the_cost_of_a_head_with_experts(tmp_path: Path) -> None:
+def test_the_cost_of_a_head_with_experts_equals_that_of_a_real_head(tmp_path: Path) -> None:
     spec, mask = tiny("mixtral", tmp_path), torch.ones(1, TOKENS, dtype=torch.bool)
     hidden = torch.randn(1, TOKENS, spec.dim, requires_grad=True)
     targets = torch.zeros(1, TOKENS, dtype=torch.int64)
@@ -181,7 +182,9 @@ def test_blocks_share_the_placeholders_of_other_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", by_default(("doge", "gemma2", "llama", "mixtral", "youtu")))
-def test_a_block_keeps_no_attention_weights(family: str, tmp_path: Path) -> None:
+def test_only_families_without_fused_attention_save_attention_weights(
+    family: str, tmp_path: Path
+) -> None:
     spec, tokens, kept = tiny(family, tmp_path), 11, list[torch.Size]()
     block: Any = spec.build_block(1).train()
     hidden, mask = torch.randn(2, tokens, 16), torch.ones(2, tokens, dtype=torch.bool)
@@ -197,10 +200,10 @@ def test_a_block_keeps_no_attention_weights(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", by_default(("cohere", "gemma2", "granite", "llama", "mixtral")))
-def test_a_head_in_pieces_has_the_loss_and_gradients_of_one_at_once(
+def test_logits_in_pieces_have_the_loss_and_gradients_of_all_at_once(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its own scales and caps of logits."""
+    """The families scale and cap their logits in different ways."""
     torch.manual_seed(0)
     head: Any = tiny(family, tmp_path, LAYERS - 1).build_head(VOCABULARY)
     for weight in head.state_dict().values():
@@ -218,8 +221,8 @@ def test_a_head_in_pieces_has_the_loss_and_gradients_of_one_at_once(
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_that_must_not_train_stay_in_the_state() -> None:
-    """Unlike tables of positions, which are computed."""
+def test_untrained_weights_become_buffers_in_the_state() -> None:
+    """Tables of positions are not in the state: they are computed."""
     part = torch.nn.Module()
     part.router = torch.nn.Linear(2, 3).requires_grad_(False)
     part.positions = torch.nn.Embedding(4, 2).requires_grad_(False)
@@ -231,8 +234,10 @@ def test_weights_that_must_not_train_stay_in_the_state() -> None:
 @pytest.mark.parametrize(
     "family", by_default(("deepseek_v3", "gemma2", "gpt_oss", "llama", "mixtral", "qwen3_5_text"))
 )
-def test_kept_weights_give_the_bits_of_wide_ones(family: str, tmp_path: Path) -> None:
-    """Of the loss, and of the gradient before each part."""
+def test_weights_kept_in_bfloat16_give_the_bits_of_rounded_float32_weights(
+    family: str, tmp_path: Path
+) -> None:
+    """The loss, and each part's input and its gradient, have the same bits."""
     torch.manual_seed(0)
     wide = SplitModel(tiny(family, tmp_path), VOCABULARY).requires_grad_(False)
     for weight in wide.state_dict().values():
@@ -252,7 +257,7 @@ def test_positions_that_depend_on_earlier_samples_are_refused(tmp_path: Path) ->
 
 
 def changed(family: str, folder: Path, **fields: Any) -> HuggingFaceSpec:
-    """The tiny model with other ``fields``."""
+    """The tiny model with these configuration ``fields`` changed."""
     tiny(family, folder)
     config = json.loads((folder / "config.json").read_text()) | fields
     (other := folder / "changed").mkdir()
@@ -260,8 +265,8 @@ def changed(family: str, folder: Path, **fields: Any) -> HuggingFaceSpec:
     return HuggingFaceSpec(str(other), num_blocks=2)
 
 
-def test_what_routers_add_in_training_is_off(tmp_path: Path) -> None:
-    """Noise of torch's own generator, and the loss that balances experts."""
+def test_router_noise_and_router_loss_are_off(tmp_path: Path) -> None:
+    """Router noise would come from torch's generator; the router loss would balance experts."""
     spec = changed("mixtral", tmp_path, router_jitter_noise=0.5, output_router_logits=True)
     config = spec.run_config(None)
     assert (config.router_jitter_noise, config.output_router_logits) == (0.0, False)
@@ -270,10 +275,10 @@ def test_what_routers_add_in_training_is_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "option"), [("starcoder2", "embedding_dropout"), ("phi", "embd_pdrop")]
 )
-def test_the_input_is_dropped_once(
+def test_dropout_is_applied_to_the_input_once(
     family: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These forwards drop their input, in the first part alone."""
+    """These families apply dropout to their input; only the first part may do so here."""
     spec, dropped = changed(family, tmp_path, **{option: 0.5}), list[float]()
     real = dropout.dropout
 
@@ -293,13 +298,13 @@ def test_the_input_is_dropped_once(
         [*((each, 2) for each in FEW.split()), ("olmo", 4)],
     ),
 )
-def test_a_family(family: str, num_blocks: int, tmp_path: Path) -> None:
-    """Each check uses the tiny models that the first one builds."""
+def test_a_split_family_equals_transformers(family: str, num_blocks: int, tmp_path: Path) -> None:
+    """Check gradients, reading of weights and portable blocks with one pair of tiny models."""
     torch.manual_seed(0)
     spec = tiny(family, tmp_path, num_blocks)
     split = SplitModel(spec, VOCABULARY).train()
     for weight in split.state_dict().values():
-        weight.normal_(std=0.2)  # fresh ones are small, or 0; more would lose bits
+        weight.normal_(std=0.2)  # initial weights are small or 0; larger ones would lose bits
     whole = getattr(transformers, spec.class_name).from_config(
         spec.run_config(VOCABULARY), attn_implementation="eager"
     )
@@ -312,7 +317,8 @@ def test_a_family(family: str, num_blocks: int, tmp_path: Path) -> None:
 
 
 def check_gradients(split: SplitModel, whole: Any, place: dict[str, str]) -> None:
-    """Loss and every gradient; with padding, windows, scales and routed experts."""
+    """Loss and gradients equal transformers' values, with padding, windows, scales and routed
+    experts."""
     batch = batch_for("causal")
     loss = split.loss(batch, DropoutKey(0, 0, 0))
     loss.backward()  # type: ignore[no-untyped-call]
@@ -329,13 +335,13 @@ def check_gradients(split: SplitModel, whole: Any, place: dict[str, str]) -> Non
 
 
 def check_pretrained(spec: HuggingFaceSpec, whole: Any, folder: Path) -> None:
-    """Weights are read as transformers reads them, which zeroes the padding's row of a family, but
-    one part at a time."""
+    """Weights read part by part equal those that transformers reads. The padding row is zero,
+    because transformers zeroes it in one family."""
     with torch.no_grad():
         whole.get_input_embeddings().weight[VOCABULARY.pad] = 0
     whole.save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "converted", None)  # which reads the whole model
+        patch.setattr(weights, "converted", None)  # it would read the whole model
         own = SplitModel(replace(spec, name=str(folder), pretrained=True), VOCABULARY).state_dict()
     theirs = type(whole).from_pretrained(folder).state_dict()
     assert {spec.names.to_original(name) for name in own} == theirs.keys()
@@ -351,10 +357,10 @@ def check_pretrained(spec: HuggingFaceSpec, whole: Any, folder: Path) -> None:
         pytest.param("gpt_oss", "float16", "norm", marks=pytest.mark.thorough),
     ],
 )
-def test_what_transformers_keeps_wide_stays_so(
+def test_weights_that_transformers_keeps_in_float32_stay_in_float32(
     family: str, dtype: str, wide: str, tmp_path: Path
 ) -> None:
-    """As it is in the files of a narrow model."""
+    """The model's files are bfloat16 or float16 except for these weights."""
     made = tiny(family, tmp_path)
     whole = getattr(transformers, made.class_name).from_config(made.run_config(VOCABULARY))
     whole.save_pretrained(tmp_path / "wide")
@@ -374,7 +380,8 @@ def test_what_transformers_keeps_wide_stays_so(
 
 
 def check_blocks(spec: HuggingFaceSpec, split: SplitModel) -> None:
-    """A device builds the same blocks without the folder, and each takes adapters by default."""
+    """A device builds the same blocks without the folder; each block has layers for default
+    adapters."""
     again = HuggingFaceSpec.from_portable(json.loads(json.dumps(spec.portable())))
     targets = LoraSpec(cast(ModelSpec, again)).target_modules or ()
     for index in range(2):

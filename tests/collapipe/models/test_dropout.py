@@ -1,4 +1,4 @@
-"""Dropout draws from the generator it was given, and from nothing else."""
+"""Dropout draws its masks from the given generator only."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ KEY = DropoutKey(seed=1, unit=2, step=3)
 
 
 def dropped(x: torch.Tensor, key: DropoutKey = KEY, part: str = "head", m: int = 0) -> torch.Tensor:
-    """One pass with probability 0.3."""
+    """Apply dropout with probability 0.3 once."""
     with drawing_from(key.generator(part, m)):
         return Dropout(0.3)(x)  # type: ignore[no-any-return]
 
 
 def test_training_without_a_generator_is_an_error() -> None:
-    """Silent numbers from torch's own generator would not be reproducible."""
+    """Masks from torch's global generator would not be reproducible."""
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="drawing_from"):
         Dropout(0.3)(x)
@@ -27,15 +27,16 @@ def test_training_without_a_generator_is_an_error() -> None:
         Dropout(0.3)(x)
 
 
-def test_nothing_is_dropped_in_evaluation_or_with_probability_0() -> None:
-    """And no generator is needed."""
+def test_evaluation_and_probability_0_return_the_input() -> None:
+    """They need no generator."""
     x = torch.randn(5)
     assert Dropout(0.3).eval()(x) is x
     assert Dropout(0.0)(x) is x
 
 
-def test_a_mask_depends_on_its_key_alone() -> None:
-    """Not on torch's own generator, nor on what was drawn before; each field of the key counts."""
+def test_a_mask_depends_only_on_its_key() -> None:
+    """Torch's global generator and earlier draws do not change a mask; each field of the key
+    does."""
     x = torch.ones(64)
     torch.manual_seed(1)
     first = dropped(x)
@@ -53,8 +54,8 @@ def test_a_mask_depends_on_its_key_alone() -> None:
     assert len({tuple(mask.tolist()) for mask in (first, *others)}) == 1 + len(others)
 
 
-def test_torchs_own_generator_is_left_alone() -> None:
-    """What a user draws does not depend on whether a model was trained in between."""
+def test_the_global_generator_of_torch_is_not_used() -> None:
+    """A user's random numbers do not depend on training between two draws."""
     torch.manual_seed(4)
     expected = torch.rand(3)
     torch.manual_seed(4)
@@ -62,15 +63,15 @@ def test_torchs_own_generator_is_left_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_one_generator_gives_one_mask_after_another() -> None:
+def test_one_generator_gives_different_masks_in_succession() -> None:
     """Two layers of a part do not share a mask."""
     with drawing_from(KEY.generator("head", 0)):
         first, second = Dropout(0.3)(torch.ones(64)), Dropout(0.3)(torch.ones(64))
     assert not torch.equal(first, second)
 
 
-def test_inner_generators_go_back_to_the_outer_one() -> None:
-    """``drawing_from`` nests, also when an error leaves it."""
+def test_the_outer_generator_is_restored_after_an_inner_one() -> None:
+    """``drawing_from`` can be nested, and restores the generator after an error too."""
     x = torch.ones(64)
     with drawing_from(KEY.generator("head", 0)):
         with pytest.raises(KeyError), drawing_from(KEY.generator("blocks.0", 0)):
@@ -86,8 +87,7 @@ def test_the_mean_is_kept() -> None:
     assert abs((y == 0).double().mean().item() - 0.3) < 5 * (0.3 * 0.7 / count) ** 0.5
 
 
-def test_the_gradient_passes_where_the_value_did() -> None:
-    """With the same scale."""
+def test_the_gradient_has_the_mask_and_scale_of_the_values() -> None:
     x = torch.randn(64, dtype=torch.float64, requires_grad=True)
     y = dropped(x)
     y.sum().backward()  # type: ignore[no-untyped-call]
@@ -96,7 +96,8 @@ def test_the_gradient_passes_where_the_value_did() -> None:
 
 
 def test_foreign_dropout_draws_as_ours_does() -> None:
-    """torch's module and function alike; in training only, and never from torch's generator."""
+    """torch's module and function draw the same mask, only in training, and not from torch's
+    generator."""
     x, before = torch.ones(64), torch.get_rng_state()
     with drawing_from(KEY.generator("head", 0)), ForeignDropout():
         assert torch.equal(nn.Dropout(0.3)(x), dropped(x))
@@ -118,7 +119,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_dropout_of_attention_weights_has_the_bits_of_plain_operations(mask: str) -> None:
+def test_attention_dropout_has_the_bits_of_plain_operations(mask: str) -> None:
     """Groups of queries share keys and values."""
     query, key, value = (torch.randn(2, heads, 5, 6) for heads in (4, 2, 2))
     options = MASKS[mask]
@@ -136,7 +137,7 @@ def test_dropout_of_attention_weights_has_the_bits_of_plain_operations(mask: str
     assert torch.equal(found, expected)
 
 
-def test_attention_that_drops_nothing_is_the_fused_kernel() -> None:
+def test_attention_without_dropout_uses_the_fused_kernel() -> None:
     query, key, value = (torch.randn(2, 4, 5, 6, requires_grad=True) for _ in range(3))
     with ForeignDropout():
         found = functional.scaled_dot_product_attention(query, key, value)

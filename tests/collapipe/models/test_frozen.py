@@ -1,4 +1,4 @@
-"""Frozen weights are found where they lie: in the model's own files, or in a store."""
+"""Frozen weights are found in the model's own files or in a store."""
 
 import os
 import threading
@@ -37,25 +37,25 @@ def model(tmp_path: Path, name: str, head: str, dtype: torch.dtype = torch.float
 
 
 def parts_in(spec: ModelSpec) -> dict[str, dict[str, torch.Tensor]]:
-    """The frozen weights of each part of a model that is built."""
+    """Build the model and return the frozen weights of each part."""
     built = SplitModel(spec, VOCABULARY).parts()
     return {name: frozen_in(part, torch.float32) for name, part in built.items()}
 
 
 def lacking(parts: FrozenParts) -> list[str]:
-    """The parts that are not on this machine."""
+    """The parts whose weights are not found on this machine."""
     return [part for part in parts if parts.find(part) is None]
 
 
 def parts_of(spec: ModelSpec, *stores: FrozenStore) -> FrozenParts:
-    """All frozen parts of a model, by the digests of those that it is built of."""
+    """The frozen parts of a model, with the digests of its current weights."""
     digests = {name: digest(each) for name, each in parts_in(spec).items() if each}
     return FrozenParts(digests, spec, VOCABULARY, torch.float32, stores)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "nf4"])
 @pytest.mark.parametrize("kind", ["lora", "stem", "cut"])
-def test_parts_of_derived_models_lie_in_the_folder(
+def test_frozen_parts_of_derived_models_are_found_in_the_folder(
     tmp_path: Path, kind: str, quantization: str | None
 ) -> None:
     base = model(tmp_path, "llama-tied", "causal")
@@ -71,7 +71,7 @@ def test_parts_of_derived_models_lie_in_the_folder(
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_weights_in_another_type_are_converted(tmp_path: Path, quantization: str | None) -> None:
-    """Also scales, which are wide like what computes with them."""
+    """Scales of quantised weights are converted too, to the type in which the layer computes."""
     base = model(tmp_path, "llama", "causal", torch.bfloat16)
     built = SplitModel(spec := LoraSpec(base, rank=2, quantization=quantization), VOCABULARY)
     for dtype in (torch.float32, torch.float64):
@@ -84,7 +84,7 @@ def test_weights_in_another_type_are_converted(tmp_path: Path, quantization: str
 
 
 def test_a_quantised_weight_of_another_shape_is_not_used(tmp_path: Path) -> None:
-    """Although its codes would have the same shape."""
+    """The codes of the transposed weight would have the same shape."""
     spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
     file = tmp_path / "llama" / "model.safetensors"
     weights, name = load_file(file), "model.layers.0.mlp.up_proj.weight"
@@ -95,8 +95,8 @@ def test_a_quantised_weight_of_another_shape_is_not_used(tmp_path: Path) -> None
     assert [each is None for each in found] == [True, False]
 
 
-def test_weights_that_are_held_are_found_again(tmp_path: Path) -> None:
-    """The tensors themselves, until nothing holds them."""
+def test_tensors_in_use_are_found_again_until_they_are_released(tmp_path: Path) -> None:
+    """The same tensor objects are returned, not copies."""
     spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
     parts = parts_of(spec)
     own = parts["blocks.0"]
@@ -107,7 +107,7 @@ def test_weights_that_are_held_are_found_again(tmp_path: Path) -> None:
         assert lacking(parts) == [*parts]
 
 
-def test_threads_that_ask_at_once_share_what_is_made(
+def test_threads_that_ask_at_once_share_the_quantised_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
@@ -124,7 +124,7 @@ def test_threads_that_ask_at_once_share_what_is_made(
     assert all(each is other[name] for name, each in one.items())
 
 
-def test_blocks_lie_in_the_folder_although_the_head_begins_fresh(tmp_path: Path) -> None:
+def test_blocks_are_found_in_the_folder_if_the_head_is_new(tmp_path: Path) -> None:
     made = spec_of(tmp_path, "bert", "tokens")
     transformers.BertForMaskedLM(made.run_config(VOCABULARY)).save_pretrained(made.name)
     spec = HuggingFaceSpec(made.name, None, 4, "tokens", pretrained=True)
@@ -133,7 +133,7 @@ def test_blocks_lie_in_the_folder_although_the_head_begins_fresh(tmp_path: Path)
 
 
 @pytest.mark.parametrize("quantization", [None, "nf4"])
-def test_other_weights_are_lacking_until_they_are_stored(
+def test_changed_weights_are_missing_until_they_are_stored(
     tmp_path: Path, quantization: str | None
 ) -> None:
     store = FrozenStore(tmp_path / "store")
@@ -141,7 +141,7 @@ def test_other_weights_are_lacking_until_they_are_stored(
     parts = parts_of(spec, store)
     held = parts["blocks.1"]
     block = {name: each.clone() for name, each in held.items()}
-    model(tmp_path, "llama", "causal")  # drawn again, in the same folder
+    model(tmp_path, "llama", "causal")  # new random weights, in the same folder
     for file in store.folder.glob("*"):
         file.unlink()
     assert lacking(parts) == [*parts]
@@ -154,7 +154,7 @@ def test_other_weights_are_lacking_until_they_are_stored(
 
 @pytest.fixture
 def quantised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How each weight was quantised since then."""
+    """Records the form of each weight that is quantised during the test."""
     found = list[str]()
 
     def counted(weight: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,12 +165,12 @@ def quantised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-LAYERS = 7  # linear ones of a block
+LAYERS = 7  # linear layers of a block
 
 
 def block_in_nf4(folder: Path) -> Callable[[FrozenStore], str]:
-    """A function that returns the digest of a block's weights, which it has then released, so that
-    this process cannot find them."""
+    """A function that returns the digest of a block's weights. It releases the weights, so that
+    this process cannot find them again."""
     spec = LoraSpec(model(folder, "llama", "causal"), rank=2, quantization="nf4")
     with torch.device("meta"):
         block = spec.build_block(0)
@@ -183,11 +183,11 @@ def block_in_nf4(folder: Path) -> Callable[[FrozenStore], str]:
     return ask
 
 
-def test_notes_that_others_may_have_written_are_not_used(
+def test_invalid_notes_and_notes_that_others_can_write_are_not_used(
     tmp_path: Path, quantised: list[str]
 ) -> None:
-    """Nor are odd ones, those of other versions, and those of weights that are not stored any more;
-    each time the weights are made again."""
+    """Malformed notes and notes of weights that are no longer stored are not used either. Each time
+    the weights are quantised again."""
     ask, store = block_in_nf4(tmp_path), FrozenStore(tmp_path / "store")
     name, made = ask(store), LAYERS
     (note,) = store.folder.glob("*.made")
@@ -214,8 +214,8 @@ def test_notes_of_other_versions_are_not_used(
     assert len(quantised) == 2 * LAYERS
 
 
-def test_notes_are_of_files_that_did_not_change(tmp_path: Path, quantised: list[str]) -> None:
-    """Though they have the time of before, which tools that copy files set."""
+def test_notes_of_changed_files_are_not_used(tmp_path: Path, quantised: list[str]) -> None:
+    """The file keeps its modification time, which copying tools may set."""
     ask, store = block_in_nf4(tmp_path), FrozenStore(tmp_path / "store")
     ask(store)
     file = tmp_path / "llama" / "model.safetensors"
@@ -228,10 +228,10 @@ def test_notes_are_of_files_that_did_not_change(tmp_path: Path, quantised: list[
     assert len(quantised) == 2 * LAYERS
 
 
-def test_weights_of_another_digest_are_made_once_to_know_it(
+def test_weights_with_another_digest_are_quantised_once(
     tmp_path: Path, quantised: list[str]
 ) -> None:
-    """And are not stored."""
+    """They are not stored; the second search uses the note."""
     spec = LoraSpec(model(tmp_path, "llama", "causal"), rank=2, quantization="nf4")
     with torch.device("meta"):
         block = spec.build_block(0)
@@ -241,16 +241,16 @@ def test_weights_of_another_digest_are_made_once_to_know_it(
         assert len(quantised) == LAYERS and not [*store.folder.glob("*.safetensors")]
 
 
-def test_a_run_has_no_notes(tmp_path: Path) -> None:
+def test_a_store_of_a_run_that_is_not_a_cache_keeps_no_notes(tmp_path: Path) -> None:
     run = FrozenStore(tmp_path / "run", is_cache=False)
     block_in_nf4(tmp_path)(run)
     assert not run.folder.exists()
 
 
-def test_what_is_made_of_files_is_known_until_they_are_written(
+def test_quantised_weights_are_reused_until_the_files_change(
     tmp_path: Path, quantised: list[str]
 ) -> None:
-    """Without making it again; weights with another digest than the wanted one are not returned."""
+    """Weights with another digest than the wanted one are not returned."""
     store = FrozenStore(tmp_path / "store")
     digests = list[str]()
     for drawn in range(2):  # in the same folder
@@ -262,14 +262,16 @@ def test_what_is_made_of_files_is_known_until_they_are_written(
             assert found is not None and digest(found[1]) == found[0]
             assert len(quantised) == LAYERS * (drawn + 1), asked
             name = found[0]
-            del found  # or this process finds the tensors that are held
+            del found  # otherwise this process finds these tensors again
         digests.append(name)
         assert find("0" * 64, spec, "blocks.0", block, torch.float32, [store]) is None
         assert len(quantised) == LAYERS * (drawn + 1)
     assert digests[0] != digests[1]
 
 
-def test_a_damaged_folder_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_weights_file_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     parts = parts_of(LoraSpec(model(tmp_path, "llama", "causal"), rank=2))
     file = tmp_path / "llama" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -279,7 +281,7 @@ def test_a_damaged_folder_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureF
     assert lacking(parts) == [*parts]
 
 
-def test_a_model_without_files_has_none() -> None:
+def test_a_model_without_files_has_no_published_weights() -> None:
     spec = LoraSpec(TransformerSpec(num_blocks=1, dim=16, num_heads=2), rank=2)
     with torch.device("meta"):
         block = builders(spec, VOCABULARY)["blocks.0"]()
@@ -287,8 +289,8 @@ def test_a_model_without_files_has_none() -> None:
     assert published(spec, "blocks.0", block, torch.float32) is None
 
 
-def test_stored_weights_of_another_form_are_refused(tmp_path: Path) -> None:
-    """Their digest alone does not say that a model can compute with them."""
+def test_stored_weights_of_another_type_are_refused(tmp_path: Path) -> None:
+    """A matching digest does not mean that a model can compute with the weights."""
     spec, store = LoraSpec(TransformerSpec(2, 1, 16, 4, 32, 0.0), rank=2), FrozenStore(tmp_path)
     (name, own), *_ = parts_in(spec).items()
     odd = {key: each.to(torch.int32) for key, each in own.items()}
@@ -297,7 +299,7 @@ def test_stored_weights_of_another_form_are_refused(tmp_path: Path) -> None:
         parts.find(name)
 
 
-def test_quantised_weights_need_no_room_on_the_disk(
+def test_quantised_weights_are_used_even_if_they_cannot_be_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "full").touch()  # no folder can be made there

@@ -1,4 +1,4 @@
-"""A model or a tokeniser by a hub's name without a network: one line, soon, and no retries."""
+"""Without a network, a hub name fails quickly, with a one-line error and without retries."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from collapipe.models.huggingface.tokenizer import pretrained_tokenizer
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Somebody who takes connections and never says a word."""
+    """A server that accepts connections and never replies."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
 
@@ -26,7 +26,7 @@ def listener() -> Iterator[socket.socket]:
     ("option", "ask"), [("model.name", read), ("data.tokenizer", pretrained_tokenizer)]
 )
 @pytest.mark.parametrize("network", ["offline", "refuses", "hangs"])
-def test_a_hub_that_cannot_be_asked_is_one_line_soon(
+def test_an_unreachable_hub_fails_quickly_with_a_one_line_error(
     network: str,
     option: str,
     ask: Callable[[str], object],

@@ -1,4 +1,4 @@
-"""Models of transformers, cut and micro-batched, compute what the untouched ones compute."""
+"""Split and micro-batched models of transformers compute what the unchanged models compute."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -34,7 +34,7 @@ KEY = DropoutKey(seed=5, unit=1, step=7)
 
 
 def split_model(spec: HuggingFaceSpec) -> SplitModel:
-    """Fresh weights, none of them zero: biases must not hide a mistake."""
+    """Random weights that are not zero: zero biases would hide a mistake."""
     torch.manual_seed(3)
     model = SplitModel(cast(ModelSpec, spec), VOCABULARY).to(torch.float64)
     with torch.no_grad():
@@ -74,11 +74,13 @@ def cut_of(spec: HuggingFaceSpec) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
-def test_split_equals_untouched(tmp_path: Path, name: str, head: str) -> None:
-    """Loss and every gradient; where one weight is two here, the two gradients' sum."""
+def test_loss_and_gradients_equal_those_of_the_unchanged_model(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """If the split model has two copies of a weight, the sum of their gradients is compared."""
     spec = spec_of(tmp_path, name, head, **without_dropout(VARIANTS[name][0]))
     model, batch = split_model(spec), batch_for(head)
-    twins = spec.untied()  # embedding → its copy behind the blocks
+    twins = spec.untied()  # embedding → its copy after the blocks
     with torch.no_grad():
         for ours, twin in twins.items():
             model.get_parameter(ours).copy_(model.get_parameter(twin))
@@ -103,11 +105,11 @@ def test_split_equals_untouched(tmp_path: Path, name: str, head: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
-def test_shared_segments_compute_the_same(
+def test_segments_shared_by_two_devices_have_the_same_loss_and_gradients(
     tmp_path: Path, name: str, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loss and gradients of two devices that share each segment's rows. Nothing is dropped, because
-    each share has masks of its own."""
+    """Two devices share the rows of each segment. Dropout is off, because each share draws its own
+    masks."""
     monkeypatch.setattr("collapipe.models.dropout.dropout", lambda x, probability: x)
     spec, results = spec_of(tmp_path, name, head), []
     weights = {key: value.double() for key, value in split_model(spec).state_dict().items()}
@@ -121,10 +123,10 @@ def test_shared_segments_compute_the_same(
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
-def test_dropout_depends_on_the_seed_and_not_on_the_cut(
+def test_dropout_depends_on_the_key_and_not_on_the_cut(
     tmp_path: Path, name: str, head: str
 ) -> None:
-    """Same seed, same bits, whoever holds the blocks and whatever torch's own generator does."""
+    """The same key gives the same bits for each cut and each state of torch's generator."""
     spec = spec_of(tmp_path, name, head)
     weights, batch = split_model(spec).state_dict(), batch_for(head)
     losses, results = [], []

@@ -1,4 +1,5 @@
-"""What cannot be is said in one line, which lists the families; and nothing is unpickled."""
+"""Invalid model options fail with a one-line error that lists the families; nothing is
+unpickled."""
 
 import json
 import subprocess
@@ -54,7 +55,7 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
         ({}, {"head": "decoder"}, "head=decoder: a bert has tokens or pooled"),
     ],
 )
-def test_a_model_that_cannot_be(
+def test_an_invalid_model_is_refused_in_one_line_that_lists_the_families(
     tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
     path = folder(tmp_path, "bert", **changes)
@@ -64,21 +65,21 @@ def test_a_model_that_cannot_be(
 
 
 def assert_one_line_with_families(error: ConfigError) -> None:
-    """As users see it."""
+    """The message that users see has one line and names all families."""
     text = str(error)
     assert "\n" not in text
     assert all(family in text for family in FAMILIES.keys() - {*DECODERS})
     assert f"{len(DECODERS)} decoder-only" in text
 
 
-def test_a_family_that_does_not_fit_is_named() -> None:
+def test_an_unsupported_family_is_named_in_the_error() -> None:
     with pytest.raises(ConfigError, match=r"^model\.family=mamba: ") as refused:
         HuggingFaceSpec(family="mamba")
     assert_one_line_with_families(refused.value)
 
 
-def test_a_name_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing name, a missing folder, and a hub that nobody answers for."""
+def test_a_name_without_a_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name, a missing folder, and a hub name while the hub is offline."""
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -90,7 +91,7 @@ def test_a_name_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_all_layers_of_a_causal_model_are_blocks_by_default(tmp_path: Path, name: str) -> None:
-    """The head is the last norm and the output layer; the whole computes what the original does."""
+    """The head is the last norm and the output layer; the loss equals the original model's loss."""
     path = folder(tmp_path, name, **without_dropout(name))
     spec = HuggingFaceSpec(str(path))
     model = SplitModel(cast(ModelSpec, spec), VOCABULARY).double()
@@ -109,8 +110,8 @@ def test_all_layers_of_a_causal_model_are_blocks_by_default(tmp_path: Path, name
     assert float(loss.detach()) / real == pytest.approx(float(expected.detach()), abs=1e-8)
 
 
-def test_options_reach_the_spec(tmp_path: Path) -> None:
-    """Defaults by family: all layers, the first of its heads."""
+def test_command_line_options_and_family_defaults_reach_the_spec(tmp_path: Path) -> None:
+    """The defaults are all layers of the model and the first head of its family."""
     path = folder(tmp_path, "electra")
     options = ["task=ner", "data=synthetic", "model=huggingface", f"model.name={path}"]
     spec = load_overrides(options).model
@@ -123,7 +124,7 @@ def test_a_config_without_a_type_needs_the_family(tmp_path: Path) -> None:
     assert HuggingFaceSpec(path, family="bert").own_config.model_type == "bert"
 
 
-def test_an_encoder_may_be_shorter(tmp_path: Path) -> None:
+def test_an_encoder_may_use_fewer_blocks_than_its_configuration_has(tmp_path: Path) -> None:
     spec = HuggingFaceSpec(str(folder(tmp_path, "t5")), num_blocks=2)
     model = SplitModel(cast(ModelSpec, spec), VOCABULARY)
     assert len(model.blocks) == 2
@@ -158,10 +159,11 @@ def test_a_damaged_index_is_refused_in_one_line(pretrained: Path, index: object)
         (None, {"eos_token_id": 5}, 5),
     ],
 )
-def test_texts_end_as_the_folders_generation_says(
+def test_the_end_token_comes_from_the_generation_configuration(
     tmp_path: Path, own: object, file: dict[str, object], ends: object
 ) -> None:
-    """Of a decoder-only model; an encoder's head begins and ends as its own configuration says."""
+    """Decoder-only models use ``generation_config.json``; encoder-decoder models use their own
+    configuration."""
     for name in ("llama", "t5"):
         path = folder(tmp_path, name, eos_token_id=own)
         (path / "generation_config.json").write_text(json.dumps(file))
@@ -170,7 +172,7 @@ def test_texts_end_as_the_folders_generation_says(
 
 
 @pytest.mark.parametrize("shard", ["evil.bin", "../evil.safetensors", "evil"])
-def test_an_index_leads_to_no_pickle(
+def test_an_index_that_names_a_pickle_is_refused(
     pretrained: Path, monkeypatch: pytest.MonkeyPatch, shard: str
 ) -> None:
     monkeypatch.setattr(torch, "load", lambda *rest, **more: pytest.fail("unpickled"))
@@ -195,7 +197,7 @@ def test_weights_may_be_in_several_files(pretrained: Path) -> None:
     assert all(torch.equal(parts[name], whole[name]) for name in whole)
 
 
-def test_a_pretrained_model_has_its_own_vocabulary(tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_size_than_the_pretrained_one_is_refused(tmp_path: Path) -> None:
     spec = HuggingFaceSpec(str(folder(tmp_path, "bert", vocab_size=9)), pretrained=True)
     with pytest.raises(ConfigError, match=r"knows 9 tokens, the run's tokeniser has 23"):
         spec.build_embedding(VOCABULARY)
@@ -208,10 +210,10 @@ def test_a_pretrained_model_has_its_own_vocabulary(tmp_path: Path) -> None:
         *(("gpt2", ["adapter=lora"], False), ("t5", ["framework=splitfed"], True)),
     ],
 )
-def test_untying_is_said(
+def test_a_warning_reports_that_a_shared_embedding_is_split(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, options: list[str], said: bool
 ) -> None:
-    """Once, by the server and not where the model is made, unless both copies are frozen."""
+    """The server warns once, unless both copies are frozen; building the model does not warn."""
     task = "dates" if name == "t5" else "causal_lm"
     path = f"model.name={folder(tmp_path, name)}"
     settings = load_overrides([f"task={task}", "model=huggingface", path, *options])
@@ -224,8 +226,11 @@ def test_untying_is_said(
     ("name", "head"),
     [("bert", "tokens"), ("bert", "pooled"), ("gpt2", "causal"), ("t5", "decoder")],
 )
-def test_predictions(tmp_path: Path, name: str, head: str) -> None:
-    """A label for each token, one for each sample, a token behind each token, a sentence."""
+def test_the_number_of_predictions_follows_from_the_head(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """Heads predict a label per token, a label per sample, the next token after each token, or a
+    sentence."""
     model = SplitModel(cast(ModelSpec, spec_of(tmp_path, name, head)), VOCABULARY).eval()
     predicted = model.generate(batch_for(head), max_length=3)
     lengths = [len(ids) for ids in predicted]
@@ -235,17 +240,17 @@ def test_predictions(tmp_path: Path, name: str, head: str) -> None:
         assert lengths == ([1] * 5 if head == "pooled" else [4, 7, 1, 5, 2])
 
 
-def test_a_sentence_ends_with_the_table_of_positions(tmp_path: Path) -> None:
-    """Though the task allows longer ones."""
+def test_a_sentence_has_at_most_as_many_tokens_as_the_model_has_positions(tmp_path: Path) -> None:
+    """The task allows longer sentences."""
     spec = spec_of(tmp_path, "bart", "decoder", max_position_embeddings=9, eos_token_id=None)
     model = SplitModel(cast(ModelSpec, spec), replace(VOCABULARY, eos=22)).eval()
-    with torch.no_grad():  # the end is never the likeliest token
+    with torch.no_grad():  # the end token is never the most likely one
         model.head.original.final_logits_bias[0, 22] = -1e9
     predicted = model.generate(batch_for("decoder"), max_length=40)
     assert {len(ids) for ids in predicted} == {9}
 
 
-def test_a_label_too_many_is_named(tmp_path: Path) -> None:
+def test_a_label_beyond_the_head_is_named_in_the_error(tmp_path: Path) -> None:
     spec = HuggingFaceSpec(str(folder(tmp_path, "bert")))
     two = replace(VOCABULARY, num_labels=2)
     model = SplitModel(cast(ModelSpec, spec), two).eval()
@@ -259,8 +264,10 @@ def test_a_label_too_many_is_named(tmp_path: Path) -> None:
     ("name", "head"),
     [("bert", "tokens"), ("roberta", "tokens"), ("gpt2", "causal"), ("bart", "decoder")],
 )
-def test_a_sequence_too_long_is_named(tmp_path: Path, name: str, head: str) -> None:
-    """RoBERTa's positions begin behind its padding id, 0 here."""
+def test_a_sequence_longer_than_the_positions_is_refused(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """RoBERTa's positions start after its padding id, which is 0 here."""
     key = "n_positions" if name == "gpt2" else "max_position_embeddings"
     spec = spec_of(tmp_path, name, head, **{key: 6 + (name == "roberta")})
     model = SplitModel(cast(ModelSpec, spec), VOCABULARY).eval()
@@ -270,7 +277,7 @@ def test_a_sequence_too_long_is_named(tmp_path: Path, name: str, head: str) -> N
         model.encode(batch.inputs, batch.mask)
 
 
-def test_names_can_be_turned_round(tmp_path: Path) -> None:
+def test_names_map_to_the_original_names_and_back(tmp_path: Path) -> None:
     for name, head in (("bert", "pooled"), ("gpt2", "causal"), ("marian", "decoder")):
         spec = spec_of(tmp_path, name, head)
         with torch.device("meta"):
@@ -280,7 +287,7 @@ def test_names_can_be_turned_round(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_the_command_line_starts_without_transformers() -> None:
-    """And without peft, where no adapters are asked for."""
+    """It does not import peft either, unless adapters are configured."""
     code = "import sys; import collapipe.cli.app, collapipe.config; "
     code += "collapipe.config.load_overrides([]); "
     code += "sys.exit(bool({'peft', 'transformers'} & sys.modules.keys()))"
@@ -288,22 +295,22 @@ def test_the_command_line_starts_without_transformers() -> None:
 
 
 @pytest.mark.parametrize("value", [5.5, "many"])
-def test_a_field_that_transformers_refuses_is_one_line(value: object) -> None:
+def test_a_field_that_transformers_refuses_is_a_one_line_error(value: object) -> None:
     with pytest.raises(ConfigError, match=r"model\.config\.max_position_embeddings=") as caught:
         HuggingFaceSpec(family="bert", config={"max_position_embeddings": value})
     assert "\n" not in str(caught.value)
 
 
-def test_layers_beyond_the_family_s_own_number_have_a_kind_each() -> None:
+def test_layers_beyond_the_family_default_have_an_attention_type() -> None:
     spec = HuggingFaceSpec(family="gemma2", config={"num_hidden_layers": 40})
     assert spec.num_blocks == 40
     assert spec.own_config.layer_types[::2] == ["sliding_attention"] * 20
 
 
-def test_positions_without_end_are_not_built(
+def test_too_many_positions_are_refused_before_they_are_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Marian's take memory also where nothing else does."""
+    """Marian would allocate its positions even on the meta device."""
     monkeypatch.setattr(transformers.AutoModelForSeq2SeqLM, "from_config", lambda *rest: 1 / 0)
     path = folder(tmp_path, "marian", max_position_embeddings=30_000_000)
     with pytest.raises(ConfigError, match="max_position_embeddings=30000000") as caught:
@@ -313,22 +320,22 @@ def test_positions_without_end_are_not_built(
 
 @pytest.fixture
 def pretrained(tmp_path: Path) -> Path:
-    """A folder with weights."""
+    """A folder with a tiny BERT and its weights."""
     spec = spec_of(tmp_path, "bert", "tokens")
     config = spec.run_config(VOCABULARY)
-    path = tmp_path / "weights"  # what a name has been read from is not read again
+    path = tmp_path / "weights"  # a folder that was read once is not read again
     transformers.AutoModelForTokenClassification.from_config(config).save_pretrained(path)
     return path
 
 
-def test_no_kernel_of_somebody_else_is_fetched(pretrained: Path) -> None:
-    """Attention is in plain torch operations, whatever the folder asks for."""
+def test_no_foreign_attention_kernel_is_downloaded(pretrained: Path) -> None:
+    """Attention uses plain torch operations even if the folder requests another kernel."""
     change_config(pretrained, attn_implementation="evil/kernel")
     spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
     assert len(SplitModel(spec, VOCABULARY).blocks) == 4
 
 
-def test_no_pickle_is_read_although_the_folder_names_one(pretrained: Path) -> None:
+def test_a_pickle_that_the_configuration_names_is_not_read(pretrained: Path) -> None:
     change_config(pretrained, transformers_weights="pytorch_model.bin")
     (pretrained / "pytorch_model.bin").write_bytes(b"no weights")
     spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
@@ -347,8 +354,8 @@ def change_config(folder: Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def test_an_adapter_is_no_model(pretrained: Path) -> None:
-    """Transformers would load the model that it names instead."""
+def test_an_adapter_folder_is_refused_as_a_model(pretrained: Path) -> None:
+    """Transformers would load the base model that the adapter names."""
     (pretrained / "adapter_config.json").write_text('{"base_model_name_or_path": "evil/model"}')
     spec = HuggingFaceSpec(str(pretrained), pretrained=True)
     with pytest.raises(ConfigError, match="holds an adapter; merge it") as caught:

@@ -1,4 +1,4 @@
-"""A stranger's tokeniser is read; what came with it is neither run nor asked about."""
+"""A foreign tokeniser is read; code next to it does not run, and the user gets no prompt."""
 
 import builtins
 import json
@@ -17,12 +17,12 @@ MAPPED = {"auto_map": {"AutoFeatureExtractor": "evil.Evil", "AutoProcessor": "ev
 
 
 def build(folder: Path) -> Tokenizer:
-    """As a run does whose option names the folder."""
+    """Build the tokeniser as a run with ``data.tokenizer=folder`` does."""
     return make_tokenizer(load_overrides([f"data.tokenizer={folder}"]), [])
 
 
 def refused(folder: Path) -> str:
-    """The one line that is said of it."""
+    """Return the one-line error for the folder."""
     with pytest.raises(ConfigError, match=rf"^data\.tokenizer={folder}: ") as caught:
         build(folder)
     assert "\n" not in str(caught.value)
@@ -36,7 +36,7 @@ def write(folder: Path, **files: object) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "input", lambda *text: pytest.fail(f"asked: {text}"))
 
 
@@ -53,10 +53,10 @@ def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         "pipeline",
     ],
 )
-def test_a_class_that_is_no_tokeniser_loads_nothing(
+def test_a_class_other_than_a_tokeniser_is_refused_and_loads_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, place: str
 ) -> None:
-    """Neither code that the folder's files name, nor weights that are pickled."""
+    """The code that the folder names does not run, and its pickled weights are not read."""
     monkeypatch.setattr(torch, "load", lambda *rest, **more: pytest.fail("unpickled"))
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\nclass Evil: pass\n")
     (tmp_path / "vocab.txt").write_text(WORDS)
@@ -68,7 +68,7 @@ def test_a_class_that_is_no_tokeniser_loads_nothing(
     assert not (tmp_path / "trace").exists()
 
 
-def test_code_that_came_with_a_tokeniser_is_not_run(tmp_path: Path) -> None:
+def test_code_in_the_folder_of_a_tokeniser_is_not_run(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     (tmp_path / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass\n")
     write(tmp_path, tokenizer_config={"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}})
@@ -78,7 +78,7 @@ def test_code_that_came_with_a_tokeniser_is_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [None, "BertTokenizer", "BertTokenizerFast"])
 def test_a_vocabulary_alone_is_enough(tmp_path: Path, named: str | None) -> None:
-    """Where nothing says whose it is it is BERT's."""
+    """Without a named class it is read as BERT's vocabulary."""
     (tmp_path / "vocab.txt").write_text(WORDS)
     if named:
         write(tmp_path, tokenizer_config={"tokenizer_class": named}, config={"model_type": "bert"})
@@ -86,5 +86,5 @@ def test_a_vocabulary_alone_is_enough(tmp_path: Path, named: str | None) -> None
 
 
 def test_a_folder_without_a_vocabulary_has_no_tokeniser(tmp_path: Path) -> None:
-    """BERT's own class would make one of five marks."""
+    """BERT's own class would build a tokeniser of its five special tokens."""
     assert "cannot be read" in refused(tmp_path)

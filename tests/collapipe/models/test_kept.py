@@ -1,4 +1,4 @@
-"""Frozen weights are kept narrow, and compute as if they were wide."""
+"""Frozen weights are stored in a narrow type and compute as if they were wide."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ LORA = adapter_settings()
 
 
 def drawn(spec: ModelSpec) -> SplitModel:
-    """Of one seed, and no trained weight is zero."""
+    """A model with random weights of one seed; no trained weight is zero."""
     torch.manual_seed(3)
     model = SplitModel(spec, VOCABULARY).train()
     for weight in model.parameters():
@@ -62,9 +62,9 @@ def nothing_widened() -> Iterator[None]:
         yield
 
 
-NF4 = {"kept": "bfloat16", "quantization": "nf4"}  # some weights in each of both
+NF4 = {"kept": "bfloat16", "quantization": "nf4"}  # some weights in bfloat16, others in nf4
 HOW = [{"kept": "bfloat16"}, {"kept": "float16"}, NF4, {"quantization": "int8"}]
-THREE = [("gpt2", "causal"), ("llama", "causal"), ("t5", "decoder")]  # with layers of their own
+THREE = [("gpt2", "causal"), ("llama", "causal"), ("t5", "decoder")]  # with own kinds of layers
 THREE_IN_ALL_WAYS = [(*case, how) for case in THREE for how in HOW]
 
 
@@ -101,7 +101,7 @@ def test_loss_and_gradients_have_the_bits_of_the_rounded_weights(
     assert [n for n in wanted if not torch.equal(gradients[n], wanted[n])] == []
 
 
-def test_it_computes_in_float64_too() -> None:
+def test_kept_weights_compute_in_float64() -> None:
     layer, ids = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 3)), torch.tensor([[1, 4]])
     layer.requires_grad_(False)
     own = kept(layer, computes="float64")
@@ -120,7 +120,7 @@ def test_autograd_keeps_no_wide_copy(quantization: str | None) -> None:
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "nf4"])
-def test_counting_costs_leaves_no_memory_without_values(quantization: str | None) -> None:
+def test_a_product_after_cost_counting_returns_a_real_tensor(quantization: str | None) -> None:
     def product() -> Tensor:
         layer = nn.Linear(1100, 1000).requires_grad_(False)
         kept = keep(layer, "bfloat16", "float32", quantization)
@@ -131,12 +131,12 @@ def test_counting_costs_leaves_no_memory_without_values(quantization: str | None
             product()
         return product()
 
-    with ThreadPoolExecutor(1) as pool:  # a thread without memory so far
+    with ThreadPoolExecutor(1) as pool:  # a thread that has not allocated memory yet
         assert type(pool.submit(after_counting).result()) is Tensor
 
 
 @pytest.mark.parametrize("how", ["bfloat16", "int8", "nf4"])
-def test_products_with_large_weights_share_memory_and_no_result(how: str) -> None:
+def test_products_with_large_weights_in_several_threads_are_correct(how: str) -> None:
     torch.manual_seed(0)
     weights = torch.randn(2, 1100, 1000)
     weights[1, 500:] = weights[0, 500:]
@@ -148,7 +148,7 @@ def test_products_with_large_weights_share_memory_and_no_result(how: str) -> Non
         slices = inputs[:, :990] @ one.weight[:, :990].T, inputs @ other.weight[:1060].T
         made = *slices, one(inputs), other(inputs)
         sum(each.square().sum() for each in made).backward()
-        with torch.inference_mode():  # torch dispatches other operations
+        with torch.inference_mode():  # torch dispatches to other operations here
             return [*made, one(inputs), cast(Tensor, inputs.grad)]
 
     def layers(weights: Tensor) -> list[nn.Linear]:
@@ -167,8 +167,8 @@ def test_products_with_large_weights_share_memory_and_no_result(how: str) -> Non
                 assert torch.equal(one, other)
 
 
-def test_a_lookup_and_a_slice_leave_the_rest_narrow() -> None:
-    """Also where an embedding asks for the dtype of its table, and experts for theirs."""
+def test_a_lookup_or_a_slice_does_not_widen_the_whole_weight() -> None:
+    """Reading the dtype of the table, as embeddings and experts do, does not widen it either."""
     table = nn.Embedding(9, 4, padding_idx=0).requires_grad_(False)
     own, ids = kept(table), torch.tensor([[1, 2, 1]])
     with nothing_widened():
@@ -180,7 +180,7 @@ def test_a_lookup_and_a_slice_leave_the_rest_narrow() -> None:
     assert torch.equal(functional.linear(hidden, rows), hidden @ rounded(table).weight[2:5].T)
 
 
-def test_names_stay_and_copies_are_kept_too() -> None:
+def test_kept_modules_and_their_copies_keep_class_and_weight_names() -> None:
     norm = nn.LayerNorm(4).requires_grad_(False)
     own = copy.deepcopy(kept(norm))
     assert isinstance(own, nn.LayerNorm)
@@ -191,15 +191,15 @@ def test_names_stay_and_copies_are_kept_too() -> None:
     assert {each.dtype for each in own.parameters()} == {torch.float32}
 
 
-def test_what_trains_and_constants_stay_wide(tmp_path: Path) -> None:
-    """The block of a Llama has the frequencies of its positions."""
+def test_trained_weights_and_constants_stay_in_float32(tmp_path: Path) -> None:
+    """The constants of a Llama block are its rotary frequencies."""
     block = adapted(spec_of(tmp_path, "llama", "causal"), kept="bfloat16").build_block(0)
     assert {w.dtype for w in block.parameters() if w.requires_grad} == {torch.float32}
     assert all(each.dtype == torch.float32 for each in block.buffers() if each.is_floating_point())
 
 
 def published(tmp_path: Path, dtype: torch.dtype) -> tuple[Path, Tensors]:
-    """A folder with the weights of a small Llama, and these."""
+    """A folder with the weights of a small Llama, and these weights."""
     path = folder(tmp_path, "llama")
     config = transformers.AutoConfig.from_pretrained(path)
     model = transformers.LlamaForCausalLM(config).to(dtype)
@@ -223,7 +223,7 @@ def test_pretrained_weights_are_kept_as_they_were_published(
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
-def test_weights_that_train_are_wide_however_they_were_published(
+def test_trained_weights_are_float32_even_if_published_in_bfloat16(
     tmp_path: Path, pretrained: bool
 ) -> None:
     path, _ = published(tmp_path, torch.bfloat16)
@@ -241,7 +241,7 @@ def test_weights_that_train_are_wide_however_they_were_published(
         ("bfloat16", "float32", torch.bfloat16),
     ],
 )
-def test_auto_is_the_dtype_of_the_configuration(
+def test_dtype_auto_is_the_type_of_the_published_weights(
     tmp_path: Path, dtype: Any, written: str, expected: torch.dtype
 ) -> None:
     path, _ = published(tmp_path, getattr(torch, written))
@@ -266,7 +266,9 @@ def test_a_dtype_needs_frozen_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", HOW[1:])
-def test_a_device_builds_the_same(tmp_path: Path, how: dict[str, str]) -> None:
+def test_a_device_builds_blocks_with_the_same_weight_types(
+    tmp_path: Path, how: dict[str, str]
+) -> None:
     spec = adapted(spec_of(tmp_path, "llama", "causal"), **how)
     again = from_description(json.loads(json.dumps(describe(spec))))
     forms = block_forms(again, range(1), optimizer_settings(), torch.float32)
@@ -292,14 +294,14 @@ def test_merged_weights_are_wide_and_compute_the_same(tmp_path: Path, how: dict[
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-def test_what_is_sent_does_not_depend_on_it(tmp_path: Path) -> None:
+def test_the_upload_does_not_depend_on_the_kept_type(tmp_path: Path) -> None:
     base = spec_of(tmp_path, "llama", "causal")
     wide, narrow = (adapted(base, kept=dtype) for dtype in ("float32", "bfloat16"))
     assert frozen_names(wide, VOCABULARY) == frozen_names(narrow, VOCABULARY)
     assert upload_bits(wide, VOCABULARY) == upload_bits(narrow, VOCABULARY)
 
 
-def test_the_cost_counts_what_is_kept_and_one_wide_weight(tmp_path: Path) -> None:
+def test_the_cost_counts_kept_weights_and_one_widened_weight(tmp_path: Path) -> None:
     base = spec_of(tmp_path, "llama", "causal")
     wide, narrow = (adapted(base, kept=dtype) for dtype in ("float32", "bfloat16"))
     expected, found = (measure_cost(spec, 8, 4) for spec in (wide, narrow))
@@ -314,8 +316,10 @@ def test_the_cost_counts_what_is_kept_and_one_wide_weight(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", HOW[1:])
-def test_predicted_bytes_are_those_that_training_takes(tmp_path: Path, how: dict[str, str]) -> None:
-    """Of a block whose activations are small: torch's own count of what it allocates."""
+def test_predicted_bytes_are_within_10_percent_of_the_measured_peak(
+    tmp_path: Path, how: dict[str, str]
+) -> None:
+    """Torch's profiler counts the allocated bytes; the block's activations are small."""
     sizes = {"hidden_size": 128, "intermediate_size": 512}
     spec = adapted(spec_of(tmp_path, "llama", "causal", **sizes), **how)
     part = Part("blocks.0", spec.build_block(0), optimizer_settings())

@@ -1,4 +1,4 @@
-"""Adapters in the cut, micro-batched model are peft's in the untouched one; nothing else trains."""
+"""Adapters in the split, micro-batched model train as peft trains them in the unchanged model."""
 
 import re
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ PAGE = Path(__file__).parents[3] / "docs/how-to/lora.md"
 KEY = DropoutKey(seed=5, unit=1, step=7)
 OWN = TransformerSpec(4, 2, dim=16, num_heads=2, feed_forward_dim=24, dropout=0.0)
 HEAD_MODULES = {"tokens": ["classifier"], "pooled": ["classifier", "pooler"]}
-NO_DEFAULT = ["q_lin", "v_lin"]  # peft has none for distilbert
+NO_DEFAULT = ["q_lin", "v_lin"]  # peft has no default for distilbert
 CASES = [
     ("bert", "tokens"),
     ("bert", "pooled"),
@@ -67,13 +67,13 @@ KINDS = [("bert", "pooled"), ("gpt2", "causal"), ("t5", "decoder"), ("own", "dec
 
 
 def adapted(tmp_path: Path, name: str, head: str, **options: Any) -> LoraSpec:
-    """Adapters on a small model without dropout of its own; ``own`` is not of transformers."""
+    """Adapters on a small model whose dropout is 0; ``own`` is our Transformer."""
     base = OWN if name == "own" else spec_of(tmp_path, name, head, **without_dropout(name))
     return LoraSpec(cast(ModelSpec, base), rank=3, alpha=7.0, **options)
 
 
 def weights_of(spec: LoraSpec) -> dict[str, Tensor]:
-    """As after some training: none is zero, and twins are equal as in a pretrained model."""
+    """Random weights that are not zero; both copies of a tied weight are equal."""
     torch.manual_seed(3)
     weights = SplitModel(spec, VOCABULARY).to(torch.float64).state_dict()
     weights = {name: weight + 0.2 * torch.randn_like(weight) for name, weight in weights.items()}
@@ -88,7 +88,7 @@ def pipeline_of(
     copies = {name: tensor.clone() for name, tensor in weights.items()}
     model = build_empty(lambda: SplitModel(spec, VOCABULARY), copies)
     assert isinstance(model, SplitModel)
-    model.to(torch.float64)  # rotary angles, too: in float32 they depend on a batch's shape
+    model.to(torch.float64)  # includes rotary angles: in float32 they depend on a batch's shape
     settings, modules = optimizer_settings(), model.parts()
     embedding, *blocks, _ = (Part(name, module, settings) for name, module in modules.items())
     head = HeadPart(HEAD, modules[HEAD], settings)
@@ -111,7 +111,8 @@ def cut_of(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def with_peft(spec: LoraSpec, head: str, weights: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
-    """The untouched model as peft adapts it, with ``weights``; what trains of it, by our names."""
+    """The unchanged model with peft's adapters and ``weights``; its trained weights by our
+    names."""
     base = spec.base
     assert isinstance(base, HuggingFaceSpec)
     plain = SplitModel(cast(ModelSpec, base), VOCABULARY).to(torch.float64)
@@ -139,11 +140,14 @@ def with_peft(spec: LoraSpec, head: str, weights: dict[str, Tensor]) -> tuple[An
     return model.to(torch.float64).train(), trained
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # transformers, of itself
-@pytest.mark.filterwarnings("error:fan_in_fan_out")  # peft, where it had to be told
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # from transformers itself
+@pytest.mark.filterwarnings("error:fan_in_fan_out")  # peft warns if this option is wrong
 @pytest.mark.parametrize(("name", "head"), CASES)
-def test_split_equals_peft_on_the_untouched_model(tmp_path: Path, name: str, head: str) -> None:
-    """Loss and gradients in three steps, so weights after two; and the same weights train."""
+def test_three_steps_equal_peft_on_the_unchanged_model(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """The same weights train; losses and gradients are equal in three steps, hence weights after
+    two."""
     spec, batch = adapted(tmp_path, name, head), batch_for(head)
     weights, settings = weights_of(spec), optimizer_settings()
     with InFloat64():
@@ -179,7 +183,7 @@ def test_split_equals_peft_on_the_untouched_model(tmp_path: Path, name: str, hea
 def test_the_first_model_is_the_base_model_of_the_same_seed(
     tmp_path: Path, name: str, head: str
 ) -> None:
-    """Adapters are drawn beside the stream of the other weights, and add nothing yet."""
+    """Adapters draw from a separate random stream and initially add 0."""
     spec, states = adapted(tmp_path, name, head), []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
@@ -193,7 +197,7 @@ def test_the_first_model_is_the_base_model_of_the_same_seed(
     assert torch.equal(states[0].loss(batch_for(head), KEY), base.loss(batch_for(head), KEY))
     assert all(torch.equal(first[key], again[key]) for key in first)
     torch.manual_seed(3)
-    alone = spec.build_block(1).state_dict()  # whatever was built before
+    alone = spec.build_block(1).state_dict()  # without building other parts before
     for key in alone:
         assert "lora_A" not in key or torch.equal(alone[key], first[f"blocks.1.{key}"])
     drawn = [key for key in first if "lora_A" in key]
@@ -205,7 +209,7 @@ def test_the_first_model_is_the_base_model_of_the_same_seed(
 def test_merged_weights_compute_the_same_without_adapters(
     tmp_path: Path, name: str, head: str
 ) -> None:
-    """As an export has them; what was merged stays as it was."""
+    """Merging, as an export does it, does not change the given weights."""
     spec, batch = adapted(tmp_path, name, head), batch_for(head)
     weights = weights_of(spec)
     copies = {key: weight.clone() for key, weight in weights.items()}
@@ -220,10 +224,9 @@ def test_merged_weights_compute_the_same_without_adapters(
 
 
 @pytest.mark.parametrize(("name", "head"), [("bert", "pooled"), ("gpt2", "causal"), ("own", "")])
-def test_dropout_of_adapters_depends_on_the_seed_alone(
-    tmp_path: Path, name: str, head: str
-) -> None:
-    """Not on the cut, nor on torch's own generator, which is left as it is."""
+def test_dropout_of_adapters_depends_only_on_the_key(tmp_path: Path, name: str, head: str) -> None:
+    """The cut and torch's generator do not change it; the state of torch's generator stays the
+    same."""
     spec = adapted(tmp_path, name, head, dropout=0.3)
     weights, batch, losses = weights_of(spec), batch_for(head), []
     for number, cut in enumerate([cut_of(spec), (sum(cut_of(spec)),)]):
@@ -239,11 +242,13 @@ def test_dropout_of_adapters_depends_on_the_seed_alone(
     assert pipeline.run(batch, KEY) != losses[0]
 
 
-def test_what_trains(tmp_path: Path) -> None:
-    """Adapters wherever a name fits, a task's head as a whole, nothing of an embedding."""
+def test_adapters_and_the_head_of_a_task_train(tmp_path: Path) -> None:
+    """Adapters train in all layers whose names match, the task's head trains in full, the embedding
+    is frozen."""
     names = trained_names(adapted(tmp_path, "own", "decoder"))
     assert all(".lora_" in name for name in names)
-    assert len(names) == 2 * 2 * (4 + 2 * 2)  # A and B; query, value; blocks, decoder's twice
+    # A and B; query and value; decoder blocks have two attentions
+    assert len(names) == 2 * 2 * (4 + 2 * 2)
     bert = adapted(tmp_path, "bert", "pooled", target_modules=("dense",))
     names = trained_names(bert)
     head = {"pooler.dense", "classifier"}
@@ -254,8 +259,8 @@ def test_what_trains(tmp_path: Path) -> None:
     assert trained_names(OWN) == dict(plain.named_parameters()).keys()
 
 
-def test_the_documented_layers_are_the_default(tmp_path: Path) -> None:
-    """For every family, and all layers that a user may name instead."""
+def test_the_documented_adapter_layers_equal_the_defaults(tmp_path: Path) -> None:
+    """The page lists the default layers of each family and all layers that a user may choose."""
     rows = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
     told = {
         family: [re.findall(r"`(\w+)`", cell) for cell in (chosen, further)]
@@ -274,12 +279,13 @@ def test_the_documented_layers_are_the_default(tmp_path: Path) -> None:
 
 
 def has_matrix(layer: nn.Module) -> bool:
-    """Whether it is ``nn.Linear``, or GPT-2's own kind of it."""
+    """Whether the layer is ``nn.Linear`` or GPT-2's ``Conv1D``."""
     return type(layer).__name__ in ("Linear", "Conv1D")
 
 
-def test_a_causal_model_without_layers_behind_the_blocks(tmp_path: Path) -> None:
-    """Its norm and output layer are frozen, and steps go on without them."""
+def test_a_causal_model_trains_if_its_head_has_no_adapters(tmp_path: Path) -> None:
+    """The head is only a norm and an output layer, both frozen; training steps still lower the
+    loss."""
     base = replace(spec_of(tmp_path, "llama", "causal", **without_dropout("llama")), num_blocks=4)
     spec = LoraSpec(cast(ModelSpec, base))
     assert not any(name.startswith(HEAD) for name in trained_names(spec))
@@ -291,8 +297,8 @@ def test_a_causal_model_without_layers_behind_the_blocks(tmp_path: Path) -> None
     assert losses[1] < losses[0]
 
 
-def test_a_layer_of_any_kind_of_block_may_be_named(tmp_path: Path) -> None:
-    """Blocks of linear attention have no ``q_proj``, and then no adapter."""
+def test_target_modules_need_to_match_only_one_kind_of_block(tmp_path: Path) -> None:
+    """Blocks with linear attention have no ``q_proj`` and hence no adapter."""
     config = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "head_dim": 4}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 23}
     linear = {f"linear_{kind}_head_dim": 4 for kind in ("key", "value")}
@@ -305,12 +311,12 @@ def test_a_layer_of_any_kind_of_block_may_be_named(tmp_path: Path) -> None:
     assert adapted == [False, False, False, True]
     with pytest.raises(ConfigError, match="=q_proj: no block has"):
         LoraSpec(cast(ModelSpec, replace(base, num_blocks=3)), target_modules=("q_proj",))
-    with pytest.raises(ConfigError, match="=in_proj_qkv: no block has"):  # only the last one counts
+    with pytest.raises(ConfigError, match="=in_proj_qkv: no block has"):  # not in the last block
         LoraSpec(cast(ModelSpec, base), target_modules=("in_proj_qkv",), first_block=3)
 
 
 class Foreign:
-    """Somebody's own model; its head is a task's."""
+    """A custom model with a head for a task."""
 
     num_blocks, dim, own_tokenizer = 1, 4, None
 
@@ -324,8 +330,8 @@ class Foreign:
         return nn.Sequential(nn.LayerNorm(4), nn.ModuleDict({"answer": nn.Linear(4, 2)}))
 
 
-def test_a_model_of_ones_own() -> None:
-    """Needs names of layers; its head, in which none of them stands, trains in full."""
+def test_a_custom_model_needs_target_modules_and_trains_its_head() -> None:
+    """The head has no layer of the target modules, so it trains in full."""
     foreign = cast(ModelSpec, Foreign())
     with pytest.raises(ConfigError, match=r"adapter\.target_modules=null: .* a Foreign; list"):
         LoraSpec(foreign)
@@ -342,14 +348,16 @@ def test_a_model_of_ones_own() -> None:
         ({"target_modules": ()}, r"target_modules=\[\]: "),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
+def test_invalid_target_modules_are_refused_in_one_line(
+    options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         LoraSpec(OWN, **options)
     assert "\n" not in str(caught.value)
 
 
-def test_settings_choose_the_spec() -> None:
-    """Equal options, equal specs: they are keys of caches."""
+def test_settings_select_the_spec() -> None:
+    """Specs with equal options are equal, because caches use them as keys."""
     assert with_adapters(OWN, AdapterSettings("none")) is OWN
     asked = with_adapters(OWN, adapter_settings(rank=4, dropout=0.1, target_modules=["key"]))
     assert {asked} == {LoraSpec(OWN, 4, 8.0, 0.1, ("key",))}

@@ -1,4 +1,4 @@
-"""Steps are those of torch's optimisers, to the last bit."""
+"""Optimiser steps have the bits of torch's optimisers."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ SGD = optimizer_settings("sgd", lr=0.3, momentum=0.0, weight_decay=0.02)
 each_kind = pytest.mark.parametrize("settings", [ADAMW, MOMENTUM, SGD], ids=["adamw", "sgd", "0"])
 
 
-def torchs(settings: OptimizerSettings, module: nn.Module) -> torch.optim.Optimizer:
-    """The same numbers."""
+def torch_optimizer(settings: OptimizerSettings, module: nn.Module) -> torch.optim.Optimizer:
+    """Torch's optimiser with the same settings."""
     weights, decay = list(module.parameters()), settings.weight_decay
     if settings.name == "sgd":
         how = {"lr": 9.0, "momentum": settings.momentum, "weight_decay": decay}
@@ -27,7 +27,7 @@ def torchs(settings: OptimizerSettings, module: nn.Module) -> torch.optim.Optimi
 
 
 def modules(count: int) -> list[nn.Module]:
-    """The same small one, of which something is frozen and something never used."""
+    """Equal small modules, with a frozen weight and a layer that is never used."""
     made = []
     for _ in range(count):
         torch.manual_seed(0)
@@ -47,10 +47,10 @@ def forward(module: nn.Module, step: int) -> None:
 
 
 @each_kind
-def test_steps_and_state_are_torchs(settings: OptimizerSettings) -> None:
-    """Each at its own rate, and gradients are forgotten."""
+def test_steps_and_state_equal_those_of_torch(settings: OptimizerSettings) -> None:
+    """Each step has its own learning rate and clears the gradients."""
     mine, theirs = modules(2)
-    optimizer, oracle = Optimizer(settings, mine), torchs(settings, theirs)
+    optimizer, oracle = Optimizer(settings, mine), torch_optimizer(settings, theirs)
     for step, rate in enumerate((0.1, 0.5, 0.0, 0.2)):
         forward(mine, step)
         forward(theirs, step)
@@ -72,8 +72,9 @@ def test_steps_and_state_are_torchs(settings: OptimizerSettings) -> None:
 
 
 @each_kind
-def test_a_state_is_as_it_is_said_to_be(settings: OptimizerSettings) -> None:
-    """Before there is one."""
+def test_state_like_predicts_names_shapes_and_types_of_the_state(
+    settings: OptimizerSettings,
+) -> None:
     (module,) = modules(1)
     optimizer = Optimizer(settings, module)
     forward(module, 0)
@@ -85,8 +86,7 @@ def test_a_state_is_as_it_is_said_to_be(settings: OptimizerSettings) -> None:
     assert {key.rpartition("/")[2] for key in found} - {"step"} == set(moments(settings))
 
 
-def test_unknown_state_is_left_out() -> None:
-    """Of weights that the module has not, or that are frozen."""
+def test_state_of_unknown_or_frozen_weights_is_ignored() -> None:
     (module,) = modules(1)
     optimizer = Optimizer(ADAMW, module)
     optimizer.load_state({"scale/exp_avg": torch.ones(2), "b.weight/exp_avg": torch.ones(7)})

@@ -1,4 +1,4 @@
-"""Loss and predictions in pieces are those of all logits at once, and need little memory."""
+"""Computing logits in pieces gives the same loss and predictions, with little memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,8 @@ MOST_BYTES = 64 * 2**20
 
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces, groups and slices of a few rows, which do not divide what they are of."""
+    """Small pieces, groups and slices, whose sizes do not divide the numbers of tokens and
+    classes."""
     for name, numbers in {"_WHOLE": 0, "_PIECE": 6 * CLASSES, "_GROUP": 2 * CLASSES}.items():
         monkeypatch.setattr(output_layer, name, numbers)
     monkeypatch.setattr(output_layer, "_SLICE", 7 * DIM)
@@ -44,10 +45,10 @@ def as_they_are(logits: Tensor) -> Tensor:
 @pytest.mark.parametrize("finish", [as_they_are, capped])
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("trains", [False, True])
-def test_loss_and_gradients_are_those_of_all_logits(
+def test_loss_gradients_and_predictions_in_pieces_equal_those_of_all_logits(
     trains: bool, kept: torch.dtype, finish: Callable[[Tensor], Tensor]
 ) -> None:
-    """Gradients of two calls add up; only a weight that is kept in float32 trains."""
+    """Gradients of two calls are summed; only a float32 weight trains."""
     trains = trains and kept == torch.float32
     torch.manual_seed(0)
     weight, bias = torch.randn(CLASSES, DIM).to(kept), torch.randn(CLASSES)
@@ -79,7 +80,7 @@ def test_loss_and_gradients_are_those_of_all_logits(
 def test_a_kept_weight_is_widened_in_slices_unless_it_is_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Even if there are few logits."""
+    """The number of logits does not matter."""
     layer = OutputLayer(Widened(torch.randn(CLASSES, DIM).bfloat16(), torch.float32), None)
     assert layer.at_once(1, torch.float32)
     monkeypatch.setattr(output_layer, "_SLICE", 7 * DIM)
@@ -87,8 +88,7 @@ def test_a_kept_weight_is_widened_in_slices_unless_it_is_small(
     assert {len(rows) for _, rows in layer.slices(torch.float32)} == {7, CLASSES % 7}
 
 
-def test_few_logits_are_made_in_torchs_way() -> None:
-    """With its bits."""
+def test_the_loss_of_few_logits_has_the_bits_of_torch() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(TOKENS, DIM), torch.randn(CLASSES, DIM)
     targets = torch.randint(CLASSES, (TOKENS,))
@@ -103,10 +103,10 @@ def test_few_logits_are_made_in_torchs_way() -> None:
         *[(name, "decoder") for name in ("bart", "marian", "t5", "t5-gated")],
     ],
 )
-def test_heads_in_pieces_are_those_at_once(
+def test_heads_of_transformers_in_pieces_equal_heads_at_once(
     name: str, head: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """With the model's own scales and biases, and layers after the blocks."""
+    """The heads include scales and biases of the models, and layers after the blocks."""
     torch.manual_seed(0)
     spec = spec_of(tmp_path, name, head, **without_dropout(name.partition("-")[0]))
     part: Any = spec.build_head(VOCABULARY)
@@ -116,7 +116,9 @@ def test_heads_in_pieces_are_those_at_once(
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_decoder_in_pieces_is_that_at_once(tied: bool, request: pytest.FixtureRequest) -> None:
+def test_our_decoder_in_pieces_equals_the_decoder_at_once(
+    tied: bool, request: pytest.FixtureRequest
+) -> None:
     torch.manual_seed(0)
     spec = TransformerSpec(1, 1, 16, 2, 24, dropout=0.0, tie_embeddings=tied)
     assert_same(spec.build_head(VOCABULARY), spec.dim, batch_for("decoder"), request)
@@ -146,7 +148,7 @@ def assert_same(part: Any, dim: int, batch: Any, request: pytest.FixtureRequest)
 
 @pytest.mark.parametrize(("kept", "trains"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_a_large_vocabulary_needs_little_memory(kept: torch.dtype, trains: bool) -> None:
-    """On fake tensors, beyond the gradients: of a vocabulary and width of Qwen2's, with a cap."""
+    """At most 64 MiB besides the gradients, on fake tensors, with Qwen2's vocabulary and width."""
     tokens, classes, dim = 70, 151_936, 896  # two pieces
     with FakeTensorMode(), Allocated() as allocated:
         weight = torch.empty(classes, dim, dtype=kept, requires_grad=trains)
@@ -161,7 +163,7 @@ def test_a_large_vocabulary_needs_little_memory(kept: torch.dtype, trains: bool)
 
 
 class Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors that live at the same time."""
+    """Records the maximum of bytes of live tensors."""
 
     def __enter__(self) -> "Allocated":
         self.forget()
@@ -174,7 +176,7 @@ class Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Torch's protocol for modes."""
+        """Run the operation and count its new tensors."""
         out = func(*args, **(kwargs or {}))
         given = {id_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         for each in tree_leaves(out):

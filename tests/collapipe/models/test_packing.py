@@ -1,4 +1,4 @@
-"""Sequences that share a row have the losses and gradients that they have alone."""
+"""Packed sequences have the same loss and gradients as sequences in separate rows."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from collapipe.tensors import IGNORED, Batch
 from pipeline.micro_batch import split
 from tests.collapipe.models.test_decoders import by_default, tiny
 
-ALONE = {  # other kinds of layers than attention, or masks without positions
+ALONE = {  # families with other layers than attention, or with masks that ignore positions
     *("afmoe", "axk2", "bailing_hybrid", "deepseek_v32", "gpt_oss", "jamba", "kimi_linear"),
     *("lfm2_moe", "minimax", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 }
@@ -67,8 +67,10 @@ def check(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("family", by_default(("afmoe", "gemma2", "llama", "mixtral", "qwen3")))
-def test_a_packed_row_is_its_sequences_alone(family: str, tmp_path: Path) -> None:
-    """In blocks and in the layers behind them, with windows."""
+def test_packed_rows_have_the_loss_and_gradients_of_separate_sequences(
+    family: str, tmp_path: Path
+) -> None:
+    """Also with windowed attention, and with layers of the head."""
     spec = tiny(family, tmp_path)
     assert packs(spec) == (family not in ALONE)
     if packs(spec):
@@ -82,12 +84,12 @@ def test_parts_of_derived_models_pack(tmp_path: Path) -> None:
         check(derived)
 
 
-def test_other_models_do_not_pack(tmp_path: Path) -> None:
+def test_our_transformer_and_gpt2_do_not_pack(tmp_path: Path) -> None:
     assert not packs(TransformerSpec())
     assert not packs(HuggingFaceSpec(family="gpt2"))
 
 
-def test_positions_begin_anew() -> None:
+def test_positions_restart_with_each_sequence() -> None:
     mask = torch.tensor([[1, 1, 2, 3, 3, 0], [1, 0, 0, 0, 0, 0]], dtype=torch.uint8)
     assert seeing(mask)["position_ids"].tolist() == [[0, 1, 0, 0, 1, 0], [0, 0, 1, 2, 3, 4]]
     assert seeing(mask.bool()).keys() == {"attention_mask"}

@@ -1,4 +1,4 @@
-"""Parts train by themselves as one optimiser over the whole model would."""
+"""Parts that train separately take the steps of one optimiser over the whole model."""
 
 import math
 from copy import deepcopy
@@ -43,21 +43,21 @@ def linear(seed: int = 0) -> nn.Linear:
 
 
 def give_gradients(module: nn.Module, seed: int) -> None:
-    """Made up."""
+    """Set random gradients."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
 
 
 def assert_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    """Names and bits."""
+    """Assert equal names and bits."""
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 @given(st.lists(st.lists(finite, min_size=1), min_size=1, max_size=5), st.floats(1e-3, 1e6))
-def test_clip_scale_is_torchs(parts: list[list[float]], clip_norm: float) -> None:
-    """From the parts' squared norms, what torch takes from all gradients at once."""
+def test_clip_scale_equals_that_of_torch(parts: list[list[float]], clip_norm: float) -> None:
+    """The scale from the parts' squared norms equals torch's scale from all gradients at once."""
     parameters = [nn.Parameter(torch.ones(len(part), dtype=torch.float64)) for part in parts]
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad = torch.tensor(part, dtype=torch.float64)
@@ -70,8 +70,7 @@ def test_clip_scale_is_torchs(parts: list[list[float]], clip_norm: float) -> Non
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-12, atol=0)
 
 
-def test_clip_scale_at_its_edges() -> None:
-    """No limit, no gradient, exactly the limit."""
+def test_clip_scale_without_a_limit_without_gradients_and_at_the_limit() -> None:
     assert clip_scale([9.0, 16.0], None) == 1
     assert clip_scale([0.0], 1.0) == 1
     assert clip_scale([], 1.0) == 1
@@ -81,15 +80,17 @@ def test_clip_scale_at_its_edges() -> None:
 
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_norm_that_is_not_finite_ends_the_step(bad: float, clip_norm: float | None) -> None:
-    """Whether gradients are clipped or not: no weight may become NaN."""
+def test_a_norm_that_is_not_finite_is_an_error(bad: float, clip_norm: float | None) -> None:
+    """With and without clipping, because no weight may become NaN."""
     with pytest.raises(NonFiniteLossError, match=f"norm is {bad}"):
         clip_scale([1.0, bad, 1.0], clip_norm)
 
 
 @each_optimizer
-def test_optimizer_state_round_trip(settings: OptimizerSettings) -> None:
-    """A part that goes on from weights and state takes the same steps, bit for bit."""
+def test_a_part_with_loaded_weights_and_state_takes_the_same_steps(
+    settings: OptimizerSettings,
+) -> None:
+    """The part has the bits of the uninterrupted part; state of other parts is ignored."""
     stayed = Part("blocks.3", linear(), settings)
     for seed in range(2):
         give_gradients(stayed.module, seed)
@@ -110,7 +111,7 @@ def test_optimizer_state_round_trip(settings: OptimizerSettings) -> None:
 
 
 def test_optimizer_state_is_named_after_the_weights() -> None:
-    """So that it can follow them."""
+    """The names let the state move together with the weights."""
     part = Part("blocks.3", linear(), SETTINGS[0])
     assert part.optimizer_state() == {}
     give_gradients(part.module, 0)
@@ -122,7 +123,7 @@ def test_optimizer_state_is_named_after_the_weights() -> None:
 
 
 def test_loaded_state_is_a_copy() -> None:
-    """The replica stays what it was while the part trains on."""
+    """The loaded tensors do not change while the part trains."""
     first = Part("head", linear(), SETTINGS[0])
     give_gradients(first.module, 0)
     first.step(0.1, 1.0)
@@ -135,8 +136,8 @@ def test_loaded_state_is_a_copy() -> None:
     assert not torch.equal(second.optimizer_state()["head.bias/exp_avg"], kept["head.bias/exp_avg"])
 
 
-def test_a_step_scales_gradients_and_forgets_them() -> None:
-    """The rate is the step's, not the settings'."""
+def test_a_step_scales_and_clears_the_gradients() -> None:
+    """The learning rate is the step's argument, not the settings' rate."""
     part = Part("head", linear(), SETTINGS[2])
     before = {name: tensor.clone() for name, tensor in part.weights().items()}
     give_gradients(part.module, 0)
@@ -153,8 +154,8 @@ def test_a_step_scales_gradients_and_forgets_them() -> None:
     assert part.squared_norm() == 0
 
 
-def test_a_squared_norm_is_over_all_of_a_parts_weights() -> None:
-    """And 0 where nothing was accumulated."""
+def test_the_squared_norm_covers_all_weights_of_a_part() -> None:
+    """It is 0 if no gradient was accumulated."""
     part = Part("head", linear(), SETTINGS[0])
     assert part.squared_norm() == 0
     part.module.get_parameter("bias").grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
@@ -165,12 +166,12 @@ def test_a_squared_norm_is_over_all_of_a_parts_weights() -> None:
     assert part.squared_norm() == 0
 
 
-def test_a_part_trains() -> None:
-    """Whatever mode the module was in."""
+def test_a_part_puts_its_module_into_training_mode() -> None:
+    """The module was in evaluation mode before."""
     assert Part("head", linear().eval(), SETTINGS[0]).module.training
 
 
-def test_names_with_a_common_beginning_are_told_apart() -> None:
+def test_names_with_a_common_prefix_are_distinguished() -> None:
     """``blocks.1`` is not ``blocks.10``; ``select`` undoes ``prefixed``."""
     one, ten = {"weight": torch.ones(1)}, {"weight": torch.zeros(1)}
     tensors = prefixed("blocks.1", one) | prefixed("blocks.10", ten)
@@ -183,8 +184,9 @@ def test_names_with_a_common_beginning_are_told_apart() -> None:
     }
 
 
-def test_the_heads_answers_add_up_to_the_batchs() -> None:
-    """Loss and gradients of micro-batches, each divided by the batch's target tokens."""
+def test_losses_and_gradients_of_micro_batches_sum_to_those_of_the_batch() -> None:
+    """The head divides each micro-batch's loss and gradients by the batch's number of target
+    tokens."""
     spec = TransformerSpec(1, 1, 16, 2, 24, dropout=0.0)
     torch.manual_seed(0)
     whole = Decoder(spec, Vocabulary(9, 0, 1, 2)).double()
@@ -207,8 +209,8 @@ def test_the_heads_answers_add_up_to_the_batchs() -> None:
         torch.testing.assert_close(own.grad, theirs.grad, rtol=0, atol=1e-12)
 
 
-def test_the_heads_dropout_is_that_of_the_generator_given() -> None:
-    """Which depends on the key alone."""
+def test_dropout_of_the_head_uses_the_given_generator() -> None:
+    """The generator depends only on the key and the micro-batch."""
     spec = TransformerSpec(1, 1, 16, 2, 24, dropout=0.3)
     part = HeadPart("head", Decoder(spec, Vocabulary(9, 0, 1, 2)), SETTINGS[0])
     hidden, mask = torch.randn(2, 3, 16), torch.ones(2, 3, dtype=torch.bool)

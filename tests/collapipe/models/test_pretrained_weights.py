@@ -1,4 +1,5 @@
-"""Pretrained weights are all there, or refused: nothing but a head of labels begins fresh."""
+"""Incomplete pretrained weights are refused; only a head of labels may start with random
+weights."""
 
 import json
 import math
@@ -24,7 +25,7 @@ _LAYER = "bert.encoder.layer.2."
 
 
 def _saved(path: Path, name: str, kind: str, change: Callable[[Weights], Weights]) -> Path:
-    """A folder with weights of which ``change`` has made others."""
+    """A folder with random weights, modified by ``change``."""
     made = folder(path, name)
     config = transformers.AutoConfig.from_pretrained(made)
     getattr(transformers, kind)(config).save_pretrained(made)
@@ -75,7 +76,7 @@ def _build(path: Path, head: str) -> list[torch.nn.Module]:
         ),
     ],
 )
-def test_weights_that_lack_a_part_are_refused(
+def test_missing_misshapen_quantised_or_non_finite_weights_are_refused(
     tmp_path: Path,
     name: str,
     kind: str,
@@ -90,7 +91,7 @@ def test_weights_that_lack_a_part_are_refused(
 
 
 @_MORE
-def test_an_index_that_leaves_out_a_file_is_refused(tmp_path: Path) -> None:
+def test_an_index_that_names_missing_tensors_is_refused(tmp_path: Path) -> None:
     path = _saved(tmp_path, "bert", "BertForMaskedLM", lambda weights: weights)
     weights = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
@@ -114,10 +115,10 @@ def test_names_of_a_wrapped_model_are_read(tmp_path: Path, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("head", ["tokens", pytest.param("pooled", marks=_MORE)])
-def test_a_head_of_labels_may_begin_fresh(
+def test_a_head_of_labels_may_start_with_random_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, head: str
 ) -> None:
-    """One of another number of labels, too, which is said."""
+    """A head with another number of labels starts with random weights too, with a warning."""
     _build(_saved(tmp_path, "bert", "BertForMaskedLM", lambda weights: weights), head)
     assert not caplog.messages
     other = tmp_path / "other"
@@ -127,7 +128,7 @@ def test_a_head_of_labels_may_begin_fresh(
 
 
 def _stored(tmp_path: Path, name: str, head: str) -> ModelSpec:
-    """A model whose folder has weights in bfloat16, the first file with some of them."""
+    """A model whose folder has weights in bfloat16 in several files."""
     spec = spec_of(tmp_path, name, head)
     kind = getattr(transformers, spec.class_name)
     whole = kind.from_config(spec.run_config(VOCABULARY)).to(torch.bfloat16)
@@ -152,7 +153,7 @@ def _stored(tmp_path: Path, name: str, head: str) -> ModelSpec:
         ),
     ],
 )
-def test_mapped_parts_are_those_that_transformers_reads(
+def test_mapped_parts_equal_those_that_transformers_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str
 ) -> None:
     spec = _stored(tmp_path, name, head)
@@ -166,8 +167,8 @@ def test_mapped_parts_are_those_that_transformers_reads(
     assert all(each.requires_grad and each.dtype == torch.float32 for each in mapped.parameters())
 
 
-def test_what_is_built_again_shares_no_weights(tmp_path: Path) -> None:
-    """Mapped ones, and those that transformers has read."""
+def test_blocks_built_twice_share_no_weights(tmp_path: Path) -> None:
+    """Both mapped weights and weights that transformers has read."""
     path = _saved(tmp_path, "bert", "BertForMaskedLM", lambda weights: weights)
     for spec in (_stored(tmp_path, "llama", "causal"), HuggingFaceSpec(str(path), pretrained=True)):
         one, other = (cast(Any, spec).build_block(1) for _ in range(2))
@@ -177,7 +178,7 @@ def test_what_is_built_again_shares_no_weights(tmp_path: Path) -> None:
         assert all(bool(each.any()) for each in other.parameters() if each.dim() > 1)
 
 
-def test_a_shard_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_shard_is_refused(tmp_path: Path) -> None:
     spec = _stored(tmp_path, "llama", "causal")
     shard = sorted(Path(str(spec.own_tokenizer)).glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-1])

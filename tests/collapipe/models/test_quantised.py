@@ -1,4 +1,4 @@
-"""Weights in one byte or half of one: blocks of 64, each with a scale."""
+"""Weights quantised to 8 or 4 bits, in blocks of 64 with a scale each."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from collapipe.models.quantised import _NF4, quantise, restore
 
 @pytest.mark.parametrize(("how", "gap"), [("int8", 1 / 127), ("nf4", 1 - 0.6961928)])
 @pytest.mark.parametrize("shape", [(8, 64), (3, 70), (1, 1)])
-def test_no_weight_is_further_off_than_half_a_step(
+def test_the_error_of_a_weight_is_at_most_half_a_quantisation_step(
     how: str, gap: float, shape: tuple[int, int]
 ) -> None:
     torch.manual_seed(0)
@@ -29,15 +29,15 @@ def test_no_weight_is_further_off_than_half_a_step(
 
 
 @pytest.mark.parametrize("how", ["int8", "nf4"])
-def test_what_was_restored_keeps_its_codes(how: str) -> None:
+def test_restored_weights_quantise_to_the_same_codes(how: str) -> None:
     codes, scales = quantise(torch.randn(4, 64), how)
     again, same = quantise(restore(codes, scales), how)
     assert torch.equal(again, codes)
     torch.testing.assert_close(same, scales)
 
 
-def test_values_are_quantiles_of_the_normal_distribution() -> None:
-    """As in the paper: 8 of the negative half, 9 of the positive one, scaled to 1."""
+def test_nf4_values_are_quantiles_of_the_normal_distribution() -> None:
+    """As in the paper: 8 quantiles of the negative half and 9 of the positive half, scaled to 1."""
     normal, offset = torch.distributions.Normal(0.0, 1.0), 0.9677083
     positive = normal.icdf(torch.linspace(offset, 0.5, 9))[:-1]
     negative = -normal.icdf(torch.linspace(offset, 0.5, 8))[:-1]
@@ -45,7 +45,7 @@ def test_values_are_quantiles_of_the_normal_distribution() -> None:
     torch.testing.assert_close(torch.from_numpy(_NF4), values, rtol=0, atol=1e-5)
 
 
-def test_only_linear_layers_but_the_output_are_quantised() -> None:
+def test_only_linear_layers_except_the_output_layer_are_quantised() -> None:
     part = nn.ModuleDict({"embed": nn.Embedding(9, 8), "proj": nn.Linear(8, 64)})
     part["lm_head"] = nn.Linear(8, 9)
     own = kept(part.requires_grad_(False), quantization="nf4")
@@ -58,7 +58,7 @@ def test_only_linear_layers_but_the_output_are_quantised() -> None:
     }
 
 
-def test_it_computes_in_float64_with_the_same_weights() -> None:
+def test_quantised_layers_compute_in_float64_with_the_same_weights() -> None:
     layer, hidden = nn.Linear(6, 5).requires_grad_(False), torch.randn(2, 6, dtype=torch.float64)
     own = kept(layer, "float32", "float64", "nf4").double()
     assert compute_dtype(own) == torch.float64

@@ -1,4 +1,5 @@
-"""What a head does not read need not travel: loss, gradients and weights keep their bits."""
+"""Rows that the head does not read need not be sent: loss, gradients and weights keep their
+bits."""
 
 from pathlib import Path
 
@@ -20,7 +21,7 @@ OWN = TransformerSpec(4, 2, dim=16, num_heads=2, feed_forward_dim=24, dropout=0.
 
 
 def stepped(spec: ModelSpec, batch: Batch, hidden: Tensor) -> tuple[float, Tensor, list[Tensor]]:
-    """Loss, gradient and weights after a step with dropout."""
+    """Loss and gradient of a step with dropout, and the weights after the step."""
     torch.manual_seed(3)
     part = HeadPart(HEAD, spec.build_head(VOCABULARY), optimizer_settings())
     generator = DropoutKey(0, 0, 0).generator(HEAD, 0)
@@ -44,28 +45,30 @@ def check(spec: ModelSpec) -> RowsRead:
 
 
 @pytest.mark.parametrize(("name", "head"), ONE_OF_EACH)
-def test_every_familys_head_answers_the_same(tmp_path: Path, name: str, head: str) -> None:
+def test_heads_of_all_families_need_only_the_rows_that_they_read(
+    tmp_path: Path, name: str, head: str
+) -> None:
     reads = {"pooled": "first", "tokens": "labelled"}.get(head, "real")
     assert check(spec_of(tmp_path, name, head)).reads == reads
 
 
-def test_our_own_decoder_answers_the_same() -> None:
+def test_our_decoder_needs_only_real_rows() -> None:
     assert check(OWN) == RowsRead("real")
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_blocks_behind_a_cut_answer_the_same(tmp_path: Path, name: str) -> None:
-    """They attend to all tokens, whatever the head behind them reads."""
+def test_blocks_after_a_cut_need_all_real_rows(tmp_path: Path, name: str) -> None:
+    """These blocks attend to all real tokens, even if the head reads fewer rows."""
     head = dict(CASES)[name]
     assert check(cut_at(spec_of(tmp_path, name, head), 1)).reads == "real"
 
 
-def test_of_a_head_of_an_unknown_kind_everything_travels() -> None:
+def test_all_rows_are_sent_to_a_head_of_unknown_kind() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert RowsRead("every", 2).of(mask, torch.zeros(2, 1)).all()
 
 
-def test_rows_are_counted_by_hand() -> None:
+def test_numbers_of_sent_rows_equal_those_counted_by_hand() -> None:
     mask = torch.tensor([[True, True, True], [True, True, False]])
     targets = torch.tensor([[IGNORED, 4], [3, 2]])
     count = {

@@ -1,4 +1,4 @@
-"""Parts make up the model; a module around given weights is made of them."""
+"""The parts form the model; ``build_empty`` builds a module around given weights."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SPEC = TransformerSpec(3, 1, 16, 2, 24, dropout=0.2)
 
 
 def test_parts_are_the_model_in_order() -> None:
-    """Names are those of the weights; every weight belongs to one part."""
+    """Part and weight names form the model's names; each weight belongs to one part."""
     model = SplitModel(SPEC, VOCABULARY)
     parts = model.parts()
     assert list(parts) == ["embedding", "blocks.0", "blocks.1", "blocks.2", "head"]
@@ -29,7 +29,7 @@ def test_parts_are_the_model_in_order() -> None:
 
 
 def test_build_empty_wraps_the_weights_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is shared, in the weights' own dtype; all of them train; nothing is initialised."""
+    """The module uses the weights' memory and type; all weights train and none is initialised."""
     weights = {
         name: tensor.double().clone()
         for name, tensor in SplitModel(SPEC, VOCABULARY).state_dict().items()
@@ -65,10 +65,10 @@ def test_build_empty_wraps_the_weights_themselves(monkeypatch: pytest.MonkeyPatc
         ({"query.scale": torch.zeros(1)}, "Unexpected key.*query.scale"),
     ],
 )
-def test_build_empty_refuses_what_does_not_fit(
+def test_build_empty_refuses_weights_that_do_not_fit(
     change: dict[str, torch.Tensor | None], words: str
 ) -> None:
-    """Wrong shapes, also those that would broadcast, missing and unknown names."""
+    """Wrong shapes, including those that would broadcast, and missing or unknown names."""
 
     def build() -> nn.Module:
         return nn.ModuleDict({"query": nn.Linear(16, 16)})
@@ -78,8 +78,8 @@ def test_build_empty_refuses_what_does_not_fit(
         build_empty(build, {name: w for name, w in weights.items() if w is not None})
 
 
-def test_the_loss_in_one_piece_is_that_of_its_parts() -> None:
-    """Each part with its own stream of random numbers, that of micro-batch 0."""
+def test_the_loss_of_the_model_equals_that_of_its_parts() -> None:
+    """Each part draws from its own random stream for micro-batch 0."""
     torch.manual_seed(0)
     model = SplitModel(SPEC, VOCABULARY).train()
     ids = torch.randint(3, 11, (2, 5))

@@ -1,4 +1,4 @@
-"""A frozen stem computes what the whole model computes, each row by itself."""
+"""A model with a frozen stem equals the whole model; the stem computes each row independently."""
 
 from pathlib import Path
 from typing import cast
@@ -40,13 +40,13 @@ def adapted(base: ModelSpec, last_blocks: int) -> StemSpec:
 
 
 def drawn(spec: ModelSpec) -> SplitModel:
-    """The fresh model of one seed, as a run's first model is drawn."""
+    """A random model of one seed, drawn as a run draws its initial model."""
     torch.manual_seed(3)
     return SplitModel(spec, VOCABULARY)
 
 
 def pair(spec: StemSpec) -> tuple[SplitModel, SplitModel]:
-    """The model without a stem and with one, with the same weights, none of them zero."""
+    """The models without and with a stem, with the same random weights, which are not zero."""
     weights = {
         name: weight.double() + 0.2 * torch.randn_like(weight, dtype=torch.float64)
         for name, weight in drawn(spec).state_dict().items()
@@ -66,7 +66,7 @@ def gradients(model: SplitModel) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("last_blocks", [pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize("kind", ["own", "bert", "gpt2", "llama", "t5", "t5-wide"])
-def test_loss_and_gradients_are_those_of_the_model_without_a_stem(
+def test_loss_and_gradients_equal_those_of_the_model_without_a_stem(
     tmp_path: Path, kind: str, last_blocks: int
 ) -> None:
     spec = adapted(base_of(tmp_path, kind), last_blocks)
@@ -84,8 +84,9 @@ def test_loss_and_gradients_are_those_of_the_model_without_a_stem(
 
 
 @pytest.mark.parametrize("kind", ["own", "bert", "t5"])
-def test_the_first_weights_are_the_base_models(tmp_path: Path, kind: str) -> None:
-    """Of the same seed, adapters merged; frozen is all but the last blocks' adapters and head."""
+def test_the_initial_weights_equal_those_of_the_base_model(tmp_path: Path, kind: str) -> None:
+    """With the same seed and merged adapters. Only the last blocks have adapters; the embedding is
+    frozen."""
     base = base_of(tmp_path, kind)
     spec = adapted(base, 2)
     found = spec.in_base(drawn(spec).state_dict())
@@ -101,8 +102,8 @@ def test_the_first_weights_are_the_base_models(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["own", "bert", "gpt2", "llama", "t5"])
-def test_a_rows_bits_depend_on_the_row_alone(tmp_path: Path, kind: str) -> None:
-    """Not on the rows beside it, its place, or the padding; that has none of its own."""
+def test_the_bits_of_a_row_depend_only_on_the_row(tmp_path: Path, kind: str) -> None:
+    """Other rows, the row's place and padding do not change them; the output at padding is 0."""
     stem = drawn(adapted(base_of(tmp_path, kind), 2)).embedding
     assert isinstance(stem, Stem)
     batch = batch_for(HEADS[kind])
@@ -120,7 +121,7 @@ def test_a_rows_bits_depend_on_the_row_alone(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_stem_has_no_dropout_and_no_gradient() -> None:
-    """Those of the blocks behind it have both."""
+    """The blocks after the stem have dropout and gradients."""
     spec, batch = adapted(DROPPING, 1), batch_for("decoder")
     model = drawn(spec).train()
     assert torch.equal(
@@ -132,8 +133,8 @@ def test_a_stem_has_no_dropout_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", ["own", "t5", "t5-wide"])
-def test_the_planners_block_is_one_behind_the_stem(tmp_path: Path, kind: str) -> None:
-    """T5's takes the table's rows, too: its cost is that of the same block of the whole model."""
+def test_the_planner_counts_blocks_after_the_stem(tmp_path: Path, kind: str) -> None:
+    """A block costs as much as in the whole model, including T5's table of position biases."""
     base = base_of(tmp_path, kind)
     spec = adapted(base, 3)
     assert spec.num_blocks == 3
@@ -143,13 +144,13 @@ def test_the_planners_block_is_one_behind_the_stem(tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize("last_blocks", [5, 6])
-def test_there_must_be_so_many_blocks(tmp_path: Path, last_blocks: int) -> None:
+def test_more_last_blocks_than_the_model_has_are_refused(tmp_path: Path, last_blocks: int) -> None:
     with pytest.raises(ConfigError, match=rf"adapter\.last_blocks={last_blocks}: .* 4") as caught:
         adapted(base_of(tmp_path, "own"), last_blocks)
     assert "\n" not in str(caught.value)
 
 
-def test_options_that_exclude_each_other(tmp_path: Path) -> None:
+def test_options_that_contradict_a_stem_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter\.cache=true: .* adapter\.last_blocks"):
         adapter_settings(cache=True)
     with pytest.raises(ConfigError, match=r"framework\.cut=1: .* adapter\.last_blocks=2"):

@@ -1,4 +1,4 @@
-"""The Transformer against torch's own layers, and greedy decoding against the loss."""
+"""The Transformer equals torch's layers, and greedy decoding agrees with the loss."""
 
 import math
 import re
@@ -38,7 +38,8 @@ ties = pytest.mark.parametrize("tied", [True, False])
 
 
 def model_of(spec: TransformerSpec, seed: int = 0) -> SplitModel:
-    """In double precision; all weights random, norms and biases too, and large enough to differ."""
+    """A model in double precision; all weights, norms and biases are random and large enough to
+    matter."""
     model = SplitModel(spec, VOCABULARY).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -61,14 +62,14 @@ def ragged() -> Batch:
 
 
 def decoder_of(model: SplitModel) -> Decoder:
-    """The head, typed."""
+    """The head as a ``Decoder``."""
     assert isinstance(model.head, Decoder)
     return model.head
 
 
 @norms
-def test_an_encoder_block_is_torchs(norm: str) -> None:
-    """The same weights in ``nn.TransformerEncoderLayer``, masked."""
+def test_an_encoder_block_equals_that_of_torch(norm: str) -> None:
+    """``nn.TransformerEncoderLayer`` with the same weights and mask gives the same output."""
     block = model_of(replace(SPEC, norm=norm)).blocks[0]
     hidden, mask = torch.randn(3, 6, 16, dtype=torch.float64), ragged().mask
     expected = _torchs_encoder_layer(block, norm)(hidden, src_key_padding_mask=~mask)
@@ -76,8 +77,9 @@ def test_an_encoder_block_is_torchs(norm: str) -> None:
 
 
 @norms
-def test_a_decoder_block_is_torchs(norm: str) -> None:
-    """The same weights in ``nn.TransformerDecoderLayer``: causal, and masked over the memory."""
+def test_a_decoder_block_equals_that_of_torch(norm: str) -> None:
+    """``nn.TransformerDecoderLayer`` with the same weights, a causal mask and a mask of the
+    memory."""
     block = decoder_of(model_of(replace(SPEC, norm=norm))).blocks[0]
     assert isinstance(block, DecoderBlock)
     x, memory = torch.randn(2, 3, 5, 16, dtype=torch.float64)
@@ -92,8 +94,8 @@ def test_a_decoder_block_is_torchs(norm: str) -> None:
 
 @norms
 @ties
-def test_the_loss_is_that_of_torchs_layers(norm: str, tied: bool) -> None:
-    """Pre-norm has a last norm behind both stacks, post-norm none; EOS is predicted, BOS shifts."""
+def test_the_loss_equals_that_of_torch_layers(norm: str, tied: bool) -> None:
+    """Only pre-norm has a norm after both stacks; targets are shifted by BOS and include EOS."""
     model, batch = model_of(replace(SPEC, norm=norm, tie_embeddings=tied)), ragged()
     head = decoder_of(model)
     hidden = model.embedding(batch.inputs)
@@ -117,8 +119,8 @@ def test_the_loss_is_that_of_torchs_layers(norm: str, tied: bool) -> None:
     assert all(isinstance(module, nn.LayerNorm) == (norm == "pre") for module in norms)
 
 
-def test_positions_are_those_of_the_paper() -> None:
-    """Section 3.5: sin(pos / 10000^(2i/d)) and cos in turn, from any start."""
+def test_positions_equal_those_of_the_paper() -> None:
+    """Section 3.5: columns alternate sin(pos / 10000^(2i/d)) and cos, from any first position."""
     expected = [
         [
             (math.cos if column % 2 else math.sin)(place / 1e4 ** ((column - column % 2) / 6))
@@ -131,8 +133,8 @@ def test_positions_are_those_of_the_paper() -> None:
     assert positions(0, 2, 4, torch.empty(0)).dtype == torch.float32
 
 
-def test_an_embedding_is_scaled_and_knows_its_place() -> None:
-    """√d times the token's vector, plus the position's."""
+def test_an_embedding_is_the_scaled_token_vector_plus_the_position() -> None:
+    """The scale is √d."""
     embedding = model_of(SPEC).embedding
     ids = torch.tensor([[3, 4, 3]])
     vectors = embedding.tokens.weight[ids] * 4  # type: ignore[index,union-attr]
@@ -146,13 +148,13 @@ def test_an_embedding_is_scaled_and_knows_its_place() -> None:
     ("norm", "tied"),
     chosen(product(("pre", "post"), (True, False)), [("pre", True), ("post", False)]),
 )
-def test_greedy_decoding_takes_the_token_of_least_loss(norm: str, tied: bool) -> None:
-    """Token by token, the whole prefix anew, without anything cached, padded or batched."""
+def test_greedy_decoding_chooses_the_token_with_the_least_loss(norm: str, tied: bool) -> None:
+    """The reference recomputes the whole prefix for each token, without cache, padding or batch."""
     spec, batch, longest = replace(SPEC, norm=norm, tie_embeddings=tied), ragged(), 7
     models = [model_of(spec, seed) for seed in range(20)]
     predictions = [model.generate(batch, longest) for model in models]
     telling = [place for place, rows in enumerate(predictions) if len(set(map(tuple, rows))) == 3]
-    assert len(telling) >= 2  # most random models say the same to all samples
+    assert len(telling) >= 2  # most random models predict the same for all samples
     for place in telling[:2]:
         for inputs, mask, prediction in zip(
             batch.inputs, batch.mask, predictions[place], strict=True
@@ -161,8 +163,9 @@ def test_greedy_decoding_takes_the_token_of_least_loss(norm: str, tied: bool) ->
 
 
 @norms
-def test_decoding_together_is_decoding_one_by_one(norm: str) -> None:
-    """Some samples end early, some never; padding and neighbours change nothing."""
+def test_decoding_a_batch_equals_decoding_each_sample(norm: str) -> None:
+    """Some samples end early, others at the maximum length; padding and other samples change
+    nothing."""
     batch, longest, mixed = ragged(), 8, 0
     for seed in range(20):
         model = model_of(replace(SPEC, norm=norm), seed)
@@ -177,8 +180,8 @@ def test_decoding_together_is_decoding_one_by_one(norm: str) -> None:
     assert mixed
 
 
-def test_decoding_ends_with_the_last_sample() -> None:
-    """A row is what it would be without an end mark, up to its first one."""
+def test_decoding_stops_when_the_last_sample_has_ended() -> None:
+    """Each row equals the row decoded without an end token, up to its first end token."""
     batch, longest, early, steps = ragged(), 8, 0, Counter[str]()
     for seed in range(20):
         model = model_of(replace(SPEC, tie_embeddings=False), seed)
@@ -197,8 +200,8 @@ def test_decoding_ends_with_the_last_sample() -> None:
     assert early
 
 
-def test_decoding_ends_at_its_greatest_length() -> None:
-    """Also at once."""
+def test_decoding_stops_at_the_maximum_length() -> None:
+    """A maximum of 0 gives empty rows."""
     model = model_of(SPEC)
     assert model.generate(ragged(), 0) == [[], [], []]
     assert max(map(len, model.generate(ragged(), 3))) <= 3
@@ -207,7 +210,7 @@ def test_decoding_ends_at_its_greatest_length() -> None:
 @norms
 @ties
 def test_padding_does_not_change_the_loss(norm: str, tied: bool) -> None:
-    """Neither its width, on both sides, nor the ids that it holds; nor any gradient."""
+    """The width and ids of the padding of inputs and targets do not change gradients either."""
     model, batch = model_of(replace(SPEC, norm=norm, tie_embeddings=tied)), ragged()
     inputs = torch.cat((batch.inputs.masked_fill(~batch.mask, 5), torch.full((3, 4), 8)), 1)
     mask = functional.pad(batch.mask, (0, 4), value=False)
@@ -225,8 +228,8 @@ def test_padding_does_not_change_the_loss(norm: str, tied: bool) -> None:
 
 
 @norms
-def test_the_batchs_loss_is_the_sum_of_its_samples(norm: str) -> None:
-    """Of their cross-entropies, so that micro-batches add up."""
+def test_the_loss_of_a_batch_is_the_sum_over_its_samples(norm: str) -> None:
+    """Losses are summed and not averaged, so losses of micro-batches can be added."""
     model, batch = model_of(replace(SPEC, norm=norm)), ragged()
     losses = [
         model.loss(
@@ -238,7 +241,7 @@ def test_the_batchs_loss_is_the_sum_of_its_samples(norm: str) -> None:
 
 
 def test_samples_without_targets_have_no_loss() -> None:
-    """A micro-batch may consist of them: 0 and gradients of 0, not NaN."""
+    """A micro-batch of such samples has loss 0 and gradients of 0, not NaN."""
     model, batch = model_of(SPEC), ragged()
     loss = model.loss(Batch(batch.inputs, batch.mask, torch.full((3, 1), IGNORED)), KEY)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -248,8 +251,8 @@ def test_samples_without_targets_have_no_loss() -> None:
     assert not any(gradient.any() for gradient in found)
 
 
-def test_a_target_does_not_see_itself_or_what_follows() -> None:
-    """The loss of a prefix is part of the loss of the whole."""
+def test_a_prediction_depends_only_on_earlier_targets() -> None:
+    """Differences of prefix losses are log probabilities, which sum to 1 over the vocabulary."""
     model, batch = model_of(SPEC), ragged()
     row = Batch(batch.inputs[1:2], batch.mask[1:2], batch.targets[1:2])  # five targets
     assert row.num_targets == 5
@@ -273,8 +276,8 @@ def test_a_target_does_not_see_itself_or_what_follows() -> None:
         assert chances[int(row.targets[0, place])] == pytest.approx(math.exp(-steps[place]))
 
 
-def test_a_tied_output_is_the_embedding() -> None:
-    """Without weights of its own; an untied one with the same weights gives the same loss."""
+def test_a_tied_output_layer_uses_the_weights_of_the_embedding() -> None:
+    """A tied output has no weights; an untied output with the same weights has the same loss."""
     tied, free = model_of(SPEC), model_of(replace(SPEC, tie_embeddings=False))
     assert not any("output" in name for name, _ in tied.head.named_children())
     weights = tied.state_dict()
@@ -287,14 +290,14 @@ def test_a_tied_output_is_the_embedding() -> None:
     with torch.no_grad():
         free.state_dict()["head.output.bias"][3] += 1
     assert not torch.equal(free.loss(batch, KEY), tied.loss(batch, KEY))
-    assert "embedding.tokens.weight" in weights  # the source side keeps its own
+    assert "embedding.tokens.weight" in weights  # the encoder's embedding is separate
     assert not torch.equal(
         weights["embedding.tokens.weight"], weights["head.embedding.tokens.weight"]
     )
 
 
-def test_dropout_falls_on_every_sublayer_and_embedding() -> None:
-    """Two of an encoder block; an embedding and three a block in the decoder's two."""
+def test_dropout_is_applied_to_every_sublayer_and_embedding() -> None:
+    """Two per encoder block; one for each embedding; three per decoder block."""
     model, batch = model_of(replace(SPEC, dropout=0.4)).train(), ragged()
     with pytest.raises(RuntimeError, match="drawing_from"):
         model.encode(batch.inputs, batch.mask)
@@ -314,16 +317,16 @@ def test_dropout_falls_on_every_sublayer_and_embedding() -> None:
     assert drawn == []
 
 
-def test_each_part_of_the_loss_draws_from_its_own_stream() -> None:
-    """Which the key fixes."""
+def test_dropout_in_the_loss_depends_on_the_key() -> None:
+    """The same key gives the same loss; another step gives another loss."""
     model, batch = model_of(replace(SPEC, dropout=0.4)).train(), ragged()
     assert torch.equal(model.loss(batch, KEY), model.loss(batch, KEY))
     assert not torch.equal(model.loss(batch, KEY), model.loss(batch, replace(KEY, step=4)))
 
 
 @norms
-def test_dropout_spares_the_residual(norm: str) -> None:
-    """A sublayer whose output is wholly dropped passes x on."""
+def test_dropout_does_not_apply_to_the_residual(norm: str) -> None:
+    """If the sublayer's output is dropped completely, x remains."""
     around = Sublayer(replace(SPEC, norm=norm, dropout=0.999999)).double()
     x, output = torch.randn(2, 3, 16, dtype=torch.float64).unbind(0)
     with drawing_from(torch.Generator().manual_seed(0)):
@@ -348,8 +351,9 @@ def test_dropout_spares_the_residual(norm: str) -> None:
         ("norm", "Pre"),
     ],
 )
-def test_impossible_sizes_are_refused(option: str, value: object) -> None:
-    """The message names the option and its value, and is the same in Python."""
+def test_invalid_sizes_and_options_are_refused(option: str, value: object) -> None:
+    """The message names the option and its value, for command-line options and for Python
+    arguments."""
     changed: dict[str, Any] = {**asdict(SPEC), option: value}
     with pytest.raises(ConfigError) as caught:
         typed("model", TransformerSpec, changed)
@@ -358,14 +362,15 @@ def test_impossible_sizes_are_refused(option: str, value: object) -> None:
         TransformerSpec(**changed)
 
 
-def test_an_odd_dimension_has_no_positions() -> None:
+def test_an_odd_dimension_is_refused() -> None:
     """Sines and cosines come in pairs."""
     with pytest.raises(ConfigError, match=r"model\.dim=15: must be even and a multiple"):
         TransformerSpec(dim=15, num_heads=3)
 
 
 def _naive(model: SplitModel, inputs: Tensor, longest: int) -> list[int]:
-    """Greedy decoding by the loss alone: the next token is the one that adds least to it."""
+    """Greedy decoding with the loss only: the next token is the one that increases the loss
+    least."""
     mask = torch.ones_like(inputs, dtype=torch.bool)
     hidden = model.encode(inputs, mask)
     prefix: list[int] = []
@@ -393,7 +398,7 @@ class _Untied(nn.Module):
 
 
 def _causal(length: int) -> Tensor:
-    return torch.ones(length, length).triu(1).bool()  # torch's masks say what is not seen
+    return torch.ones(length, length).triu(1).bool()  # torch's masks mark hidden positions
 
 
 def _torchs_encoder_layer(block: nn.Module, norm: str) -> nn.Module:
@@ -404,7 +409,7 @@ def _torchs_encoder_layer(block: nn.Module, norm: str) -> nn.Module:
     _copy_attention(block.attention, layer.self_attn)
     _copy_feed_forward(block.feed_forward, layer)
     _copy_norms(layer, block.around_attention, block.feed_forward.around)
-    return layer  # in training: no fused path
+    return layer  # training mode avoids the fused path
 
 
 def _torchs_decoder_layer(block: nn.Module, norm: str) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Modules without values: the shapes of those on torch's meta device, and no work for values."""
+"""Modules built without values have the shapes of meta-device modules and compute no values."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ VOCABULARY = Vocabulary(size=9, pad=0, bos=1, eos=2)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the names of torch's operations."""
+    """Records the names of torch's operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -34,7 +34,7 @@ def forms(model: nn.Module) -> list[tuple[object, ...]]:
     ]
 
 
-def test_a_model_has_the_form_of_one_on_the_meta_device() -> None:
+def test_a_model_without_values_equals_one_on_the_meta_device() -> None:
     with torch.device("meta"):
         expected = SplitModel(SPEC, VOCABULARY)
     with WithoutValues():
@@ -44,7 +44,7 @@ def test_a_model_has_the_form_of_one_on_the_meta_device() -> None:
     assert torch.get_default_device().type == "cpu"
 
 
-def test_nothing_sets_values() -> None:
+def test_no_operation_sets_values() -> None:
     operations = Operations()
     with operations, WithoutValues():
         SplitModel(SPEC, VOCABULARY)
@@ -52,7 +52,7 @@ def test_nothing_sets_values() -> None:
     assert not {each for each in operations.seen if each.endswith("_")}
 
 
-def test_a_tensor_with_values_is_set_as_ever() -> None:
+def test_tensors_on_an_explicit_cpu_device_get_values() -> None:
     with WithoutValues():
         found = nn.init.ones_(torch.empty(3, device="cpu"))
         with torch.device("cpu"):

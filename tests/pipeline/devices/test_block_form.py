@@ -1,4 +1,4 @@
-"""Blocks that are built of one form."""
+"""Blocks that are built from one form."""
 
 import torch
 from torch import nn
@@ -7,13 +7,13 @@ from pipeline.devices.block_form import BlockForm
 
 
 def block() -> nn.Module:
-    """With a frozen weight, and with buffers of two dtypes."""
+    """A block with a frozen weight and buffers of two types."""
     linear = nn.Linear(3, 3)
     linear.weight.requires_grad_(False)
     return nn.Sequential(linear, nn.BatchNorm1d(3))
 
 
-def test_blocks_of_one_form_hold_the_given_weights_and_share_nothing() -> None:
+def test_blocks_of_one_form_use_the_given_weights_and_share_no_module() -> None:
     with torch.device("meta"):
         form = BlockForm({}, frozenset(), block())
     drawn = block()

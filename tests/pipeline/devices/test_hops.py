@@ -1,4 +1,4 @@
-"""What a device takes from its neighbour."""
+"""Which frames a device accepts from its neighbours, and how a relay forwards them."""
 
 import threading
 import time
@@ -32,15 +32,15 @@ def test_a_mask_marks_tokens_or_numbers_their_sequences(dtype: torch.dtype) -> N
     "mask",
     [torch.ones(2, 3), torch.ones(2, 3).long(), torch.ones(6).byte(), torch.ones(2, 4).byte()],
 )
-def test_another_tensor_is_no_mask(mask: torch.Tensor) -> None:
+def test_a_mask_of_another_type_or_shape_is_refused(mask: torch.Tensor) -> None:
     frame = FENCE.frame(FrameKind.ACTIVATION, 1, torch.zeros(2, 3, 4), mask)
     with pytest.raises(WireError, match="ACTIVATION of"):
         FENCE.received(frame, FrameKind.ACTIVATION, 1, "a peer")
 
 
 @pytest.mark.parametrize(("length", "fits"), [(3, True), (4, True), (2, False)])
-def test_an_activation_has_the_form_of_the_embedding_s(length: int, fits: bool) -> None:
-    """Also if the ports are made before the embedding has begun; blocks may append rows."""
+def test_an_activation_must_have_the_rows_of_the_embedding(length: int, fits: bool) -> None:
+    """Ports may be built before the embedding has run; blocks may append rows."""
     made = dict[int, tuple[Tensor, ...]]()
     mask = torch.ones(2, min(length, 3), dtype=torch.bool)
     frame = FENCE.frame(FrameKind.ACTIVATION, 1, torch.zeros(2, length, 4), mask)
@@ -54,7 +54,7 @@ def test_an_activation_has_the_form_of_the_embedding_s(length: int, fits: bool) 
         ports.receive(Action(FORWARD, 1))
 
 
-def test_who_has_not_read_the_last_step_is_named() -> None:
+def test_the_neighbour_that_has_not_read_the_last_step_is_named() -> None:
     read, unread = FrameStream("read", 2**20), FrameStream("unread", 2**20)
     check_read({"behind-0": read, "behind-1": unread})
     unread.send(FENCE.frame(FrameKind.ACTIVATION, 0, torch.zeros(2, 3, 4)))
@@ -64,8 +64,8 @@ def test_who_has_not_read_the_last_step_is_named() -> None:
 
 
 @pytest.mark.parametrize("kind", [FrameKind.ACTIVATION, FrameKind.NORMS])
-def test_a_relay_takes_no_more_than_the_receiver_reads(kind: FrameKind) -> None:
-    """The rest waits at the sender, who keeps to its credits."""
+def test_a_relay_reads_no_more_frames_than_the_receiver_allows(kind: FrameKind) -> None:
+    """Other frames wait at the sender, which respects its credits."""
     source, sink = FrameStream("sender", 2**20), FrameStream("receiver", 2**20)
     message, taken = b"\1" + encode(Frame(kind, 1, 0, 0, (torch.zeros(2, 3, 4),))), list[int]()
 

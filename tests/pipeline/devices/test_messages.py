@@ -6,8 +6,8 @@ from pipeline.devices import messages
 from pipeline.devices.messages import PartHeader, packed, unpacked
 
 
-def test_each_kind_of_message_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device sends a header with every part of every copy."""
+def test_the_validator_of_a_message_type_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This saves time, because each part of each copy has a header."""
     header = PartHeader("blocks.0", 0)
     assert unpacked(PartHeader, packed(header)) == header
     monkeypatch.setattr(messages, "TypeAdapter", None)

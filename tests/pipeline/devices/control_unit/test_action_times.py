@@ -1,4 +1,4 @@
-"""What a device says of its step is checked, summed up and brought into one clock."""
+"""Times that devices report of a step are checked, summed and converted to one clock."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ USAGE = torch.tensor([100.0, 2000.0], dtype=torch.float64)
 PLAN = plan_of(["here"], (3,))
 
 
-def test_actions_are_summed_up() -> None:
-    """A forward of one second, a backward of three; what they make leaves later."""
+def test_times_of_actions_are_summed() -> None:
+    """A forward of 1 s and a backward of 3 s; their outputs are sent later."""
     measured = Measurements()
     for later_s in (0.0, 10.0):
         measured.add("here", 2, TABLE + later_s, USAGE)
@@ -23,13 +23,14 @@ def test_actions_are_summed_up() -> None:
     assert (report.name, report.blocks, report.chunk_s) == ("here", 3, 4.0)
     assert (report.compute_s, report.wait_s, report.span_s) == (8.0, 3.0, 12.0)
     assert report.send_s == 1.5
-    assert report.send_alone_s == 1.0  # the forward's output leaves while the backward waits
+    assert report.send_alone_s == 1.0  # the forward's output is sent while the backward waits
     assert report.control_unit_wait_s == 3.0  # it has no neighbours
     assert (report.sent_bytes, report.peak_bytes) == (100.0, 2000.0)
 
 
-def test_a_middle_device_waits_for_the_control_unit_while_that_computes() -> None:
-    """By the control unit's clock; it embeds from 1 to 3, and its head computes from 5 to 9.5."""
+def test_a_middle_device_waits_for_the_control_unit_while_it_computes() -> None:
+    """By the control unit's clock, it embeds from second 1 to 3 and computes the head from 5 to
+    9.5."""
     plan, names = plan_of(["first", "here", "last"], (1, 1, 1), 2), ("F0", "F1", "B0", "B1")
     first, second, *back = (Action(name[0], int(name[1])) for name in names)
     embedding = {first: (101.0, 102.0), second: (102.0, 103.0)}
@@ -38,8 +39,8 @@ def test_a_middle_device_waits_for_the_control_unit_while_that_computes() -> Non
     table = torch.tensor(
         [
             [0.0, 3.0, 4.0, 4.0],  # from 1 to 3
-            [4.0, 4.5, 5.0, 5.0],  # not
-            [5.0, 8.5, 9.0, 9.0],  # all the time
+            [4.0, 4.5, 5.0, 5.0],  # no overlap
+            [5.0, 8.5, 9.0, 9.0],  # the whole wait
             [9.0, 10.0, 11.0, 11.0],  # to 9.5
         ],
         dtype=torch.float64,
@@ -53,7 +54,7 @@ def test_a_middle_device_waits_for_the_control_unit_while_that_computes() -> Non
         assert (report.wait_s, report.control_unit_wait_s) == (8.0, waits_s)
 
 
-def test_a_trace_is_by_the_control_units_clock() -> None:
+def test_traces_of_devices_use_one_clock() -> None:
     measured = Measurements()
     measured.add("here", 2, TABLE, USAGE)
     measured.add("here", 2, TABLE + 1.0, USAGE)
@@ -64,8 +65,9 @@ def test_a_trace_is_by_the_control_units_clock() -> None:
     assert torch.allclose(first[:, 2] - first[:, 1], torch.tensor([1.0, 3.0]).double())
 
 
-def test_the_control_units_stages_are_traced_around_the_devices() -> None:
-    """The head answers the second micro-batch after the first one, though it came before that."""
+def test_traces_include_the_control_units_embedding_and_head() -> None:
+    """The head receives the second micro-batch before it answers the first, and answers them in
+    order."""
     plan, first, second = plan_of(["here"], (3,), 2), Action("F", 0), Action("F", 1)
     back = Action("B", 0), Action("B", 1)
     embedding = {first: (1.0, 2.0), second: (2.0, 4.0), back[0]: (9.0, 9.5), back[1]: (12.0, 13.0)}
@@ -105,7 +107,7 @@ def test_the_control_units_stages_are_traced_around_the_devices() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(table: Tensor, usage: Tensor) -> None:
+def test_malformed_times_and_usage_are_refused(table: Tensor, usage: Tensor) -> None:
     measured = Measurements()
     with pytest.raises(WireError):
         measured.add("here", 2, table, usage)

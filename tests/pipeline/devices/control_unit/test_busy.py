@@ -1,4 +1,4 @@
-"""Nothing healthy is given up because the machine is busy."""
+"""A busy machine does not cause the loss of healthy devices."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ PLAN = plan_of(NAMES, (1, 2, 1))
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Processes that compute without end, until the context's."""
+    """Start processes that compute until the context ends."""
     started = [subprocess.Popen([sys.executable, "-S", "-c", SPIN]) for _ in range(BUSY)]
     try:
         yield
@@ -34,7 +34,7 @@ def busy() -> Iterator[None]:
 
 @pytest.mark.faults
 def test_no_device_is_lost_while_cores_are_loaded_eightfold() -> None:
-    """Over some rounds, each with its handshakes, steps and copies."""
+    """Several rounds, each with handshakes, steps and copies, have the expected bits."""
     work = Work(steps=5)
     embedding, _, part = work.parts()
     head, expected = LocalHead(part), work.inline(PLAN)

@@ -1,4 +1,4 @@
-"""A device that works for another caller is waited for, with a bound, before it is given up."""
+"""The control unit waits for a busy device for a limited time, then treats it as lost."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ PLAN = plan_of(NAMES, (2, 2))
 def left_in_an_action(
     there: list[Daemon], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], None]]:
-    """Daemons in the middle of a step whose control unit has left, as after a cancelled round.
-    Yields what lets the step go on."""
+    """Daemons in the middle of a step whose control unit has disconnected, as after a cancelled
+    round. Yields a function that lets the step continue."""
     began, go_on, stage = threading.Semaphore(0), threading.Event(), HeldSegment.stage
 
     def slow(self: HeldSegment, *arguments: Any) -> object:
@@ -47,7 +47,8 @@ def left_in_an_action(
 
 
 def when_refused(monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> list[str]:
-    """``call`` whenever a device refuses a control unit; the devices' names."""
+    """Run ``call`` each time a device refuses a control unit; return the list of the devices'
+    names."""
     names = list[str]()
 
     class Refused(DeviceConnection):
@@ -63,10 +64,10 @@ def when_refused(monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> l
     return names
 
 
-def test_devices_are_dialled_and_asked_for_the_time_at_once(
+def test_all_devices_are_connected_and_asked_for_their_clock_in_parallel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each goes on only when the other is there, too."""
+    """Each call blocks until the call for the other device has started."""
     met = threading.Barrier(2)
     for owner, name in ((DeviceConnection, "__init__"), (Session, "_tell_time")):
         real = getattr(owner, name)
@@ -82,12 +83,14 @@ def test_devices_are_dialled_and_asked_for_the_time_at_once(
         assert segments._placed.clocks.keys() == set(NAMES)
 
 
-def test_a_lost_device_is_not_waited_for_with_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one, which is busy until then, is connected after it."""
+def test_a_lost_device_does_not_extend_the_wait_for_a_busy_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The busy device ends its action after its refusal, and is then connected."""
     with daemons(2) as there, left_in_an_action(there[:1], monkeypatch) as let_go_on:
         there[1].__exit__()
 
-        def go_on_after_the_busy_one() -> None:  # both are dialled at once
+        def go_on_after_the_busy_one() -> None:  # both are dialled in parallel
             if NAMES[0] in refused:
                 let_go_on()
 
@@ -97,23 +100,23 @@ def test_a_lost_device_is_not_waited_for_with_a_busy_one(monkeypatch: pytest.Mon
     assert set(refused) == set(NAMES)
 
 
-def test_devices_that_end_an_action_are_not_lost(
+def test_devices_that_finish_their_action_are_not_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The user is told once of each that is waited for."""
+    """A log message names each awaited device once."""
     monkeypatch.setattr(placement, "_TELL_S", -1.0)
     with daemons(2) as there, left_in_an_action(there, monkeypatch) as let_go_on:
         refused = when_refused(monkeypatch, let_go_on)
         with Work().segments(PLAN, there) as segments:
             assert not segments.lost
-    assert refused  # the first lets both go on, and the other may then come in time
+    assert refused  # the first refusal lets both steps continue, so the other device may not refuse
     told = [each.getMessage().split(":")[0] for each in caplog.records]
     waits = [each for each in told if each.startswith("waiting")]
     assert sorted(waits) == sorted(f"waiting for {name}" for name in set(refused))
 
 
 class Impatient(Work):
-    """No action may take any time under the first plan."""
+    """The time limit of an action is 0 s for the first plan, then 60 s."""
 
     bounds = iter([0.0])
 
@@ -123,10 +126,10 @@ class Impatient(Work):
 
     @hung_s.setter
     def hung_s(self, value: float) -> None:
-        """What a work begins with does not count."""
+        """Ignore the initial value."""
 
 
-def test_a_device_that_stays_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_stays_busy_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         daemons(2) as there,
         left_in_an_action(there[1:], monkeypatch),

@@ -1,4 +1,4 @@
-"""When a control unit calls a device lost."""
+"""When a control unit treats a device as lost."""
 
 import threading
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ def parts(count: int) -> Iterator[bytes]:
     return (next(messages) for _ in range(count))
 
 
-def test_a_device_is_not_silent_while_this_disk_is_slow() -> None:
-    """Its signs of life wait behind the parts that are not stored yet."""
+def test_a_slow_local_disk_does_not_make_a_device_silent() -> None:
+    """The device's signs of life wait in the queue after parts that are not stored yet."""
     stream, arrived, stored = FrameStream("a device", 1500), threading.Event(), threading.Event()
     channels = Mock(stream=lambda *_: stream)
     device = DeviceAddress("a", "127.0.0.1:1")
     connection = DeviceConnection(device, channels, arrived, lambda *_: stored.wait(), 1500)
     feeding = threading.Thread(target=stream.feed, args=(parts(3),), daemon=True)
-    feeding.start()  # of three parts one is being stored, one waits, and one finds no room
+    feeding.start()  # of three parts, one is being stored, one waits, and one exceeds the buffer
     while stream.silent_s:
         pass
     stream.heard -= 60

@@ -1,4 +1,4 @@
-"""Channels to devices stay open between rounds, and broken ones are dialled again."""
+"""Channels to devices stay open between rounds; broken channels are dialled again."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ PLAN = plan_of(NAMES, (1, 2, 1))
 
 @pytest.fixture
 def dialled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The devices to which channels were opened, by whichever end."""
+    """The devices to which the control unit or another device has opened channels."""
     names, real = list[str](), Dialer.pinned
 
     def noted(dialer: Dialer, device: str, address: str) -> tuple[grpc.Channel, bytes | None]:
@@ -45,13 +45,14 @@ def test_a_second_round_dials_no_device(kept: Channels, dialled: list[str]) -> N
     work = Work()
     with daemons(3) as there:
         first = work.remote(PLAN, there, kept=kept)
-        assert len(dialled) == 7  # a control stream each, two hops, and two between neighbours
+        # three control streams, two hops, and two channels between neighbours
+        assert len(dialled) == 7
         second = work.remote(PLAN, there, kept=kept)
     assert len(dialled) == 7
     assert first.equals(second)
 
 
-def test_a_device_that_started_again_is_dialled_again(kept: Channels) -> None:
+def test_a_restarted_device_is_dialled_again(kept: Channels) -> None:
     work = Work()
     with daemons(3) as there, ExitStack() as stack:
         expected = work.remote(PLAN, there, kept=kept)
@@ -61,7 +62,7 @@ def test_a_device_that_started_again_is_dialled_again(kept: Channels) -> None:
         assert work.remote(PLAN, there, kept=kept).equals(expected)
 
 
-def test_a_device_that_left_between_rounds_is_lost_at_once(kept: Channels) -> None:
+def test_a_device_that_stopped_between_rounds_is_lost_within_10_seconds(kept: Channels) -> None:
     work = Work()
     with daemons(3) as there:
         expected = work.remote(PLAN, there, kept=kept)

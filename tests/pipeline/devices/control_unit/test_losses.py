@@ -1,4 +1,4 @@
-"""Whatever device is lost, and when: the round ends with the bits of a round without the loss."""
+"""A round that loses devices at any point has the bits of a round without losses."""
 
 import random
 import threading
@@ -27,7 +27,7 @@ PLAN = plan_of(NAMES, (1, 2, 1))
 
 
 def points(count: int, seed: int) -> list[tuple[int, int, bool, bool]]:
-    """Device, frame, sent or taken, before or after."""
+    """Random faults: device, frame number, on sending or receiving, before or after the frame."""
     drawn = random.Random(seed)
     return [
         (drawn.randrange(3), drawn.randrange(1, 17), drawn.random() < 0.5, drawn.random() < 0.5)
@@ -36,7 +36,7 @@ def points(count: int, seed: int) -> list[tuple[int, int, bool, bool]]:
 
 
 def chosen_of(count: int, seed: int) -> list[Any]:
-    """These points as parameters, of which a half is for the thorough run."""
+    """``points`` as test parameters; the second half only runs in thorough tests."""
     drawn = points(count, seed)
     late = (pytest.param(each, marks=pytest.mark.thorough) for each in drawn[count // 2 :])
     return [*drawn[: count // 2], *late]
@@ -53,11 +53,12 @@ SENT = {
     "CLOCK": 3,
 }
 TAKEN = {"LOAD": 1, "PART": 1, "OPEN": 1, "CLOCK": 3, "BEGIN": 2, "STEP": 2}
-TAKEN |= {"ACTIVATION": 6, "GRADIENT": 6}  # so many of a kind by each device at least
+# each device receives at least this number of frames of the kind
+TAKEN |= {"ACTIVATION": 6, "GRADIENT": 6}
 
 
 def points_of_kinds(count: int, seed: int) -> list[tuple[int, str, int, bool, bool]]:
-    """Device, kind, which of its kind, sent or taken, before or after: each kind in its turn."""
+    """Faults at each kind of frame in turn: device, kind, number, on sending, before the frame."""
     drawn, found = random.Random(seed), list[tuple[int, str, int, bool, bool]]()
     while len(found) < count:
         for before in (True, False):
@@ -75,8 +76,9 @@ def expected() -> Result:
 
 
 @pytest.mark.parametrize("point", chosen_of(12, 0), ids=str)
-def test_a_fault_changes_nothing(point: tuple[int, int, bool, bool], expected: Result) -> None:
-    """At a frame of a device."""
+def test_a_fault_at_a_random_frame_does_not_change_the_bits(
+    point: tuple[int, int, bool, bool], expected: Result
+) -> None:
     device, *when = point
     with daemons(3) as there:
         fault = Fault(there[device], *when)
@@ -88,11 +90,11 @@ def test_a_fault_changes_nothing(point: tuple[int, int, bool, bool], expected: R
 
 @pytest.mark.faults
 @pytest.mark.parametrize("point", points_of_kinds(50, 1), ids=str)
-def test_a_fault_at_any_kind_changes_nothing(
+def test_a_fault_at_each_kind_of_frame_does_not_change_the_bits(
     point: tuple[int, str, int, bool, bool], expected: Result
 ) -> None:
     device, kind, *when = point
-    lost = [NAMES[device]] if kind != "CLOCK" else []  # clocks are read when nothing else is left
+    lost = [NAMES[device]] if kind != "CLOCK" else []  # clocks are read last
     with daemons(3) as there:
         fault = Fault(there[device], *when, kind=kind)  # type: ignore[arg-type]
         with planted([fault]):
@@ -102,10 +104,10 @@ def test_a_fault_at_any_kind_changes_nothing(
 
 
 @pytest.mark.parametrize(("may_take_s", "lost"), [(60.0, 0), (0.0, 1)])
-def test_who_imports_libraries_for_long_does_not_hang(
+def test_a_device_that_imports_libraries_has_a_longer_time_limit(
     may_take_s: float, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment's kind of model may need some, which take a small device long; not for ever."""
+    """A model may need libraries that a small device imports slowly; this time is limited too."""
     real = Daemon._hold
 
     def slow(self: Daemon, *arguments: Any) -> HeldSegment:
@@ -120,29 +122,31 @@ def test_who_imports_libraries_for_long_does_not_hang(
         assert len(segments.lost) == lost
 
 
-def test_a_fault_changes_nothing_where_hops_are_relayed(expected: Result) -> None:
+def test_a_fault_does_not_change_the_bits_if_hops_are_relayed(expected: Result) -> None:
     work = Work(relay=True)
     with daemons(3) as there, planted([Fault(there[1], 9, True, True)]):
         assert work.remote(PLAN, there, lost=[NAMES[1]]).equals(expected)
 
 
-def test_all_but_one_may_go(expected: Result) -> None:
-    """The second during the recovery from the first."""
+def test_two_of_three_devices_may_be_lost(expected: Result) -> None:
+    """The second device is lost during the recovery from the first loss."""
     with daemons(3) as there:
         faults = [Fault(there[1], 9, True, True), Fault(there[0], 14, True, True)]
         with planted(faults):
             assert Work().remote(PLAN, there, lost=NAMES[:2]).equals(expected)
 
 
-def test_when_all_are_gone_the_unit_says_so() -> None:
+def test_the_round_fails_if_all_devices_are_lost() -> None:
     with daemons(2) as there:
         faults = [Fault(each, 9, True, True) for each in there]
         with planted(faults), pytest.raises(RoundFailedError, match="no device is left"):
             Work().remote(plan_of(NAMES[:2], (2, 2)), there)
 
 
-def test_who_cannot_dial_a_lost_neighbour_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The neighbour's end is seen later than the call that has failed."""
+def test_a_device_that_cannot_dial_a_lost_neighbour_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The failed call is reported before the end of the neighbour is detected."""
     dial, work, ending = Daemon._dial, Work(), list[threading.Timer]()
 
     def dialling(self: Daemon, *where: Any) -> FrameStream:
@@ -162,7 +166,7 @@ def test_who_cannot_dial_a_lost_neighbour_is_not_lost(monkeypatch: pytest.Monkey
 def test_a_round_of_one_step_waits_for_its_optimiser_state(
     lost: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state arrives late, and nothing that the control unit asks meanwhile overtakes it."""
+    """The state arrives late; later requests of the control unit do not overtake it."""
     begun = Work(steps=1)
     work = begun.after(begun.inline(PLAN))
     real = Replica.packed
@@ -180,11 +184,11 @@ def test_a_round_of_one_step_waits_for_its_optimiser_state(
     assert found.equals(work.inline(PLAN))
 
 
-def test_a_device_that_is_lost_after_the_last_step_takes_no_time_from_it(
+def test_a_loss_after_the_last_step_does_not_reduce_the_pipeline_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Though another one loads its blocks for longer than the step took: the server refuses times
-    below 0."""
+    """Another device loads its blocks for longer than the step took; this time counts as start
+    time. The server refuses times below 0."""
     work, real, taken_s = Work(steps=1), Replica.packed, 0.0
 
     def slow(self: Replica, name: str, keys: Collection[str]) -> torch.Tensor:

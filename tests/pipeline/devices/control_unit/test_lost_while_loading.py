@@ -1,4 +1,4 @@
-"""A device is lost while blocks are sent; the optimiser's state is sent after the weights."""
+"""Losses while blocks are sent; the optimiser's state is sent after the weights."""
 
 import threading
 from collections.abc import Collection
@@ -18,20 +18,20 @@ PLAN = plan_of(NAMES, (1, 2, 1))
 
 @pytest.fixture(scope="module")
 def work() -> Work:
-    """A round that begins with moments."""
+    """A round that starts with optimiser state."""
     return Work().after(Work().inline(PLAN))
 
 
 @pytest.fixture(scope="module")
 def expected(work: Work) -> Result:
-    """The round in one thread."""
+    """The result of the round in one thread."""
     return work.inline(PLAN)
 
 
-def test_a_step_begins_without_optimiser_state(
+def test_a_step_starts_before_the_optimiser_state_is_sent(
     work: Work, expected: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is sent after the first activation has passed all devices."""
+    """The state is sent after the first activation has passed all devices."""
     gather, packed = Placement.gather, Replica.packed
     placed, begun = list[Placement](), list[bool]()
 
@@ -66,7 +66,7 @@ def test_a_device_may_be_lost_while_parts_are_sent(
     state: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before a certain block's part is sent, to that device or to another."""
+    """The device is lost just before a part of a block is sent to it or to another device."""
     packed, gone = Replica.packed, list[threading.Thread]()
 
     def losing(replica: Replica, name: str, keys: Collection[str]) -> torch.Tensor:
@@ -83,5 +83,5 @@ def test_a_device_may_be_lost_while_parts_are_sent(
 
 
 def ended(daemon: Daemon) -> None:
-    """At once, without a word."""
+    """Stop the daemon's server immediately, without a message."""
     daemon._server.stop(None).wait()

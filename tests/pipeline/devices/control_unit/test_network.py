@@ -1,4 +1,4 @@
-"""Daemons in network namespaces, behind links of 100 Mbit/s, with credentials."""
+"""Daemons with credentials in network namespaces, connected by links of 100 Mbit/s."""
 
 import logging
 import time
@@ -17,8 +17,8 @@ from tests.network import Network, UnavailableError, network
 
 COUNT, RATE_BPS, SLOW_BPS = 3, 100e6, 2e6
 PLAN = plan_of([device_name(k) for k in range(COUNT)], (1, 2, 1))
-NOTICED_S = 6.0  # no sign of life for 5 s, which is looked at ten times a second
-BUSY_S = 4.0  # what a busy machine may add
+NOTICED_S = 6.0  # no sign of life for 5 s, checked ten times a second
+BUSY_S = 4.0  # the additional delay of a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +40,16 @@ def test_a_round_over_the_network_equals_inline(there: tuple[Network, Boxes]) ->
     assert found.equals(Work().inline(PLAN))
 
 
-def test_a_link_is_cut_in_the_middle_of_a_step(
+def test_a_round_continues_after_a_link_is_cut_in_a_step(
     there: tuple[Network, Boxes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The device behind it lives, and nobody is told; the round goes on without it."""
+    """The device is alive and no connection is closed; the control unit detects the loss and
+    continues without it."""
     made, started = there
     cut_s = list[float]()
 
     class Cutting(LocalHead):
-        """Cuts the second device off when the second micro-batch of the second step is there."""
+        """Cuts the second device's link when the head receives micro-batch 1 of step 1."""
 
         def submit(self, micro_batch: int, hidden: object) -> None:
             super().submit(micro_batch, hidden)
@@ -76,8 +77,8 @@ def test_a_link_is_cut_in_the_middle_of_a_step(
 
 
 @pytest.mark.faults
-def test_three_that_share_a_stage_over_slow_links_lose_nobody(tmp_path: Path) -> None:
-    """Gradients take ten seconds, behind which signs of life and acknowledgements wait."""
+def test_three_devices_that_share_a_stage_over_slow_links_are_not_lost(tmp_path: Path) -> None:
+    """Sending gradients takes ten seconds, and delays signs of life and acknowledgements."""
     work = Work(TransformerSpec(4, 1, 96, 2, 384, 0.3), hung_s=300.0)
     shares = tuple(Share(device_name(k), 1) for k in range(COUNT))
     stage = SegmentPlan(device_name(0), Span(0, 4), shares)

@@ -1,4 +1,4 @@
-"""What runs, listens, is held or lies about after rounds on devices: what was there before."""
+"""Rounds on devices leave no processes, ports, threads, files, memory or handles."""
 
 import gc
 import tempfile
@@ -26,7 +26,7 @@ MB = 2**20
 
 
 def there(folder: Path) -> dict[str, set[object]]:
-    """Processes, ports, threads and files of ours."""
+    """This process's child processes, listening ports and threads, and our files in ``folder``."""
     own = psutil.Process()
     listening = [each for each in own.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     return {
@@ -38,7 +38,7 @@ def there(folder: Path) -> dict[str, set[object]]:
 
 
 def soon(condition: Callable[[], bool]) -> bool:
-    """Whether it is so within a while."""
+    """Whether ``condition`` becomes true within 30 s."""
     deadline = time.monotonic() + 30
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -46,8 +46,10 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nothing_of_ours_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a round that lost a device, daemons with credentials and their control unit."""
+def test_a_round_with_a_loss_leaves_no_processes_ports_threads_or_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round loses a device; then the daemons and the control unit end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -66,8 +68,8 @@ def test_nothing_of_ours_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert soon(clean), left
 
 
-def test_blocks_go_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, not when Python looks for cycles: the next ones need the memory."""
+def test_blocks_are_freed_when_their_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Python's garbage collector, because the next blocks need the memory."""
     held, real = list[weakref.ref[HeldSegment]](), HeldSegment.__init__
 
     def noted(self: HeldSegment, *arguments: Any) -> None:
@@ -87,7 +89,7 @@ def test_blocks_go_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Killing(LocalHead):
-    """Kills a device when the second micro-batch of the second step has come through all."""
+    """Kills a device when the head receives micro-batch 1 of step 1."""
 
     def __init__(self, part: HeadPart, device: DeviceProcess) -> None:
         super().__init__(part)
@@ -100,12 +102,13 @@ class Killing(LocalHead):
 
 
 def held_by(process: psutil.Process) -> tuple[float, int, int]:
-    """MB, handles and threads."""
+    """Memory in MB, handles and threads."""
     return process.memory_info().rss / MB, process.num_fds(), process.num_threads()
 
 
-def let_go(processes: Sequence[psutil.Process], before: Sequence[tuple[float, int, int]]) -> bool:
-    """Whether no process has more handles or threads than before, but for a few of libraries."""
+def released(processes: Sequence[psutil.Process], before: Sequence[tuple[float, int, int]]) -> bool:
+    """Whether each process has at most 3 handles and 3 threads more than before (libraries need a
+    few)."""
     return all(
         now <= then + 3
         for process, held in zip(processes, before, strict=True)
@@ -115,16 +118,16 @@ def let_go(processes: Sequence[psutil.Process], before: Sequence[tuple[float, in
 
 @contextmanager
 def started(listen: str = "127.0.0.1:0") -> Iterator[DeviceProcess]:
-    """A daemon that gives 1 GB."""
-    quiet = {"MALLOC_ARENA_MAX": "2"}  # or every new thread may take memory of its own
+    """A daemon that provides 1 GB."""
+    quiet = {"MALLOC_ARENA_MAX": "2"}  # otherwise each new thread may allocate its own arena
     with device_process("--memory", "1GB", "--listen", listen, environment=quiet) as device:
         yield device
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(1200)
-def test_three_hundred_rounds_with_kills_and_returns() -> None:
-    """Every tenth round loses a device, which is back for the next one; all have the same bits."""
+def test_300_rounds_with_killed_devices_have_the_same_bits_and_do_not_leak() -> None:
+    """Every tenth round loses a device, which restarts for the next round."""
     expected, seen = Work().inline(PLAN), list[list[tuple[float, int, int]]]()
     with started() as first, started() as last, ExitStack() as stack:
         middle = stack.enter_context(started())
@@ -143,8 +146,8 @@ def test_three_hundred_rounds_with_kills_and_returns() -> None:
                 middle = stack.enter_context(started(middle.address))
             if number % 50 == 49:
                 time.sleep(1.0)
-                soon(lambda: len(seen) < 2 or let_go(own, seen[1]))
+                soon(lambda: len(seen) < 2 or released(own, seen[1]))
                 seen.append([held_by(each) for each in own])
                 print(number, seen[-1], flush=True)
-        assert let_go(own, seen[1])
+        assert released(own, seen[1])
     assert all(late[0] <= early[0] + 8 for early, late in zip(seen[1], seen[-1], strict=True))

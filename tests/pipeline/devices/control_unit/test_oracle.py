@@ -1,4 +1,5 @@
-"""Gradients of devices are those of torch's own pipelining, another runtime altogether."""
+"""Gradients on devices equal the gradients of torch.distributed.pipelining, an independent
+runtime."""
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ CUT, M, RATE = (1, 2), 2, 1.0
 
 
 def work() -> Work:
-    """Sources of different lengths, in micro-batches of as many samples; no dropout."""
+    """Sources of different lengths, in micro-batches of equal size; no dropout."""
     inputs = torch.randint(3, VOCABULARY.size, (4, 7))
     mask = torch.arange(7) < torch.tensor([7, 6, 4, 2])[:, None]
     targets = torch.randint(2, VOCABULARY.size, (4, 5))
@@ -27,7 +28,7 @@ def work() -> Work:
 
 @pytest.mark.thorough  # torch's pipelining takes ten seconds to import
 def test_gradients_equal_those_of_torch_pipelining() -> None:
-    """A step of SGD at rate 1 takes off the gradient itself."""
+    """An SGD step with learning rate 1 subtracts the gradient."""
     made, plan = work(), plan_of([device_name(k) for k in range(2)], CUT, M)
     embedding, _, part = made.parts()
     head = LocalHead(part)

@@ -1,4 +1,4 @@
-"""What a device is told of its place."""
+"""The description that a device receives of its segment."""
 
 from dataclasses import replace
 from unittest.mock import Mock
@@ -23,8 +23,9 @@ from pipeline.devices.messages import RoundDescription
 from tests.device_cluster import ADAMW, SMALL, Work, plan_of
 
 
-def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> None:
-    """With 1F1B four, three and two of eight; and for its rows, if others share its stage."""
+def test_planned_memory_counts_kept_micro_batches_rows_and_gradients() -> None:
+    """With 1F1B, three stages keep 4, 3 and 2 of 8 micro-batches; a shared stage counts its
+    rows."""
     told, modes, described = [], [], []
 
     def needed(blocks: int, kept: float, part: float, gradients: int, recompute: bool) -> float:
@@ -60,7 +61,8 @@ def test_a_device_needs_memory_for_the_micro_batches_that_its_place_keeps() -> N
                 described.append(placed._description(name, dict.fromkeys(names, "s")).recompute)
     assert told[:3] == [(1, 4 / 8, 1.0, 0), (1, 3 / 8, 1.0, 0), (1, 2 / 8, 1.0, 0)]
     assert told[3:6] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 0.75, 2), (2, 2 / 8, 0.25, 0)]
-    assert told[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]  # a set for each share
+    # a set of gradients for each share
+    assert told[6:8] == [(1, 3 / 8, 1.0, 0), (2, 2 / 8, 1.0, 2)]
     assert described == modes == [False] * 8 + [False, False, True] + [False, True]
 
 
@@ -88,7 +90,7 @@ def test_devices_are_not_silent_while_this_process_is_paused(monkeypatch: Monkey
     assert str(placed.blamed(HopError("behind-0", "has not read"))) == "a: has not read"
 
 
-def test_a_device_at_either_end_that_has_not_read_is_named() -> None:
+def test_the_first_or_last_device_with_unread_frames_is_named() -> None:
     stream = FrameStream("a device", 2**20)
     stream.send(Frame(FrameKind.GRADIENT, 1, 0, 0))
     for place, name in (("front", "behind-1"), ("back", "before-1")):

@@ -1,4 +1,4 @@
-"""What a control unit takes from its devices, and what it does not."""
+"""Which block copies and answers a control unit accepts from its devices."""
 
 import itertools
 import tempfile
@@ -38,21 +38,21 @@ HOLDERS = {"blocks.0": "pi", "blocks.1": "nano"}
 
 
 def form(weights: Tensors) -> BlockForm:
-    """Of weights that all train."""
+    """A form of weights that all train."""
     return BlockForm(weights | state_like(ADAMW, weights), frozenset(weights), nn.Identity())
 
 
 def put(
     replica: Replica, sender: str, epoch: int, block: str, step: int, left: int, data: bytes
 ) -> None:
-    """A part of a block that the device ``sender`` sends."""
+    """Give the replica a part of a block from device ``sender``."""
     tensors = packed(PartHeader(block, left)), as_tensor(data)
     replica.put(sender, Frame(FrameKind.PART, 3, step, 0, tensors, epoch))
 
 
 @pytest.fixture
 def replica() -> Iterator[Replica]:
-    """Of two blocks with a weight each, after devices were told to do steps 0 to 4."""
+    """A replica of two blocks with a weight each; devices were asked for steps 0 to 4."""
 
     def start(name: str) -> Tensors:
         return {f"{name}.weight": WEIGHT}
@@ -65,10 +65,10 @@ def replica() -> Iterator[Replica]:
     replica.close()
 
 
-def test_nothing_lies_about_before_and_after(
+def test_a_replica_has_a_folder_only_between_open_and_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What raises between making a replica and opening it leaves no folder."""
+    """So an error between creation and opening leaves no folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     replica = Replica({}, lambda name: {}, {})
     assert not [*tmp_path.iterdir()]
@@ -88,7 +88,7 @@ def test_a_block_may_have_no_tensors() -> None:
     assert replica.most_bytes() == most_bytes(0)
 
 
-def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
+def test_a_step_counts_when_the_copies_of_all_blocks_have_arrived(replica: Replica) -> None:
     for block in (0, 1):
         assert replica.step is None
         tensors = {f"blocks.{block}.weight": WEIGHT * 2}
@@ -99,8 +99,8 @@ def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
     assert torch.equal(replica.tensors("blocks.1")["blocks.1.weight"], WEIGHT * 2)
 
 
-def test_a_block_comes_in_parts(replica: Replica) -> None:
-    """It counts with the last one, which must leave nothing out; none may come twice."""
+def test_a_block_in_parts_counts_with_its_last_part(replica: Replica) -> None:
+    """The last part must complete the block; no tensor may arrive twice."""
     first = {"blocks.0.weight": WEIGHT * 2}
     last = {f"blocks.0.weight/{key}": WEIGHT * 3 for key in ("exp_avg", "exp_avg_sq")}
     last["blocks.0.weight/step"] = torch.tensor(1.0)
@@ -113,15 +113,15 @@ def test_a_block_comes_in_parts(replica: Replica) -> None:
     with pytest.raises(WireError):
         put(replica, "pi", 2, "blocks.0", 4, 0, save(last))
     half = {key: each for key, each in last.items() if not key.endswith("avg_sq")}
-    with pytest.raises(WireError):  # the next device could not load it, and would be blamed
+    with pytest.raises(WireError):  # the next device could not load it and would seem faulty
         put(replica, "pi", 2, "blocks.0", 3, 0, save(half))
     put(replica, "pi", 2, "blocks.0", 3, 0, save(last))
     assert replica.step == 3
     assert replica.tensors("blocks.0").keys() == first.keys() | last.keys()
 
 
-def test_parts_of_nothing_are_not_kept(replica: Replica) -> None:
-    """Nor what is said beside tensors: any number of such parts would fill the disk."""
+def test_empty_parts_and_metadata_are_not_stored(replica: Replica) -> None:
+    """Otherwise many such parts would fill the disk."""
     for left in range(1, 50):
         put(replica, "pi", 2, "blocks.0", 3, left, save({}))
     with pytest.raises(WireError):
@@ -131,8 +131,8 @@ def test_parts_of_nothing_are_not_kept(replica: Replica) -> None:
     assert replica._temporary is not None and not [*replica._temporary.path.iterdir()]
 
 
-def test_another_plan_begins_with_complete_steps(replica: Replica) -> None:
-    """Half of a step of the plan before does not count."""
+def test_copies_of_an_earlier_plan_do_not_complete_a_step(replica: Replica) -> None:
+    """A block that arrived under the earlier plan must arrive again."""
     put(replica, "pi", 2, "blocks.0", 3, 0, save({"blocks.0.weight": WEIGHT * 2}))
     replica.expect(3, HOLDERS)
     put(replica, "nano", 3, "blocks.1", 3, 0, save({"blocks.1.weight": WEIGHT * 3}))
@@ -158,10 +158,10 @@ def test_another_plan_begins_with_complete_steps(replica: Replica) -> None:
         ("blocks.0", 3, {}),
         ("blocks.0", 3, {"blocks.0.weight": WEIGHT.double()}),
         ("blocks.0", 3, {f"blocks.0.weight/{k}": WEIGHT.clone() for k in range(20_000)}),
-        ("blocks.1", 3, {"blocks.1.weight": WEIGHT}),  # which another device holds
+        ("blocks.1", 3, {"blocks.1.weight": WEIGHT}),  # another device holds it
     ],
 )
-def test_what_is_no_block_is_refused(
+def test_invalid_blocks_are_refused_and_not_stored(
     replica: Replica, name: str, step: int, tensors: Tensors
 ) -> None:
     with pytest.raises(WireError):
@@ -172,15 +172,15 @@ def test_what_is_no_block_is_refused(
     assert replica._temporary is not None and not [*replica._temporary.path.glob("blocks*")]
 
 
-def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:
-    """Nobody lied: the device held the block when it sent it."""
+def test_blocks_of_an_abandoned_plan_are_ignored(replica: Replica) -> None:
+    """This is not an error: the device held the block when it sent it."""
     for name in HOLDERS:
         put(replica, "jetson", 1, name, 3, 0, save({f"{name}.weight": WEIGHT}))
     assert replica.step is None
 
 
-def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round ends with the bits of an honest one."""
+def test_a_device_that_sends_invalid_weights_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round still has the bits of one thread."""
     real, lied = HeldSegment._packed, list[bool]()
 
     def wrong(segment: HeldSegment, part: Part, names: Sequence[str]) -> torch.Tensor:
@@ -198,8 +198,8 @@ def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.Mo
     assert lied
 
 
-def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the steps since, which are kept for another device, are too many."""
+def test_a_device_that_sends_no_copies_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control unit keeps the steps since the last copy, so it limits their number."""
     monkeypatch.setattr(segments, "_AHEAD", 1)
     real = Session._send_parts
 
@@ -212,7 +212,8 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
     keep_up, passed = segments.RemoteSegments._keep_up, [0.0]
 
     def keeping_up(self: segments.RemoteSegments) -> None:
-        """A minute passes at each look once the other devices' blocks are there."""
+        """Advance the clock by a minute at each call after the other devices' blocks have
+        arrived."""
         placed, idle = self._placed, self._placed.idle
 
         def wait() -> None:
@@ -235,7 +236,7 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
 
 @contextmanager
 def trained(work: Work) -> Iterator[segments.RemoteSegments]:
-    """A round at its end, on one device that is still connected."""
+    """A finished round on one device that is still connected."""
     embedding, _, part = work.parts()
     head = LocalHead(part)
     with (
@@ -247,20 +248,21 @@ def trained(work: Work) -> Iterator[segments.RemoteSegments]:
         yield remote
 
 
-def test_no_copy_is_taken_of_a_step_that_devices_were_not_told_to_do() -> None:
+def test_a_copy_of_a_step_that_was_not_requested_is_refused() -> None:
     with trained(Work(steps=2)) as remote:
         replica = remote._replica
         epoch, _ = replica._expected
-        put(replica, device_name(0), epoch, "blocks.0", 1, 0, b"")  # it has that step
+        # the replica already has that step
+        put(replica, device_name(0), epoch, "blocks.0", 1, 0, b"")
         with pytest.raises(WireError, match="not requested"):
             put(replica, device_name(0), epoch, "blocks.0", 2, 0, b"")
 
 
 @pytest.mark.parametrize("lies", [False, True])
-def test_a_clock_that_was_sent_before_it_was_asked_for_is_not_used(
+def test_a_clock_that_was_sent_before_the_request_is_not_used(
     lies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The round then has no times; its bits are those of an honest one."""
+    """The device is not lost, but the round then has no times and no traces."""
     real = Session._answer
 
     def answer(self: Session, frame: Frame, kind: FrameKind, *tensors: torch.Tensor) -> None:
@@ -269,7 +271,7 @@ def test_a_clock_that_was_sent_before_it_was_asked_for_is_not_used(
             real(self, replace(frame, step=0), FrameKind.CLOCK, torch.tensor(0.0).double())
 
     def set_clocks(self: Placement) -> None:
-        """Ask once the lies are there."""
+        """Ask after the unrequested clocks have arrived."""
         for device in self.members if lies else ():
             while device._answers.empty():
                 time.sleep(0.01)
@@ -284,8 +286,8 @@ def test_a_clock_that_was_sent_before_it_was_asked_for_is_not_used(
         assert (not remote.traces()) == lies
 
 
-def test_a_copy_has_adapters_and_their_state_alone() -> None:
-    """And nothing of a block that is frozen."""
+def test_a_copy_holds_only_adapters_and_their_optimiser_state() -> None:
+    """The copy of a frozen block is empty."""
     spec = LoraSpec(SMALL, target_modules=("query",), first_block=1)
     work = Work(spec)
     with trained(work) as remote:
@@ -315,7 +317,8 @@ ANSWERS = FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE
             for kind, tensors in itertools.product(ANSWERS, NONSENSE)
         ),
         (FrameKind.CLOCK, (torch.tensor(torch.nan),)),
-        (FrameKind.ALIVE, (torch.tensor(torch.nan),)),  # else it would never count as hung
+        # otherwise the device would never count as hung
+        (FrameKind.ALIVE, (torch.tensor(torch.nan),)),
         (FrameKind.NORMS, (torch.tensor([1, -9.0]).double(), TIMES, USAGE)),
         (FrameKind.NORMS, (torch.ones(2).double(), TIMES.flip(1), USAGE)),
         (FrameKind.NORMS, (torch.ones(2).double(), TIMES * 1e308, USAGE)),
@@ -323,11 +326,11 @@ ANSWERS = FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE
         (FrameKind.READY, (torch.zeros(2**20),)),
     ],
 )
-def test_a_device_that_answers_nonsense_is_done_without(
+def test_a_device_that_sends_an_invalid_answer_is_dropped(
     kind: FrameKind, tensors: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The round ends with the bits of an honest one. A wrong clock, which is asked for when all is
-    done, costs the round's times alone."""
+    """The round still has the bits of one thread. Clocks are requested after training, so an
+    invalid clock only removes the round's times."""
     send, lied, gone = FrameStream.send, list[bool](), list[str]()
     without = segments.RemoteSegments._resume_after
 

@@ -1,4 +1,4 @@
-"""A round on daemons is the round in one thread, and of the unsplit model, bit for bit."""
+"""A round on daemons has the bits of the round in one thread and of the unsplit model."""
 
 import functools
 import itertools
@@ -49,7 +49,7 @@ NAMES = [device_name(k) for k in range(4)]
         ],
     ),
 )
-def test_devices_equal_inline(cut: tuple[int, ...], schedule: str) -> None:
+def test_a_round_on_devices_has_the_bits_of_one_thread(cut: tuple[int, ...], schedule: str) -> None:
     """Losses, norms, weights and optimiser state after two steps, with dropout."""
     work, plan = Work(), plan_of(NAMES, cut, 3, schedule)
     with daemons(len(cut)) as there:
@@ -57,10 +57,9 @@ def test_devices_equal_inline(cut: tuple[int, ...], schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_hops_through_the_control_unit_change_nothing(
+def test_relayed_hops_do_not_change_the_bits(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No device dials another."""
     work, plan = Work(relay=True), plan_of(NAMES, (2, 1, 1), 3, schedule)
     monkeypatch.setattr(Daemon, "_dial", None)
     with daemons(3) as there:
@@ -68,7 +67,7 @@ def test_hops_through_the_control_unit_change_nothing(
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_rounded_hops_are_the_same_on_devices(precision: Precision) -> None:
+def test_rounded_hops_have_the_bits_of_one_thread(precision: Precision) -> None:
     work, plan = Work(wire_dtype=precision), plan_of(NAMES, (2, 1, 1))
     with daemons(3) as there:
         rounded = work.remote(plan, there)
@@ -87,7 +86,8 @@ def works(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Work]:
     t5 = spec_of(tmp_path_factory.mktemp("t5"), "t5", "decoder")
     return {
         "ours": Work(steps=1),
-        "t5": Work(t5, VOCABULARY, batch_for("decoder"), steps=1),  # its blocks share a table
+        # its blocks share a table of position biases
+        "t5": Work(t5, VOCABULARY, batch_for("decoder"), steps=1),
         "lora": Work(LoraSpec(SMALL, rank=2, alpha=4.0), steps=1),
         "frozen block": Work(LoraSpec(SMALL, rank=2, alpha=4.0, first_block=1), steps=1),
         "stem": Work(StemSpec(replace(SMALL, num_blocks=5), 1), steps=1),
@@ -106,13 +106,13 @@ def two_rounds(work: Work, run: Callable[[Work], Result]) -> Result:
 @pytest.mark.parametrize(
     ("kind", "schedule", "recompute"),
     chosen(
-        [  # with each other kind, each schedule, with a backward that recomputes or not
+        [  # each other kind with each schedule, with and without recomputing
             *itertools.product(["ours"], SCHEDULES, (False, True)),
             *(("t5", schedule, schedule != "one_f_one_b") for schedule in SCHEDULES),
             *(("lora", schedule, schedule == "one_f_one_b") for schedule in SCHEDULES),
             *itertools.product(["frozen block", "stem"], SCHEDULES, (False, True)),
         ],
-        [  # each schedule, each kind, with a backward that recomputes and one that does not
+        [  # each schedule and kind, with and without recomputing
             ("ours", "gpipe", False),
             ("ours", "one_f_one_b", True),
             ("t5", "one_f_one_b", False),
@@ -122,7 +122,7 @@ def two_rounds(work: Work, run: Callable[[Work], Result]) -> Result:
         ],
     ),
 )
-def test_two_rounds_equal_those_of_the_unsplit_model(
+def test_two_rounds_have_the_bits_of_the_unsplit_model(
     works: dict[str, Work],
     unsplit: Callable[[str], Result],
     two: list[Daemon],
@@ -130,8 +130,8 @@ def test_two_rounds_equal_those_of_the_unsplit_model(
     schedule: str,
     recompute: bool,
 ) -> None:
-    """Inline and on daemons, with an uneven cut and dropout, and the optimisers' state kept. On
-    daemons the second segment always recomputes, because its plan says so."""
+    """Inline and on daemons, with an uneven cut, dropout and kept optimiser state. On daemons the
+    plan makes the second segment recompute."""
     work, plan = replace(works[kind], recompute=recompute), plan_of(NAMES, (1, 3), 3, schedule)
     assert two_rounds(work, lambda each: each.inline(plan)).equals(unsplit(kind))
     first, second = plan.segments
@@ -140,7 +140,7 @@ def test_two_rounds_equal_those_of_the_unsplit_model(
 
 
 def sent_bytes(work: Work, two: list[Daemon]) -> tuple[list[float], Tensors]:
-    """Of each device in a step, and the blocks' weights after it."""
+    """The bytes that each device sends in a step, and the blocks' weights after the step."""
     plan = plan_of(NAMES, (1, 3))
     embedding, _, head = work.parts()
     with (
@@ -162,7 +162,8 @@ def test_gradients_that_no_weight_needs_are_not_sent(
     saves: list[bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the first device to a frozen embedding, and by the second one to a frozen block."""
+    """With LoRA, the first device sends none to the frozen embedding. With a frozen first block,
+    the second device sends none either."""
     sent, weights = sent_bytes(works[kind], two)
     monkeypatch.setattr(device_cluster, "first_trained", lambda *parts: -1)
     all_sent, same = sent_bytes(works[kind], two)

@@ -1,4 +1,4 @@
-"""Devices that share segments: the same bits as in one thread, also after losses."""
+"""Devices that share segments compute the bits of one thread, also after losses."""
 
 import itertools
 import time
@@ -30,7 +30,7 @@ from tests.thorough import chosen
 def plan_of(
     *stages: tuple[int, Sequence[tuple[int, int]]], m: int = 2, schedule: str = "one_f_one_b"
 ) -> ClusterPlan:
-    """Stages of so many blocks on devices with these numbers and rows."""
+    """A plan with a stage for each (number of blocks, [(device number, rows), …])."""
     segments, first = [], 0
     for blocks, members in stages:
         shares = tuple(Share(device_name(k), rows) for k, rows in members)
@@ -51,18 +51,18 @@ PLANS = {
 
 @pytest.mark.parametrize(
     ("name", "m"),
-    # the other tests have the other plans with m = 1 and 2
+    # other tests cover the other plans with m = 1 and 2
     chosen(itertools.product(PLANS, (1, 2, 5)), [("front", 1), *((name, 5) for name in PLANS)]),
 )
-def test_remote_equals_inline(name: str, m: int) -> None:
-    """With m = 5 a micro-batch has one row, and some devices none."""
+def test_a_round_with_shared_segments_has_the_bits_of_one_thread(name: str, m: int) -> None:
+    """With m = 5, a micro-batch has one row, and some devices have no row."""
     work, plan = Work(), plan_of(*PLANS[name], m=m)
     with daemons(4) as there:
         assert work.remote(plan, there).equals(work.inline(plan))
 
 
-def test_a_device_without_rows_waits_for_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They arrive 1 s after those of the devices that have the rows."""
+def test_a_device_without_rows_waits_for_late_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights arrive 1 s after the weights of devices with rows."""
     work, plan, parts = Work(steps=1), plan_of(*PLANS["pairs"], m=5), Placement._parts
     blocks = itertools.count()  # two for each device
 
@@ -78,7 +78,9 @@ def test_a_device_without_rows_waits_for_its_weights(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16", "int8"])
-def test_every_option_of_the_transport(schedule: str, wire_dtype: Precision) -> None:
+def test_each_wire_type_and_schedule_has_the_bits_of_one_thread(
+    schedule: str, wire_dtype: Precision
+) -> None:
     work = Work(wire_dtype=wire_dtype, recompute=schedule == "gpipe", relay=wire_dtype == "int8")
     plan = plan_of(*PLANS["mixed"], schedule=schedule)
     with ExitStack() as stack:
@@ -94,10 +96,10 @@ def test_no_device_dials_if_hops_are_relayed(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["mixed", "pairs"])
-def test_a_device_sends_its_rows_to_those_that_have_them_next(
+def test_devices_send_rows_directly_to_the_devices_of_the_next_stage(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by way of the control unit, which is a neighbour of the first and last stage alone."""
+    """Only devices of the first and last stage have hops to the control unit."""
     opened, hop = list[str](), DeviceConnection.hop
 
     def noted(connection: DeviceConnection, session: str, neighbour: str) -> FrameStream:
@@ -112,8 +114,8 @@ def test_a_device_sends_its_rows_to_those_that_have_them_next(
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama", "lora"])
-def test_families_and_adapters(kind: str, tmp_path: Path) -> None:
-    """Two rounds, of which the second continues with the optimisers' state."""
+def test_families_and_adapters_have_the_bits_of_one_thread(kind: str, tmp_path: Path) -> None:
+    """The second of two rounds continues with the optimiser state of the first."""
     if kind == "lora":
         work = Work(LoraSpec(SMALL, rank=2, alpha=4.0), steps=1)
     else:
@@ -152,8 +154,10 @@ WHEN = [
     ("device", "when"),
     chosen(itertools.product(range(3), WHEN), [(k % 3, when) for k, when in enumerate(WHEN)]),
 )
-def test_a_loss_changes_nothing(device: int, when: tuple[str, int, bool], expected: Result) -> None:
-    """The others take the lost device's shares over, the leading one's included."""
+def test_a_loss_in_a_shared_segment_does_not_change_the_bits(
+    device: int, when: tuple[str, int, bool], expected: Result
+) -> None:
+    """The other devices compute the lost device's shares, also if it was the leading device."""
     kind, number, sending = when
     with daemons(3) as there:
         fault = Fault(there[device], number, sending, True, kind=kind)
@@ -166,7 +170,7 @@ def test_a_loss_changes_nothing(device: int, when: tuple[str, int, bool], expect
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_single_survivor_computes_all_shares(every: int, expected: Result) -> None:
-    """Also if it has to repeat steps since the last copy."""
+    """With ``every=2`` it may have to repeat steps since the last copy."""
     with daemons(3) as there:
         faults = [Fault(there[0], 9, True, True), Fault(there[1], 14, True, True)]
         with planted(faults):
@@ -175,7 +179,7 @@ def test_a_single_survivor_computes_all_shares(every: int, expected: Result) -> 
     assert found.equals(expected)
 
 
-def test_a_loss_beside_other_segments() -> None:
+def test_a_loss_in_one_of_two_shared_segments_does_not_change_the_bits() -> None:
     work, plan = Work(), plan_of(*PLANS["pairs"])
     with daemons(4) as there, planted([Fault(there[2], 2, True, True, kind="GRADIENT")]):
         found = work.remote(plan, there, lost=[device_name(2)])
@@ -183,10 +187,10 @@ def test_a_loss_beside_other_segments() -> None:
 
 
 @pytest.mark.parametrize("sender", [1, 2])
-def test_who_sends_other_rows_than_planned_is_lost(
+def test_a_device_that_sends_fewer_rows_than_planned_is_lost(
     sender: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the device that receives them, nor another one that sends to it."""
+    """Neither the receiving device nor other senders are lost."""
     work, plan, send = Work(), plan_of(*PLANS["pairs"]), FrameStream.send
     monkeypatch.setattr(placement, "SILENT_S", 0.5)
     with daemons(4) as there:
@@ -204,8 +208,9 @@ def test_who_sends_other_rows_than_planned_is_lost(
 
 
 @pytest.mark.parametrize("takes_over", range(3))
-def test_a_segment_without_devices_goes_to_another(takes_over: int) -> None:
-    """To a device that had none, or to one of a pair, whose shares the other computes."""
+def test_another_device_takes_over_a_segment_that_lost_its_device(takes_over: int) -> None:
+    """Either a free device, or one device of a pair; then the other computes all shares of the
+    pair."""
     work, plan = Work(steps=3), plan_of(*PLANS["mixed"])
     free, pair = device_name(4), {device_name(1), device_name(2)}
     names = [
@@ -218,7 +223,7 @@ def test_a_segment_without_devices_goes_to_another(takes_over: int) -> None:
     assert found.equals(work.inline(plan))
 
 
-def test_neighbours_without_shares_become_one_segment() -> None:
+def test_two_segments_without_shares_merge_after_a_loss() -> None:
     work, plan = Work(steps=3), plan_of((1, [(0, 1)]), (1, [(1, 1)]), (2, [(2, 1), (3, 1)]))
     last = len(list(plan.without({device_name(0)}))) - 1
     with daemons(4) as there, planted([Fault(there[0], 2, True, True, kind="ACTIVATION")]):
@@ -226,8 +231,8 @@ def test_neighbours_without_shares_become_one_segment() -> None:
     assert found.equals(work.inline(plan))
 
 
-def test_after_a_loss_no_weights_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that lead more blocks than before get the optimiser's state of these alone."""
+def test_after_a_loss_only_optimiser_state_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that lead additional blocks receive only the optimiser state of these blocks."""
     asked, wanted = list[Wanted](), placement._wanted
     monkeypatch.setattr(
         placement, "_wanted", lambda *args: asked.append(wanted(*args)) or asked[-1]

@@ -1,4 +1,4 @@
-"""Devices of which one cannot dial the other, though both live: their hops are relayed."""
+"""If one device cannot dial another and both are alive, their hops are relayed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +21,8 @@ SHARED = ClusterPlan(UNIT, (SegmentPlan(NAMES[0], Span(0, 4), SHARES),), 3, "gpi
 PLANS = pytest.mark.parametrize("plan", [plan_of(NAMES, (2, 2)), SHARED], ids=["hop", "share"])
 
 
-def unable(there: list[Daemon]) -> Callable[..., FrameStream]:
-    """``Daemon._dial`` behind a firewall."""
+def dial_that_fails(there: list[Daemon]) -> Callable[..., FrameStream]:
+    """``Daemon._dial`` of device 0 as if a firewall blocked the other device."""
 
     def dial(self: Daemon, *where: Any) -> FrameStream:
         assert self is there[0]
@@ -32,14 +32,14 @@ def unable(there: list[Daemon]) -> Callable[..., FrameStream]:
 
 
 @PLANS
-def test_no_device_is_lost_that_only_a_neighbour_cannot_dial(
+def test_hops_are_relayed_if_a_neighbour_cannot_dial_a_device(
     plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line names both ends and the option; the bits are the same."""
-    monkeypatch.setattr(placement, "SILENT_S", 0.0)  # for another cause to show
+    """No device is lost and the bits are the same; the event names both devices and the option."""
+    monkeypatch.setattr(placement, "SILENT_S", 0.0)  # so that another cause would appear
     work = Work()
     with daemons(2) as there:
-        monkeypatch.setattr(Daemon, "_dial", unable(there))
+        monkeypatch.setattr(Daemon, "_dial", dial_that_fails(there))
         embedding, _, part = work.parts()
         head, m = LocalHead(part), plan.num_micro_batches
         with (

@@ -1,4 +1,4 @@
-"""A step begins before all weights have arrived, with the same result."""
+"""A step that starts before all weights have arrived has the same result."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ from pipeline.schedule import BACKWARD, FORWARD, Action
 
 
 def norms(address: str, frames: list[Frame], early: int) -> torch.Tensor:
-    """The squared norms after the round's first step, which begins after so many parts."""
+    """The squared norms after the first step, which starts when ``early`` parts have been sent."""
     with HostileUnit(address) as unit:
         return norms_of(unit, frames, early)
 
@@ -42,7 +42,7 @@ def norms_of(unit: HostileUnit, frames: list[Frame], early: int) -> torch.Tensor
         FrameKind.GRADIENT: behind,
     }
     own = {(each.kind, each.micro_batch): each for each in reversed(frames) if each.step == 0}
-    for (kind, _), frame in reversed(own.items()):  # the device's own answers come later
+    for (kind, _), frame in reversed(own.items()):  # the device's answers are not sent to it
         if kind in to:
             to[kind].tell(frame)
     for part in parts[early:]:
@@ -52,7 +52,7 @@ def norms_of(unit: HostileUnit, frames: list[Frame], early: int) -> torch.Tensor
     return answer.tensors[0]
 
 
-def test_the_result_is_that_of_a_step_after_all_weights() -> None:
+def test_an_early_step_has_the_norms_of_a_step_after_all_weights() -> None:
     frames = recorded()
     every = len(loading(frames)) - 1
     with daemons(1) as (daemon,):
@@ -61,8 +61,8 @@ def test_the_result_is_that_of_a_step_after_all_weights() -> None:
             assert torch.equal(norms(daemon.address, frames, early), expected)
 
 
-def test_a_device_that_waits_for_weights_is_not_busy_and_does_not_compute() -> None:
-    """Else the control unit would drop it, or plan with times that are too long."""
+def test_waiting_for_weights_is_neither_busy_nor_compute_time() -> None:
+    """Otherwise the control unit would drop the device, or plan with too long times."""
     streams, arrived = FrameStream("the control unit", 100), threading.Event()
     none: Any = None
     session = Session(streams, none, none, arrived, threading.Event())
@@ -91,7 +91,7 @@ def test_a_device_that_waits_for_weights_is_not_busy_and_does_not_compute() -> N
 def test_times_of_steps_leave_out_the_arrival_of_weights(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They count as the round's start; else the next round would be planned with them."""
+    """The arrival counts as the round's start; otherwise the next plan would include it."""
     parts = Placement._parts
 
     def late(*arguments: Any) -> Any:
@@ -114,7 +114,7 @@ def test_times_of_steps_leave_out_the_arrival_of_weights(
     assert max(times.send_s.values()) < 0.4
 
 
-def test_activations_after_the_first_wait_for_the_first_segments_weights() -> None:
+def test_later_activations_wait_until_the_first_segment_is_built() -> None:
     built = False
     inner: Any = SimpleNamespace(holds=lambda action: True, receive=None)
     ports = RecordingPorts(inner, StepRecord(0, (1, 1)), (), lambda: built)

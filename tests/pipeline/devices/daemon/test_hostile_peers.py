@@ -1,4 +1,4 @@
-"""Whatever certified peers send, a daemon refuses it, stays, and keeps its memory."""
+"""A daemon refuses damaged frames of certified peers, continues to run and does not leak memory."""
 
 import time
 from collections.abc import Callable
@@ -19,12 +19,12 @@ MB = 2**20
 
 @pytest.fixture(scope="module")
 def frames() -> list[Frame]:
-    """Of a round on one device, and of one on two."""
+    """Recorded frames of a round on one device and of a round on two devices."""
     return [*recorded(1), *recorded(2)]
 
 
 def attack_control(unit: HostileUnit, frames: list[Frame], mutator: Mutator, count: int) -> None:
-    """Damaged commands, to a daemon that holds a segment and to one that holds none."""
+    """Send damaged commands to a daemon, with and without a loaded segment."""
     for _ in range(count):
         if mutator.chance(0.1):
             unit.load(loading(frames))
@@ -33,7 +33,7 @@ def attack_control(unit: HostileUnit, frames: list[Frame], mutator: Mutator, cou
 
 
 def attack_hops(unit: HostileUnit, frames: list[Frame], mutator: Mutator, count: int) -> None:
-    """Damaged tensors, to a daemon in the middle of a step."""
+    """Send damaged tensors to a daemon in the middle of a step."""
     own = loading(frames)
     session = description_of(own[0])["session"]
     begin = next(each for each in frames if each.kind == FrameKind.BEGIN)
@@ -59,13 +59,15 @@ Attack = Callable[[HostileUnit, list[Frame], Mutator, int], None]
 
 
 def still_trains(address: str) -> bool:
-    """Whether a round there has the bits of one in one thread."""
+    """Whether a round on the daemon has the bits of a round in one thread."""
     there = [DeviceAddress(device_name(0), address)]
     return Work().remote(PLAN, there).equals(Work().inline(PLAN))
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_damaged_frames_are_refused(attack: Attack, frames: list[Frame]) -> None:
+def test_damaged_frames_are_refused_and_the_daemon_still_trains(
+    attack: Attack, frames: list[Frame]
+) -> None:
     with daemons(1) as (daemon,):
         with HostileUnit(daemon.address) as unit:
             attack(unit, frames, Mutator(frames, 1), 80)
@@ -74,8 +76,9 @@ def test_damaged_frames_are_refused(attack: Attack, frames: list[Frame]) -> None
 
 
 @pytest.mark.faults
-def test_ten_thousand_damaged_frames_leave_nothing_behind(frames: list[Frame]) -> None:
-    """In a daemon's process: memory, handles and threads are those after the first few hundred."""
+def test_12000_damaged_frames_do_not_leak_memory_handles_or_threads(frames: list[Frame]) -> None:
+    """A daemon process has at most 8 MB and 3 handles and threads more than after the first
+    4,000."""
     with device_process("--memory", "1GB", environment={"MALLOC_ARENA_MAX": "2"}) as device:
         process, seen = psutil.Process(device.process.pid), list[tuple[float, int, int]]()
         drawn = Mutator(frames, 2)
@@ -92,6 +95,6 @@ def test_ten_thousand_damaged_frames_leave_nothing_behind(frames: list[Frame]) -
 
 
 def held_by(process: psutil.Process) -> tuple[float, int, int]:
-    """MB, handles and threads, once ended streams are gone."""
+    """Memory in MB, handles and threads, 1 s later, when ended streams have been freed."""
     time.sleep(1.0)
     return process.memory_info().rss / MB, process.num_fds(), process.num_threads()

@@ -1,4 +1,4 @@
-"""What a certified control unit may not ask of a daemon: refused in one line, and soon."""
+"""A daemon refuses invalid requests of a certified control unit quickly, with a one-line error."""
 
 import json
 import math
@@ -93,24 +93,26 @@ OTHERS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def frames() -> list[Frame]:
-    """Of a round on one device."""
+    """Recorded frames of a round on one device."""
     return recorded()
 
 
 @pytest.fixture
 def unit() -> Iterator[HostileUnit]:
-    """A control unit of a daemon that gives 20 MB."""
+    """A control unit, connected to a daemon that provides 20 MB."""
     with daemons(1, memory_bytes=20e6) as (daemon,), HostileUnit(daemon.address) as unit:
         yield unit
 
 
 def nested(depth: int) -> Frame:
-    """A description that is a deep list."""
+    """A description with a deeply nested list."""
     text = b'{"model":' + b"[" * depth + b"]" * depth + b"}"
     return Frame(FrameKind.LOAD, 3, 0, 0, (as_tensor(text),))
 
 
-def test_no_description_takes_long_or_much(unit: HostileUnit, frames: list[Frame]) -> None:
+def test_invalid_descriptions_are_refused_within_4_s_and_30_mb(
+    unit: HostileUnit, frames: list[Frame]
+) -> None:
     honest = loading(frames)[0]
     tree = description_of(honest)
     hostile = [{**tree, "model": each} for each in MODELS] + [{**tree, **each} for each in OTHERS]
@@ -118,7 +120,7 @@ def test_no_description_takes_long_or_much(unit: HostileUnit, frames: list[Frame
     for number, each in enumerate(hostile, 1):
         unit.control.tell(described(honest, each))
         assert not unit.settled() or len(unit.troubles) == number, json.dumps(each)[:200]
-        if len(unit.troubles) < number:  # it was beyond what a control unit may say at all
+        if len(unit.troubles) < number:  # it exceeded the limits of any message
             unit.troubles.append("")
     for depth in (300, 10**5):
         unit.control.tell(nested(depth))
@@ -129,10 +131,10 @@ def test_no_description_takes_long_or_much(unit: HostileUnit, frames: list[Frame
     assert unit.load(loading(frames))
 
 
-def test_blocks_with_large_constants_are_refused_before_all_are_built(
+def test_blocks_with_large_constants_are_refused_after_the_first(
     unit: HostileUnit, frames: list[Frame], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rotary frequencies of 17 MB a block."""
+    """Each block has rotary frequencies of 17 MB."""
     build, built = HuggingFaceSpec.build_block, list[int]()
 
     def building(spec: HuggingFaceSpec, index: int) -> nn.Module:
@@ -165,7 +167,9 @@ def test_blocks_with_large_constants_are_refused_before_all_are_built(
         ("t5", {"relative_attention_num_buckets": 10**12}),
     ],
 )
-def test_no_configuration_of_transformers_takes_long(family: str, fields: dict[str, Any]) -> None:
+def test_invalid_configurations_of_transformers_are_refused_within_4_s(
+    family: str, fields: dict[str, Any]
+) -> None:
     model = {"kind": "huggingface", "family": family, "num_blocks": 1, "config": fields}
     model["head"] = {"bert": "tokens", "llama": "causal", "stablelm": "causal"}.get(
         family, "decoder"
@@ -177,7 +181,7 @@ def test_no_configuration_of_transformers_takes_long(family: str, fields: dict[s
 
 
 def changed(part: Frame, **others: torch.Tensor) -> Frame:
-    """A part with other tensors, by the ends of their names."""
+    """``part`` with tensors replaced; keys are the ends of tensor names."""
     tensors = load(as_bytes(part.tensors[1]))
     for name, tensor in others.items():
         key = next((each for each in tensors if each.endswith(name)), name)
@@ -185,15 +189,17 @@ def changed(part: Frame, **others: torch.Tensor) -> Frame:
     return replace(part, tensors=(part.tensors[0], as_tensor(save(tensors))))
 
 
-def test_parts_are_the_blocks_own(unit: HostileUnit, frames: list[Frame]) -> None:
-    """A fused optimiser would write behind the end of state that is too small."""
+def test_parts_with_other_tensors_than_the_block_are_refused(
+    unit: HostileUnit, frames: list[Frame]
+) -> None:
+    """A fused optimiser would write beyond the end of too small state tensors."""
     load_, *parts = loading(frames)
     weight = "blocks.0.attention.query.weight"
     hostile = [
         changed(parts[0], **{weight: torch.zeros(16, 16).double()}),
         changed(parts[0], **{weight: torch.zeros(16, 15)}),
         changed(parts[0], **{f"{weight}__exp_avg": torch.zeros(1)}),
-        changed(parts[0], **{f"{weight}__exp_avg": torch.zeros(16, 16)}),  # and no step
+        changed(parts[0], **{f"{weight}__exp_avg": torch.zeros(16, 16)}),  # without the step
         changed(parts[0], **{"blocks.0.other": torch.zeros(10)}),
         replace(parts[1], tensors=(packed(PartHeader("blocks.99", 0)), parts[1].tensors[1])),
         replace(parts[1], tensors=(as_tensor(b"{}"), parts[1].tensors[1])),
@@ -204,12 +210,12 @@ def test_parts_are_the_blocks_own(unit: HostileUnit, frames: list[Frame]) -> Non
         assert unit.settled()
         assert len(unit.troubles) == number
     unit.control.tell(changed(parts[0], **{weight: torch.zeros(1024, 1024)}))
-    assert not unit.settled()  # nothing of that size was announced
+    assert not unit.settled()  # its size exceeds the announced size
     assert unit.load([load_, *parts])
 
 
 def empty_tensors(count: int) -> torch.Tensor:
-    """Names of tensors without values, each of which takes far more memory than it came with."""
+    """A safetensors header of empty tensors, whose names need far more memory than the header."""
     head = {
         f"blocks.0.{k}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
         for k in range(count)
@@ -219,7 +225,7 @@ def empty_tensors(count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("count", [10, 20_000])
-def test_nothing_is_kept_but_weights(unit: HostileUnit, frames: list[Frame], count: int) -> None:
+def test_empty_tensors_are_refused(unit: HostileUnit, frames: list[Frame], count: int) -> None:
     load_, part, *_ = loading(frames)
     assert unit.load([load_])
     header = packed(PartHeader("blocks.0", 1))
@@ -227,8 +233,8 @@ def test_nothing_is_kept_but_weights(unit: HostileUnit, frames: list[Frame], cou
     assert not unit.settled() or len(unit.troubles) == 1
 
 
-def test_a_side_is_opened_by_its_own_secret(unit: HostileUnit, frames: list[Frame]) -> None:
-    """The stage before is told a secret too, and is not to take the place of the one behind."""
+def test_each_neighbour_needs_its_own_secret(unit: HostileUnit, frames: list[Frame]) -> None:
+    """The earlier stage has a secret too, but may not connect as the later stage."""
     own = loading(frames)
     session = description_of(own[0])["session"]
     assert unit.load(own)
@@ -239,8 +245,10 @@ def test_a_side_is_opened_by_its_own_secret(unit: HostileUnit, frames: list[Fram
     unit.hop(session, behind).close()
 
 
-def test_a_segment_has_no_other_neighbours(unit: HostileUnit, frames: list[Frame]) -> None:
-    """Though the secret for their name is right."""
+def test_a_neighbour_that_the_description_does_not_list_is_refused(
+    unit: HostileUnit, frames: list[Frame]
+) -> None:
+    """The neighbour shows the correct secret for its name."""
     own = loading(frames)
     assert unit.load(own)
     for name in (neighbour_name(BEFORE, 1), neighbour_name(SHARE, 0)):
@@ -249,19 +257,22 @@ def test_a_segment_has_no_other_neighbours(unit: HostileUnit, frames: list[Frame
 
 
 def test_many_neighbours_share_the_limit_of_one(unit: HostileUnit, frames: list[Frame]) -> None:
-    """All of them together send a device's rows. The limit of one is an eighth of 20 MB."""
+    """Together they send the rows of one device. The limit of one neighbour is an eighth of 20
+    MB."""
     load_, *parts = loading(frames)
     tree = description_of(load_) | {"rows_before": [1] * 20}
     assert unit.load([described(load_, tree), *parts])
     hop = unit.hop(tree["session"], neighbour_name(BEFORE, 19))
     began_s = time.monotonic()
-    hop.send(bytes(PIECE_BYTES))  # of a frame that does not end
+    hop.send(bytes(PIECE_BYTES))  # of an unfinished frame
     with pytest.raises(LinkError, match="ended the stream"):
         hop.receive()
-    assert time.monotonic() - began_s < PATIENCE_S / 2  # else the call's time was up
+    assert time.monotonic() - began_s < PATIENCE_S / 2  # otherwise the call has timed out
 
 
-def test_half_a_segment_neither_steps_nor_is_sent(unit: HostileUnit, frames: list[Frame]) -> None:
+def test_an_incomplete_segment_refuses_steps_and_state_requests(
+    unit: HostileUnit, frames: list[Frame]
+) -> None:
     assert unit.load(loading(frames)[:-1])
     for number, kind in enumerate((FrameKind.STEP, FrameKind.STATE), 1):
         unit.control.tell(replace(step(frames), kind=kind))
@@ -270,12 +281,12 @@ def test_half_a_segment_neither_steps_nor_is_sent(unit: HostileUnit, frames: lis
 
 
 def step(frames: list[Frame]) -> Frame:
-    """The first STEP of a round."""
+    """The first STEP frame of the round."""
     return next(each for each in frames if each.kind == FrameKind.STEP)
 
 
 def hidden(*shape: int) -> torch.Tensor:
-    """An activation."""
+    """An activation of 0."""
     return torch.zeros(shape)
 
 
@@ -299,7 +310,7 @@ ALL = torch.ones(2, 5) > 0
     ],
     ids=lambda tensors: " ".join(str(list(each.shape)) for each in tensors),
 )
-def test_tensors_that_do_not_fit_end_the_step(
+def test_activations_that_do_not_fit_abort_the_step(
     unit: HostileUnit, frames: list[Frame], tensors: tuple[torch.Tensor, ...]
 ) -> None:
     own = loading(frames)
@@ -319,7 +330,7 @@ def test_tensors_that_do_not_fit_end_the_step(
     [
         (FrameKind.BEGIN, numbers(0)),
         (FrameKind.BEGIN, numbers(-1)),
-        (FrameKind.BEGIN, numbers(4)),  # of three
+        (FrameKind.BEGIN, numbers(4)),  # of three micro-batches
         (FrameKind.BEGIN, numbers(math.inf)),
         (FrameKind.BEGIN, numbers(3, 3)),
         (FrameKind.STEP, numbers(math.nan, 1)),
@@ -328,7 +339,7 @@ def test_tensors_that_do_not_fit_end_the_step(
     ],
     ids=lambda each: each.name if isinstance(each, FrameKind) else str(each[:2].tolist()),
 )
-def test_commands_have_their_numbers(
+def test_commands_with_invalid_numbers_are_refused(
     unit: HostileUnit, frames: list[Frame], kind: FrameKind, number: torch.Tensor
 ) -> None:
     begin = next(each for each in frames if each.kind == FrameKind.BEGIN)

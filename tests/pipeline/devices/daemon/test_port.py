@@ -1,4 +1,4 @@
-"""Who is refused at a daemon's port, by whatever method, before the daemon hears a word."""
+"""A daemon's port refuses unauthorised callers before any method runs."""
 
 import queue
 import threading
@@ -24,30 +24,30 @@ STREAMS, QUESTIONS = (CONTROL, HOP), (STATUS,)
 Caller = Callable[[Cluster, Cluster], Credentials | None]
 
 
-def _nobody(cluster: Cluster, others: Cluster) -> None:
+def _without_certificate(cluster: Cluster, others: Cluster) -> None:
     return None
 
 
-def _stranger(cluster: Cluster, others: Cluster) -> Credentials:
+def _of_another_authority(cluster: Cluster, others: Cluster) -> Credentials:
     return others.member("boss", Role.CONTROL_UNIT)
 
 
-def _expired(cluster: Cluster, others: Cluster) -> Credentials:
+def _expired_certificate(cluster: Cluster, others: Cluster) -> Credentials:
     return cluster.member("boss", Role.CONTROL_UNIT, expires_in=AGO)
 
 
-def _revoked(cluster: Cluster, others: Cluster) -> Credentials:
+def _revoked_certificate(cluster: Cluster, others: Cluster) -> Credentials:
     thief = cluster.member("boss", Role.CONTROL_UNIT)
     cluster.revoke(thief.member)
     return thief
 
 
-def _device(cluster: Cluster, others: Cluster) -> Credentials:
+def _device_certificate(cluster: Cluster, others: Cluster) -> Credentials:
     return cluster.member("pi")
 
 
 def ended(channel: grpc.Channel, method: str) -> grpc.StatusCode:
-    """How a call ends."""
+    """The status code with which the call fails."""
     with pytest.raises(grpc.RpcError) as error:
         if method in STREAMS:
             next(channel.stream_stream(method)(iter([b"\1nothing"]), timeout=60))
@@ -60,14 +60,14 @@ def ended(channel: grpc.Channel, method: str) -> grpc.StatusCode:
 @pytest.mark.parametrize(
     ("caller", "refused", "code"),
     [
-        (_nobody, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
-        (_stranger, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
-        (_expired, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
-        (_revoked, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAUTHENTICATED),
-        (_device, (CONTROL, *QUESTIONS), grpc.StatusCode.UNAUTHENTICATED),
+        (_without_certificate, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
+        (_of_another_authority, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
+        (_expired_certificate, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAVAILABLE),
+        (_revoked_certificate, (*STREAMS, *QUESTIONS), grpc.StatusCode.UNAUTHENTICATED),
+        (_device_certificate, (CONTROL, *QUESTIONS), grpc.StatusCode.UNAUTHENTICATED),
     ],
 )
-def test_a_daemon_refuses(
+def test_unauthorised_callers_are_refused(
     caller: Caller,
     refused: tuple[str, ...],
     code: grpc.StatusCode,
@@ -91,8 +91,8 @@ def test_a_daemon_refuses(
     assert served == []
 
 
-def test_questions_that_are_never_asked_hold_no_thread(tmp_path: Path) -> None:
-    """A device's certificate is not good for them, and the control unit must find a thread."""
+def test_unauthorised_calls_without_a_request_do_not_hold_threads(tmp_path: Path) -> None:
+    """A device may not ask for the status; the control unit must still find a free thread."""
     cluster = Cluster(tmp_path)
     jetson, pi, boss = cluster.member(), cluster.member("pi"), cluster.member("boss", UNIT)
     with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
@@ -106,7 +106,7 @@ def test_questions_that_are_never_asked_hold_no_thread(tmp_path: Path) -> None:
             assert channel.unary_unary(STATUS)(b"", timeout=60)
 
 
-def test_a_silent_control_unit_that_is_revoked_leaves_the_device(tmp_path: Path) -> None:
+def test_a_revoked_silent_control_unit_loses_its_session(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     jetson, thief, boss = (
         cluster.member(),

@@ -1,4 +1,4 @@
-"""What happens to a daemon's session while another thread looks at it."""
+"""Races between a daemon's session and other threads."""
 
 import threading
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ HELD: Any = SimpleNamespace(description=DESCRIPTION)
 
 
 class Letting:
-    """A session that lets go of its segment once somebody has looked."""
+    """A session that releases its segment after the first read."""
 
     def __init__(self) -> None:
         self._held = [HELD, None]
@@ -39,13 +39,13 @@ class Letting:
 
 
 class Aborting:
-    """A call that a handler aborts."""
+    """A call whose abort raises ``LinkError``."""
 
     def abort(self, code: grpc.StatusCode, details: str) -> None:
         raise LinkError(f"{code.name}: {details}")
 
 
-def test_a_session_that_lets_go_of_its_segment_still_refuses_others() -> None:
+def test_a_daemon_refuses_others_while_its_session_releases_the_segment() -> None:
     with daemons(1) as (daemon,):
         daemon._session = Letting()  # type: ignore[assignment]
         occupied = daemon._occupied(session(), Aborting())  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_a_session_that_lets_go_of_its_segment_still_refuses_others() -> None:
 
 
 def session() -> Session:
-    """One that holds a segment."""
+    """A session that holds a segment."""
 
     def never(*arguments: Any) -> Any:
         raise AssertionError("not called")
@@ -65,7 +65,7 @@ def session() -> Session:
 
 
 class Hooked(dict[str, FrameStream]):
-    """Neighbours, between whose look-up and change another thread may let go of them."""
+    """Neighbours; another thread tries to release them between look-up and insertion."""
 
     def __init__(self, owner: Session) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class Hooked(dict[str, FrameStream]):
 
     def setdefault(self, name: str, stream: FrameStream) -> FrameStream:  # type: ignore[override]
         self.other.start()
-        self.other.join(0.2)  # it waits for us, and must
+        self.other.join(0.2)  # it must wait for this thread
         return super().setdefault(name, stream)
 
 
-def test_no_neighbour_outlives_its_segment() -> None:
+def test_a_neighbour_attached_during_the_release_is_closed() -> None:
     own, stream = session(), FrameStream("a neighbour", 100)
     own.neighbours = hooked = Hooked(own)
     own.attach(NAME, secret_for("earlier", NAME), stream)
@@ -87,7 +87,7 @@ def test_no_neighbour_outlives_its_segment() -> None:
         own.attach(NAME, secret_for("earlier", NAME), stream)
 
 
-def test_a_neighbour_that_refuses_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_to_a_neighbour_that_refuses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = threading.Event()
 
     def refuse(*arguments: Any) -> FrameStream:
@@ -104,15 +104,15 @@ def test_a_neighbour_that_refuses_leaves_no_connection(monkeypatch: pytest.Monke
     assert closed.is_set()
 
 
-def test_what_ends_with_a_stream_ends_with_one_that_has_ended() -> None:
+def test_a_close_callback_runs_at_once_on_a_closed_stream() -> None:
     stream, closed = FrameStream("a neighbour", 100), threading.Event()
     stream.close()
     stream.on_close(closed.set)
     assert closed.is_set()
 
 
-def test_a_device_is_ready_once_it_has_dialled_all_peers() -> None:
-    """Else another device would begin without its stream."""
+def test_a_device_opens_streams_to_all_its_peers() -> None:
+    """Otherwise another device would start without its stream."""
     own, dialled = session(), list[str]()
 
     def dial(address: DeviceAddress, secret: str, name: str) -> FrameStream:

@@ -7,7 +7,7 @@ from pipeline.devices.daemon import held_segment
 
 
 @pytest.mark.parametrize(("needed_bytes", "scarce"), [(7.4e8, False), (7.6e8, True)])
-def test_it_leaves_no_gaps(
+def test_memory_is_scarce_if_a_segment_needs_more_than_three_quarters(
     monkeypatch: pytest.MonkeyPatch, needed_bytes: float, scarce: bool
 ) -> None:
     asked = list[bool]()

@@ -1,4 +1,4 @@
-"""What a device takes from the other devices of its segment, and what it refuses."""
+"""Which parts a device accepts from the other devices of its segment."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ GRADIENTS, WEIGHTS = ShareHeader("gradients", 0), ShareHeader("weights", 0)
 
 
 def description(**changes: Any) -> SegmentDescription:
-    """Of the second of two devices, which leads the second of two blocks."""
+    """A description for the second of two devices, which leads the second of two blocks."""
     fields: dict[str, Any] = {
         "version": "0",
         "unit": 0,
@@ -58,7 +58,7 @@ def description(**changes: Any) -> SegmentDescription:
 
 
 def trained(block: str, **changes: torch.Tensor) -> bytes:
-    """All tensors of the block that train."""
+    """The trained tensors of the block, as bytes."""
     own = {
         name: torch.zeros_like(FORMS[block].tensors[name], device="cpu")
         for name in FORMS[block].trained
@@ -66,7 +66,7 @@ def trained(block: str, **changes: torch.Tensor) -> bytes:
     return joined(own | changes).numpy().tobytes()
 
 
-def test_all_parts_of_a_step_are_expected() -> None:
+def test_a_step_is_complete_after_all_expected_parts() -> None:
     exchange = Exchange(description(), FORMS)
     assert [exchange.leads(name) for name in FORMS] == [False, True]
     assert not exchange.has_gradients(4) and not exchange.has_weights(4)
@@ -79,22 +79,20 @@ def test_all_parts_of_a_step_are_expected() -> None:
 @pytest.mark.parametrize(
     ("header", "block"),
     [
-        (GRADIENTS, "blocks.0"),  # which the other device leads
-        (replace(GRADIENTS, share=1), "blocks.1"),  # our own
+        (GRADIENTS, "blocks.0"),  # the other device leads it
+        (replace(GRADIENTS, share=1), "blocks.1"),  # our own share
         (replace(GRADIENTS, share=9), "blocks.1"),
-        (WEIGHTS, "blocks.1"),  # which we lead
+        (WEIGHTS, "blocks.1"),  # we lead it
         (replace(WEIGHTS, share=1), "blocks.0"),
     ],
 )
-def test_parts_that_another_device_may_not_send_are_refused(
-    header: ShareHeader, block: str
-) -> None:
+def test_parts_of_a_wrong_block_or_share_are_refused(header: ShareHeader, block: str) -> None:
     with pytest.raises(WireError, match="expected"):
         Exchange(description(), FORMS).take(0, header, 4, trained(block), now=4)
 
 
 def test_a_device_with_few_rows_may_lead_no_block() -> None:
-    """It only sends gradients and takes weights."""
+    """It only sends gradients and receives weights."""
     exchange = Exchange(description(shares=(9, 1)), FORMS)
     assert not any(map(exchange.leads, FORMS)) and exchange.has_gradients(4)
     with pytest.raises(WireError, match="not expected"):
@@ -105,7 +103,7 @@ def test_a_device_with_few_rows_may_lead_no_block() -> None:
     assert exchange.has_weights(4)
 
 
-def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
+def test_gradients_are_accepted_once_for_this_and_the_next_step() -> None:
     exchange = Exchange(description(), FORMS)
     exchange.take(0, GRADIENTS, 4, trained("blocks.1"), now=4)
     with pytest.raises(WireError, match="not expected"):
@@ -116,7 +114,7 @@ def test_gradients_are_taken_once_and_for_two_steps_at_most() -> None:
             exchange.take(0, header, step, trained("blocks.1"), now=4)
 
 
-def test_gradients_of_aborted_steps_do_not_pile_up() -> None:
+def test_gradients_of_aborted_steps_are_freed() -> None:
     exchange = Exchange(description(), FORMS)
     for step in range(5):
         exchange.take(0, GRADIENTS, step, trained("blocks.1"), now=step)
@@ -124,7 +122,7 @@ def test_gradients_of_aborted_steps_do_not_pile_up() -> None:
     assert [*exchange._came] == [4] and not exchange._came[4]
 
 
-def test_empty_parts_do_not_arrive_without_end() -> None:
+def test_empty_parts_are_refused() -> None:
     with pytest.raises(WireError, match="not expected"):
         empty = joined({}).numpy().tobytes()
         Exchange(description(), FORMS).take(0, replace(GRADIENTS, left=1), 4, empty, now=4)
@@ -144,7 +142,7 @@ def test_tensors_that_the_block_does_not_have_are_refused(data: bytes) -> None:
         Exchange(description(), FORMS).take(0, GRADIENTS, 4, data, now=4)
 
 
-def test_weights_must_be_complete() -> None:
+def test_incomplete_weights_are_refused() -> None:
     with pytest.raises(WireError, match="weights without 'blocks"):
         empty = joined({}).numpy().tobytes()
         Exchange(description(), FORMS).take(0, WEIGHTS, 4, empty, now=4)
@@ -168,14 +166,15 @@ def test_impossible_descriptions_are_refused(changes: dict[str, Any]) -> None:
         from_json(SegmentDescription, as_json(replace(known, **changes)))
 
 
-def test_a_name_has_the_side_and_number_of_a_neighbour() -> None:
+def test_a_neighbour_name_contains_side_and_number() -> None:
     assert place_of(neighbour_name(SHARE, 7)) == (SHARE, 7)
     wrong = "before", "share-", "share-x", "share-9999", "share-²", "above-1"
     assert not any(map(place_of, wrong))
 
 
 def test_neighbours_are_the_devices_with_rows_in_common() -> None:
-    """A device of the second half of the rows, between stages of three devices and of one."""
+    """A device with the second half of the rows, between a stage of three devices and one
+    device."""
     own = description(rows_before=(1, 1, 2))
     assert own.neighbours == {"before-2", "share-0", "behind-0"}
     assert own.rows_with(BEFORE, 6) == [(0, 0), (0, 0), (0, 3)]

@@ -1,4 +1,4 @@
-"""A daemon's status: its content, and who may ask for it."""
+"""A daemon's status: its content and the callers that may request it."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def pair(
         yield dialer, *neighbours(there)
 
 
-def test_a_device_says_how_it_is(pair: tuple[Dialer, DeviceAddress, DeviceAddress]) -> None:
+def test_the_status_of_an_idle_device(pair: tuple[Dialer, DeviceAddress, DeviceAddress]) -> None:
     dialer, device, _ = pair
     status = ask_status(dialer, device)
     assert (status.name, status.version) == ("device-0", __version__)
@@ -54,7 +54,7 @@ def test_a_device_says_how_it_is(pair: tuple[Dialer, DeviceAddress, DeviceAddres
         assert timedelta(29) < status.expires - datetime.now(UTC) < timedelta(31)
 
 
-def test_the_torch_device_of_the_segments_is_named_and_measured(
+def test_the_status_names_and_measures_the_torch_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "_GPU_SIDE", 8)
@@ -66,7 +66,7 @@ def test_the_torch_device_of_the_segments_is_named_and_measured(
     assert status.flops_per_s is not None and status.flops_per_s > 0
 
 
-def test_free_memory_is_that_of_a_gpu_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_reports_the_free_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     second = torch.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "mem_get_info", {second: (5, 9)}.__getitem__)
     monkeypatch.setattr(server, "_flops_per_s", {second: 7.0}.__getitem__)
@@ -78,14 +78,14 @@ def test_free_memory_is_that_of_a_gpu_in_use(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "lie",
     [
-        {"expires": "2030-01-01T00:00:00"},  # in whose time zone?
+        {"expires": "2030-01-01T00:00:00"},  # no time zone
         {"flops_per_s": math.nan},
         {"memory_bytes": math.inf},
         {"free_bytes": -1.0},
     ],
     ids=str,
 )
-def test_a_status_that_nobody_can_show_is_none(lie: dict[str, Any]) -> None:
+def test_a_status_with_impossible_values_is_refused(lie: dict[str, Any]) -> None:
     with daemons(1) as there:
         honest = json.loads(as_json(ask_status(OPEN, *neighbours(there))))
     assert from_json(DeviceStatus, json.dumps(honest).encode()).name == "device-0"
@@ -93,8 +93,8 @@ def test_a_status_that_nobody_can_show_is_none(lie: dict[str, Any]) -> None:
         from_json(DeviceStatus, json.dumps(honest | lie).encode())
 
 
-def test_who_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> None:
-    """Of a machine that is dead, and of a daemon that is stopped."""
+def test_a_device_that_does_not_answer_times_out(tmp_path: Path) -> None:
+    """With and without TLS: a server that accepts connections and never replies."""
     with daemons(1, folder=tmp_path / "own"), socket.create_server(("127.0.0.1", 0)) as silent:
         hung = DeviceAddress("device-0", f"127.0.0.1:{silent.getsockname()[1]}")
         own = load(tmp_path / "own/control-unit")
@@ -105,14 +105,14 @@ def test_who_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> None:
             assert time.monotonic() - began < 10
 
 
-def test_a_device_may_not_ask_another(tmp_path: Path) -> None:
+def test_a_device_may_not_request_the_status_of_another(tmp_path: Path) -> None:
     with daemons(2, folder=tmp_path / "own") as there:
         other = Dialer(load(tmp_path / "own/device-1"))
         with pytest.raises(LinkError, match="UNAUTHENTICATED"):
             ask_status(other, neighbours(there)[0])
 
 
-def test_a_device_at_work_says_whose_blocks() -> None:
+def test_the_status_of_a_busy_device_names_its_unit_and_blocks() -> None:
     plan = plan_of(["device-0", "device-1"], (3, 1))
     with daemons(2) as there, Work().segments(plan, there):
         status = ask_status(OPEN, neighbours(there)[1])
