@@ -22,7 +22,7 @@ from pathlib import Path
 from runpy import run_path
 
 RUN = ("federation.rounds=1", "federation.local_steps=1", "batch_size=8")
-"""What makes a run cheap."""
+"""Options that make a run cheap."""
 ROWS = ("data.max_train_samples=120", "data.max_eval_samples=4")  # if no owner provides rows
 SMALL = (
     "model.dim=16",

@@ -10,7 +10,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire import records
 
 Lie = Callable[[Tensors, Tensors], Tensors]
-"""What is sent back, of the weights that a unit got and those that it trained."""
+"""A function from received and trained weights to the weights that a unit sends."""
 
 
 class Lying:

@@ -13,7 +13,7 @@ from collapipe.wire import records
 from collapipe.wire.messages import RESIDUAL, EvaluateReply, Trained, TrainReply, TrainRequest
 
 UNTRAINED = "decoder.mode=control_unit", "evaluation.where=units"
-"""The options of such a run: no head learns on the server, and nothing is evaluated."""
+"""Options of a run without a head or an evaluation on the server."""
 TOKENS = 10  # per sample
 
 
