@@ -1,4 +1,4 @@
-"""Markup, and the chart of a round."""
+"""HTML markup and the chart of a round."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from collapipe.run_report.round import gantt
 from collapipe.runs.reading import read_run
 
 
-def test_markup_escapes_all_but_itself() -> None:
+def test_markup_escapes_all_text_except_markup() -> None:
     made = tag("p", "<i>", Markup("<b>"), 3, None, class_='"', data_x="<", hidden=None)
     assert made == '<p class="&quot;" data-x="&lt;">&lt;i&gt;<b>3</p>'
     assert join("a", Markup("&"), "&") == "a&&amp;"
