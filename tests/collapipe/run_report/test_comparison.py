@@ -70,9 +70,7 @@ def test_a_name_lists_the_options_that_differ_within_a_strategy(
     slow = make_run(tmp_path / "a", drift_weight=10)
     fast = make_run(tmp_path / "b", drift_weight=0.1)
     other = make_run(tmp_path / "c", strategy="mine.Fastest", drift_weight=0.1)
-    (other / "choices.json").write_text(
-        '{"strategy": "dssra"}'
-    )  # the configuration's strategy overrides this choice
+    (other / "choices.json").write_text('{"strategy": "dssra"}')  # overridden by the options
     page = report(slow, fast, other, "--output", tmp_path / "report.html")
     assert set(page.rows("")[0][1:]) == {
         "A strategy=dssra strategy.drift_weight=10",

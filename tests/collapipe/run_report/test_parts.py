@@ -20,7 +20,9 @@ def test_markup_escapes_all_text_except_markup() -> None:
 
 
 @pytest.mark.parametrize("stem_s", [0.0, 5.0])
-def test_a_frozen_stem_stands_before_the_pipeline(run: Path, stem_s: float) -> None:
+def test_the_chart_of_a_round_shows_a_frozen_stem_and_early_uploads(
+    run: Path, stem_s: float
+) -> None:
     plan = RoundPlan(1, (ClusterPlan(0, (SegmentPlan("a", Span(0, 2)),), 2, "gpipe"),))
     cost = RoundCost(4.0 + stem_s, (ClusterCost(0, 3.0, 1.0, 0.0, {}, 4.0, stem_s),))
     drawn = str(gantt(read_run(run), round_report(plan=plan, cost=cost)))
