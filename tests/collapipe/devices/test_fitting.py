@@ -35,7 +35,7 @@ def test_no_coefficient_is_negative() -> None:
     faster = fit(POINTS, [2.0, 1.0, 4.0, 2.0])  # a larger micro-batch took less time
     assert faster.each == 0.0 and faster.fixed > 0.0
     assert faster.error > 0.2
-    steeper = fit(POINTS, [1.0, 32.0, 2.0, 64.0])  # larger micro-batches: twice per sample
+    steeper = fit(POINTS, [1.0, 32.0, 2.0, 64.0])  # larger micro-batches: twice the time per sample
     assert steeper.fixed == 0.0 and steeper.each > 0.0
 
 

@@ -30,7 +30,7 @@ def test_an_installed_package_builds_the_same_app_as_a_checkout(tmp_path: Path) 
     with app_folder() as folder:
         assert not folder.joinpath("collapipe", "pyproject.toml").exists()
         assert installed == files(build_fab_from_disk(folder))
-    ignored = shutil.ignore_patterns(".*", "build")  # Flower would read all of them
+    ignored = shutil.ignore_patterns(".*", "build")  # Flower would read all these files
     checkout = files(build_fab_from_disk(shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)))
     ours = {name for name in checkout if name.split("/")[0] in wheel["packages"]}
     assert installed == ours | {"pyproject.toml", "LICENSE"}

@@ -34,7 +34,7 @@ class SuperLink:
     replies_: Replies
 
     def __init__(self) -> None:
-        InlineGrid(app, 1)  # without it, messages cannot be created
+        InlineGrid(app, 1)  # allows messages to be created
         self.asked = {node: Message(RecordDict(), node, "query.rows") for node in (7, 8)}
         for node, message in self.asked.items():
             message.metadata.__dict__["_message_id"] = f"question to {node}"
@@ -85,7 +85,7 @@ class SuperLink:
         self.confirmed.append(asked.message_object_id)
 
     def pull(self) -> list[Message]:
-        """Pull as the grid does: it does not request a delivered reply again."""
+        """Pull as the grid does, without requests for replies that were delivered."""
         waited_for = [f"question to {node}" for node in self.asked]
         replies = self.replies_.pull([key for key in waited_for if key not in self.answered])
         self.answered |= {each.metadata.reply_to_message_id for each in replies}
@@ -140,7 +140,7 @@ def test_a_missing_part_does_not_delay_other_replies(link: SuperLink) -> None:
 def refused(link: SuperLink, words: str) -> None:
     (came,) = link.pull()
     assert came.error.code == UNUSABLE and words in came.error.reason
-    assert came.error.reason.count("WireError") == 0  # our own error is shown by its message alone
+    assert came.error.reason.count("WireError") == 0  # errors of our own lack their class name
     assert came.metadata.src_node_id == 7 and len(link.confirmed) == 1
 
 
@@ -209,7 +209,7 @@ def test_a_reply_to_an_unknown_message_is_ignored(link: SuperLink) -> None:
 
 
 def test_a_late_reply_is_removed_without_being_fetched(link: SuperLink) -> None:
-    """The next pull, for the reply to another question, removes it."""
+    """The next pull, for the reply to another question, removes the late reply."""
     late, question = link.reply(7, arrays(MOST // 2)), "question to 7"
     link.replies_.forget([question])
     assert link.replies_.pull(["question to 8"]) == []

@@ -24,7 +24,7 @@ def restore_flowers_waits() -> Iterator[None]:
         yield
 
 
-def test_flower_has_the_waits_that_are_replaced() -> None:
+def test_flower_has_the_waits_that_we_shorten() -> None:
     assert all("initial_backoff" in pull.__kwdefaults__ for pull in PULLS)
     wait_briefly()
     assert [pull.__kwdefaults__["initial_backoff"] for pull in PULLS] == [0.05, 0.05]

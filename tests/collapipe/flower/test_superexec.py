@@ -1,4 +1,4 @@
-"""A run has exactly one process while it lives, even if that process starts slowly."""
+"""A run has exactly one process, even if the process starts slowly."""
 
 import os
 import threading

@@ -47,7 +47,7 @@ def test_a_task_fails_if_its_run_ends_while_its_message_is_pulled() -> None:
     assert state.delete_messages.called and store.delete.called
 
 
-def test_flower_has_the_intervals_that_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_has_the_intervals_that_patch_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[float]()
     timeout = fleet_http_client.HEARTBEAT_CALL_TIMEOUT
     monkeypatch.setattr(time, "sleep", slept.append)

@@ -57,7 +57,7 @@ def test_a_measured_device_keeps_its_measured_law() -> None:
 def test_a_law_measured_with_another_model_is_refused(
     key: str, measured: float, serves: bool, tmp_path: Path
 ) -> None:
-    """Runs and plans both refuse it; laws in other units' clusters do not matter."""
+    """Runs and plans both refuse such a law; laws in other units' clusters do not matter."""
     text = EXAMPLE.read_text().replace("name: transformer", f"num_blocks: 6\n{figures()}")
     file = tmp_path / "inventory.yaml"
     file.write_text(text.replace("{u: 0.022,", f"{{u: 0.022, {key}: {measured},"))
@@ -92,7 +92,7 @@ def test_a_run_takes_its_clusters_from_the_file() -> None:
     fewer = config.load_overrides(
         ["cluster=file", f"cluster.file={EXAMPLE}", "federation.num_units=1"]
     )
-    assert fewer.build("cluster").num_devices == 2  # the most in a cluster that is used
+    assert fewer.build("cluster").num_devices == 2  # of the largest cluster that is used
 
 
 def test_a_relative_path_of_an_inventory_is_made_absolute(

@@ -135,7 +135,7 @@ HEAD = ", head_blocks: 0.1, head_bits: 1.0e+5"
 
 
 def test_a_solver_that_cannot_place_the_head_is_refused(tmp_path: Path) -> None:
-    """This holds even if sending activations to the server is too expensive, as here."""
+    """The solver is refused even if sending activations to the server is too expensive, as here."""
     file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=8e9)
     assert planned(file)[1] == "control_unit"
     with pytest.raises(ConfigError, match=r"paper.*control_unit"):
@@ -154,7 +154,7 @@ def test_the_energy_error_states_the_need_of_the_cheapest_place(tmp_path: Path) 
 
 def test_a_clusters_own_plan_does_not_depend_on_the_round(tmp_path: Path) -> None:
     latencies = []
-    for sent in (1.0, 8e6):  # better on the server; on the control unit
+    for sent in (1.0, 8e6):  # 1.0 favours the server, 8e6 the control unit
         file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=sent)
         answer = json.loads(CliRunner().invoke(app, ["plan", str(file), "--json"]).stdout)
         latencies.append(answer["clusters"][0]["latency_s"])

@@ -143,7 +143,7 @@ def test_reserved_keys_are_allowed(tmp_path: Path) -> None:
     assert box.name == "a"
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_defaults_of_an_inventory(tmp_path: Path) -> None:
     inventory = read(tmp_path, file("{name: a, chunk: {u: 1}}"))
     assert (inventory.section.latency, inventory.section.most_micro_batches) == ("overlap", 64)
     assert (inventory.channels, inventory.clusters[0].uplink) == ((), None)

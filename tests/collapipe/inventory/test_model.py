@@ -48,7 +48,7 @@ def test_the_inventory_can_override_the_models_configuration(tmp_path: Path) -> 
 
 
 def test_a_tasks_model_has_the_tasks_sizes(tmp_path: Path) -> None:
-    """A run of the task trains the same sizes; they override the model's defaults."""
+    """The task's sizes override the model's defaults, as in a run of the task."""
     sizes = yaml.safe_load((ROOT / "conf/task_model/dates_transformer.yaml").read_text())
     inventory = read(tmp_path, "{name: dates_transformer, tokens: 9}")
     counted = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], 9, 8)
@@ -62,7 +62,7 @@ def test_a_model_can_be_given_by_its_family_alone(tmp_path: Path) -> None:
 
 
 def test_a_plan_counts_recomputation_and_the_wire_dtype_as_a_run_does(tmp_path: Path) -> None:
-    """Both options change a measured device's time, memory and energy."""
+    """Recomputation and the wire dtype change a measured device's time, memory and energy."""
     folder(tmp_path, "t5")
     device = "chunk: {u: 2.0, v: 3.0, w: 4.0, l: 5.0}, memory_bytes: 1e6, energy_j: 9, power_w: 7"
     (plain,) = read(tmp_path, "{name: t5, tokens: 9}", device).clusters[0].profiles
@@ -103,7 +103,7 @@ def test_the_dtype_of_the_models_files_does_not_change_training_costs(tmp_path: 
 
 
 def test_block_bytes_depend_on_how_frozen_weights_are_stored(tmp_path: Path) -> None:
-    """They are stored in the dtype of the model's files, in another dtype, or quantised."""
+    """Frozen weights have the dtype of the model's files, another dtype, or are quantised."""
     folder(tmp_path, "llama", torch_dtype="bfloat16")
 
     def block_bytes(kept: str) -> float:

@@ -147,7 +147,7 @@ def test_the_law_of_one_device_of_several_can_be_written(tmp_path: Path) -> None
 def test_planners_see_the_measured_hop_of_a_link(
     w: float, ell: float, wire_dtype: str, tmp_path: Path
 ) -> None:
-    """Both ends see it, for each wire dtype; it is as fast as a device with the same law."""
+    """For each wire dtype, a link's law holds at both ends and equals the same law of a device."""
     file = tmp_path / "boxes.yaml"
     model = f"model: {{name: dates_transformer}}\npipeline: {{wire_dtype: {wire_dtype}}}"
     file.write_text(ODD.replace("model:\n    name: transformer   # aligned", model))

@@ -52,9 +52,9 @@ def test_affordable_rounds_are_the_most_within_the_limit_of_epsilon(
 def test_epsilon_of_the_units_noise_is_within_its_theoretical_bounds(
     noise: float, rounds: int
 ) -> None:
-    """It is at least the Gaussian mechanism's ε.
+    """The ε of the units' noise is at least the Gaussian mechanism's ε.
 
-    It is at most ρ + 2·√(ρ·ln 1/δ), the ε of ρ-concentrated privacy (Bun and Steinke 2016,
+    The upper bound is ρ + 2·√(ρ·ln 1/δ), the ε of ρ-concentrated privacy (Bun and Steinke 2016,
     proposition 1.3).
     """
     settings = by_units(noise)

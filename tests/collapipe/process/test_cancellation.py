@@ -63,7 +63,7 @@ def test_a_scope_without_a_deadline_does_not_time_out(clock: Clock) -> None:
 
 
 def test_scopes_nest(clock: Clock) -> None:
-    """An outer scope also cancels work in an inner scope; an inner scope leaves the outer one."""
+    """Cancelling the outer scope cancels the inner scope, but not the reverse."""
     with cancellable(10.0) as outer:
         with cancellable(1e6) as inner:
             check()
@@ -90,7 +90,7 @@ def test_an_error_inside_ends_the_scope() -> None:
 
 
 def test_another_thread_can_cancel() -> None:
-    """Signal handlers and a server's callbacks do so."""
+    """Signal handlers and a server's callbacks cancel from another thread."""
     with cancellable() as scope:
         thread = threading.Thread(target=scope.cancel)
         thread.start()

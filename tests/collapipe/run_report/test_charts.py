@@ -69,7 +69,7 @@ def test_boxes_are_as_long_as_their_values() -> None:
     for box, share, of_row in ((first, 1, 1), (second, 0.4, 1), (other, 1, 0.5)):
         assert box[2] - box[0] == pytest.approx(share * length, abs=0.2)
         assert box[3] - box[1] == pytest.approx(of_row * height, abs=0.2)
-    assert other[::3] == pytest.approx(first[2:], abs=0.2)  # right of it, in its lower half
+    assert other[::3] == pytest.approx(first[2:], abs=0.2)  # to the right, in the lower half
     assert second[0] == pytest.approx(first[0] + 0.4 * length, abs=0.2)
     assert "opacity: 0.5" in drawn and Page(drawn).tags("li") == [{}]  # only one kind has a name
 

@@ -129,7 +129,7 @@ def _clock_cells(page: Page) -> list[str]:
 def test_a_run_without_uploads_is_marked_and_not_compared(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
-    """Its clock is shorter only because it leaves out uploads."""
+    """A clock without uploads is shorter and cannot be compared."""
     for folder, seed in zip(runs[3:], range(3), strict=True):
         write_lines(folder, [*without_uploads(made_lines(20, seed=seed))])
     page = report(*runs)

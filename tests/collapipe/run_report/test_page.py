@@ -232,7 +232,7 @@ def test_a_run_without_training_has_a_page(run: Path, report: Callable[..., Page
 def test_a_run_that_only_scheduled_has_no_measured_rounds(
     run: Path, report: Callable[..., Page]
 ) -> None:
-    """Its planning time is no measurement of the modelled delay."""
+    """The planning time of such a run is not a measurement of the modelled delay."""
     assert "Measured against modelled" in report(run).texts
     write_lines(run, [{**line, "seconds": {"plan": 1.0, "round": 1.0}} for line in made_lines(20)])
     page = report(run)
@@ -324,7 +324,7 @@ def test_phases_of_the_server_add_up(run: Path) -> None:
 def test_the_mean_drift_counts_skipped_rounds_and_failed_units(
     run: Path,
 ) -> None:
-    """They count with the Γ of idle units, even if the plan has another Γ or no Γ."""
+    """Skipped rounds and failed units count with the Γ of idle units, not with the plan's Γ."""
     shown = dict(drifts(read_run(run), 0.84))
     assert list(shown) == list(range(1, 21))
     assert shown[SKIPPED] == pytest.approx([1.24] * 8)

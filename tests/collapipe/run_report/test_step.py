@@ -1,4 +1,4 @@
-"""The chart of a local step agrees with the law that planned it."""
+"""The chart of a local step agrees with the law that was used to plan the step."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ def test_a_simulated_step_has_the_control_unit_and_all_hops(
     embedding, *segments, head = step(run)[: len(held) + 2]
     assert [each.name.split(", ")[1] for each in (embedding, head)] == ["embedding", "head"]
     hops = [[span for kind, span in row.boxes if "hop" in kind.name] for row in segments]
-    assert [len(row) for row in hops] == [4, *[8] * (len(held) - 1)]  # first: no gradients
+    assert [len(row) for row in hops] == [4, *[8] * (len(held) - 1)]  # first row: no gradients
     ends = [end for row in (embedding, *segments, head) for _, (_, end) in row.boxes]
     works = works_with(law, [name for name, _ in held], [1.6] * len(held), [n for _, n in held])
     assert max(ends) == pytest.approx(step_s(law, works, cluster["schedule"]))

@@ -49,7 +49,7 @@ def start_of(settings: Settings, tokenizer: Tokenizer) -> dict[str, Tensor]:
 
 
 def test_a_run_saves_only_its_trained_weights(finished: Path) -> None:
-    """This holds for its model and its checkpoints; the loaded model is complete."""
+    """The run's model and checkpoints contain only adapters; the loaded model is complete."""
     own = load_file(finished / "model" / "model.safetensors")
     assert own and all("lora" in name for name in own)
     kept = load_file(finished / "checkpoints" / "latest" / "tensors.safetensors")

@@ -47,7 +47,7 @@ def revealed(exchange: Exchange, lists: Lists, allies: Collection[int]) -> dict[
 def opened(exchange: Exchange, allies: Collection[int]) -> bool:
     """Whether a lying server obtains the victim's update.
 
-    It sends some units a list of survivors with the victim, and other units one without it.
+    The server sends some units a list of survivors with the victim, and others one without it.
     """
     session, need = exchange.session, exchange.session.units_needed
     everybody = {*session.keys}
@@ -76,7 +76,7 @@ THOROUGH = [pytest.param(n, marks=pytest.mark.thorough) for n in (19, 21, 30, 40
 
 @pytest.mark.parametrize("num_units", [3, 4, 7, 20, *THOROUGH])
 def test_opening_one_update_takes_as_many_colluding_units_as_documented(num_units: int) -> None:
-    """One was enough from 20 units on when units shared masks with only some other units."""
+    """Before all units shared masks, one colluding unit was enough from 20 units on."""
     exchange = Exchange(num_units).share().mask(drawn(num_units))
     needed = colluders_needed(num_units, units_needed(num_units, exchange.threshold))
     assert needed == 1 or not opened(exchange, [1])
@@ -87,8 +87,9 @@ def test_opening_one_update_takes_as_many_colluding_units_as_documented(num_unit
 def test_withheld_shares_do_not_isolate_a_unit() -> None:
     """The server withholds six units' shares from the victim, which then shares no masks with them.
 
-    It sends the other units different lists of survivors. Without confirmations, it could restore
-    the mask keys of the nine remaining units. Three colluding units of 19 would suffice, not 7.
+    The server sends the other units different lists of survivors. Without confirmations, it could
+    restore the mask keys of the nine remaining units. Three colluding units of 19 would suffice
+    instead of 7.
     """
     num_units, allies, cut, left = 19, (1, 2, 3), range(4, 10), range(10, 19)
     exchange = Exchange(num_units).share()

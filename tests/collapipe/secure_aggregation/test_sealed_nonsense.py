@@ -34,7 +34,7 @@ def shares(exchange: Exchange) -> CheckedShares:
 
 @pytest.mark.parametrize("gone", [(), (3,)])
 def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(gone: tuple[int, ...]) -> None:
-    """These are shares of the liar's self mask, or of its mask key if it drops out."""
+    """The invalid shares are of the liar's self mask, or of its mask key if it drops out."""
     exchange = spoilt(3, [0], gone)
     left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in gone]
     assert np.array_equal(exchange.unmask(), np.sum(left, axis=0, dtype=np.uint32))

@@ -93,7 +93,7 @@ def test_inputs_keep_the_end_of_a_text(
 
 
 def test_decode_shows_the_token_that_follows_the_text(tokenizer: Tokenizer) -> None:
-    """It ignores the predictions for earlier tokens; EOS gives an empty text."""
+    """Predictions for earlier tokens are ignored; EOS gives an empty text."""
     (hedgehog,), eos = tokenizer.encode(["h"]), tokenizer.vocabulary.eos
     examples = causal_lm().inputs(["A", "B"], tokenizer)
     assert examples.decode([[9, 9, *hedgehog], [*hedgehog, eos]]) == ["h", ""]

@@ -123,7 +123,7 @@ def test_a_label_without_a_training_row_is_named(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("task", ["classification", "ner"])
 def test_a_run_uses_the_labels_that_its_options_list(task: str) -> None:
-    """The run sorts them; labels that no row has are kept."""
+    """The run sorts the labels and keeps labels that no row has."""
     name = {"classification": "pooled", "ner": "tokens"}[task]
     options = [f"task={task}", "model=huggingface", "model.family=bert", f"model.head={name}"]
     settings = load_overrides([*options, "task.labels=[O,B-b,B-a]"])

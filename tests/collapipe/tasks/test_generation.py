@@ -79,7 +79,7 @@ def test_generation_equals_greedy_decoding_without_a_cache(
 
 
 def test_a_split_model_gives_the_next_token_and_its_probability(tmp_path: Path) -> None:
-    """Causal models of a user's class do the same."""
+    """A user's own model class gives one token, too."""
     split, _ = models(tmp_path, "llama")
     expected = [anew(split, row, 1) for row in rows_of(TEXTS)]
     found = [*Predictor(split, TASK, WORDS, scored=True).predict(TEXTS)]
@@ -102,7 +102,7 @@ def test_a_text_ends_at_any_end_token_of_the_model(tmp_path: Path) -> None:
 
 
 def test_draws_depend_on_the_seed(tmp_path: Path) -> None:
-    """They are greedy if ``top_p`` allows only one token."""
+    """Draws are greedy if ``top_p`` allows only one token."""
     _, whole = models(tmp_path, "gpt2")
 
     def texts(**options: Any) -> list[str]:

@@ -95,7 +95,7 @@ def test_tags_survive_tokenisation(
 
 
 def test_a_words_first_token_has_its_tag(wordpiece: Tokenizer) -> None:
-    """Its other tokens and the special tokens have no tag."""
+    """A word's other tokens and the special tokens have no tag."""
     rows = Dataset.from_dict(
         {"tokens": [["abba", "\x07", "ab"]], "tags": [["B-PER", "O", "I-PER"]]}
     )
@@ -157,7 +157,7 @@ def test_long_sentences_are_cut_and_scored_whole(
 
 @given(st.lists(st.lists(st.sampled_from(NAMES), min_size=5, max_size=5), min_size=2, max_size=6))
 def test_the_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
-    """It equals seqeval's public functions in strict mode, also for tags that form no entity."""
+    """The score equals seqeval's functions in strict mode, also for tags that form no entity."""
     truth = [["B-PER", "I-PER", "O", "B-LOC", "O"]] * len(sentences)
     rows = Dataset.from_dict({"tokens": [list("abcde")] * len(truth), "tags": truth})
     score = scored(ner(), [" ".join(tags) for tags in sentences], rows)

@@ -32,7 +32,7 @@ def test_rows_depend_on_the_seed_alone(draw: Callable[[int], Splits]) -> None:
 
 @pytest.mark.parametrize("draw", SETS)
 def test_no_row_occurs_twice(draw: Callable[[int], Splits]) -> None:
-    """This holds within and across splits; each split has its size."""
+    """Rows are unique within and across splits; each split has its size."""
     splits = draw(3)
     rows = [list(map(str, part)) for part in (splits.train, splits.validation, splits.test)]
     assert [len(part) for part in rows] == [1200, 150, 150]
@@ -87,7 +87,7 @@ def test_every_label_occurs_in_every_split() -> None:
 def test_a_small_model_learns_each_task(
     task: Task, spec: HuggingFaceSpec, untrained: tuple[float, float], learned: tuple[float, float]
 ) -> None:
-    """In 160 steps, its score rises from chance to nearly the best possible score."""
+    """In 160 steps, the score rises from chance to nearly the best possible score."""
     splits = task.splits(0)
     tokenizer = trained(task, splits.train)
     model, examples = SplitModel(spec, tokenizer.vocabulary), task.encode(splits.train, tokenizer)

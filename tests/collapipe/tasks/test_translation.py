@@ -142,7 +142,7 @@ def test_lines_end_at_line_breaks_only(folder: Path) -> None:
 
 
 def test_pairs_blank_on_both_sides_are_left_out(folder: Path) -> None:
-    """Such pairs are useless for training, and files often end with them."""
+    """Files often end with blank pairs, which are useless for training."""
     (folder / "test.de").write_text("\n\nEins\n\n", encoding="utf-8")
     (folder / "test.en").write_text(" \n\nOne\n\n", encoding="utf-8")
     assert corpus(folder).splits(0).test.to_list() == [{"source": "Eins", "target": "One"}]
@@ -191,7 +191,7 @@ def test_rows_are_read_from_columns_of_the_hub(monkeypatch: pytest.MonkeyPatch) 
 def test_the_error_for_an_unreachable_hub_names_a_fix(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """This holds for any error of the hub's client."""
+    """Every error of the hub's client is reported in this way."""
 
     def fail(*_: str | None) -> None:
         raise error

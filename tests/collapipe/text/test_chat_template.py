@@ -199,7 +199,7 @@ def test_special_tokens_with_names_of_other_arguments_are_refused() -> None:
 
 
 def test_conversations_are_rendered_until_one_fails() -> None:
-    """They exceed the buffers of pipes; after the failure, the process renders others."""
+    """The conversations exceed the buffers of pipes. After the failure, others are rendered."""
     renderer = Renderer(template(ALTERNATING))
     long = messages("One?", "x" * 9000)
     wrong = messages("One?", "x", "y", roles=("user", "assistant", "assistant"))

@@ -30,9 +30,8 @@ def test_labels_of_any_script_reach_the_server(name: str) -> None:
     assert records.unpack(RowsReply, records.pack(told)) == told
 
 
-@pytest.mark.parametrize(
-    "name", [each for each in _BAD if "\ud800" not in each]
-)  # Arrow refuses it
+# Arrow cannot store a lone surrogate.
+@pytest.mark.parametrize("name", [each for each in _BAD if "\ud800" not in each])
 def test_a_bad_label_is_named_with_its_file_and_row(name: str) -> None:
     with pytest.raises(DataError, match=r"f\.csv: column 'label', row 2: label .*1 to 200|control"):
         standard(Dataset.from_dict({"label": ["a", name]}), {"label": "label"}, "f.csv")
@@ -44,7 +43,7 @@ def test_a_bad_label_is_named_with_its_file_and_row(name: str) -> None:
 @pytest.mark.parametrize("name", _BAD)
 def test_a_bad_label_is_named_with_its_file_and_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes(f"a\n\n{name}\n".encode(errors="replace"))
-    if "\ud800" not in name:  # no file contains it
+    if "\ud800" not in name:  # a file cannot contain it
         with pytest.raises(DataError, match=r"labels\.txt:3: label"):
             parse_labelled(Lines(tmp_path / "train.tsv", ["text\t0"]))
     with pytest.raises(DataError, match=r"train\.conll:2: (label|tag)"):

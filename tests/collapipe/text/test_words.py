@@ -55,7 +55,7 @@ def test_counts_of_chinese_texts_give_the_same_tokeniser_as_the_texts() -> None:
 
 
 def test_a_word_that_occurs_in_too_few_rows_is_not_reported() -> None:
-    """It may occur many times in these rows."""
+    """The number of rows counts, not the number of occurrences."""
     rows = [["a hen", "a"], ["hen hen hen"], ["a secret secret secret"]]
     assert count_words(rows, 2) == {"a": 3, "Ġhen": 3}
     assert count_words(rows, 3) == {}
@@ -64,7 +64,7 @@ def test_a_word_that_occurs_in_too_few_rows_is_not_reported() -> None:
 
 @given(st.text(max_size=40))
 def test_the_tokeniser_of_bytes_encodes_any_text(text: str) -> None:
-    """It has one token per byte and three special tokens, and it merges no bytes."""
+    """The tokeniser has one token per byte and three special tokens, and it merges no bytes."""
     tokenizer = Tokenizer.of_bytes()
     assert tokenizer.vocabulary.size == 256 + 3
     (ids,) = tokenizer.encode([text])

@@ -16,7 +16,7 @@ _MOST_AHEAD = 3  # messages that the reader has not taken
 
 
 def test_a_device_that_does_not_read_gets_few_messages() -> None:
-    """Waiting messages take its memory and delay signs of life on a slow link."""
+    """Waiting messages take the device's memory and delay signs of life on a slow link."""
     may_read, read, sent = threading.Semaphore(_READ), threading.Event(), itertools.count()
 
     def take(messages: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:

@@ -55,6 +55,6 @@ def test_aligned_tensors_are_not_copied() -> None:
     assert aligned(tensor) is tensor
     assert aligned(at(tensor, 8)).data_ptr() % 64 == 0
     narrow = at(torch.zeros(4), 8).view(torch.bfloat16)
-    assert aligned(narrow) is narrow  # it is computed with in a wider copy
+    assert aligned(narrow) is narrow  # products use a wider copy
     assert aligned(torch.empty(0)).numel() == 0
     assert aligned(torch.empty(3, device="meta")).is_meta

@@ -41,7 +41,7 @@ def refused(tensors: Sequence[Tensor], precision: str, shape: Sequence[int] = (2
 def test_the_predicted_layout_and_bytes_equal_those_of_the_encoded_tensors(
     precision: str, dtype: torch.dtype, shape: tuple[int, ...], seed: int
 ) -> None:
-    """This holds for every shape, also empty ones and scalars; decoding restores the shape."""
+    """Every shape is tested, also empty ones and scalars; decoding restores the shape."""
     tensor = normal(shape, seed, dtype)
     sent = encode(tensor, precision)
     assert layout(shape, dtype, precision) == tuple((s.dtype, tuple(s.shape)) for s in sent)
@@ -273,5 +273,5 @@ def test_rounding_twice_changes_nothing(precision: str, seed: int) -> None:
 
 
 def test_numbers_that_become_infinite_are_refused() -> None:
-    """This holds even if every scale is finite."""
+    """Finite scales can give infinite products."""
     assert "too large for torch.float32" in refused((QUANTA * 127, SCALES * 3e38), "int8")

@@ -58,7 +58,7 @@ def test_both_ends_remember_the_same_activations(
     precision: str,
     dtype: torch.dtype,
 ) -> None:
-    """This holds for any rows in two successive rounds."""
+    """Any rows are sent in two successive rounds."""
     unit, server, total = coder(), coder(), dict[int, Tensor]()
     for round_, steps in ((1, first), (2, second)):
         if round_ == 2:

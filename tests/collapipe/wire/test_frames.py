@@ -87,7 +87,7 @@ SAMPLE = Frame(
 
 @given(frames)
 def test_decoding_restores_every_frame(frame: Frame) -> None:
-    """This holds for every kind, dtype and shape, also for empty tensors and scalars."""
+    """Every kind, dtype and shape is tested, also empty tensors and scalars."""
     data = encode(frame)
     assert len(data) % 8 == 0
     back = decode(data)
@@ -112,7 +112,7 @@ def test_the_size_is_known_from_dtypes_and_shapes(frame: Frame) -> None:
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    """It is little-endian and aligned to 8 bytes on any machine."""
+    """The layout is little-endian and aligned to 8 bytes on any machine."""
     frame = Frame(FrameKind.NORMS, 1, 2, 3, (torch.tensor([1.5], dtype=torch.float64),))
     body = struct.pack("<d", 1.5)
     assert encode(frame) == message((1, [1]), kind=4) + body
@@ -149,13 +149,13 @@ def test_tensors_of_any_layout_are_sent() -> None:
 def test_tensors_that_a_frame_cannot_carry_are_refused(
     tensors: tuple[Tensor, ...], words: str
 ) -> None:
-    """The sender refuses them."""
+    """The sender refuses such tensors."""
     with pytest.raises(WireError, match=words):
         encode(Frame(FrameKind.ACTIVATION, 0, 0, 0, tensors))
 
 
 def test_truncated_and_extended_frames_are_refused() -> None:
-    """This holds for every length, not only if a whole tensor is missing."""
+    """Frames are cut at every length, not only at the end of a tensor."""
     data = encode(SAMPLE)
     for length in range(len(data)):
         with pytest.raises(WireError):
@@ -200,7 +200,7 @@ def test_bad_messages_are_named(data: bytes, words: str) -> None:
 def test_a_header_with_a_huge_size_takes_no_memory(
     sizes: list[int], code: int, counted_in: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This also holds if the size would fit after an overflow of 32 or 64 bits.
+    """Some sizes would fit the message after an overflow of 32 or 64 bits.
 
     No tensor is created, and less than 64 KiB of memory is allocated.
     """
@@ -226,7 +226,7 @@ def test_a_header_with_a_huge_size_takes_no_memory(
 
 @pytest.mark.parametrize("sizes", [[0, HUGE], [HUGE, 0], [3, 0, 2**31], [2**20, 0, 2**20]])
 def test_a_tensor_without_elements_may_have_large_sizes(sizes: list[int]) -> None:
-    """One of its sizes is 0, so it takes no memory."""
+    """One size of the tensor is 0, so the tensor takes no memory."""
     tensor = decode(message((0, sizes))).tensors[0]
     assert list(tensor.shape) == sizes
     assert encode(decode(message((0, sizes)))) == message((0, sizes))
@@ -240,7 +240,7 @@ def test_a_tensor_without_elements_may_have_large_sizes(sizes: list[int]) -> Non
     ],
 )
 def test_a_tensor_whose_strides_overflow_is_refused(sizes: list[int]) -> None:
-    """It has no elements, but torch cannot multiply its sizes."""
+    """The tensor has no elements, but torch cannot multiply its sizes."""
     with pytest.raises(WireError, match=r"at most .* elements"):
         decode(message((0, sizes)))
 

@@ -50,7 +50,7 @@ def lacking(store: FrozenStore, *names: str) -> list[str]:
 
 
 def test_added_tensors_can_be_loaded(tmp_path: Path) -> None:
-    """Another store of the folder loads them; the order of names does not matter."""
+    """Another store of the folder loads the tensors; the order of names does not matter."""
     folder = tmp_path / "is" / "made"
     name = FrozenStore(folder).add(tensors())
     again = FrozenStore(folder)
@@ -196,7 +196,7 @@ def test_the_default_folder_is_in_the_users_cache(
 
 
 def test_loaded_tensors_are_memory_mapped_and_aligned(tmp_path: Path) -> None:
-    """They take no extra memory, and alignment keeps products bit-identical."""
+    """Loaded tensors take no extra memory, and alignment keeps products bit-identical."""
     store, odd = FrozenStore(tmp_path), {"a": torch.ones(3), "b": torch.ones(512)}
     name = store.add(odd)
     loaded = store.load(name)

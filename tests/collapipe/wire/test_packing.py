@@ -16,7 +16,7 @@ shapes = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
 @pytest.mark.parametrize("bits", [4, 6])
 @given(shapes, st.integers(0, 2**31))
 def test_packed_numbers_are_restored(bits: int, shape: tuple[int, ...], seed: int) -> None:
-    """This holds for all numbers of these bits; each row begins at a new byte."""
+    """All numbers of 4 or 6 bits are restored; each row begins at a new byte."""
     generator = torch.Generator().manual_seed(seed)
     least = -(2 ** (bits - 1))
     rows = torch.randint(least, -least, shape, generator=generator, dtype=torch.int8)

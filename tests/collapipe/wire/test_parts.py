@@ -13,7 +13,7 @@ from collapipe.wire.parts import grouped, joined, mapped_part, separated
 
 
 def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
-    """It may have tensors of all dtypes and strides, empty tensors and scalars."""
+    """A part may have tensors of all dtypes and strides, empty tensors and scalars."""
     tensors = {
         "weight": torch.arange(12.0).view(3, 4).t(),
         "half": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),

@@ -114,7 +114,7 @@ def test_weights_that_do_not_fit_are_refused(change: object, says: str) -> None:
 def change(content: RecordDict, before: str, after: str) -> None:
     """Replace a part of the text that a unit sent."""
     text = str(content["UnitReply"]["json"])
-    if before not in text:  # it is in the state, a nested JSON text
+    if before not in text:  # the text is in the state, a nested JSON text
         before, after = (json.dumps(each)[1:-1] for each in (before, after))
     assert before in text
     content["UnitReply"]["json"] = text.replace(before, after, 1)
@@ -183,7 +183,7 @@ def test_a_units_report_of_its_rows_is_unpacked_unchanged() -> None:
     ],
 )
 def test_an_invalid_report_of_rows_is_refused(told: dict[str, Any], words: str) -> None:
-    """Otherwise it would be printed, drawn, or counted for hours."""
+    """An unchecked report would be printed, drawn, or counted for hours."""
     text = json.dumps(asdict(SOUND) | told)
     content = RecordDict({"RowsReply": ConfigRecord({"json": text})})
     with pytest.raises(WireError, match=words):

@@ -80,7 +80,7 @@ def test_a_frame_of_the_largest_size_is_taken_when_no_other_frame_waits() -> Non
 
 
 def test_a_peer_whose_frames_wait_for_space_is_not_silent() -> None:
-    """Its next signs of life arrive only after these frames."""
+    """The peer's next signs of life arrive only after these frames."""
     stream = FrameStream("peer", len(encode(LARGE)))
     thread = fed(stream, [*pieces(LARGE), *pieces(LARGE)])
     while stream.silent_s:  # it is 0 once the second frame waits
@@ -171,7 +171,7 @@ def test_a_flood_of_credits_allows_no_more_frames_than_the_window() -> None:
 
 
 def test_a_thread_that_also_receives_sends_all_frames_that_it_may_send() -> None:
-    """It then stops sending because a message waits; it does not wait for credits."""
+    """Sending ends once a message waits to be received and no more frames may be sent."""
     stream = FrameStream("peer", 10**6)
     for _ in range(WINDOW + 1):
         stream.send(ACTIVATION)

@@ -83,7 +83,7 @@ def test_names_and_dtypes_of_the_sent_tensors() -> None:
 def test_arrived_changes_plus_the_last_residual_equal_all_changes(
     precision: str, seed: int, rounds: int
 ) -> None:
-    """This holds over any number of rounds, each with new start weights."""
+    """The number of rounds is arbitrary; each round has new start weights."""
     generator = torch.Generator().manual_seed(seed)
     changed = arrived = torch.zeros(4, 6, dtype=torch.float64)
     residual: Tensors = {}
@@ -145,7 +145,7 @@ def test_rounding_errors_of_bfloat16_do_not_add_up_with_feedback() -> None:
 @pytest.mark.parametrize("precision", ROUNDED)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_change_that_is_not_finite_is_refused_by_the_unit(precision: str, bad: float) -> None:
-    """It is not encoded as a finite number."""
+    """NaN and infinity are not encoded as finite numbers."""
     start, end = weights(1), weights(2)
     end["linear.bias"][1] = bad
     with pytest.raises(
