@@ -1,4 +1,4 @@
-"""The formulas of a block's cost against the block itself."""
+"""The formulas for a block's FLOPs and memory agree with a real block."""
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ SIZES = pytest.mark.parametrize(("dim", "inner"), [(64, 256), (96, 96), (128, 64
 
 
 @SIZES
-def test_flops_are_what_torch_counts(dim: int, inner: int) -> None:
+def test_flops_match_torchs_flop_counter(dim: int, inner: int) -> None:
     block, cost = built(dim, inner), transformer_block_cost(dim, inner, TOKENS, BATCH)
-    # Of attention's kernels torch counts the plain one's operations alone.
+    # torch counts the operations of only one attention kernel, the plain (math) one.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         output = forward(block, 1)
     assert counter.get_total_flops() == cost.forward_flops
@@ -28,7 +28,9 @@ def test_flops_are_what_torch_counts(dim: int, inner: int) -> None:
 
 
 @SIZES
-def test_bytes_are_those_of_parameters_and_what_autograd_keeps(dim: int, inner: int) -> None:
+def test_block_bytes_include_parameters_and_tensors_that_autograd_keeps(
+    dim: int, inner: int
+) -> None:
     block, cost = built(dim, inner), transformer_block_cost(dim, inner, TOKENS, BATCH)
     of_parameters = 4 * sum(parameter.nbytes for parameter in block.parameters())
     total = of_parameters + kept_bytes(block, BATCH)
@@ -49,8 +51,8 @@ def forward(block: nn.Module, samples: int) -> Tensor:
 
 
 def kept_bytes(block: nn.Module, samples: int) -> int:
-    """Bytes that autograd keeps for the backward pass, besides the parameters."""
-    kept: list[Tensor] = []  # alive until counted, so that no address comes twice
+    """Bytes that autograd keeps for the backward pass, without the parameters."""
+    kept: list[Tensor] = []  # kept alive until counted, so that no address is reused
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor)

@@ -1,4 +1,4 @@
-"""Drawn worlds: within their ranges, the same for a seed, and converted to SI once."""
+"""Presets draw clusters and channels within their ranges, in SI units, reproducibly by seed."""
 
 import math
 
@@ -20,7 +20,7 @@ def preset(option: str, *overrides: str) -> ClusterPreset | ChannelPreset:
 
 
 @pytest.mark.parametrize("name", ["even", "uneven", "paper", "edge"])
-def test_a_cluster_is_the_same_for_a_seed(name: str) -> None:
+def test_the_same_seed_draws_the_same_cluster(name: str) -> None:
     cluster = preset("cluster", f"cluster={name}", "cluster.num_devices=5")
     first, again, other = (cluster.draw(COST, 0, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert first == again
@@ -28,7 +28,7 @@ def test_a_cluster_is_the_same_for_a_seed(name: str) -> None:
     assert len({device.name for device in first}) == len(first) == 5
 
 
-def test_the_papers_devices_have_table_twos_figures() -> None:
+def test_the_papers_devices_have_the_figures_of_table_2() -> None:
     cluster = preset("cluster", "cluster=paper", "cluster.num_devices=200")
     for device in cluster.draw(COST, 0, np.random.default_rng(0)):
         law, budget = device.time, device.energy
@@ -38,13 +38,13 @@ def test_the_papers_devices_have_table_twos_figures() -> None:
         assert law.w == 0
         snr = 0.085 * 1e-3 / 5e-10
         assert law.ell == pytest.approx(3145728 / (0.5e6 * math.log2(1 + snr)), rel=0.02)
-        # Eq. 16: a block's energy is f²·FLOP/φ, and its time FLOP/(φ f): together f³.
+        # Eq. 16: a block's energy is f²·FLOP/φ, and its time FLOP/(φ f); their quotient is f³.
         assert 0.1**3 <= budget.law.u / law.u <= 0.8**3
         assert 0.07 <= budget.law.ell / law.ell <= 0.1
         assert (budget.limit_j, budget.scope) == (5, "micro_batch")
 
 
-def test_hardware_is_what_its_data_sheet_says_less_what_is_busy() -> None:
+def test_edge_devices_have_70_to_100_percent_of_their_data_sheets_speed() -> None:
     cluster = preset("cluster", "cluster=edge", "cluster.num_devices=60")
     speeds = {kind.name: kind.flops_per_s for kind in cluster.kinds}
     devices = cluster.draw(COST, 0, np.random.default_rng(0))
@@ -58,7 +58,7 @@ def test_hardware_is_what_its_data_sheet_says_less_what_is_busy() -> None:
         )
 
 
-def test_a_physical_device_becomes_a_law() -> None:
+def test_a_physical_device_is_converted_to_an_affine_law() -> None:
     device = PhysicalDevice(
         name="box",
         flops_per_s=1e9,
@@ -94,7 +94,7 @@ def test_channels_and_uplinks_lie_within_their_ranges(name: str) -> None:
 
 @pytest.mark.parametrize("option", ["cluster", "channel"])
 @pytest.mark.parametrize("name", ["paper", "edge"])
-def test_a_preset_is_what_its_types_say(option: str, name: str) -> None:
+def test_a_preset_is_hashable_and_its_ranges_are_tuples(option: str, name: str) -> None:
     built = preset(option, f"{option}={name}")
     assert hash(built) == hash(preset(option, f"{option}={name}"))
     ranges = [value for value in vars(built).values() if isinstance(value, list | tuple)]
@@ -102,12 +102,12 @@ def test_a_preset_is_what_its_types_say(option: str, name: str) -> None:
     assert all(isinstance(value, tuple) for value in ranges)
 
 
-def test_a_preset_that_is_built_directly_is_checked() -> None:
+def test_a_preset_built_in_python_is_validated() -> None:
     with pytest.raises(ValidationError, match="block_s"):
         SyntheticCluster(num_devices=3, block_s=(2.0, 1.0), hop_s=(0.0, 0.0))
 
 
-def test_decibels() -> None:
+def test_decibels_are_converted_to_numbers() -> None:
     assert from_db(-30) == pytest.approx(1e-3)
     assert from_dbm(30) == pytest.approx(1)
     assert from_dbm(-174) == pytest.approx(3.98e-21, rel=1e-3)
@@ -138,6 +138,6 @@ def test_decibels() -> None:
         ),
     ],
 )
-def test_presets_that_cannot_be(overrides: str | tuple[str, ...], message: str) -> None:
+def test_impossible_presets_are_refused(overrides: str | tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.load_overrides([overrides] if isinstance(overrides, str) else list(overrides))

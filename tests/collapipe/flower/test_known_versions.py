@@ -1,4 +1,4 @@
-"""CollaPipe refuses versions of Flower that it does not know."""
+"""CollaPipe refuses Flower versions that are not in ``KNOWN``."""
 
 import tomllib
 from importlib.metadata import version
@@ -23,7 +23,7 @@ def test_pyproject_requires_the_known_versions() -> None:
         assert {f"1.{minor}.0" in each for each in flower} == {f"1.{minor}" in KNOWN}
 
 
-def test_another_version_is_refused() -> None:
+def test_an_unknown_version_is_refused() -> None:
     check_version(version("flwr"))
     check_version("1.42.3")
     for installed in ("1.4", "1.40.9", "1.43.0", "2.0.0", "1.421.0"):

@@ -1,4 +1,4 @@
-"""A prompt grid: all replies come through, and what does not come ends the wait."""
+"""A prompt grid delivers all replies and stops waiting at the timeout."""
 
 import time
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from collapipe.flower.prompt_grid import Replies, make_prompt
 
 
 class Slow(InlineGrid):
-    """Hands out one reply at every other look, and none to the last message."""
+    """Delivers one reply at every second poll, and never a reply to the fourth message."""
 
     def __init__(self) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
@@ -34,7 +34,7 @@ class Slow(InlineGrid):
 
 
 @pytest.mark.parametrize(("count", "timeout"), [(3, None), (3, 60.0), (4, 0.3)])
-def test_each_reply_comes_once_and_a_silent_node_ends_with_the_time(
+def test_each_reply_arrives_once_and_a_silent_node_times_out(
     count: int, timeout: float | None
 ) -> None:
     grid = Slow()
@@ -45,7 +45,7 @@ def test_each_reply_comes_once_and_a_silent_node_ends_with_the_time(
     assert all(set(grid.asked) >= {one} for one in asked)
 
 
-def test_what_is_not_answered_in_time_is_removed_when_it_comes(
+def test_messages_without_a_reply_at_the_timeout_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forgotten, grid = list[list[str]](), Slow()
@@ -57,7 +57,7 @@ def test_what_is_not_answered_in_time_is_removed_when_it_comes(
 
 
 class Stuck(Slow):
-    """The first node vanishes while it uploads: its look takes longer than the time that is."""
+    """The first node disconnects during its upload: pulling its reply exceeds the timeout."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         key = min(message_ids)
@@ -65,14 +65,16 @@ class Stuck(Slow):
         return [Message(RecordDict(), reply_to=self.asked[key])]
 
 
-def test_a_reply_that_is_stuck_costs_the_others_nothing() -> None:
+def test_a_stuck_reply_does_not_lose_the_other_reply() -> None:
     messages = [Message(RecordDict(), node, "train") for node in (2, 3)]
     assert len([*make_prompt(Stuck()).send_and_receive(messages, timeout=0.1)]) == 2
 
 
 class Gone(Slow):
-    """The second node is gone, for which the server's own node answers; the third's message cannot
-    be sent."""
+    """The server's own node answers for the second node, which has disconnected.
+
+    The message to the third node cannot be sent.
+    """
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         first, second, _ = super().push_messages(messages)
@@ -88,7 +90,7 @@ class Gone(Slow):
             yield reply
 
 
-def test_what_is_answered_for_a_node_that_is_gone_counts_as_its_own() -> None:
+def test_an_error_for_a_disconnected_node_is_attributed_to_that_node() -> None:
     messages = [Message(RecordDict(), node, "train") for node in (2, 3, 4)]
     replies = make_prompt(Gone()).send_and_receive(messages, timeout=60.0)
     failed = {reply.metadata.src_node_id: reply.has_error() for reply in replies}

@@ -1,4 +1,4 @@
-"""Replies are pulled in parts, as many bytes as there may be, and are their senders' own."""
+"""Replies are pulled in parts, up to a limit of bytes, and attributed to their senders."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,19 +29,19 @@ MOST = 2**20
 
 
 class SuperLink:
-    """Has one question of the server's to each of two nodes, and what they push in reply."""
+    """Holds the server's question to each of two nodes and the replies that the nodes push."""
 
     replies_: Replies
 
     def __init__(self) -> None:
-        InlineGrid(app, 1)  # which lets messages be made
+        InlineGrid(app, 1)  # allows messages to be created
         self.asked = {node: Message(RecordDict(), node, "query.rows") for node in (7, 8)}
         for node, message in self.asked.items():
             message.metadata.__dict__["_message_id"] = f"question to {node}"
         self.replies = list[tuple[Any, ObjectTree]]()
         self.parts, self.confirmed, self.pulled = dict[str, bytes](), list[str](), 0
-        self.wanted = list[str]()  # messages whose replies were asked for last
-        self.forgotten = set[str]()  # messages whose replies were named
+        self.wanted = list[str]()  # messages whose replies the last pull requested
+        self.forgotten = set[str]()  # messages whose replies were listed
         self.answered = set[str]()
 
     def reply(self, node: int, content: RecordDict | Error) -> Message:
@@ -50,7 +50,7 @@ class SuperLink:
         return message
 
     def push(self, reply: Message, parts: dict[str, bytes] | None = None) -> None:
-        """As its node does; other ``parts`` in place of the reply's own."""
+        """Push a reply as its node does; ``parts`` replace the reply's own parts."""
         proto = message_to_proto(remove_content_from_message(reply))
         if parts is None:
             self.parts |= {k: e.deflate() for k, e in get_all_nested_objects(reply).items()}
@@ -67,7 +67,7 @@ class SuperLink:
         replies, self.replies = self.replies, []
         forgotten = [key for key in self.wanted if key in self.forgotten]
         self.forgotten |= {each.metadata.reply_to_message_id for each, _ in replies}
-        for key in forgotten:  # Flower has removed a message once its reply was named
+        for key in forgotten:  # Flower removes a message once its reply was listed
             error = create_message_error_unavailable_ins_message(key, 1)
             replies.append((message_to_proto(error), get_object_tree(error)))
             self.parts |= {k: e.deflate() for k, e in get_all_nested_objects(error).items()}
@@ -85,7 +85,7 @@ class SuperLink:
         self.confirmed.append(asked.message_object_id)
 
     def pull(self) -> list[Message]:
-        """As the grid does, which asks for no reply twice."""
+        """Pull as the grid does, without requests for replies that were delivered."""
         waited_for = [f"question to {node}" for node in self.asked]
         replies = self.replies_.pull([key for key in waited_for if key not in self.answered])
         self.answered |= {each.metadata.reply_to_message_id for each in replies}
@@ -114,7 +114,7 @@ def text(json: str) -> RecordDict:
 @pytest.mark.parametrize(
     "content", [arrays(MOST // 2), text("[]" * 99), RecordDict({"message": ConfigRecord()})]
 )
-def test_an_honest_reply_comes_through(link: SuperLink, content: RecordDict) -> None:
+def test_a_valid_reply_is_delivered(link: SuperLink, content: RecordDict) -> None:
     link.push(reply := link.reply(7, content))
     (came,) = link.pull()
     assert came.content == content and came.metadata.src_node_id == 7
@@ -124,8 +124,8 @@ def test_an_honest_reply_comes_through(link: SuperLink, content: RecordDict) -> 
     assert (failed.error.code, failed.error.reason) == (2, "the unit failed")
 
 
-def test_a_part_that_does_not_come_holds_up_nobody(link: SuperLink) -> None:
-    """And is fetched once it is there; what was fetched before is not fetched again."""
+def test_a_missing_part_does_not_delay_other_replies(link: SuperLink) -> None:
+    """Once the part is available, it alone is fetched; earlier parts are not fetched again."""
     late = link.reply(7, arrays(MOST // 2))
     link.push(late)
     missing = link.parts[late.object_id]
@@ -140,11 +140,11 @@ def test_a_part_that_does_not_come_holds_up_nobody(link: SuperLink) -> None:
 def refused(link: SuperLink, words: str) -> None:
     (came,) = link.pull()
     assert came.error.code == UNUSABLE and words in came.error.reason
-    assert came.error.reason.count("WireError") == 0  # an error of our own says what is wrong
+    assert came.error.reason.count("WireError") == 0  # errors of our own lack their class name
     assert came.metadata.src_node_id == 7 and len(link.confirmed) == 1
 
 
-def test_no_more_is_pulled_than_the_largest_reply_has(link: SuperLink) -> None:
+def test_pulling_stops_at_the_size_of_the_largest_valid_reply(link: SuperLink) -> None:
     pieces = {get_object_id(piece): piece for piece in (bytes([n]) * 2**19 for n in range(20))}
     link.push(link.reply(7, text("")), pieces)
     refused(link, "more than 1,048,576 bytes")
@@ -157,7 +157,7 @@ def part(kind: str, body: bytes, *children: str) -> dict[str, bytes]:
     return {get_object_id(made): made}
 
 
-def test_a_piece_that_an_array_has_a_thousand_times_counts_as_often(link: SuperLink) -> None:
+def test_a_chunk_that_an_array_lists_1000_times_is_counted_1000_times(link: SuperLink) -> None:
     piece = part("ArrayChunk", b"x" * 2**16)
     (key,) = piece
     body = f'{{"dtype": "uint8", "shape": [9], "stype": "raw", "arraychunk_ids": {[0] * 1000}}}'
@@ -178,7 +178,9 @@ def test_a_piece_that_an_array_has_a_thousand_times_counts_as_often(link: SuperL
         ({"ab" * 32: b""}, ""),
     ],
 )
-def test_parts_that_make_no_reply(link: SuperLink, parts: dict[str, bytes], words: str) -> None:
+def test_invalid_parts_are_not_delivered_as_a_reply(
+    link: SuperLink, parts: dict[str, bytes], words: str
+) -> None:
     link.push(link.reply(7, text("")), parts)
     if words:
         refused(link, words)
@@ -186,8 +188,8 @@ def test_parts_that_make_no_reply(link: SuperLink, parts: dict[str, bytes], word
         assert link.pull() == []
 
 
-def test_a_reply_is_of_the_node_that_sent_it_whatever_it_says(link: SuperLink) -> None:
-    """The SuperLink knows who pushed it; the reply's own parts may say anything."""
+def test_a_reply_is_attributed_to_the_node_that_pushed_it(link: SuperLink) -> None:
+    """The SuperLink records which node pushed a reply; the reply's parts can name any node."""
     mine, others = link.reply(7, text("mine")), link.reply(8, text("theirs"))
     proto = message_to_proto(remove_content_from_message(mine))
     proto.metadata.message_id = others.object_id
@@ -198,7 +200,7 @@ def test_a_reply_is_of_the_node_that_sent_it_whatever_it_says(link: SuperLink) -
     assert came.metadata.reply_to_message_id == "question to 7"
 
 
-def test_a_reply_to_nothing_that_was_asked_ends_no_run(link: SuperLink) -> None:
+def test_a_reply_to_an_unknown_message_is_ignored(link: SuperLink) -> None:
     stray = link.reply(7, text(""))
     proto = message_to_proto(remove_content_from_message(stray))
     proto.metadata.reply_to_message_id = "another"
@@ -206,8 +208,8 @@ def test_a_reply_to_nothing_that_was_asked_ends_no_run(link: SuperLink) -> None:
     assert link.pull() == []
 
 
-def test_a_reply_that_comes_too_late_is_removed_and_not_fetched(link: SuperLink) -> None:
-    """With the next look for replies to a later question, which is asked of the same node."""
+def test_a_late_reply_is_removed_without_being_fetched(link: SuperLink) -> None:
+    """The next pull, for the reply to another question, removes the late reply."""
     late, question = link.reply(7, arrays(MOST // 2)), "question to 7"
     link.replies_.forget([question])
     assert link.replies_.pull(["question to 8"]) == []
@@ -220,7 +222,7 @@ def test_a_reply_that_comes_too_late_is_removed_and_not_fetched(link: SuperLink)
     assert link.replies_.pull(["another"]) == [] and link.wanted == ["another"]
 
 
-def test_the_last_thousand_late_replies_are_looked_for(link: SuperLink) -> None:
+def test_only_the_last_1000_late_replies_are_looked_for(link: SuperLink) -> None:
     for number in range(30):
         link.replies_.forget([f"{number}/{unit}" for unit in range(100)])
     link.replies_.pull(["now"])
@@ -228,8 +230,7 @@ def test_the_last_thousand_late_replies_are_looked_for(link: SuperLink) -> None:
     assert len(link.wanted) == 1 + 1000
 
 
-def test_flowers_grid_gets_our_pull() -> None:
-    """Flower has not moved what it needs."""
+def test_flowers_grid_has_the_attributes_that_our_pull_uses() -> None:
     grid = HttpGrid(insecure=True, token="any")
     make_prompt(grid)
     assert {*vars(grid)} >= {"_run", "node", "send_and_receive"}

@@ -1,4 +1,4 @@
-"""Flower's own waits are short, wherever a version of it has them."""
+"""Flower's waits between retries are shortened, and lost heartbeats count as failed."""
 
 import time
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ PULLS = pull_objects, pull_and_inflate_object_from_tree
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def restore_flowers_waits() -> Iterator[None]:
     with patch.dict(PULLS[0].__kwdefaults__), patch.dict(PULLS[1].__kwdefaults__):
         yield
 
 
-def test_flower_has_the_waits_that_are_replaced() -> None:
+def test_flower_has_the_waits_that_we_shorten() -> None:
     assert all("initial_backoff" in pull.__kwdefaults__ for pull in PULLS)
     wait_briefly()
     assert [pull.__kwdefaults__["initial_backoff"] for pull in PULLS] == [0.05, 0.05]
 
 
-def test_what_is_on_its_way_is_asked_for_again_soon() -> None:
+def test_an_object_that_is_not_yet_available_is_requested_again_soon() -> None:
     answers = [ObjectUnavailableError("a"), b"there"]
 
     def asked(_: str) -> bytes:
@@ -49,14 +49,14 @@ def test_what_is_on_its_way_is_asked_for_again_soon() -> None:
     ("error", "succeeds"),
     [
         (None, True),
-        (401, True),  # the next request reports it
+        (401, True),  # the next request reports the error
         (503, False),
         (504, False),
         (httpx.ConnectError("refused"), False),
         (httpx.ReadTimeout("late"), False),
     ],
 )
-def test_flower_repeats_a_heartbeat_that_did_not_arrive(
+def test_a_heartbeat_that_did_not_arrive_is_reported_as_failed(
     error: httpx.HTTPError | int | None, succeeds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if isinstance(error, int):

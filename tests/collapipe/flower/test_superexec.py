@@ -1,4 +1,4 @@
-"""The process of a run is one for as long as it lives, however slowly it starts."""
+"""A run has exactly one process, even if the process starts slowly."""
 
 import os
 import threading
@@ -35,13 +35,13 @@ SPEC = {
 
 
 class Tasks(InMemoryCoreState):
-    """As the SuperLink keeps them, without messages."""
+    """The SuperLink's store of tasks, without messages."""
 
     get_node_id = store_message_and_object_tree = None  # type: ignore[assignment]
 
 
 class Place:
-    """A SuperLink's tasks, a clock that can be put forward, and an executor of slow processes."""
+    """A SuperLink's tasks and an executor that starts slow processes."""
 
     def __init__(self, executor: superexec.OwningExecutor) -> None:
         self.state, self.executor = Tasks(InMemoryObjectStore()), executor
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def task(self) -> Task:
-        self.state.acknowledge_task_heartbeat(0)  # which looks whether tasks have expired
+        self.state.acknowledge_task_heartbeat(0)  # this call also expires overdue tasks
         return self.state.task_store[self.task_id]
 
 
@@ -86,7 +86,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 def test_a_process_that_starts_slowly_keeps_its_task(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower would start another one beside it after 30 s."""
+    """Unpatched Flower would start a second process after 30 s."""
     place.launch()
     assert place.beaten.wait(20)
     later = in_memory_corestate.now() + timedelta(seconds=40)
@@ -96,7 +96,7 @@ def test_a_process_that_starts_slowly_keeps_its_task(
 
 
 def test_a_process_that_dies_fails_its_task_at_once(place: Place) -> None:
-    """Flower waits a minute for a heartbeat."""
+    """Unpatched Flower would wait a minute for a heartbeat."""
     place.launch().kill()
     until(lambda: place.task.status.status == Status.FINISHED)
     assert place.task.status.sub_status == SubStatus.FAILED
@@ -108,7 +108,7 @@ def test_processes_end_with_their_superexec(place: Place) -> None:
     until(lambda: not process.is_running())
 
 
-def test_the_superlink_starts_this_superexec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_superlink_starts_our_superexec(monkeypatch: pytest.MonkeyPatch) -> None:
     flower = superlink.import_module(flower_superlink.__module__)
     command = flower._get_superexec_command
     monkeypatch.setattr(flower, "_get_superexec_command", command)

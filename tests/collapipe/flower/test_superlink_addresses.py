@@ -1,4 +1,4 @@
-"""A deployed server listens to IPv6, too, and closes connections that send no request."""
+"""A deployed server listens on IPv4 and IPv6 and closes connections that send no request."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from collapipe.flower.superlink import _all_addresses
 
 
 @pytest.mark.skipif(not _all_addresses(), reason="this machine has no IPv6")
-def test_units_reach_the_superlink_by_either_protocol() -> None:
+def test_units_reach_the_superlink_over_ipv4_and_ipv6() -> None:
     async def app(*_: object) -> None: ...
 
     async def dial() -> list[str]:
@@ -37,7 +37,7 @@ def test_units_reach_the_superlink_by_either_protocol() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: a"])
-def test_a_connection_without_a_head_is_closed(
+def test_a_connection_without_a_complete_request_header_is_closed(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(superlink, "_HEAD_S", 0.05)

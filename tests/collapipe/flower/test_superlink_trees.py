@@ -1,4 +1,4 @@
-"""The tree of a message's parts, which Flower lists for a reader, is of a bounded size."""
+"""The tree that lists a message's parts has a limited size."""
 
 import pytest
 from flwr.proto.message_pb2 import ObjectTree
@@ -18,7 +18,7 @@ def tree(number: int, *children: ObjectTree) -> ObjectTree:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> InMemoryObjectStore:
-    """As the SuperLink has it."""
+    """The object store as our SuperLink patches it."""
     monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
     monkeypatch.setattr(superlink, "_start_own_superexec", lambda: None)
     monkeypatch.setattr(superlink, "flower_superlink", lambda: None)
@@ -31,10 +31,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> InMemoryObjectStore:
 
 
 @pytest.mark.parametrize("levels", [15, 90])
-def test_a_part_that_is_named_twice_at_each_level_is_no_tree(
+def test_a_tree_that_lists_a_part_twice_at_each_level_is_refused(
     levels: int, store: InMemoryObjectStore
 ) -> None:
-    """Else 15 levels, which 2 kB describe, have 32,767 nodes, and 90 have 2 to the power of 90."""
+    """Without a limit, 15 levels (2 kB) expand to 32,767 nodes and 90 levels to 2**90 nodes."""
     doubled = tree(levels)
     for number in reversed(range(1, levels)):
         doubled = tree(number, doubled, tree(number + 1))
@@ -45,8 +45,8 @@ def test_a_part_that_is_named_twice_at_each_level_is_no_tree(
     assert store.get_object_tree(key(199)) == honest
 
 
-def test_a_tree_has_as_many_levels_as_its_reader_takes(store: InMemoryObjectStore) -> None:
-    """Messages can name each other's parts: 2,000 levels would raise ``RecursionError``."""
+def test_a_tree_with_too_many_levels_is_refused(store: InMemoryObjectStore) -> None:
+    """Messages can list each other's parts: 2,000 levels would raise ``RecursionError``."""
     for number in range(2000):
         store.preregister(1, tree(number, *[tree(number - 1)] * (number > 0)))
     with pytest.raises(NoObjectInStoreError):
@@ -54,7 +54,7 @@ def test_a_tree_has_as_many_levels_as_its_reader_takes(store: InMemoryObjectStor
     assert store.get_object_tree(key(4)).children[0].object_id == key(3)
 
 
-def test_a_message_has_as_many_parts_as_a_reply(store: InMemoryObjectStore) -> None:
+def test_a_message_with_more_than_10000_parts_is_refused(store: InMemoryObjectStore) -> None:
     for parts in (9_999, 10_000):
         store.preregister(1, tree(2**20 + parts, *map(tree, range(parts))))
     assert len(store.get_object_tree(key(2**20 + 9_999)).children) == 9_999

@@ -1,4 +1,4 @@
-"""A SuperNode polls often, gives a busy server time, and ends the tasks of runs that end."""
+"""A SuperNode polls often, waits longer for a busy server, and ends the tasks of ended runs."""
 
 import time
 from unittest.mock import MagicMock
@@ -12,16 +12,16 @@ from collapipe.flower import supernode
 
 
 @pytest.fixture(autouse=True)
-def _flower_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what ``patch`` replaces."""
+def _restore_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore Flower's attributes that ``patch`` replaces."""
     for name in ("time", "pull_objects"):
         monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     timeout = fleet_http_client.HEARTBEAT_CALL_TIMEOUT
     monkeypatch.setattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT", timeout)
 
 
-def test_a_message_of_a_run_that_ends_meanwhile_has_no_task() -> None:
-    """Else the unit would wait for its parts for more than an hour, and answer nothing."""
+def test_a_task_fails_if_its_run_ends_while_its_message_is_pulled() -> None:
+    """Otherwise the unit would wait over an hour for the message's parts and send no answers."""
     supernode.patch()
     state, store = MagicMock(), MagicMock()
     state.create_task.return_value = 5
@@ -47,7 +47,7 @@ def test_a_message_of_a_run_that_ends_meanwhile_has_no_task() -> None:
     assert state.delete_messages.called and store.delete.called
 
 
-def test_flower_has_the_intervals_that_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_has_the_intervals_that_patch_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[float]()
     timeout = fleet_http_client.HEARTBEAT_CALL_TIMEOUT
     monkeypatch.setattr(time, "sleep", slept.append)

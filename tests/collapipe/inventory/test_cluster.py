@@ -1,4 +1,4 @@
-"""A run's clusters from an inventory: unit n has the file's cluster n, with the run's own model."""
+"""A run takes its clusters from an inventory: unit n gets cluster n, with the run's model."""
 
 import re
 from contextlib import nullcontext
@@ -30,7 +30,7 @@ def test_units_have_the_clusters_of_the_file_in_order() -> None:
     assert names == [["jetson", "laptop"], ["mini-pc", "pi-5", "pi-4"], ["pi-5"]]
 
 
-def test_hardware_gets_the_law_of_the_runs_model() -> None:
+def test_a_devices_law_is_computed_for_the_runs_model() -> None:
     jetson = drawn(COST, 0)[0]
     assert jetson.time == AffineLaw(27e8 / 4e11, 0.003, 3e6 / 9.4e8, 0.0)
     assert jetson.memory_cap(1, 99) == int(4.5e8 // 1.2e8)
@@ -39,7 +39,7 @@ def test_hardware_gets_the_law_of_the_runs_model() -> None:
     assert twice.memory_cap(1, 99) == 1
 
 
-def test_measured_devices_have_what_was_measured() -> None:
+def test_a_measured_device_keeps_its_measured_law() -> None:
     pi = drawn(COST, 1)[1]
     assert pi == DeviceProfile("pi-5", AffineLaw(0.022, 0.003, 0.0023, 0.002), 6)
 
@@ -54,10 +54,10 @@ def test_measured_devices_have_what_was_measured() -> None:
         ("hop_bits", 3e6 / 1.4, False),
     ],
 )
-def test_a_law_of_another_model_is_refused(
+def test_a_law_measured_with_another_model_is_refused(
     key: str, measured: float, serves: bool, tmp_path: Path
 ) -> None:
-    """By runs and plans alike; only the unit's own cluster counts."""
+    """Runs and plans both refuse such a law; laws in other units' clusters do not matter."""
     text = EXAMPLE.read_text().replace("name: transformer", f"num_blocks: 6\n{figures()}")
     file = tmp_path / "inventory.yaml"
     file.write_text(text.replace("{u: 0.022,", f"{{u: 0.022, {key}: {measured},"))
@@ -72,7 +72,7 @@ def test_a_law_of_another_model_is_refused(
 
 
 def test_a_plan_and_a_run_see_the_same_devices_for_the_same_model(tmp_path: Path) -> None:
-    # Figures of a block stand in the file, so that they can be the run's.
+    # The file states the block's figures, so that they equal the run's figures.
     text = EXAMPLE.read_text().replace("name: transformer", f"num_blocks: 6\n{figures()}")
     file = tmp_path / "inventory.yaml"
     file.write_text(text)
@@ -92,10 +92,10 @@ def test_a_run_takes_its_clusters_from_the_file() -> None:
     fewer = config.load_overrides(
         ["cluster=file", f"cluster.file={EXAMPLE}", "federation.num_units=1"]
     )
-    assert fewer.build("cluster").num_devices == 2  # of the clusters that are used
+    assert fewer.build("cluster").num_devices == 2  # of the largest cluster that is used
 
 
-def test_a_relative_path_means_the_same_elsewhere(
+def test_a_relative_path_of_an_inventory_is_made_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Settings] = []
@@ -120,7 +120,7 @@ def test_a_relative_path_means_the_same_elsewhere(
         ),
     ],
 )
-def test_a_file_that_will_not_do_ends_a_run_before_it_begins(
+def test_an_unusable_inventory_is_refused_before_the_run_begins(
     overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
@@ -128,7 +128,7 @@ def test_a_file_that_will_not_do_ends_a_run_before_it_begins(
     assert "\n" not in str(caught.value)
 
 
-def test_a_unit_that_the_file_lacks_is_named() -> None:
+def test_a_unit_without_a_cluster_in_the_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="3 of 8"):
         drawn(COST, 7)
 
@@ -145,7 +145,7 @@ def test_a_unit_that_the_file_lacks_is_named() -> None:
         ),
     ],
 )
-def test_a_fault_of_the_file_is_told_with_its_line(
+def test_an_error_in_the_file_is_reported_with_its_line(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     file = tmp_path / "inventory.yaml"

@@ -1,4 +1,4 @@
-"""A control unit in an inventory: how fast it is, and whether it should have the head."""
+"""A control unit in an inventory has a speed, and a plan may place the head on it."""
 
 import itertools
 import json
@@ -50,14 +50,14 @@ def inventory(
 
 
 def planned(file: Path) -> tuple[float, str | None]:
-    """Seconds of the round, and where it has the head."""
+    """The seconds of the planned round, and the place of its head."""
     plan = plan_inventory(read_inventory(file), "exact")
     assert plan.round is not None
     return plan.round.makespan_s, plan.clusters[0].partition.head
 
 
-def test_the_round_has_the_head_where_it_is_sooner_done(tmp_path: Path) -> None:
-    """As long as one without a choice, which has it there."""
+def test_the_head_is_placed_where_the_round_is_shorter(tmp_path: Path) -> None:
+    """The round takes as long as a round whose head is fixed at the chosen place."""
     places = set[str | None]()
     for blocks, head_bits, sent in itertools.product((0.1, 2.0, 9.0), (1e5, 2e6), (1e5, 8e6)):
         head = f", head_blocks: {blocks}, head_bits: {head_bits}"
@@ -73,7 +73,7 @@ def test_the_round_has_the_head_where_it_is_sooner_done(tmp_path: Path) -> None:
     assert places == {"server", "control_unit"}
 
 
-def test_a_command_says_where(tmp_path: Path) -> None:
+def test_the_plan_command_shows_where_the_head_is(tmp_path: Path) -> None:
     head = ", head_blocks: 0.1, head_bits: 1.0e+5"
     file = inventory(tmp_path, head, "{flops_per_s: 1.0e+11}", sent=8e6)
     table = CliRunner().invoke(app, ["plan", str(file)])
@@ -89,7 +89,7 @@ def test_a_command_says_where(tmp_path: Path) -> None:
     assert answer["round"]["units"][0]["head"] is None
 
 
-def test_a_run_gets_the_speed_for_its_own_blocks(tmp_path: Path) -> None:
+def test_the_control_units_speed_is_converted_to_the_runs_blocks(tmp_path: Path) -> None:
     for cluster, law in (
         ("{flops_per_s: 9.0e+9}", AffineLaw(0.3, 0.0, 0.0, 0.0)),
         ("{block_s: 0.4}", AffineLaw(0.4, 0.0, 0.0, 0.0)),
@@ -101,12 +101,12 @@ def test_a_run_gets_the_speed_for_its_own_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["{}", "{block_s: 0.1, flops_per_s: 1.0e+9}"])
-def test_one_speed_is_given(tmp_path: Path, given: str) -> None:
+def test_a_control_unit_needs_exactly_one_speed(tmp_path: Path, given: str) -> None:
     with pytest.raises(ConfigError, match=r"inventory\.yaml:8: .*control_unit.*one of block_s"):
         read_inventory(inventory(tmp_path, cluster=given))
 
 
-def test_a_speed_in_flops_needs_the_blocks(tmp_path: Path) -> None:
+def test_a_speed_in_flops_needs_the_flops_of_a_block(tmp_path: Path) -> None:
     file = inventory(tmp_path, cluster="{flops_per_s: 1.0e+9}")
     file.write_text(file.read_text().replace(", forward_flops: 1.0e9", ""))
     with pytest.raises(ConfigError, match=r"control_unit\.flops_per_s.*forward_flops"):
@@ -124,7 +124,7 @@ def test_a_speed_in_flops_needs_the_blocks(tmp_path: Path) -> None:
         ("", "", []),
     ],
 )
-def test_what_is_not_planned_with_is_noted(
+def test_values_that_the_plan_does_not_use_are_noted(
     tmp_path: Path, model: str, cluster: str, lines: list[int]
 ) -> None:
     notes = read_inventory(inventory(tmp_path, model, cluster)).notes
@@ -134,15 +134,15 @@ def test_what_is_not_planned_with_is_noted(
 HEAD = ", head_blocks: 0.1, head_bits: 1.0e+5"
 
 
-def test_a_solver_that_decides_no_place_is_refused(tmp_path: Path) -> None:
-    """Where the head could only be on the control unit, too: the server's activations are dear."""
+def test_a_solver_that_cannot_place_the_head_is_refused(tmp_path: Path) -> None:
+    """The solver is refused even if sending activations to the server is too expensive, as here."""
     file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=8e9)
     assert planned(file)[1] == "control_unit"
     with pytest.raises(ConfigError, match=r"paper.*control_unit"):
         plan_inventory(read_inventory(file), "paper")
 
 
-def test_too_little_energy_is_that_of_the_cheapest_place(tmp_path: Path) -> None:
+def test_the_energy_error_states_the_need_of_the_cheapest_place(tmp_path: Path) -> None:
     file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=8e9)
     file.write_text(file.read_text().replace("energy_j: 100,", "energy_j: 1.0e-9,"))
     with pytest.raises(ConfigError, match=r"2\.1e\+06 bits") as caught:
@@ -152,9 +152,9 @@ def test_too_little_energy_is_that_of_the_cheapest_place(tmp_path: Path) -> None
     assert planned(file)[1] == "control_unit"
 
 
-def test_a_clusters_own_plan_is_its_fastest_whatever_the_round_makes_of_it(tmp_path: Path) -> None:
+def test_a_clusters_own_plan_does_not_depend_on_the_round(tmp_path: Path) -> None:
     latencies = []
-    for sent in (1.0, 8e6):  # for which the server, and the control unit, is better
+    for sent in (1.0, 8e6):  # 1.0 favours the server, 8e6 the control unit
         file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=sent)
         answer = json.loads(CliRunner().invoke(app, ["plan", str(file), "--json"]).stdout)
         latencies.append(answer["clusters"][0]["latency_s"])

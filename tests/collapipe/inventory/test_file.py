@@ -1,4 +1,4 @@
-"""An inventory becomes the laws and limits that it describes."""
+"""An inventory file is read into the laws and limits that it describes."""
 
 import re
 import tempfile
@@ -55,8 +55,8 @@ def with_links(*links: str) -> str:
     return file(*PAIR) + f"    links:\n{lines}"
 
 
-def test_a_link_is_both_devices_hop_to_each_other(tmp_path: Path) -> None:
-    """Without a latency the sender's counts; energy is counted for each hop."""
+def test_a_link_sets_the_hop_in_both_directions(tmp_path: Path) -> None:
+    """A link without a latency has the sender's latency; each hop has an energy law."""
     link = "{between: [b, a], d2d_rate_bps: 1e6}"
     a, b = read(tmp_path, with_links(link)).clusters[0].profiles
     assert a.links == (Link("b", 2.0, 0.02, sync_s=0.0),) and a.time.w == 2e6 / 1e9
@@ -99,7 +99,7 @@ def test_links_need_the_bits_of_a_hop(tmp_path: Path) -> None:
         read(tmp_path, text)
 
 
-def test_a_lone_device_needs_no_rate(tmp_path: Path) -> None:
+def test_a_single_device_needs_no_rate(tmp_path: Path) -> None:
     (box,) = boxes(tmp_path, "{name: jetson, flops_per_s: 4e11}")
     assert box.time.w == 0.0
     with pytest.raises(ConfigError, match=r"devices\[0\]\.d2d_rate_bps: "):
@@ -128,7 +128,7 @@ def test_energy_is_power_times_time_for_a_batch(tmp_path: Path) -> None:
     assert box.energy == EnergyBudget(500.0, AffineLaw(10.0, 20.0, 30.0, 40.0), "batch")
 
 
-def test_energy_without_power_is_told_and_not_planned_with(tmp_path: Path) -> None:
+def test_energy_without_power_is_noted_and_ignored(tmp_path: Path) -> None:
     inventory = read(tmp_path, file("{name: a, chunk: {u: 1}, energy_j: 500}"))
     assert inventory.clusters[0].profiles[0].energy is None
     (note,) = inventory.notes
@@ -143,7 +143,7 @@ def test_reserved_keys_are_allowed(tmp_path: Path) -> None:
     assert box.name == "a"
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_defaults_of_an_inventory(tmp_path: Path) -> None:
     inventory = read(tmp_path, file("{name: a, chunk: {u: 1}}"))
     assert (inventory.section.latency, inventory.section.most_micro_batches) == ("overlap", 64)
     assert (inventory.channels, inventory.clusters[0].uplink) == ((), None)
@@ -167,13 +167,13 @@ def test_a_named_model_has_the_cost_of_its_sizes(tmp_path: Path) -> None:
     assert profile.memory_cap(1, 99) == int(1e9 / cost.block_bytes)
 
 
-def test_a_named_models_samples_are_as_long_as_it_says(tmp_path: Path) -> None:
+def test_the_key_tokens_sets_the_length_of_a_named_models_samples(tmp_path: Path) -> None:
     model = "  name: transformer\n  tokens: 80\n"
     inventory = read(tmp_path, file("{name: a, flops_per_s: 1e9}", model=model))
     assert inventory.model.block_bytes == transformer_block_cost(512, 2048, 80, 64).block_bytes
 
 
-def test_what_stands_beside_a_models_name_goes_over_it(tmp_path: Path) -> None:
+def test_keys_next_to_a_models_name_override_its_values(tmp_path: Path) -> None:
     model = "  name: transformer\n  num_blocks: 4\n  block_bytes: 7.0e7\n"
     inventory = read(tmp_path, file("{name: a, flops_per_s: 1e9}", model=model))
     assert (inventory.model.num_blocks, inventory.model.block_bytes) == (4, 7e7)
@@ -192,12 +192,12 @@ def test_decibels_become_numbers(tmp_path: Path) -> None:
     assert channel.noise_w_per_hz == pytest.approx(1e-20, rel=1e-9, abs=0.0)  # -170 dBm
 
 
-def test_a_round_that_says_nothing_is_the_planners_own() -> None:
+def test_an_empty_round_section_uses_the_planners_defaults() -> None:
     assert RoundSection().model_dump(exclude_none=True) == {"queues": ()}
     assert RoundSection.model_fields.keys() - {"queues"} <= asdict(RoundOptions()).keys()
 
 
-def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
+def test_all_keys_of_the_round_section_are_read(tmp_path: Path) -> None:
     given = (
         "round: {drift: paper, drift_weight: 2, kappa: 3, interference_constant_w: 4, "
         "gradient_bound: 5, gamma_max: 6, queues: [7.5], fading: rayleigh, "
@@ -220,7 +220,7 @@ def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["64", "6.4e1", "+64.", "0.64e2", "6.4E+1", "64.0"])
-def test_every_way_to_write_a_number_is_one(tmp_path: Path, number: str) -> None:
+def test_a_number_can_be_written_in_every_usual_form(tmp_path: Path, number: str) -> None:
     text = file("{name: a, chunk: {u: 1}}").replace("batch_size: 64", f"batch_size: {number}")
     assert read(tmp_path, text).section.batch_size == 64
 
@@ -234,14 +234,16 @@ def test_every_way_to_write_a_number_is_one(tmp_path: Path, number: str) -> None
         ("max_blocks: 3}\nchannels:", ":13: channels"),
     ],
 )
-def test_a_key_without_a_value_does_not_lift_a_limit(tmp_path: Path, text: str, place: str) -> None:
+def test_a_key_without_a_value_is_refused(tmp_path: Path, text: str, place: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, file(f"{{name: a, chunk: {{u: 1}}, {text}") + "max_micro_batches: 3\n")
     assert re.search(rf"{re.escape(place)}(=\S+)?: is empty", str(refused.value))
 
 
 @pytest.mark.parametrize(("chunk", "key"), [("u: 1, l: 0", "w"), ("u: 1, v: 1, w: 0", "l")])
-def test_silence_does_not_make_a_hop_free(tmp_path: Path, chunk: str, key: str) -> None:
+def test_a_missing_hop_time_is_refused_instead_of_counted_as_zero(
+    tmp_path: Path, chunk: str, key: str
+) -> None:
     other = "{name: b, flops_per_s: 4e11, d2d_rate_bps: 1e8}"
     with pytest.raises(ConfigError, match=rf":13: .*devices\[1\]\.chunk\.{key}: "):
         boxes(tmp_path, other, f"{{name: a, chunk: {{{chunk}}}}}")
@@ -264,7 +266,9 @@ def test_silence_does_not_make_a_hop_free(tmp_path: Path, chunk: str, key: str) 
         (b"? [1]\n: 2\n", "a key that is no text"),
     ],
 )
-def test_what_is_no_inventory_at_all(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_file_that_is_not_an_inventory_is_refused(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
     path = tmp_path / "inventory.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as refused:
@@ -306,7 +310,7 @@ def test_what_is_no_inventory_at_all(tmp_path: Path, content: bytes, says: str) 
         ("channels:", "round: {kapa: 1}\nchannels:", "round.kapa=1: unknown key; nearest: kappa"),
     ],
 )
-def test_bad_radio_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_bad_radio_values_are_named(tmp_path: Path, old: str, new: str, says: str) -> None:
     text = joint_file()
     assert old in text
     with pytest.raises(ConfigError) as refused:
@@ -328,7 +332,7 @@ def test_bad_radio_is_named(tmp_path: Path, old: str, new: str, says: str) -> No
         ),
     ],
 )
-def test_what_cannot_be_seconds_is_refused(tmp_path: Path, device: str, says: str) -> None:
+def test_laws_outside_the_allowed_range_are_refused(tmp_path: Path, device: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, file(device))
     assert says in str(refused.value)
@@ -340,7 +344,7 @@ PIECES = st.sampled_from(
 
 
 @given(data=st.data())
-def test_whatever_the_file_says_it_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+def test_any_text_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
     text = joint_file()
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(text)))
@@ -353,7 +357,7 @@ def test_whatever_the_file_says_it_is_read_or_refused_in_one_line(data: st.DataO
             assert is_printable(str(error))
 
 
-def test_uplinks_channels_and_rounds_go_together(tmp_path: Path) -> None:
+def test_uplinks_channels_and_rounds_require_each_other(tmp_path: Path) -> None:
     text = joint_file()
     with pytest.raises(ConfigError, match=r":13: clusters\[0\]\.uplink: "):
         read(tmp_path, text[: text.index("channels:")])
@@ -383,5 +387,5 @@ def read(folder: Path, text: str) -> Inventory:
 
 
 def boxes(folder: Path, *devices: str) -> tuple[DeviceProfile, ...]:
-    """The boxes of the only cluster."""
+    """The devices of the only cluster."""
     return read(folder, file(*devices)).clusters[0].profiles

@@ -1,4 +1,4 @@
-"""The file beside an inventory with its clusters' measured steps: what is written, and refused."""
+"""Measured steps are saved in a file next to the inventory; unusable files are refused."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def boxes(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_step_is_read_as_it_was_written(boxes: Path, tmp_path: Path) -> None:
+def test_a_written_step_is_read_back_unchanged(boxes: Path, tmp_path: Path) -> None:
     assert read_step(boxes, TREE, 1, DEVICES) == STEP
     again = TREE | {"seed": 1, "pipeline": TREE["pipeline"] | {"profile": True}}
     assert read_step(boxes, again, 1, DEVICES[::-1]) == STEP
@@ -46,7 +46,9 @@ def test_a_step_is_read_as_it_was_written(boxes: Path, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_step_of_other_options_is_refused(boxes: Path, change: Any, named: str) -> None:
+def test_a_step_measured_with_other_options_is_refused(
+    boxes: Path, change: Any, named: str
+) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
         read_step(boxes, TREE | change, 1, DEVICES)
     assert f"collapipe device measure {boxes} OPTIONS --write" in str(refused.value)
@@ -55,7 +57,7 @@ def test_a_step_of_other_options_is_refused(boxes: Path, change: Any, named: str
 @pytest.mark.parametrize(
     ("place", "devices"), [(0, DEVICES), (2, DEVICES), (1, ("jetson",)), (1, (*DEVICES, "new"))]
 )
-def test_a_step_of_other_devices_is_refused(
+def test_a_step_measured_with_other_devices_is_refused(
     boxes: Path, place: int, devices: tuple[str, ...]
 ) -> None:
     with pytest.raises(ConfigError, match="not measured with jetson"):
@@ -78,7 +80,7 @@ def test_a_step_of_other_devices_is_refused(
     ],
     ids=["empty", "deep", "cut", "long", "kind", "factor", "host", "negative", "nan", "schedule"],
 )
-def test_an_impossible_file_is_refused(boxes: Path, old: str, new: str) -> None:
+def test_a_damaged_file_is_refused(boxes: Path, old: str, new: str) -> None:
     text = json.dumps(json.loads(step_file(boxes).read_text()))
     changed = re.sub(old, new, text, count=1)
     assert changed != text

@@ -1,4 +1,4 @@
-"""A model of transformers in an inventory: by folder, by family, and what cannot be."""
+"""An inventory names a transformers model by folder or by family."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ DEVICE = "flops_per_s: 1e9, memory_bytes: 1e6"
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_folder_beside_the_inventory_is_counted(tmp_path: Path) -> None:
+def test_the_cost_of_a_model_folder_next_to_the_inventory_is_measured(tmp_path: Path) -> None:
     cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8)
     inventory = read(tmp_path, "{name: t5, tokens: 9}")
     (device,) = inventory.clusters[0].profiles
@@ -32,7 +32,7 @@ def test_a_folder_beside_the_inventory_is_counted(tmp_path: Path) -> None:
     assert device.memory_cap(1, 99) == 1e6 // cost.block_bytes
 
 
-def test_the_run_may_change_the_configuration(tmp_path: Path) -> None:
+def test_the_inventory_can_override_the_models_configuration(tmp_path: Path) -> None:
     folder(tmp_path, "gpt2")
     inventory = read(
         tmp_path,
@@ -47,8 +47,8 @@ def test_the_run_may_change_the_configuration(tmp_path: Path) -> None:
     assert inventory.model.block_bytes == measure_cost(spec, 64, 8).block_bytes
 
 
-def test_a_task_has_sizes_of_its_own(tmp_path: Path) -> None:
-    """Those that a run of the task trains, laid over the model's."""
+def test_a_tasks_model_has_the_tasks_sizes(tmp_path: Path) -> None:
+    """The task's sizes override the model's defaults, as in a run of the task."""
     sizes = yaml.safe_load((ROOT / "conf/task_model/dates_transformer.yaml").read_text())
     inventory = read(tmp_path, "{name: dates_transformer, tokens: 9}")
     counted = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], 9, 8)
@@ -56,13 +56,13 @@ def test_a_task_has_sizes_of_its_own(tmp_path: Path) -> None:
     assert inventory.model.block_bytes == counted.block_bytes
 
 
-def test_a_family_needs_no_name(tmp_path: Path) -> None:
+def test_a_model_can_be_given_by_its_family_alone(tmp_path: Path) -> None:
     inventory = read(tmp_path, "{family: bert, config: {num_hidden_layers: 3}, block_bytes: 7e7}")
     assert (inventory.model.num_blocks, inventory.model.block_bytes) == (3, 7e7)
 
 
-def test_a_plan_counts_what_a_run_does(tmp_path: Path) -> None:
-    """The blocks' seconds and memory and the hops' bits, measured devices' as described ones'."""
+def test_a_plan_counts_recomputation_and_the_wire_dtype_as_a_run_does(tmp_path: Path) -> None:
+    """Recomputation and the wire dtype change a measured device's time, memory and energy."""
     folder(tmp_path, "t5")
     device = "chunk: {u: 2.0, v: 3.0, w: 4.0, l: 5.0}, memory_bytes: 1e6, energy_j: 9, power_w: 7"
     (plain,) = read(tmp_path, "{name: t5, tokens: 9}", device).clusters[0].profiles
@@ -81,7 +81,7 @@ def test_a_plan_counts_what_a_run_does(tmp_path: Path) -> None:
 
 
 def test_adapters_are_counted_as_in_a_run(tmp_path: Path) -> None:
-    """Less is kept for weights that do not train."""
+    """Frozen weights need less memory than trained weights."""
     base = spec_of(tmp_path, "llama", "causal")
     told = "adapter: {name: lora, rank: 3, target_modules: [o_proj]}\n"
     whole = read(tmp_path, "{name: llama, num_blocks: 3}").model
@@ -93,7 +93,7 @@ def test_adapters_are_counted_as_in_a_run(tmp_path: Path) -> None:
     assert own.model.cost == measure_cost(read_spec(own.document, own.section), 9, 8)
 
 
-def test_the_dtype_of_the_models_files_is_not_that_of_training(tmp_path: Path) -> None:
+def test_the_dtype_of_the_models_files_does_not_change_training_costs(tmp_path: Path) -> None:
     models = []
     for dtype in ("float32", "bfloat16"):
         (own := tmp_path / dtype).mkdir()
@@ -102,8 +102,8 @@ def test_the_dtype_of_the_models_files_is_not_that_of_training(tmp_path: Path) -
     assert models[0] == models[1]
 
 
-def test_what_is_kept_is_counted(tmp_path: Path) -> None:
-    """Frozen weights in the dtype of the model's files, in another, or quantised."""
+def test_block_bytes_depend_on_how_frozen_weights_are_stored(tmp_path: Path) -> None:
+    """Frozen weights have the dtype of the model's files, another dtype, or are quantised."""
     folder(tmp_path, "llama", torch_dtype="bfloat16")
 
     def block_bytes(kept: str) -> float:
@@ -120,7 +120,7 @@ def test_what_is_kept_is_counted(tmp_path: Path) -> None:
             read(tmp_path, f"{{name: llama, {kept}}}", more="pipeline: {}\n")
 
 
-def test_sizes_of_conf_are_counted_on_their_block(tmp_path: Path) -> None:
+def test_the_cost_of_a_model_of_conf_is_measured_on_its_block(tmp_path: Path) -> None:
     inventory = read(tmp_path, "{name: dates_transformer, tokens: 9}", more="pipeline: {}\n")
     spec = read_spec(inventory.document, inventory.section)
     assert inventory.model.cost == measure_cost(spec, 9, 8)
@@ -144,13 +144,15 @@ def test_sizes_of_conf_are_counted_on_their_block(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_other_options_are_refused(tmp_path: Path, told: str, says: str) -> None:
+def test_invalid_pipeline_and_adapter_options_are_refused(
+    tmp_path: Path, told: str, says: str
+) -> None:
     folder(tmp_path, "llama")
     with pytest.raises(ConfigError, match=re.escape(says)):
         read(tmp_path, "{name: llama}", more=f"{told}\n")
 
 
-def test_nothing_can_be_counted_on_figures(tmp_path: Path) -> None:
+def test_pipeline_and_adapter_sections_need_a_named_model(tmp_path: Path) -> None:
     for key, told in ("pipeline", "{recompute: true}"), ("adapter", "{name: lora}"):
         with pytest.raises(ConfigError, match=f":4: {key}: is counted on a block"):
             read(tmp_path, "{num_blocks: 4}", "chunk: {u: 1.0}", f"{key}: {told}\n")
@@ -174,7 +176,7 @@ def test_nothing_can_be_counted_on_figures(tmp_path: Path) -> None:
         ("{family: mamba}", ":2: model.family=mamba: cannot be taken apart ("),
     ],
 )
-def test_what_cannot_be_is_named_in_one_line(
+def test_an_impossible_model_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, says: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -188,7 +190,7 @@ def test_what_cannot_be_is_named_in_one_line(
 
 
 @pytest.mark.thorough
-def test_only_a_named_model_waits_for_torch() -> None:
+def test_torch_is_imported_only_for_a_named_transformers_model() -> None:
     source = (
         "import pathlib, sys; from collapipe.inventory.file import read_inventory as read; "
         "read(pathlib.Path('docs/examples/workshop.yaml')); assert 'torch' not in sys.modules; "

@@ -1,4 +1,4 @@
-"""Radio of an inventory in a run."""
+"""A run uses the channels and uplinks of an inventory."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ JOINT = Path("docs/examples/joint-round.yaml")
 FILE = "cluster=file", f"cluster.file={JOINT}", "channel=file", "federation.num_units=3"
 
 
-def test_units_have_the_files_uplinks_and_send_their_own_bits() -> None:
+def test_units_have_the_files_uplinks_and_the_runs_own_bits() -> None:
     inventory = read_inventory(JOINT)
     channel = load_overrides(FILE).channel
     assert isinstance(channel, InventoryChannel)
@@ -31,7 +31,7 @@ def test_units_have_the_files_uplinks_and_send_their_own_bits() -> None:
     assert alone.gains == inventory.uplinks[0].gains
 
 
-def test_a_run_is_scheduled_with_the_files_radio(tmp_path: Path) -> None:
+def test_a_run_is_scheduled_with_the_files_channels_and_uplinks(tmp_path: Path) -> None:
     federated.play(tmp_path, *FILE, "model.num_blocks=4", "strategy.energy=adapters")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     inventory = read_inventory(JOINT)

@@ -1,4 +1,4 @@
-"""Laws are put into an inventory, and nothing else in it changes."""
+"""Measured laws are written into an inventory; the rest of the file does not change."""
 
 import re
 from dataclasses import replace
@@ -95,7 +95,7 @@ clusters:
 
 
 def laws(text: str) -> Laws:
-    """One for each device and each link."""
+    """A law for each device and each link."""
     section = from_text(FILE, text).parse(InventorySection)
     devices = {(each.name, box.name): LAW for each in section.clusters for box in each.devices}
     return devices | {
@@ -104,7 +104,7 @@ def laws(text: str) -> Laws:
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_a_file_of_an_odd_form_stays_as_it_is(newline: str) -> None:
+def test_the_unusual_layout_of_a_file_is_kept(newline: str) -> None:
     text, expected = (each.replace("\n", newline) for each in (ODD, EXPECTED))
     assert with_laws(FILE, text, laws(text), COST) == expected
     assert with_laws(FILE, expected, laws(text), COST) == expected  # measured again
@@ -112,7 +112,7 @@ def test_a_file_of_an_odd_form_stays_as_it_is(newline: str) -> None:
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda each: each.name)
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_other_lines_of_examples_stay(file: Path, newline: str) -> None:
+def test_other_lines_of_the_examples_do_not_change(file: Path, newline: str) -> None:
     text = file.read_text().replace("\n", newline)
     edited = with_laws(file, text, laws(text), COST)
     kept = [
@@ -127,7 +127,7 @@ def test_other_lines_of_examples_stay(file: Path, newline: str) -> None:
             assert (device.chunk.u, device.chunk.l) == (0.01235, 0.25)
 
 
-def test_one_device_of_several(tmp_path: Path) -> None:
+def test_the_law_of_one_device_of_several_can_be_written(tmp_path: Path) -> None:
     file = tmp_path / "boxes.yaml"
     file.write_text(ODD)
     file.chmod(0o640)
@@ -147,7 +147,7 @@ def test_one_device_of_several(tmp_path: Path) -> None:
 def test_planners_see_the_measured_hop_of_a_link(
     w: float, ell: float, wire_dtype: str, tmp_path: Path
 ) -> None:
-    """From both of its ends, and as fast as a device with the same law, whatever hops send."""
+    """For each wire dtype, a link's law holds at both ends and equals the same law of a device."""
     file = tmp_path / "boxes.yaml"
     model = f"model: {{name: dates_transformer}}\npipeline: {{wire_dtype: {wire_dtype}}}"
     file.write_text(ODD.replace("model:\n    name: transformer   # aligned", model))
@@ -175,7 +175,7 @@ def test_planners_see_the_measured_hop_of_a_link(
     ],
     ids=["comment-in-braces", "cluster-is-gone", "link-is-gone", "link-of-explicit-keys"],
 )
-def test_what_cannot_be_edited_is_left_alone(old: str, new: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_edited_is_left_unchanged(old: str, new: str, tmp_path: Path) -> None:
     wanted, file = laws(ODD), tmp_path / "boxes.yaml"
     text = ODD.replace(old, new)
     assert text != ODD

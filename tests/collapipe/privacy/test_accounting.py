@@ -1,4 +1,4 @@
-"""ε against the closed form of the Gaussian mechanism, and against dp-accounting's own."""
+"""ε agrees with the closed form of the Gaussian mechanism and with theoretical bounds."""
 
 import math
 from collections.abc import Callable
@@ -23,14 +23,14 @@ def by_units(noise_multiplier: float) -> PrivacySettings:
 
 
 def delta_of(epsilon: float, noise_multiplier: float, rounds: int) -> float:
-    """δ(ε) of the Gaussian mechanism after some rounds (Balle and Wang 2018, theorem 8)."""
+    """δ(ε) of the Gaussian mechanism after ``rounds`` rounds (Balle and Wang 2018, theorem 8)."""
     mu = math.sqrt(rounds) / noise_multiplier
     tail = math.exp(epsilon + norm.logcdf(-epsilon / mu - mu / 2))
     return float(norm.cdf(-epsilon / mu + mu / 2)) - tail
 
 
 @given(st.floats(0.5, 50), st.integers(1, 500))
-def test_it_is_that_of_the_gaussian_mechanism(noise_multiplier: float, rounds: int) -> None:
+def test_epsilon_matches_the_gaussian_mechanism(noise_multiplier: float, rounds: int) -> None:
     settings = private(noise_multiplier)
     found = epsilon(settings, rounds)
     assert found == 0 or delta_of(found, noise_multiplier, rounds) == pytest.approx(
@@ -39,7 +39,7 @@ def test_it_is_that_of_the_gaussian_mechanism(noise_multiplier: float, rounds: i
 
 
 @given(st.sampled_from([private, by_units]), st.floats(1, 50), st.floats(0.1, 20))
-def test_as_many_rounds_as_stay_within_a_limit(
+def test_affordable_rounds_are_the_most_within_the_limit_of_epsilon(
     by: Callable[[float], PrivacySettings], noise_multiplier: float, limit: float
 ) -> None:
     settings = by(noise_multiplier)
@@ -49,9 +49,14 @@ def test_as_many_rounds_as_stay_within_a_limit(
 
 
 @given(st.floats(1, 50), st.integers(1, 500))
-def test_noise_of_the_units_is_worth_what_its_concentration_says(noise: float, rounds: int) -> None:
-    """No less than the Gaussian's own ε, no more than ρ + 2·√(ρ·ln 1/δ) of ρ-concentrated privacy
-    (Bun and Steinke 2016, proposition 1.3)."""
+def test_epsilon_of_the_units_noise_is_within_its_theoretical_bounds(
+    noise: float, rounds: int
+) -> None:
+    """The ε of the units' noise is at least the Gaussian mechanism's ε.
+
+    The upper bound is ρ + 2·√(ρ·ln 1/δ), the ε of ρ-concentrated privacy (Bun and Steinke 2016,
+    proposition 1.3).
+    """
     settings = by_units(noise)
     found = epsilon(settings, rounds)
     rho = rounds / (2 * noise**2)
@@ -59,6 +64,6 @@ def test_noise_of_the_units_is_worth_what_its_concentration_says(noise: float, r
     assert found >= epsilon(private(noise), rounds)
 
 
-def test_before_the_first_round_nothing_is_told_and_without_noise_all() -> None:
+def test_epsilon_is_0_before_the_first_round_and_infinite_without_noise() -> None:
     assert epsilon(private(4), 0) == 0
     assert epsilon(private(0), 1) == math.inf

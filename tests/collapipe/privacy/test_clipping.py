@@ -1,4 +1,4 @@
-"""What clipping promises: no update is longer than the norm, and a shorter one is as it was."""
+"""A clipped update is no longer than the norm; shorter updates are unchanged."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ NORM = st.floats(1e-6, 1e6)
 
 
 def model(values: list[float]) -> Tensors:
-    """Two tensors that train, and a buffer that counts."""
+    """Two trainable tensors and a buffer that counts steps."""
     first, second = torch.tensor(values).split(2)
     return {"a.weight": first, "b.weight": second.reshape(1, 2), "b.steps": torch.tensor(3)}
 
 
 def clipped(trained: Tensors, sent: Tensors, most: float) -> Tensors:
-    """The change as it is added."""
+    """The clipped change, added to zeros."""
     total = {name: torch.zeros(sent[name].shape).double() for name in ("a.weight", "b.weight")}
     assert add_clipped_update(total, trained, sent, most) == update_norm(trained, sent)
     return total
@@ -30,12 +30,14 @@ def norm(change: Tensors) -> float:
 
 
 @given(VALUES, VALUES, NORM)
-def test_no_update_is_longer(trained: list[float], sent: list[float], most: float) -> None:
+def test_a_clipped_update_is_no_longer_than_the_norm(
+    trained: list[float], sent: list[float], most: float
+) -> None:
     assert norm(clipped(model(trained), model(sent), most)) <= most * (1 + 1e-12)
 
 
 @given(VALUES, VALUES, NORM)
-def test_a_clipped_update_points_where_it_did(
+def test_clipping_keeps_the_direction_of_an_update(
     trained: list[float], sent: list[float], most: float
 ) -> None:
     whole = clipped(model(trained), model(sent), float("inf"))
@@ -45,8 +47,8 @@ def test_a_clipped_update_points_where_it_did(
         torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=0)
 
 
-def test_updates_add_up_however_large_they_are() -> None:
-    """A tensor is read in pieces, the last of which is shorter."""
+def test_large_updates_add_up() -> None:
+    """Tensors are read in chunks; the last chunk is shorter than the others."""
     torch.manual_seed(0)
     sent, *models = ({"weight": torch.randn(70_001, 3)} for _ in range(3))
     total = {"weight": torch.zeros(70_001, 3).double()}
@@ -57,12 +59,12 @@ def test_updates_add_up_however_large_they_are() -> None:
     torch.testing.assert_close(total["weight"], expected, rtol=1e-12, atol=1e-18)
 
 
-def test_an_update_of_zero_stays_one() -> None:
+def test_a_zero_update_stays_zero() -> None:
     same = model([1.0, 2.0, 3.0, 4.0])
     assert not any(change.any() for change in clipped(same, same, 1.0).values())
 
 
-def test_whole_numbers_have_no_part() -> None:
+def test_integer_tensors_do_not_count_in_the_norm() -> None:
     trained = {**model([0.0] * 4), "b.steps": torch.tensor(10**9)}
     assert update_norm(trained, model([0.0] * 4)) == 0
 

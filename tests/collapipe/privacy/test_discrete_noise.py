@@ -1,4 +1,4 @@
-"""Noise in whole numbers has the probabilities that it should, and repeats only with a seed."""
+"""Integer noise follows the discrete Gaussian distribution and repeats only with a seed."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ _MANY = 200_000
 
 
 @pytest.mark.parametrize("deviation", [0.5, 1.0, 4.3, 30.0])
-def test_each_number_comes_as_often_as_it_should(deviation: float) -> None:
+def test_integers_have_the_frequencies_of_the_discrete_gaussian(deviation: float) -> None:
     drawn = DiscreteGaussian(deviation, seed=1).draw(_MANY)
     reach = int(4 * deviation) + 1
     numbers = np.arange(-reach, reach + 1)
@@ -23,13 +23,13 @@ def test_each_number_comes_as_often_as_it_should(deviation: float) -> None:
     assert found.pvalue > 1e-3
 
 
-def test_the_least_likely_ones_come_too() -> None:
-    """More than 4.5 deviations away: 6.8 of a million."""
+def test_rare_large_values_are_drawn_too() -> None:
+    """6.8 of a million values lie more than 4.5 standard deviations from 0."""
     drawn = DiscreteGaussian(100.0, seed=3).draw(2_000_000)
     assert 2 <= (np.abs(drawn) > 450).sum() <= 30
 
 
-def test_a_seed_repeats_it_and_nothing_else_does() -> None:
+def test_only_the_same_seed_repeats_the_noise() -> None:
     def drawn(seed: int | None) -> list[int]:
         return DiscreteGaussian(1000.0, seed).draw(50).tolist()
 
@@ -37,5 +37,5 @@ def test_a_seed_repeats_it_and_nothing_else_does() -> None:
     assert drawn(None) != drawn(None)
 
 
-def test_there_may_be_none() -> None:
+def test_drawing_zero_values_returns_an_empty_array() -> None:
     assert DiscreteGaussian(10.0, None).draw(0).shape == (0,)

@@ -1,4 +1,4 @@
-"""Noise is normal, of both sources. What may fail by chance does so once in 1e9 runs."""
+"""Seeded noise and the system's noise are normal. Tests fail by chance once in 1e9 runs."""
 
 import os
 
@@ -11,30 +11,30 @@ from collapipe.privacy.noise import GaussianNoise
 NUMBERS = 20_000
 
 
-def test_noise_of_both_sources_is_normal() -> None:
+def test_seeded_noise_and_the_systems_noise_are_normal() -> None:
     for seed in (None, 5):
         drawn = GaussianNoise(seed).draw((NUMBERS // 100, 100))
         assert drawn.dtype == torch.float64 and drawn.shape == (NUMBERS // 100, 100)
         assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-9
 
 
-def test_a_seed_repeats_it_and_the_systems_source_does_not() -> None:
+def test_a_seed_repeats_the_noise_and_the_systems_source_does_not() -> None:
     first, again = (GaussianNoise(5).draw((9,)) for _ in range(2))
     assert torch.equal(first, again)
     assert not torch.equal(GaussianNoise(None).draw((9,)), GaussianNoise(None).draw((9,)))
 
 
-def test_further_draws_are_others() -> None:
+def test_a_second_draw_returns_other_values() -> None:
     source = GaussianNoise(5)
     assert not torch.equal(source.draw((9,)), source.draw((9,)))
 
 
-def test_a_number_without_dimensions_can_be_drawn() -> None:
+def test_a_scalar_can_be_drawn() -> None:
     assert all(GaussianNoise(seed).draw(()).shape == () for seed in (None, 5))
 
 
 @pytest.mark.parametrize(("byte", "sign"), [(b"\x00", -1), (b"\xff", 1)])
-def test_the_least_and_the_most_of_the_systems_source_are_finite(
+def test_the_smallest_and_largest_values_of_the_systems_noise_are_finite(
     monkeypatch: pytest.MonkeyPatch, byte: bytes, sign: int
 ) -> None:
     monkeypatch.setattr(os, "urandom", lambda count: byte * count)

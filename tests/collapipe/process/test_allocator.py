@@ -1,11 +1,11 @@
-"""Freed memory that lies between blocks that stay."""
+"""Freed memory between used blocks is returned to the system if memory is scarce."""
 
 import subprocess
 import sys
 
 import pytest
 
-_SIZE = 2**20  # bytes of each of 64 blocks, of which every second one is freed
+_SIZE = 2**20  # bytes of each of 64 blocks; every second block is freed
 _PROGRAM = """
 import psutil
 from collapipe.process.allocator import return_large_blocks
@@ -20,7 +20,7 @@ print(before - psutil.Process().memory_info().rss)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has these settings")
 @pytest.mark.parametrize("scarce", [True, False])
-def test_gaps_are_returned_where_memory_is_scarce(scarce: bool) -> None:
+def test_freed_gaps_are_returned_only_if_memory_is_scarce(scarce: bool) -> None:
     program = _PROGRAM.format(scarce=scarce, size=_SIZE)
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

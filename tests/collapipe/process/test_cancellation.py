@@ -1,4 +1,4 @@
-"""Work ends at its next check: when asked to, when its time is over, or with the scope around."""
+"""Work ends at its next check after its scope or an outer scope is cancelled or times out."""
 
 import threading
 
@@ -10,13 +10,13 @@ from collapipe.process.cancellation import cancellable, check
 
 
 class Clock:
-    """A clock that stands still until it is told."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def monotonic(self) -> float:
-        """As in ``time``."""
+        """The seconds that the test has set."""
         return self.now
 
 
@@ -29,12 +29,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_without_a_scope_nothing_is_cancelled() -> None:
-    """``check`` may stand in code that nobody wants to cancel."""
+    """Code outside any scope may call ``check``."""
     check()
 
 
 def test_cancel_ends_the_work_at_its_next_check() -> None:
-    """And at every one after it, inside the scope only."""
+    """Every later check in the scope fails, too; a check after the scope passes."""
     with cancellable() as scope:
         check()
         scope.cancel()
@@ -45,7 +45,7 @@ def test_cancel_ends_the_work_at_its_next_check() -> None:
 
 
 def test_a_deadline_ends_the_work(clock: Clock) -> None:
-    """Not a moment before; the message names the option."""
+    """A check at the deadline passes; a later check fails and names the option."""
     with cancellable(2.5):
         clock.now += 2.5
         check()
@@ -55,15 +55,15 @@ def test_a_deadline_ends_the_work(clock: Clock) -> None:
     check()
 
 
-def test_no_deadline_never_ends(clock: Clock) -> None:
-    """Without ``timeout_s`` only ``cancel`` counts."""
+def test_a_scope_without_a_deadline_does_not_time_out(clock: Clock) -> None:
+    """Without ``timeout_s``, only ``cancel`` ends the work."""
     with cancellable():
         clock.now += 1e9
         check()
 
 
 def test_scopes_nest(clock: Clock) -> None:
-    """The outer one ends the inner one's work, and not the other way round."""
+    """Cancelling the outer scope cancels the inner scope, but not the reverse."""
     with cancellable(10.0) as outer:
         with cancellable(1e6) as inner:
             check()
@@ -82,7 +82,7 @@ def test_scopes_nest(clock: Clock) -> None:
 
 
 def test_an_error_inside_ends_the_scope() -> None:
-    """What comes after it is not cancelled."""
+    """Work after the scope is not cancelled."""
     with pytest.raises(KeyError), cancellable() as scope:
         scope.cancel()
         raise KeyError
@@ -90,7 +90,7 @@ def test_an_error_inside_ends_the_scope() -> None:
 
 
 def test_another_thread_can_cancel() -> None:
-    """The usual case: a signal handler or a server's callback."""
+    """Signal handlers and a server's callbacks cancel from another thread."""
     with cancellable() as scope:
         thread = threading.Thread(target=scope.cancel)
         thread.start()
@@ -99,8 +99,8 @@ def test_another_thread_can_cancel() -> None:
             check()
 
 
-def test_a_scope_is_its_own_threads() -> None:
-    """Another unit's work in the same process goes on."""
+def test_a_scope_cancels_only_work_of_its_own_thread() -> None:
+    """Another unit's work in the same process continues."""
     outcome: list[BaseException | None] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""What we start sees an environment of ours, and ends with its starter."""
+"""Child processes get an environment from us and end with their parent."""
 
 import subprocess
 import sys
@@ -22,12 +22,12 @@ subprocess.run([sys.executable, "-c", child], start_new_session=True)
 
 
 def test_a_child_ends_when_its_parent_is_killed() -> None:
-    """In whatever session it is; SIGTERM lets it remove its files."""
+    """The child ends even if it is in another session than its parent."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    child.wait(20)  # raises TimeoutExpired if it goes on
+    child.wait(20)  # raises TimeoutExpired if the child still runs
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         ({"https_proxy": "http://127.0.0.1:9"}, "https://hub.example", False),
     ],
 )
-def test_proxies_are_for_other_machines(
+def test_proxies_are_used_only_for_other_machines(
     given: dict[str, str], url: str, direct: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in urllib.request.getproxies_environment():
@@ -55,7 +55,7 @@ def test_proxies_are_for_other_machines(
         assert (transport is client._transport) is direct
 
 
-def test_our_commands_import_no_file_of_the_current_folder(tmp_path: Path) -> None:
+def test_our_commands_import_no_file_from_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "types.py").write_text("open('executed', 'w')\nraise SystemExit(3)\n")
     ended = subprocess.run(child_command("version"), cwd=tmp_path, capture_output=True)
     assert (ended.returncode, ended.stderr) == (0, b"")

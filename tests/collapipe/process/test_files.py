@@ -1,4 +1,4 @@
-"""Files appear whole, with their mode, and never in the place of another."""
+"""Files appear complete and with their mode; new files replace no existing file."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from collapipe.errors import ConfigError
 from collapipe.process import files
 
 
-def test_a_new_file_takes_nobodys_place(tmp_path: Path) -> None:
+def test_a_new_file_does_not_replace_an_existing_file_or_link(tmp_path: Path) -> None:
     file, link = tmp_path / "key", tmp_path / "link"
     files.write_new(file, b"mine", files.PRIVATE)
     link.symlink_to(tmp_path / "nowhere")
@@ -21,7 +21,7 @@ def test_a_new_file_takes_nobodys_place(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [file, link]
 
 
-def test_a_replaced_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
+def test_an_open_file_keeps_its_content_while_it_is_replaced(tmp_path: Path) -> None:
     file = tmp_path / "list"
     files.replace(file, b"old")
     with file.open("rb") as reading:
@@ -31,7 +31,7 @@ def test_a_replaced_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_a_write_that_is_interrupted_leaves_what_was_there(tmp_path: Path, durable: bool) -> None:
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, durable: bool) -> None:
     file = tmp_path / "weights"
     file.write_bytes(b"old")
     with pytest.raises(KeyboardInterrupt), files.replacing(file, durable=durable) as partial:
@@ -41,7 +41,7 @@ def test_a_write_that_is_interrupted_leaves_what_was_there(tmp_path: Path, durab
 
 
 @pytest.mark.parametrize("new", [False, True])
-def test_a_durable_file_is_on_disk_before_it_has_its_name_and_its_folder_afterwards(
+def test_a_durable_file_is_synced_before_its_rename_and_its_folder_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: bool
 ) -> None:
     file, sync, synced = tmp_path / "weights", os.fsync, list[tuple[bool, bytes | None]]()
@@ -58,17 +58,19 @@ def test_a_durable_file_is_on_disk_before_it_has_its_name_and_its_folder_afterwa
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_two_may_replace_a_file_at_once_and_its_mode_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_two_writers_can_replace_a_file_at_once_and_it_has_the_requested_mode(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "key"
     with files.replacing(file, files.PRIVATE) as one, files.replacing(file, files.PRIVATE) as other:
         one.write_bytes(b"one")
         assert S_IMODE(one.stat().st_mode) == 0o600
         other.write_bytes(b"other")
-        one.chmod(0o644)  # as a library that makes the file anew; one is named last
+        one.chmod(0o644)  # like a library that recreates the file; ``one`` is renamed last
     assert (file.read_bytes(), S_IMODE(file.stat().st_mode)) == (b"one", 0o600)
 
 
-def test_a_folder_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
+def test_an_unfinished_folder_does_not_appear(tmp_path: Path) -> None:
     folder = tmp_path / "farm"
     with pytest.raises(KeyboardInterrupt), files.new_folder(folder) as partial:
         (partial / "key").touch()
@@ -79,7 +81,7 @@ def test_a_folder_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["key"]
 
 
-def test_a_long_file_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"0" * (2**20 + 1))
     with pytest.raises(ConfigError, match="bring another"):
         files.read(tmp_path / "long", "bring another")

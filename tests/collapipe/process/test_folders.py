@@ -1,4 +1,4 @@
-"""Temporary folders end with the processes that made them."""
+"""Temporary folders are removed when their process or their object ends."""
 
 import subprocess
 import sys
@@ -14,12 +14,12 @@ MAKE += "made = TemporaryFolder('trial'); print(made.path, flush=True); time.sle
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_a_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
-    """One that is in use stays, and so does what has another name or owner."""
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_process(tmp_path: Path) -> None:
+    """Folders in use, folders with other names and the target of a link are kept."""
     others = [tmp_path / "collapipe-runs", tmp_path / "collapipe-trial-12345678"]
     for each in others:
         each.mkdir()
@@ -40,7 +40,7 @@ def test_a_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> 
     assert all(each.exists() for each in others)
 
 
-def test_a_folder_ends_with_its_object() -> None:
+def test_a_folder_is_removed_with_its_object() -> None:
     made = TemporaryFolder("trial")
     folder = made.path
     del made

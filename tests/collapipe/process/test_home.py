@@ -1,4 +1,4 @@
-"""Paths may begin with ``~/``, and who has no home needs none for other paths."""
+"""Paths may begin with ``~/``; a user without a home folder can use all other paths."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user is a number alone."""
+    """No home folder exists, as in a container whose user is only a number."""
 
     def none(path: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -43,7 +43,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("option", _OPTIONS)
-def test_options_that_name_a_place_follow_the_home(home: Path, option: str) -> None:
+def test_options_with_a_path_expand_the_home_folder(home: Path, option: str) -> None:
     group = {"cluster": "cluster=file", "runtime": "runtime=deployment"}.get(
         option.partition(".")[0], "seed=1"
     )
@@ -53,12 +53,12 @@ def test_options_that_name_a_place_follow_the_home(home: Path, option: str) -> N
     assert option != "data.root" or options["task"].get("root", str(home / "x")) == str(home / "x")
 
 
-def test_folders_of_runs_follow_the_home(home: Path) -> None:
+def test_folders_of_runs_expand_the_home_folder(home: Path) -> None:
     assert run_dir(composed(["hydra.run.dir=~/x"])) == str(home / "x")
     assert sweep_dir(["hydra.sweep.dir=~/x"]) == str(home / "x")
 
 
-def test_files_of_owners_follow_the_home(home: Path, tmp_path: Path) -> None:
+def test_paths_in_an_owners_file_expand_the_home_folder(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "unit.yaml"
     rows = "data: {train_file: ~/rows.csv}"
     file.write_text(f"credentials: ~/keys\n{rows}\ncluster: {{file: ~/c.yaml}}\n")
@@ -68,7 +68,7 @@ def test_files_of_owners_follow_the_home(home: Path, tmp_path: Path) -> None:
     assert owner.cluster is not None and owner.cluster.file == str(home / "c.yaml")
 
 
-def test_credentials_of_an_inventory_follow_the_home(home: Path, tmp_path: Path) -> None:
+def test_credentials_of_an_inventory_expand_the_home_folder(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "boxes.yaml"
     device = up.LocalDevice("a", "127.0.0.1:7700", 1, "1GB")
     file.write_text(up._inventory([[device]], Path("~/keys")))
@@ -83,15 +83,15 @@ def test_credentials_of_an_inventory_follow_the_home(home: Path, tmp_path: Path)
         (["up", "--", "run", "--config=~/x"], ["up", "--", "run", "--config=~/x"]),
     ],
 )
-def test_options_of_the_command_line_follow_the_home(
+def test_options_of_the_command_line_expand_the_home_folder(
     home: Path, given: list[str], kept: list[str]
 ) -> None:
-    """Where the shell leaves it: ``--option=~/x``."""
+    """The shell does not expand ``~`` in ``--option=~/x``."""
     assert app.with_home(given) == [each.format(home=home) for each in kept]
 
 
 @pytest.mark.usefixtures("homeless")
-def test_who_has_no_home_is_told_where_one_is_needed(tmp_path: Path) -> None:
+def test_a_missing_home_folder_is_an_error_only_if_it_is_needed(tmp_path: Path) -> None:
     FrozenStore(default_folder())
     assert in_home("rows.csv") == "rows.csv"
     with pytest.raises(ConfigError, match="no home folder"):

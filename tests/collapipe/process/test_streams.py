@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or cannot be written."""
+"""Standard streams may be closed or fail to be written."""
 
 import errno
 import io
@@ -26,7 +26,7 @@ assert sys.stdin is None
 
 
 class Full(io.StringIO):
-    """A stream on a disk that is full, or that nobody reads."""
+    """A stream on a full disk, or a pipe without a reader."""
 
     def __init__(self, number: int = errno.ENOSPC) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Full(io.StringIO):
         return 99
 
 
-def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     script = 'exec <&- >&- 2>&-; exec "$@"'
     words = [sys.executable, "-c", OPENED]
     ended = subprocess.run(["bash", "-c", script, "bash", *words], cwd=tmp_path)
@@ -50,7 +50,7 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
     assert int((tmp_path / "file").read_text()) > 2
 
 
-def test_texts_are_not_read_from_a_closed_stream(
+def test_predict_fails_if_standard_input_is_closed(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
@@ -58,12 +58,12 @@ def test_texts_are_not_read_from_a_closed_stream(
     assert (status, err.count("\n")) == (2, 1) and "standard input is closed" in err
 
 
-def test_a_run_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not where their reader has left."""
+def test_a_run_continues_if_its_output_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run does not continue if the reader of its output has closed the pipe."""
     monkeypatch.setattr(output, "_lost", [])
     monkeypatch.setattr(sys, "stdout", Full())
     print("round 1", file=lasting_output(), flush=True)
-    monkeypatch.setattr(sys, "stdout", io.StringIO())  # which has nothing left to write
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # a stream with nothing left to write
     assert write_rest(0) == 1
     monkeypatch.setattr(sys, "stdout", Full(errno.EPIPE))
     with pytest.raises(BrokenPipeError):
@@ -71,7 +71,7 @@ def test_a_run_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("number", "lines"), [(errno.ENOSPC, 1), (errno.EPIPE, 0)])
-def test_lost_output_is_told_once_and_by_the_status(
+def test_lost_output_is_reported_once_and_by_the_exit_status(
     number: int, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "_lost", [])

@@ -1,4 +1,4 @@
-"""A device by its name is one that torch finds, or an error that says what there is."""
+"""A device name stands for a device that torch finds; other names are errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ GPUS, MAC, PLAIN = ["cuda:0", "cuda:1", "cpu"], ["mps", "cpu"], ["cpu"]
 
 
 def named(name: str, there: list[str], dtype: str = "float32") -> str:
-    """The device that a name means where these are."""
+    """The device that a name means if the devices of ``there`` are present."""
     with patch("collapipe.process.torch_device.present", lambda: there):
         return str(torch_device("server.torch_device", name, dtype))
 
@@ -27,7 +27,7 @@ def named(name: str, there: list[str], dtype: str = "float32") -> str:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["federation.num_units=1"], 4),  # the head on the server has the others
+        (["federation.num_units=1"], 4),  # the head on the server gets the other cores
         (["federation.num_units=1", "decoder.mode=control_unit"], 8),
         (["federation.num_units=1", "framework=vanilla_fl"], 8),
         (["federation.num_units=3"], 2),
@@ -35,7 +35,7 @@ def named(name: str, there: list[str], dtype: str = "float32") -> str:
         (["federation.num_units=3", "pipeline.threads=5"], 5),
     ],
 )
-def test_what_computes_at_once_shares_the_cores_unless_a_number_is_chosen(
+def test_parts_that_compute_at_once_share_the_cores_by_default(
     options: list[str], expected: int
 ) -> None:
     settings = load_overrides(options)
@@ -59,7 +59,7 @@ def test_what_computes_at_once_shares_the_cores_unless_a_number_is_chosen(
         ("cpu", GPUS, "cpu"),
     ],
 )
-def test_a_name_means_a_device_that_is_there(name: str, there: list[str], meant: str) -> None:
+def test_a_name_means_a_present_device(name: str, there: list[str], meant: str) -> None:
     assert named(name, there) == meant
 
 
@@ -67,7 +67,7 @@ def test_a_name_means_a_device_that_is_there(name: str, there: list[str], meant:
     ("name", "there"),
     [("cuda", PLAIN), ("cuda:2", GPUS), ("mps", GPUS), ("cuda:0", MAC), ("cuda:" + 30 * "9", GPUS)],
 )
-def test_one_that_is_not_there_is_an_error_that_lists_them(name: str, there: list[str]) -> None:
+def test_the_error_for_a_missing_device_lists_the_present_ones(name: str, there: list[str]) -> None:
     with pytest.raises(ConfigError, match=f"^server.torch_device={name}: .*{', '.join(there)}"):
         named(name, there)
 
@@ -82,7 +82,7 @@ def test_mps_has_no_float64() -> None:
 @pytest.mark.parametrize(
     ("cuda", "count", "mps"), [(False, 2, False), (True, 2, False), (False, 0, True)]
 )
-def test_what_is_present_is_what_torch_says(cuda: bool, count: int, mps: bool) -> None:
+def test_present_devices_are_those_that_torch_reports(cuda: bool, count: int, mps: bool) -> None:
     with (
         patch.object(torch.cuda, "is_available", lambda: cuda),
         patch.object(torch.cuda, "device_count", lambda: count),
@@ -93,13 +93,13 @@ def test_what_is_present_is_what_torch_says(cuda: bool, count: int, mps: bool) -
 
 @pytest.mark.parametrize("option", ["runtime.torch_device", "server.torch_device"])
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "", "null", "0"])
-def test_other_names_are_refused(option: str, name: str) -> None:
+def test_invalid_names_are_refused(option: str, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{option}="):
         config.load_overrides([f"{option}={name}"])
 
 
-def test_options_are_of_units_and_of_the_server() -> None:
-    """Each checked where it is used: a server need not have its units' devices."""
+def test_units_and_the_server_have_separate_options() -> None:
+    """Each option is checked only when used: a server need not have its units' devices."""
     settings = config.load_overrides(["runtime.torch_device=cuda:1", "pipeline.dtype=float64"])
     with patch("collapipe.process.torch_device.present", lambda: GPUS):
         assert (str(settings.unit_device), str(settings.server_device)) == ("cuda:1", "cpu")
@@ -111,7 +111,7 @@ def test_options_are_of_units_and_of_the_server() -> None:
 
 @pytest.mark.parametrize("options", [["-m", "seed=0,1"], []], ids=["sweep", "run"])
 @pytest.mark.parametrize("option", ["runtime.torch_device", "server.torch_device"])
-def test_a_run_without_its_device_starts_nothing(
+def test_a_run_without_its_device_fails_before_it_writes_a_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: Command,
@@ -126,7 +126,7 @@ def test_a_run_without_its_device_starts_nothing(
 
 
 @pytest.mark.thorough
-def test_predictions_are_made_on_the_servers_device_or_another(
+def test_predictions_run_on_the_servers_device_or_on_the_chosen_one(
     tmp_path: Path, command: Command
 ) -> None:
     option, there = "--torch-device", {"": True, "cpu": False, "auto": True}

@@ -1,4 +1,4 @@
-"""Runs and the pages of their reports."""
+"""Fixtures for runs and for the pages of their reports."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages in a tenth of the time: charts have titles, labels of axes and legends alone."""
+    """Make pages in a tenth of the time: charts have only titles, axis labels and legends."""
 
     def picture(title: str, labels: tuple[str, str], *_: object) -> Markup:
         texts = [tag("text", label) for label in labels]
@@ -26,7 +26,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def report(drawn_report: Callable[..., Page], undrawn: None) -> Callable[..., Page]:
-    """``drawn_report`` without the inside of charts."""
+    """``drawn_report`` without the drawings in charts."""
     return drawn_report
 
 
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Two strategies by three seeds; the second one's delays are 10, 12 and 14 % longer."""
+    """Two strategies with three seeds each; the second has delays 10, 12 and 14 % longer."""
     monkeypatch.chdir(tmp_path)
     made = [make_run(Path(f"d{seed}"), seed=seed) for seed in range(3)]
     for seed in range(3):

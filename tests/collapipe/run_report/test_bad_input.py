@@ -1,4 +1,4 @@
-"""What cannot be reported is one line."""
+"""Input that cannot be reported gives an error of one line."""
 
 import gzip
 import os
@@ -12,7 +12,7 @@ LINES = "metrics.jsonl"
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-def test_a_file_that_is_not_ours_is_not_replaced(run: Path, command: Command) -> None:
+def test_a_file_that_is_not_a_report_is_not_replaced(run: Path, command: Command) -> None:
     (run / "report.html").write_text("<p>my notes")
     status, _, err = command("report", run)
     assert status == 2
@@ -59,7 +59,7 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         ("config.yaml", _replaced("  clock: modelled\n", ""), "federation.clock: "),
     ],
 )
-def test_a_damaged_folder_is_one_line(
+def test_a_damaged_folder_gives_an_error_of_one_line(
     file: str, damage: Callable[[str], str], says: str, run: Path, command: Command
 ) -> None:
     text = (run / file).read_text() if (run / file).exists() else ""
@@ -69,7 +69,9 @@ def test_a_damaged_folder_is_one_line(
     assert err.startswith(f"error: {run / file}") and says in err
 
 
-def test_a_run_without_its_choices_is_one_line(run: Path, command: Command) -> None:
+def test_a_run_without_its_file_of_choices_gives_an_error_of_one_line(
+    run: Path, command: Command
+) -> None:
     (run / "choices.json").unlink()
     says = f"error: {run / 'choices.json'}: is missing; restore it\n"
     assert command("report", run) == (2, "", says)
@@ -85,7 +87,7 @@ def test_a_run_without_its_choices_is_one_line(run: Path, command: Command) -> N
         (["d0", "--output", "d1"], "d1: cannot be written"),
     ],
 )
-def test_bad_arguments_are_one_line(
+def test_bad_arguments_give_an_error_of_one_line(
     arguments: list[str], says: str, runs: list[Path], command: Command
 ) -> None:
     status, out, err = command("report", *arguments)
@@ -94,10 +96,10 @@ def test_bad_arguments_are_one_line(
 
 
 @pytest.mark.parametrize(("unit", "status"), [(b"a", 2), (b"\n", 0)])
-def test_a_small_file_does_not_unpack_without_end(
+def test_a_small_file_is_not_unpacked_without_limit(
     unit: bytes, status: int, run: Path, command: Command
 ) -> None:
-    """128 GiB of one line, or of empty ones."""
+    """The file would unpack to 128 GiB of one line or of empty lines."""
     part = gzip.compress(unit * 2**27)
     (run / "requests.jsonl.gz").write_bytes(part * 1024)
     found, _, err = command("report", run)
@@ -105,7 +107,7 @@ def test_a_small_file_does_not_unpack_without_end(
     assert err.endswith("(a line without end)\n") or not status
 
 
-def test_a_report_is_not_written_through_a_link(
+def test_a_report_is_not_written_to_a_link_or_a_pipe(
     run: Path, tmp_path: Path, command: Command
 ) -> None:
     (run / "report.html").symlink_to(tmp_path / "new")

@@ -1,4 +1,4 @@
-"""What Matplotlib draws is where its value is, in the page's colours, and safe inside the page."""
+"""Charts show values at the right place, use the page's colours and are safe in a page."""
 
 import re
 
@@ -29,12 +29,12 @@ def _series(*points: tuple[float, float], joined: bool = True) -> list[Series]:
         ([1e37, 3e38], "0 1 2 3 1e38"),
     ],
 )
-def test_ticks_are_round_and_short(values: list[float], ticks: str) -> None:
+def test_tick_labels_are_round_and_short(values: list[float], ticks: str) -> None:
     points = [(float(number), value) for number, value in enumerate(values, 1)]
     assert f" {ticks} " in Page(lines("a title", "samples", "", _series(*points))).text
 
 
-def test_an_axis_begins_at_0_if_asked() -> None:
+def test_an_axis_begins_at_0_if_requested() -> None:
     drawn = (lines("a", "s", "", _series((1, 4), (2, 4.8)), zero=zero) for zero in (True, False))
     assert [" 0 1 2 3 4 5 " in Page(each).text for each in drawn] == [True, False]
 
@@ -42,7 +42,7 @@ def test_an_axis_begins_at_0_if_asked() -> None:
 @pytest.mark.parametrize(
     ("rounds", "ticks"), [(1, "0 1"), (3, "0 1 2 3"), (200, "0 50 100 150 200")]
 )
-def test_rounds_are_whole(rounds: int, ticks: str) -> None:
+def test_tick_labels_of_rounds_are_integers(rounds: int, ticks: str) -> None:
     points = [(float(number), 0.5) for number in range(1, rounds + 1)]
     assert f" {ticks} " in Page(lines("a title", "round", "", _series(*points))).text
     one = Page(cells("a title", [Row("unit", [(BLUE, (rounds, rounds))])], [rounds]))
@@ -69,19 +69,19 @@ def test_boxes_are_as_long_as_their_values() -> None:
     for box, share, of_row in ((first, 1, 1), (second, 0.4, 1), (other, 1, 0.5)):
         assert box[2] - box[0] == pytest.approx(share * length, abs=0.2)
         assert box[3] - box[1] == pytest.approx(of_row * height, abs=0.2)
-    assert other[::3] == pytest.approx(first[2:], abs=0.2)  # on its right, in its lower half
+    assert other[::3] == pytest.approx(first[2:], abs=0.2)  # to the right, in the lower half
     assert second[0] == pytest.approx(first[0] + 0.4 * length, abs=0.2)
-    assert "opacity: 0.5" in drawn and Page(drawn).tags("li") == [{}]  # one has a name
+    assert "opacity: 0.5" in drawn and Page(drawn).tags("li") == [{}]  # only one kind has a name
 
 
 def _rectangles(path: str) -> list[tuple[float, ...]]:
-    """Left, top, right and bottom of each."""
+    """Left, top, right and bottom of each rectangle of a path."""
     found = re.findall(r"M(\S+) (\S+)H([\d.]+)V([\d.]+)H", path)
     return [tuple(map(float, each)) for each in found]
 
 
 @pytest.mark.filterwarnings("error")
-def test_any_text_is_text_and_any_chart_is_drawn() -> None:
+def test_any_text_is_escaped_and_any_chart_is_drawn() -> None:
     series = [Series(EVIL, n, [(1.0, 1.0)], band=[(1.0, 0.0, 2.0)]) for n in range(17)]
     page = Page(lines(EVIL, EVIL, EVIL, series))
     shown = "<script>$x$ 漢 \"'& 0.123456 #000001"
@@ -95,7 +95,7 @@ def test_any_text_is_text_and_any_chart_is_drawn() -> None:
         assert Page(empty).tags("svg")
 
 
-def test_equal_charts_are_equal_in_the_page_s_colours() -> None:
+def test_equal_charts_have_equal_markup_and_use_the_pages_colours() -> None:
     drawn = [lines(title, "s", "", _series((0, 0), (1, 1))) for title in ("a", "a", "b")]
     assert drawn[0] == drawn[1]
     assert not set(re.findall(' id="[^"]*"', drawn[0])) & set(re.findall(' id="[^"]*"', drawn[2]))

@@ -1,4 +1,4 @@
-"""``collapipe report RUN_DIR RUN_DIR …``: groups, intervals over seeds, pairs."""
+"""``collapipe report RUN_DIR RUN_DIR …`` groups runs and compares them seed by seed."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from collapipe.runs.reading import read_run
 NAMES = ("A strategy=dssra", "B strategy=random")
 
 
-def test_runs_are_grouped_by_what_differs_but_the_seed(
+def test_runs_that_differ_only_in_their_seed_form_a_group(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     page = report(*runs)
@@ -25,7 +25,7 @@ def test_runs_are_grouped_by_what_differs_but_the_seed(
     assert page.rows("seeds") == [["seeds", "0 1 2", "0 1 2"]]
 
 
-def test_the_seeds_of_a_configuration_are_one_mean_with_a_band(
+def test_the_seeds_of_a_configuration_give_one_mean_curve_with_a_band(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     page = report(*runs)
@@ -64,13 +64,13 @@ def test_only_common_seeds_are_paired(runs: list[Path], report: Callable[..., Pa
     assert page.rows("seeds") == [["seeds", "0 1", "1 2"]]
 
 
-def test_a_name_tells_what_differs_within_a_kind(
+def test_a_name_lists_the_options_that_differ_within_a_strategy(
     tmp_path: Path, report: Callable[..., Page]
 ) -> None:
     slow = make_run(tmp_path / "a", drift_weight=10)
     fast = make_run(tmp_path / "b", drift_weight=0.1)
     other = make_run(tmp_path / "c", strategy="mine.Fastest", drift_weight=0.1)
-    (other / "choices.json").write_text('{"strategy": "dssra"}')  # the options are in its place
+    (other / "choices.json").write_text('{"strategy": "dssra"}')  # overridden by the options
     page = report(slow, fast, other, "--output", tmp_path / "report.html")
     assert set(page.rows("")[0][1:]) == {
         "A strategy=dssra strategy.drift_weight=10",
@@ -79,7 +79,7 @@ def test_a_name_tells_what_differs_within_a_kind(
     }
 
 
-def test_strategies_are_called_as_the_user_chose_them(
+def test_strategies_have_the_names_that_the_user_chose(
     tmp_path: Path, report: Callable[..., Page]
 ) -> None:
     chosen = {"dssra": "optim.dssra.Dssra", "loss_only": "optim.baselines.HighestLoss"}
@@ -90,7 +90,9 @@ def test_strategies_are_called_as_the_user_chose_them(
     assert ["", "A strategy=dssra", "B strategy=loss_only"] in page.cells
 
 
-def test_what_differs_within_a_choice_is_told(tmp_path: Path, report: Callable[..., Page]) -> None:
+def test_a_name_lists_the_options_that_differ_within_a_choice(
+    tmp_path: Path, report: Callable[..., Page]
+) -> None:
     slow, fast = (make_run(tmp_path / str(v), drift_weight=v) for v in (10, 0.1))
     other = make_run(tmp_path / "c", strategy="optim.baselines.EvenSplit")
     for run, name in ((slow, "dssra"), (fast, "dssra"), (other, "even")):
@@ -103,7 +105,7 @@ def test_what_differs_within_a_choice_is_told(tmp_path: Path, report: Callable[.
     ]
 
 
-def test_framework_and_strategy_come_first_and_values_are_those_of_the_file(
+def test_the_strategy_comes_first_and_values_are_written_as_in_the_file(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     for folder, cut in ((runs[0], "null"), (runs[3], "true")):
@@ -113,21 +115,21 @@ def test_framework_and_strategy_come_first_and_values_are_those_of_the_file(
     assert report(runs[0], runs[3]).rows("")[0][1:] == names
 
 
-def test_the_full_legend_stands_once(runs: list[Path], report: Callable[..., Page]) -> None:
+def test_the_full_legend_appears_once(runs: list[Path], report: Callable[..., Page]) -> None:
     texts = [text.strip() for text in report(*runs).texts]
-    assert texts.count("A") == 1 + 9  # beneath each chart as well
+    assert texts.count("A") == 1 + 9  # in the legend and below each of 9 charts
     assert texts.count(NAMES[0].removeprefix("A ")) == 1
 
 
 def _clock_cells(page: Page) -> list[str]:
-    """Of the second configuration: its mean, and the difference from the first."""
+    """The second configuration's mean, and its difference from the first configuration."""
     return [row[-1] for row in page.rows("clock, s modelled")]
 
 
 def test_a_run_without_uploads_is_marked_and_not_compared(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
-    """Its clock is short for want of what it leaves out."""
+    """A clock without uploads is shorter and cannot be compared."""
     for folder, seed in zip(runs[3:], range(3), strict=True):
         write_lines(folder, [*without_uploads(made_lines(20, seed=seed))])
     page = report(*runs)
@@ -161,7 +163,7 @@ def test_runs_that_leave_out_some_uploads_are_not_compared(
     assert "%" not in difference
 
 
-def test_a_measured_clock_is_compared_whatever_is_modelled(
+def test_measured_clocks_are_compared_even_if_uploads_are_not_modelled(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     for folder, seed in zip(runs[3:], range(3), strict=True):
@@ -173,10 +175,10 @@ def test_a_measured_clock_is_compared_whatever_is_modelled(
     assert "uploads" not in ours[2] and "%" in theirs[1]
 
 
-def test_a_round_that_was_skipped_has_no_delay(
+def test_skipped_rounds_do_not_count_in_the_mean_delay(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
-    """Else who skips many rounds would seem fast."""
+    """Otherwise a strategy that skips many rounds would seem fast."""
     page = report(*runs)
     shown = float(page.rows("delay of a round, s modelled")[0][1].split()[0])
     means = [
@@ -185,13 +187,13 @@ def test_a_round_that_was_skipped_has_no_delay(
     assert shown == pytest.approx(sum(means) / 3, rel=1e-3)
 
 
-def test_who_keeps_no_queues_has_no_longest_one(
+def test_a_strategy_without_queues_has_no_longest_queue(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     for folder, seed in zip(runs[3:], range(3), strict=True):
         lines = list(made_lines(20, seed=seed))
         for line in lines:
-            line["queues"] = [0.0] * 8  # as the scheduler has them for any strategy
+            line["queues"] = [0.0] * 8  # the scheduler writes them for every strategy
             line["plan"] |= {"gammas": [], "queues": [], "idle_queues": []}
         write_lines(folder, lines)
     ours, theirs = report(*runs).rows("longest queue at the end")[0][1:]
@@ -200,7 +202,9 @@ def test_who_keeps_no_queues_has_no_longest_one(
     assert "The strategy keeps no queues." in report(runs[3]).texts
 
 
-def test_runs_of_unequal_length_are_named_so(runs: list[Path], report: Callable[..., Page]) -> None:
+def test_a_comparison_of_runs_of_unequal_length_says_so(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
     write_lines(runs[0], list(made_lines(20))[:5])
     opening = "Runs have between 5 and 20 rounds: totals are not of equal work."
     assert opening in report(*runs).text

@@ -1,4 +1,4 @@
-"""A page names units as their certificates and owners do."""
+"""A page shows each unit's name, or its number if it has no name."""
 
 import json
 import re
@@ -22,7 +22,7 @@ DEVICE = {
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_each_unit_has_its_name_or_else_its_number(
+def test_a_page_shows_each_units_name_or_else_its_number(
     run: Path, report: Callable[..., Page], named: bool
 ) -> None:
     lines = [*made_lines(20)]
@@ -44,12 +44,12 @@ def test_each_unit_has_its_name_or_else_its_number(
     for text in ("{}, pi", "{}, measured", "{}, planned", "Round 20, {}: lost pi"):
         assert text.format(here) in shown
     outside = re.sub(r'<div class="charts">.*?</div>', "", page.source, flags=re.DOTALL)
-    assert "<figure>" not in outside  # a small chart alone would fill the page's width
+    assert "<figure>" not in outside  # a small chart outside would fill the page's width
     (failed,) = [row for row in page.cells if row[:1] == ["3"] and "failed" in row]
     assert failed[1] in names
 
 
-def test_a_few_are_named_and_the_others_counted() -> None:
+def test_three_units_are_named_and_the_others_are_counted() -> None:
     towns = [unit_called(unit, name) for unit, name in enumerate(TOWNS[:4])]
     assert few_of(towns, ", ") == "berlin, paris, rome and 1 more"
     assert few_of(["a", "b", "a"]) == "a; b"

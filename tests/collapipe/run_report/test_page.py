@@ -1,4 +1,4 @@
-"""``collapipe report RUN_DIR``: a page that needs no other and says what the folder says."""
+"""``collapipe report RUN_DIR`` writes a self-contained page that shows the run's data."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def test_all_sections_are_there_and_linked(run: Path, report: Callable[..., Page
     assert all(labels) and len(set(labels)) == len(labels)
 
 
-def test_a_private_run_s_epsilon_is_drawn_round_by_round(
+def test_a_private_runs_epsilon_is_drawn_for_each_round(
     run: Path, report: Callable[..., Page]
 ) -> None:
     charts = {
@@ -78,7 +78,9 @@ def test_a_private_run_s_epsilon_is_drawn_round_by_round(
     assert points == [(n, 0.5 * n) for n in range(1, 21)]
 
 
-def test_the_page_says_what_is_modelled(run: Path, report: Callable[..., Page]) -> None:
+def test_labels_say_whether_values_are_modelled_or_measured(
+    run: Path, report: Callable[..., Page]
+) -> None:
     page = report(run)
     for label in ("seconds, modelled", "seconds, measured", "Round 20, modelled"):
         assert label in page.texts
@@ -88,7 +90,7 @@ def test_the_page_says_what_is_modelled(run: Path, report: Callable[..., Page]) 
     assert "clock, measured" in texts and "clock, modelled" not in texts
 
 
-def test_every_round_is_told_as_it_was(run: Path, report: Callable[..., Page]) -> None:
+def test_the_table_shows_the_values_of_every_round(run: Path, report: Callable[..., Page]) -> None:
     page = report(run)
     for line in made_lines(20):
         (row,) = [row for row in page.rows(str(line["round"])) if len(row) == 12]
@@ -100,7 +102,7 @@ def test_every_round_is_told_as_it_was(run: Path, report: Callable[..., Page]) -
         assert row[7] == f"{line['cost']['delay_s']:,.2f} s"
 
 
-def test_who_failed_was_set_aside_or_skipped_is_told_with_the_cause(
+def test_failed_and_excluded_units_and_skipped_rounds_have_their_cause(
     run: Path, report: Callable[..., Page]
 ) -> None:
     page = report(run)
@@ -113,7 +115,7 @@ def test_who_failed_was_set_aside_or_skipped_is_told_with_the_cause(
     assert len([key for key in told if key[0].isdigit()]) == 1 + len(FAILED) + len(SET_ASIDE)
 
 
-def test_cells_of_the_matrix_cover_the_rounds_in_which_units_trained(
+def test_the_participation_matrix_marks_the_rounds_in_which_units_trained(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(units, "cells", lambda title, rows, rounds: drawn.append((rows, rounds)))
@@ -148,7 +150,7 @@ def test_the_round_of_the_gantt_chart_can_be_chosen(
     assert err.endswith(f"--round 7: {run} has no plan of it; planned rounds: 1 … 20\n")
 
 
-def test_energy_adds_up(run: Path, report: Callable[..., Page]) -> None:
+def test_energies_are_summed_over_all_rounds(run: Path, report: Callable[..., Page]) -> None:
     page = report(run)
     costs = [cost for line in made_lines(20) for cost in line["cost"]["clusters"]]
     for unit in range(8):
@@ -161,7 +163,7 @@ def test_energy_adds_up(run: Path, report: Callable[..., Page]) -> None:
             assert rows[device] == f"{joules:.4g} J"
 
 
-def test_text_of_the_run_stays_text(tmp_path: Path, drawn_report: Callable[..., Page]) -> None:
+def test_html_in_a_runs_text_is_escaped(tmp_path: Path, drawn_report: Callable[..., Page]) -> None:
     run = make_run(tmp_path / "<b>run&")
     config = (run / "config.yaml").read_text() + f"note: {json.dumps(EVIL)}\n"
     (run / "config.yaml").write_text(config.replace("name: collapipe", f"name: {json.dumps(EVIL)}"))
@@ -178,10 +180,12 @@ def test_text_of_the_run_stays_text(tmp_path: Path, drawn_report: Callable[..., 
     names = {name for name, _ in page.elements}
     assert not names & {"script", "img", "b"}
     assert not [key for _, attributes in page.elements for key in attributes if key == "onerror"]
-    assert sum(EVIL in text for text in page.texts) >= 8  # and told all the same
+    assert sum(EVIL in text for text in page.texts) >= 8  # the text is still shown
 
 
-def test_a_half_character_is_no_hindrance(run: Path, report: Callable[..., Page]) -> None:
+def test_an_unpaired_surrogate_does_not_prevent_the_page(
+    run: Path, report: Callable[..., Page]
+) -> None:
     lines = list(made_lines(20))
     lines[-1]["plan"]["clusters"][0]["segments"][0]["device"] = "half \ud83d of a face"
     write_lines(run, lines)
@@ -189,7 +193,7 @@ def test_a_half_character_is_no_hindrance(run: Path, report: Callable[..., Page]
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "interrupted", None])
-def test_however_it_ended_a_run_has_a_page(
+def test_a_run_with_any_final_status_has_a_page(
     status: str | None, run: Path, report: Callable[..., Page]
 ) -> None:
     if status is None:
@@ -206,7 +210,7 @@ def test_however_it_ended_a_run_has_a_page(
     assert opening[status] in report(run).texts
 
 
-def test_a_run_that_never_came_to_a_round_has_a_page(
+def test_a_run_without_a_finished_round_has_a_page(
     run: Path, report: Callable[..., Page], command: Command
 ) -> None:
     for name in ("metrics.jsonl", "summary.json", "shards.json"):
@@ -225,10 +229,10 @@ def test_a_run_without_training_has_a_page(run: Path, report: Callable[..., Page
     assert "Nothing was trained and nothing was evaluated." in report(run).texts
 
 
-def test_a_run_that_scheduled_alone_has_no_measured_rounds(
+def test_a_run_that_only_scheduled_has_no_measured_rounds(
     run: Path, report: Callable[..., Page]
 ) -> None:
-    """How long its planning took says nothing of the modelled delay."""
+    """The planning time of such a run is not a measurement of the modelled delay."""
     assert "Measured against modelled" in report(run).texts
     write_lines(run, [{**line, "seconds": {"plan": 1.0, "round": 1.0}} for line in made_lines(20)])
     page = report(run)
@@ -241,7 +245,7 @@ def test_a_run_that_scheduled_alone_has_no_measured_rounds(
     assert {row[8] for row in page.cells if len(row) == 12} == {"measured", "–"}
 
 
-def test_a_run_that_sent_nothing_has_no_charts_of_it(
+def test_a_run_that_sent_no_bytes_has_no_chart_of_bytes(
     run: Path, report: Callable[..., Page]
 ) -> None:
     write_lines(run, [{**line, "bytes_up": 0, "bytes_down": 0} for line in made_lines(20)])
@@ -250,7 +254,7 @@ def test_a_run_that_sent_nothing_has_no_charts_of_it(
     assert "Bytes of each round" not in page.texts
 
 
-def test_a_run_without_uploads_says_so_beside_its_figures(
+def test_the_figures_of_a_run_without_uploads_are_marked(
     run: Path, report: Callable[..., Page]
 ) -> None:
     lines = [*without_uploads(made_lines(20))]
@@ -261,19 +265,21 @@ def test_a_run_without_uploads_says_so_beside_its_figures(
         "seconds, modelled; uploads not counted",
         "seconds, modelled, uploads not counted",
     ):
-        assert text in page.texts  # of the learning curves; of the modelled delay
+        assert text in page.texts  # labels of learning curves; label of the delay
     assert any(text.startswith("Uploads not counted: the strategy") for text in page.texts)
     assert "J in all, uploads not counted." in page.text
 
 
-def test_the_head_names_what_was_chosen(run: Path, report: Callable[..., Page]) -> None:
+def test_the_head_of_the_page_names_the_chosen_strategy(
+    run: Path, report: Callable[..., Page]
+) -> None:
     (run / "choices.json").write_text('{"strategy": "dssra_paper"}')
     texts = report(run).texts
     assert texts[texts.index("strategy") + 1] == "dssra_paper"
 
 
 @pytest.mark.parametrize(("num_units", "banded"), [(4, False), (8, True)])
-def test_queues_of_many_units_are_a_band_with_the_worst_by_name(
+def test_queues_of_many_units_are_a_band_with_the_two_longest_named(
     num_units: int, banded: bool, tmp_path: Path, report: Callable[..., Page]
 ) -> None:
     run = make_run(tmp_path / "run", num_units=num_units)
@@ -287,7 +293,7 @@ def test_queues_of_many_units_are_a_band_with_the_worst_by_name(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_name_without_end_does_not_make_a_page_without_end(run: Path, command: Command) -> None:
+def test_a_very_long_name_does_not_make_a_very_large_page(run: Path, command: Command) -> None:
     lines = list(made_lines(20))
     lines[9]["metric"]["name"] = "x" * 1_000_000
     write_lines(run, lines)
@@ -296,7 +302,7 @@ def test_a_name_without_end_does_not_make_a_page_without_end(run: Path, command:
     assert Path(out.strip()).stat().st_size < 200_000
 
 
-def test_a_ratio_is_drawn_only_where_modelled_delays_differ(
+def test_a_ratio_is_drawn_only_if_modelled_delays_differ(
     run: Path, report: Callable[..., Page]
 ) -> None:
     lines = [{**line, "cost": {**line["cost"], "delay_s": 2.0}} for line in made_lines(20)]
@@ -307,7 +313,7 @@ def test_a_ratio_is_drawn_only_where_modelled_delays_differ(
 
 
 def test_phases_of_the_server_add_up(run: Path) -> None:
-    """Planning is a part of sending."""
+    """The time of sending includes the time of planning."""
     seconds_ = {"plan": 1.0, "send": 3.0, "train": 5.0, "aggregate": 1.0, "round": 9.0}
     write_lines(run, [{**line, "seconds": seconds_} for line in made_lines(20)])
     texts = Page(phases(read_run(run))).texts
@@ -315,10 +321,10 @@ def test_phases_of_the_server_add_up(run: Path) -> None:
         assert any(text.endswith(f", {share}") for text in texts)
 
 
-def test_the_mean_drift_counts_rounds_that_were_skipped_and_units_that_failed(
+def test_the_mean_drift_counts_skipped_rounds_and_failed_units(
     run: Path,
 ) -> None:
-    """Their Γ is that of idle units, though the plan has none or another."""
+    """Skipped rounds and failed units count with the Γ of idle units, not with the plan's Γ."""
     shown = dict(drifts(read_run(run), 0.84))
     assert list(shown) == list(range(1, 21))
     assert shown[SKIPPED] == pytest.approx([1.24] * 8)
@@ -331,14 +337,12 @@ def test_the_mean_drift_counts_rounds_that_were_skipped_and_units_that_failed(
     assert failed[lines[1]["units"][1]] == 0.24
 
 
-def test_figures_of_a_run_that_diverged_are_no_hindrance(
-    run: Path, report: Callable[..., Page]
-) -> None:
+def test_the_page_of_a_diverged_run_shows_its_loss(run: Path, report: Callable[..., Page]) -> None:
     write_lines(run, [{**line, "train_loss": 3e38} for line in made_lines(20)])
     assert "3e+38" in report(run).text
 
 
-def test_a_line_that_is_being_written_is_left_out(run: Path, report: Callable[..., Page]) -> None:
+def test_an_incomplete_last_line_is_left_out(run: Path, report: Callable[..., Page]) -> None:
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text[:-100])
     assert [row for row in report(run).rows("19") if len(row) == 12]

@@ -1,4 +1,4 @@
-"""Markup, and the chart of a round."""
+"""HTML markup and the chart of a round."""
 
 from pathlib import Path
 
@@ -13,14 +13,16 @@ from collapipe.run_report.round import gantt
 from collapipe.runs.reading import read_run
 
 
-def test_markup_escapes_all_but_itself() -> None:
+def test_markup_escapes_all_text_except_markup() -> None:
     made = tag("p", "<i>", Markup("<b>"), 3, None, class_='"', data_x="<", hidden=None)
     assert made == '<p class="&quot;" data-x="&lt;">&lt;i&gt;<b>3</p>'
     assert join("a", Markup("&"), "&") == "a&&amp;"
 
 
 @pytest.mark.parametrize("stem_s", [0.0, 5.0])
-def test_a_frozen_stem_stands_before_the_pipeline(run: Path, stem_s: float) -> None:
+def test_the_chart_of_a_round_shows_a_frozen_stem_and_early_uploads(
+    run: Path, stem_s: float
+) -> None:
     plan = RoundPlan(1, (ClusterPlan(0, (SegmentPlan("a", Span(0, 2)),), 2, "gpipe"),))
     cost = RoundCost(4.0 + stem_s, (ClusterCost(0, 3.0, 1.0, 0.0, {}, 4.0, stem_s),))
     drawn = str(gantt(read_run(run), round_report(plan=plan, cost=cost)))

@@ -1,4 +1,4 @@
-"""The planned times beside a trace are those of the plan that ran."""
+"""The planned times shown with a trace come from the plan that ran."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ RUN: Any = SimpleNamespace(called=str, option=lambda _: "overlap")
 
 
 def test_devices_that_recompute_take_longer_in_the_plan() -> None:
-    """A device holds two blocks, which fit only if it recomputes."""
+    """The device's two blocks fit into its memory only if it recomputes."""
     memory = MemoryBudget(6.0, 0.0, 6.0, 0.0)
     device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=memory)
     smaller = replace(device, memory=replace(memory, block_bytes=2.0))

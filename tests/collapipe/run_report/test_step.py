@@ -1,4 +1,4 @@
-"""The chart of a local step agrees with the law that it was planned with."""
+"""The chart of a local step agrees with the law that was used to plan the step."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Sequence[Row]]:
     return rows
 
 
-def test_the_step_of_each_unit_ends_when_its_law_says(
+def test_the_drawn_step_ends_at_the_time_that_its_law_gives(
     run: Path, report: Callable[..., Page], step: Callable[[Path], Sequence[Row]]
 ) -> None:
     clusters = list(made_lines(20))[-1]["plan"]["clusters"]
@@ -52,16 +52,16 @@ def test_the_step_of_each_unit_ends_when_its_law_says(
     (run / "requests.jsonl.gz").write_bytes(gzip.compress(lines))
     assert "A local step of round 20, modelled" in report(run).texts
     rows = [[span for kind, span in row.boxes if "hop" in kind.name] for row in step(run)]
-    assert len(rows) == 2 * len(clusters)  # a row a segment
-    assert {len(row) for row in rows} == {4}  # m
+    assert len(rows) == 2 * len(clusters)  # one row for each segment
+    assert {len(row) for row in rows} == {4}  # micro-batches
     ends = [max(end for _, end in row) for row in rows[1::2]]
     assert ends == pytest.approx([_step_s(cluster, laws) for cluster in clusters])
 
 
-def test_activations_are_drawn_as_long_as_the_chosen_precision_takes(
+def test_sending_activations_takes_the_time_of_the_chosen_precision(
     run: Path, step: Callable[[Path], Sequence[Row]]
 ) -> None:
-    """As those of a unit that sends nothing else."""
+    """The chart equals the chart of a unit that can send only this precision."""
     law, lines = AffineLaw(0.01, 0.002, 0.001, 0.003), list(made_lines(20))
     devices = tuple(DeviceProfile(f"device-{n}", law) for n in range(3))
     exact, int8 = (
@@ -86,7 +86,7 @@ def test_activations_are_drawn_as_long_as_the_chosen_precision_takes(
 def test_a_simulated_step_has_the_control_unit_and_all_hops(
     run: Path, step: Callable[[Path], Sequence[Row]]
 ) -> None:
-    """And it ends when the plan says."""
+    """The chart ends at the planned time."""
     names = [f"device-{n}" for n in range(3)]
     law = law_of(names, send_s=0.5, embedding_forward_s=1.0, head_s=7.0, head_pace_s=2.0, factor=2)
     time = AffineLaw(0.1, 0.0, 0.0, 0.0)
@@ -100,7 +100,7 @@ def test_a_simulated_step_has_the_control_unit_and_all_hops(
     embedding, *segments, head = step(run)[: len(held) + 2]
     assert [each.name.split(", ")[1] for each in (embedding, head)] == ["embedding", "head"]
     hops = [[span for kind, span in row.boxes if "hop" in kind.name] for row in segments]
-    assert [len(row) for row in hops] == [4, *[8] * (len(held) - 1)]  # no gradient to the embedding
+    assert [len(row) for row in hops] == [4, *[8] * (len(held) - 1)]  # first row: no gradients
     ends = [end for row in (embedding, *segments, head) for _, (_, end) in row.boxes]
     works = works_with(law, [name for name, _ in held], [1.6] * len(held), [n for _, n in held])
     assert max(ends) == pytest.approx(step_s(law, works, cluster["schedule"]))
@@ -109,7 +109,7 @@ def test_a_simulated_step_has_the_control_unit_and_all_hops(
 
 
 def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:
-    """Latency of 16 samples a micro-batch under the law ``overlap``, written out."""
+    """The latency of 4 micro-batches of 16 samples under the law ``overlap``, written out."""
     held = [(laws[each["device"]], each["span"]["blocks"]) for each in cluster["segments"]]
     computes = [blocks * (law.u * 16 + law.v) for law, blocks in held]
     hops = [law.w * 16 + law.ell for law, _ in held]
@@ -117,7 +117,9 @@ def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:
 
 
 @pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"round":20,}\n', mtime=0)])
-def test_a_damaged_log_of_requests_is_one_line(damage: bytes, run: Path, command: Command) -> None:
+def test_a_damaged_log_of_requests_gives_an_error_of_one_line(
+    damage: bytes, run: Path, command: Command
+) -> None:
     file = run / "requests.jsonl.gz"
     file.write_bytes(damage)
     status, out, err = command("report", run)
@@ -125,7 +127,7 @@ def test_a_damaged_log_of_requests_is_one_line(damage: bytes, run: Path, command
     assert f"{file}: round 20: not what a run writes" in err
 
 
-def test_a_log_of_requests_whose_end_is_missing_is_no_error(
+def test_a_truncated_log_of_requests_is_not_an_error(
     run: Path, report: Callable[..., Page]
 ) -> None:
     lines = gzip.compress(b'{"round":19,}\n') + gzip.compress(b'{"round":20,}\n')[:-12]

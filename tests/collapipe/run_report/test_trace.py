@@ -1,4 +1,4 @@
-"""A trace of made-up times: what its slices say of the wire, and which step is drawn."""
+"""A trace shows when sending ends; the step of median length is drawn."""
 
 import gzip
 from pathlib import Path
@@ -11,7 +11,7 @@ from collapipe.errors import ConfigError
 from collapipe.report import DeviceTrace, RoundTraces
 from collapipe.run_report.trace import SEND, SEND_BACK, Event, _typical_step, read_trace
 
-LENGTHS = (9.0, 1.0, 2.0)  # of the steps
+LENGTHS = (9.0, 1.0, 2.0)  # seconds of each step
 
 
 def stage_of(
@@ -29,8 +29,10 @@ def stage_of(
 
 @pytest.fixture
 def slices(run: Path) -> list[Event]:
-    """A micro-batch on two devices; the second device is not yet free when its forward's input
-    comes."""
+    """One micro-batch on two devices.
+
+    The second device is still busy when its input of the forward pass arrives.
+    """
     cluster = list(made_lines(20))[-1]["plan"]["clusters"][0]
     first, second = [each["device"] for each in cluster["segments"]]
     stages = (
@@ -44,7 +46,7 @@ def slices(run: Path) -> list[Event]:
     return [each for each in read_trace(run, 20).events if each["ph"] == "X"]
 
 
-def test_sending_ends_when_a_waiting_neighbour_has_the_output(slices: list[Event]) -> None:
+def test_sending_ends_when_a_waiting_neighbour_receives_the_output(slices: list[Event]) -> None:
     first = [each for each in slices if each["args"]["step"] == 0]
     sent = {
         (each["pid"], each["name"]): (each["ts"] + each["dur"]) / 9e6
@@ -58,13 +60,13 @@ def test_sending_ends_when_a_waiting_neighbour_has_the_output(slices: list[Event
     assert sent == pytest.approx(expected)
 
 
-def test_a_file_in_which_no_round_is_whole(run: Path) -> None:
+def test_a_file_without_a_complete_round_is_refused(run: Path) -> None:
     (run / "traces.jsonl.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(ConfigError, match=r"has no whole round: the first is being written, or"):
         read_trace(run, None)
 
 
-def test_without_a_file_the_cause_is_told(run: Path) -> None:
+def test_the_error_for_a_missing_file_states_the_cause(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"real devices .* write it"):
         read_trace(run, None)
     (run / "metrics.jsonl").unlink()

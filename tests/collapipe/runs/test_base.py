@@ -1,4 +1,4 @@
-"""A run with adapters holds what trains; its base is found by its digests, or it is refused."""
+"""A run with adapters saves its trained weights and the digests of its frozen base model."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A run with adapters of the pretrained model; its tests do not change it."""
+    """A finished run with adapters of the pretrained model; tests must not change it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -44,12 +44,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 
 def start_of(settings: Settings, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """The whole untrained model, built as one."""
+    """The weights of the whole untrained model."""
     return initial_model(settings, tokenizer).state_dict()
 
 
-def test_a_run_holds_what_trains(finished: Path) -> None:
-    """Its weights and its checkpoints; read again, the model is whole."""
+def test_a_run_saves_only_its_trained_weights(finished: Path) -> None:
+    """The run's model and checkpoints contain only adapters; the loaded model is complete."""
     own = load_file(finished / "model" / "model.safetensors")
     assert own and all("lora" in name for name in own)
     kept = load_file(finished / "checkpoints" / "latest" / "tensors.safetensors")
@@ -62,8 +62,8 @@ def test_a_run_holds_what_trains(finished: Path) -> None:
     assert same | own.keys() == last.keys()
 
 
-def test_another_base_is_refused(tmp_path: Path, model: Path) -> None:
-    """And one that is gone, in one line; put back, it is taken."""
+def test_a_missing_or_different_base_is_refused(tmp_path: Path, model: Path) -> None:
+    """The error is one line. Once its base is restored, the run loads again."""
     own = tmp_path / "llama"
     shutil.copytree(model, own)
     lora_run(tmp_path / "run", own)
@@ -81,8 +81,8 @@ def test_another_base_is_refused(tmp_path: Path, model: Path) -> None:
     assert all(torch.equal(each, again[name]) for name, each in expected.items())
 
 
-def test_drawn_weights_are_in_the_folder_once(tmp_path: Path) -> None:
-    """By the digest of each part, wherever the caches are."""
+def test_randomly_drawn_frozen_weights_are_saved_once_in_the_folder(tmp_path: Path) -> None:
+    """Each part has a file that is named by its digest."""
     settings = settings_of(tmp_path / "run", [*LORA, "federation.num_units=1"])
     train(grid_of(settings), settings)
     digests = json.loads((tmp_path / "run" / "model" / "base.json").read_text())
@@ -110,7 +110,7 @@ def test_a_run_without_digests_is_refused_in_one_line(tmp_path: Path, finished: 
         (["embedding"], "not the digests"),
     ],
 )
-def test_digests_that_are_none_are_refused(
+def test_invalid_digests_are_refused(
     tmp_path: Path, finished: Path, digests: object, says: str
 ) -> None:
     shutil.copytree(finished, tmp_path / "run", symlinks=True)
@@ -120,8 +120,8 @@ def test_digests_that_are_none_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_goes_on_from_its_base(tmp_path: Path, model: Path) -> None:
-    """With the bits of one that was not interrupted, and not from another base."""
+def test_a_run_resumes_only_with_its_own_base(tmp_path: Path, model: Path) -> None:
+    """The resumed run equals the uninterrupted run bit for bit; another base is refused."""
     own = tmp_path / "llama"
     shutil.copytree(model, own)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -135,13 +135,13 @@ def test_a_run_goes_on_from_its_base(tmp_path: Path, model: Path) -> None:
     (tmp_path / "other" / "model.safetensors").replace(own / "model.safetensors")
     with pytest.raises(ConfigError, match="removed or changed since the run began"):
         lora_run(whole, own, "federation.checkpoint_every=1", resume="000001")
-    assert (whole / "checkpoints" / "000002").is_dir()  # nothing was rewound
+    assert (whole / "checkpoints" / "000002").is_dir()  # the refused resume removed no checkpoint
 
 
-def test_what_does_not_train_is_not_built(
+def test_frozen_parts_are_not_built(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its digest is read from the folder; blocks are built one by one for their adapters."""
+    """Digests are read from the folder; blocks are built one by one for their adapters."""
     settings = lora_settings(tmp_path / "run", model)
     tokenizer = make_tokenizer(settings, ())
     expected = start_of(settings, tokenizer)
@@ -156,10 +156,10 @@ def test_what_does_not_train_is_not_built(
     assert {*base} == {"embedding", "blocks.0", "blocks.1", "blocks.2", "head"}
     assert weights.keys() == {name for name in expected if "lora" in name}
     assert all(torch.equal(each, expected[name]) for name, each in weights.items())
-    assert _converted.cache_info().currsize == 0  # nor read whole
+    assert _converted.cache_info().currsize == 0  # the model was not read as a whole
 
 
-def test_an_app_of_ones_own_gives_and_gets_the_whole_model(tmp_path: Path, model: Path) -> None:
+def test_a_custom_app_passes_and_receives_the_whole_model(tmp_path: Path, model: Path) -> None:
     settings = lora_settings(tmp_path / "run", model, ["federation.rounds=1"])
     tokenizer = make_tokenizer(settings, ())
     arrays = CollaPipeStrategy(settings, tokenizer).initial_arrays()
@@ -184,7 +184,9 @@ def test_an_app_of_ones_own_gives_and_gets_the_whole_model(tmp_path: Path, model
         ["pipeline.dtype=float64"],
     ],
 )
-def test_a_runs_first_model_is_of_its_form(tmp_path: Path, model: Path, options: list[str]) -> None:
+def test_a_run_accepts_its_own_initial_arrays(
+    tmp_path: Path, model: Path, options: list[str]
+) -> None:
     settings = lora_settings(tmp_path / "run", model, options)
     strategy = CollaPipeStrategy(settings, make_tokenizer(settings, ()))
     arrays = strategy.initial_arrays().to_torch_state_dict()
@@ -200,7 +202,7 @@ def test_a_runs_first_model_is_of_its_form(tmp_path: Path, model: Path, options:
         (lambda arrays, name: arrays.update({name: arrays[name][1:]}), r"float32 \[\d+, \d+\], "),
     ],
 )
-def test_arrays_of_another_model_are_refused_before_units_are_asked(
+def test_invalid_arrays_and_timeouts_are_refused_before_units_are_asked(
     tmp_path: Path, model: Path, change: Callable[..., object], says: str
 ) -> None:
     settings = lora_settings(tmp_path / "run", model, [])

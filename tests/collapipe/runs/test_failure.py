@@ -1,4 +1,4 @@
-"""A run's failure, from the process that trained to the one that waits."""
+"""The process that trains passes a run's failure to the process that waits."""
 
 from pathlib import Path
 
@@ -10,7 +10,9 @@ from collapipe.runs.reading import how_to_go_on
 
 
 @pytest.mark.parametrize("kind", [ConfigError, DataError, RoundFailedError])
-def test_it_is_told_once_with_its_status(kind: type[CollaPipeError], tmp_path: Path) -> None:
+def test_a_failure_is_reported_once_with_its_exit_status(
+    kind: type[CollaPipeError], tmp_path: Path
+) -> None:
     write_failure(tmp_path, kind("two\nlines"))
     told = take_failure(tmp_path, "resume")
     assert (str(told), told.exit_status) == ("two lines", kind.exit_status)
@@ -19,7 +21,7 @@ def test_it_is_told_once_with_its_status(kind: type[CollaPipeError], tmp_path: P
     assert again.exit_status == 1
 
 
-def test_who_was_killed_is_told_how_to_go_on(tmp_path: Path) -> None:
+def test_the_error_of_a_killed_run_says_how_to_resume(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     told = str(take_failure(tmp_path, "resume it"))
     assert told.endswith(how_to_go_on(tmp_path)) and "checkpoint_every" in told
@@ -28,10 +30,10 @@ def test_who_was_killed_is_told_how_to_go_on(tmp_path: Path) -> None:
     assert how_to_go_on(tmp_path).endswith(f"round 1 with: collapipe resume {tmp_path}")
     assert "was killed" in str(killed := take_failure(tmp_path, "resume it"))
     assert str(killed).endswith("go on after round 1 with: resume it")
-    (tmp_path / "summary.json").touch()  # it ended by itself, and said why
+    (tmp_path / "summary.json").touch()  # the run ended normally and stated its result
     assert "was killed" not in str(take_failure(tmp_path, "resume it"))
 
 
-def test_no_folder_is_made_for_it(tmp_path: Path) -> None:
+def test_a_failure_creates_no_folder(tmp_path: Path) -> None:
     write_failure(tmp_path / "absent", ConfigError("bad"))
     assert list(tmp_path.iterdir()) == []

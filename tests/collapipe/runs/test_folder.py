@@ -1,4 +1,4 @@
-"""A run without averaging leaves a model of each unit, and says so."""
+"""A run's folder holds its model, or one model per unit without averaging, and its files."""
 
 import json
 import os
@@ -24,7 +24,7 @@ UNITS = 3
 
 
 def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenizer]:
-    """A folder with everything but weights."""
+    """A run's folder with all files except weights."""
     settings = settings_of(run_dir, overrides)
     tokenizer = build_tokenizer(settings)
     folder = RunFolder(run_dir)
@@ -36,7 +36,7 @@ def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenize
 
 @pytest.fixture
 def apart(tmp_path: Path) -> tuple[Path, list[Tensors]]:
-    """A folder of ``framework=pipeline``, and the models in it."""
+    """The folder of a run with ``framework=pipeline``, and its units' models."""
     folder, settings, tokenizer = begun(tmp_path / "run", "framework=pipeline")
     models = []
     for unit in range(UNITS):
@@ -46,7 +46,7 @@ def apart(tmp_path: Path) -> tuple[Path, list[Tensors]]:
     return folder.path, models
 
 
-def test_each_units_model_is_its_own(apart: tuple[Path, list[Tensors]]) -> None:
+def test_each_unit_has_a_separate_model(apart: tuple[Path, list[Tensors]]) -> None:
     run_dir, models = apart
     for unit in reversed(range(UNITS)):
         _, model, _ = load_model(run_dir, unit=unit)
@@ -57,7 +57,7 @@ def test_each_units_model_is_its_own(apart: tuple[Path, list[Tensors]]) -> None:
     assert files == {f"unit-{unit}.safetensors" for unit in range(UNITS)}
 
 
-def test_a_units_model_replaces_the_one_before(apart: tuple[Path, list[Tensors]]) -> None:
+def test_a_units_model_replaces_its_earlier_model(apart: tuple[Path, list[Tensors]]) -> None:
     run_dir, models = apart
     RunFolder(run_dir).write_weights(models[2], 1)
     found = load_model(run_dir, unit=1)[1].state_dict()
@@ -72,7 +72,7 @@ def test_a_units_model_replaces_the_one_before(apart: tuple[Path, list[Tensors]]
         (-1, r"--unit -1: .* is a run of units 0 … 2"),
     ],
 )
-def test_without_a_units_number_nothing_is_loaded(
+def test_a_missing_or_wrong_unit_number_is_refused(
     apart: tuple[Path, list[Tensors]], unit: int | None, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
@@ -87,7 +87,7 @@ def test_a_unit_that_never_trained_has_no_model(apart: tuple[Path, list[Tensors]
     load_model(apart[0], unit=0)
 
 
-def test_an_averaged_run_has_no_units_model(tmp_path: Path) -> None:
+def test_an_averaged_run_has_no_models_of_single_units(tmp_path: Path) -> None:
     folder, settings, tokenizer = begun(tmp_path / "run")
     folder.write_weights(initial_model(settings, tokenizer).state_dict())
     load_model(folder.path)
@@ -96,7 +96,7 @@ def test_an_averaged_run_has_no_units_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("predict", "RUN", "Dienstag"), ("export", "RUN", "OUT")])
-def test_the_commands_take_a_unit(
+def test_predict_and_export_accept_the_number_of_a_unit(
     apart: tuple[Path, list[Tensors]], tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     places = {"RUN": str(apart[0]), "OUT": str(tmp_path / "out")}
@@ -107,11 +107,11 @@ def test_the_commands_take_a_unit(
     result = CliRunner().invoke(app, [*words, "--unit", "1"])
     if command[0] == "predict":
         assert (result.exit_code, result.output.count("\n")) == (0, 1)
-    else:  # the weights are found; what they are of is another matter
+    else:  # the weights are found, but this model cannot be exported
         assert "not one of transformers" in str(result.exception)
 
 
-def test_weights_can_be_read_by_whom_the_folder_can(tmp_path: Path) -> None:
+def test_the_files_of_a_model_follow_the_umask(tmp_path: Path) -> None:
     folder, settings, tokenizer = begun(tmp_path)
     before = os.umask(0o027)
     try:
@@ -126,13 +126,13 @@ def test_weights_can_be_read_by_whom_the_folder_can(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "says"), [("nowhere", "no such folder"), ("", "config.yaml")])
-def test_a_folder_without_a_run_is_one_line(tmp_path: Path, name: str, says: str) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         load_model(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_the_choices_of_groups_are_those_of_hydra(tmp_path: Path) -> None:
+def test_the_saved_choices_are_those_of_hydras_groups(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", ["strategy=random"])
     folder = RunFolder(tmp_path / "run")
     folder.write_config(settings)
@@ -141,8 +141,8 @@ def test_the_choices_of_groups_are_those_of_hydra(tmp_path: Path) -> None:
     assert not [group for group in found if "/" in group or group == "experiment"]
 
 
-def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:
-    """The second one looked before the first one wrote, and came to the lock after its end."""
+def test_only_one_of_two_runs_that_begin_together_continues(tmp_path: Path) -> None:
+    """The second run opens the folder before the first writes, and locks it afterwards."""
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     with first.locked():
         first.append_metrics({"round": 1})
@@ -151,7 +151,7 @@ def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n'
 
 
-def test_what_cannot_be_written_is_one_line_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_is_one_error_and_keeps_the_old_files(tmp_path: Path) -> None:
     folder, settings, tokenizer = begun(tmp_path)
     weights = initial_model(settings, tokenizer).state_dict()
     folder.write_weights(weights)
@@ -169,7 +169,7 @@ def test_what_cannot_be_written_is_one_line_and_costs_nothing(tmp_path: Path) ->
     assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
 
 
-def test_a_run_whose_folder_was_moved_says_so(tmp_path: Path) -> None:
+def test_the_error_says_that_the_runs_folder_was_moved(tmp_path: Path) -> None:
     folder, _, _ = begun(tmp_path / "run")
     folder.path.rename(tmp_path / "moved")
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_a_run_whose_folder_was_moved_says_so(tmp_path: Path) -> None:
         folder.append_metrics({"round": 1})
 
 
-def test_what_a_killed_run_was_writing_is_removed(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for name in ("config.yaml", "model/model.safetensors"):
         killed = folder.replacing(name)
@@ -188,7 +188,7 @@ def test_what_a_killed_run_was_writing_is_removed(tmp_path: Path) -> None:
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / ".lock"]
 
 
-def test_what_cannot_be_locked_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_locked_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(ConfigError, match="cannot be locked"), RunFolder(tmp_path).locked():
         pass
@@ -204,7 +204,7 @@ def test_what_cannot_be_locked_is_one_line(tmp_path: Path) -> None:
         ("tokenizer.json", b"\xff"),
     ],
 )
-def test_an_odd_tokeniser_is_one_line(
+def test_a_damaged_tokenizer_gives_an_error_of_one_line(
     apart: tuple[Path, list[Tensors]], file: str, content: bytes
 ) -> None:
     (apart[0] / "model" / file).write_bytes(content)
@@ -213,8 +213,10 @@ def test_an_odd_tokeniser_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_no_more_blocks_are_built_than_are_there(apart: tuple[Path, list[Tensors]]) -> None:
-    """A few letters in somebody's configuration must not fill the memory."""
+def test_no_more_blocks_are_built_than_have_saved_weights(
+    apart: tuple[Path, list[Tensors]],
+) -> None:
+    """A wrong number in a configuration must not fill the memory."""
     config = apart[0] / "config.yaml"
     text = config.read_text()
     changed = re.sub(r"num_blocks: \d+", "num_blocks: 1000000000", text)

@@ -1,4 +1,4 @@
-"""What a server learns that sends units different survivors, with the help of colluding units."""
+"""A lying server sends units different lists of survivors; colluding units help it."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -23,8 +23,10 @@ Lists = Mapping[int, Collection[int]]
 
 
 def revealed(exchange: Exchange, lists: Lists, allies: Collection[int]) -> dict[int, UnmaskReply]:
-    """What the units of ``lists`` reveal, each of which was sent the survivors there. The allies
-    confirm whatever somebody was sent."""
+    """The replies of the units in ``lists``, each of which receives its own list of survivors.
+
+    The allies confirm every list.
+    """
     stages, sent = {}, dict[int, Mapping[int, bytes]]()
     for unit, survivors in lists.items():
         with suppress(WireError):
@@ -43,8 +45,10 @@ def revealed(exchange: Exchange, lists: Lists, allies: Collection[int]) -> dict[
 
 
 def opened(exchange: Exchange, allies: Collection[int]) -> bool:
-    """Whether a server gets the victim's update that tells some units that the victim is there, and
-    the others that it is gone."""
+    """Whether a lying server obtains the victim's update.
+
+    The server sends some units a list of survivors with the victim, and others one without it.
+    """
     session, need = exchange.session, exchange.session.units_needed
     everybody = {*session.keys}
     honest = [unit for unit in session.keys if unit not in allies]  # the victim first
@@ -71,8 +75,8 @@ THOROUGH = [pytest.param(n, marks=pytest.mark.thorough) for n in (19, 21, 30, 40
 
 
 @pytest.mark.parametrize("num_units", [3, 4, 7, 20, *THOROUGH])
-def test_one_units_update_takes_as_many_colluding_units_as_the_page_says(num_units: int) -> None:
-    """From 20 units on one was enough while units shared masks with some of the others only."""
+def test_opening_one_update_takes_as_many_colluding_units_as_documented(num_units: int) -> None:
+    """Before all units shared masks, one colluding unit was enough from 20 units on."""
     exchange = Exchange(num_units).share().mask(drawn(num_units))
     needed = colluders_needed(num_units, units_needed(num_units, exchange.threshold))
     assert needed == 1 or not opened(exchange, [1])
@@ -80,10 +84,13 @@ def test_one_units_update_takes_as_many_colluding_units_as_the_page_says(num_uni
     assert opened(exchange, range(1, needed + 1))
 
 
-def test_shares_that_were_withheld_cut_nobody_off() -> None:
-    """The server keeps six units' shares from the victim, which shares no masks with them then, and
-    tells the others different units that are gone. Without confirmations it would restore the mask
-    keys of the nine that are left, with three colluding units of 19, in place of 7."""
+def test_withheld_shares_do_not_isolate_a_unit() -> None:
+    """The server withholds six units' shares from the victim, which then shares no masks with them.
+
+    The server sends the other units different lists of survivors. Without confirmations, it could
+    restore the mask keys of the nine remaining units. Three colluding units of 19 would suffice
+    instead of 7.
+    """
     num_units, allies, cut, left = 19, (1, 2, 3), range(4, 10), range(10, 19)
     exchange = Exchange(num_units).share()
     kept = {u: each for u, each in exchange.requests[VICTIM].sealed.items() if u not in cut}
@@ -100,8 +107,8 @@ def test_shares_that_were_withheld_cut_nobody_off() -> None:
     assert revealed(exchange, lists, allies) == {}
 
 
-def test_only_survivors_count_as_having_confirmed() -> None:
-    """Else a survivor that shares masks with colluding and absent units alone could be cut off."""
+def test_only_confirmations_of_survivors_count() -> None:
+    """Otherwise a survivor with masks shared only with colluding and absent units is isolated."""
     exchange = Exchange(4, threshold=0.75).share().mask(drawn(4))
     everybody, three = dict.fromkeys(range(3), range(4)), dict.fromkeys(range(3), range(3))
     assert revealed(exchange, everybody, [3]).keys() == {0, 1, 2}
@@ -120,7 +127,10 @@ def test_confirmations_of_other_lists_rounds_and_senders_do_not_count() -> None:
         {1: honest[1]},
         {1: honest[2], 2: honest[1]},
         {1: honest[1], 2: exchange.confirmed[2].confirmations[1]},
-        {1: honest[1], 2: exchange.confirmed[0].confirmations[2]},  # its own, sent back
+        {
+            1: honest[1],
+            2: exchange.confirmed[0].confirmations[2],
+        },  # its own confirmation, sent back
         {1: honest[1], 2: other.confirmed[2].confirmations[0]},
     ):
         with pytest.raises(WireError):

@@ -1,4 +1,4 @@
-"""Sums of those that are left, and nothing else: whoever drops out, whatever the server asks."""
+"""The server learns the sum of the remaining units' vectors and nothing else."""
 
 import itertools
 from contextlib import suppress
@@ -24,11 +24,11 @@ from collapipe.secure_aggregation.session import place, units_needed
 from collapipe.secure_aggregation.shamir import PRIME, combine, split
 from collapipe.secure_aggregation.unit import UnitWithKeys
 
-STAGES = 4  # after each of which a unit may be gone; the last: never
+STAGES = 4  # a unit may drop out after each of them; after the last: never
 
 
 @given(st.data())
-def test_the_sum_is_exact_whoever_drops_out_up_to_the_threshold(data: st.DataObject) -> None:
+def test_the_sum_is_exact_if_enough_units_for_the_threshold_remain(data: st.DataObject) -> None:
     num_units = data.draw(st.integers(2, 7))
     most = num_units - units_needed(num_units, THRESHOLD)
     lost = data.draw(st.sets(st.integers(0, num_units - 1), max_size=most))
@@ -41,7 +41,7 @@ def test_the_sum_is_exact_whoever_drops_out_up_to_the_threshold(data: st.DataObj
     assert np.array_equal(total, np.sum(left, axis=0, dtype=np.uint32))
 
 
-def test_a_third_of_many_units_may_be_gone() -> None:
+def test_the_sum_is_exact_if_a_third_of_24_units_drops_out() -> None:
     num_units, values = 24, drawn(24)
     gone = [{3, 5, 8}, {1, 2, 20}, {4, 18}]
     exchange = Exchange(num_units).share(gone[0]).mask(values, gone[1])
@@ -50,7 +50,7 @@ def test_a_third_of_many_units_may_be_gone() -> None:
 
 
 @pytest.mark.parametrize("num_units", [4, 7])
-def test_one_fewer_than_the_threshold_gives_no_sum(num_units: int) -> None:
+def test_one_unit_fewer_than_the_threshold_gives_no_sum(num_units: int) -> None:
     lost = set(range(num_units - units_needed(num_units, THRESHOLD) + 1))
     exchange = Exchange(num_units).share().mask(drawn(num_units))
     with pytest.raises(RoundFailedError):
@@ -64,8 +64,8 @@ def test_one_fewer_than_the_threshold_gives_no_sum(num_units: int) -> None:
 
 
 @pytest.mark.parametrize("num_units", [2, 4])
-def test_a_threshold_next_to_a_half_gets_a_server_no_update(num_units: int) -> None:
-    """It says to one half of the units that unit 0 is there, to the other that it is gone."""
+def test_a_threshold_just_above_a_half_reveals_no_single_update(num_units: int) -> None:
+    """The server sends each half of the units a list of survivors with only that half."""
     exchange = Exchange(num_units, threshold=0.5 + 1e-10).share().mask(drawn(num_units))
     half = num_units // 2
     for survivors in (tuple(range(half)), tuple(range(half, num_units))):
@@ -75,7 +75,7 @@ def test_a_threshold_next_to_a_half_gets_a_server_no_update(num_units: int) -> N
 
 
 def restored(exchange: Exchange) -> set[bytes]:
-    """All secrets that the server's shares give, whatever they are taken for."""
+    """All secrets of any kind that the server can restore from its shares."""
     found = set[bytes]()
     for unit in exchange.told:
         told = {place(holder): reply.shares[unit] for holder, reply in exchange.revealed.items()}
@@ -84,9 +84,11 @@ def restored(exchange: Exchange) -> set[bytes]:
     return found
 
 
-def test_what_the_server_got_gives_the_sum_and_that_of_no_other_set_of_units() -> None:
-    """All sums of received vectors, with each mask that can be made taken off, put on or left; one
-    vector comes after the server has given its unit up."""
+def test_the_server_can_form_the_survivors_sum_and_no_other_sum() -> None:
+    """Each mask that can be formed is added to, subtracted from or omitted in each sum of vectors.
+
+    One vector arrives after the server has dropped its unit.
+    """
     units, late, values = range(4), 3, drawn(4, size=3)
     exchange = Exchange(4, threshold=0.75).share().mask(values)
     received = dict(exchange.masked)
@@ -112,7 +114,7 @@ def test_what_the_server_got_gives_the_sum_and_that_of_no_other_set_of_units() -
 
 
 def sums(of: dict[int, Words]) -> dict[tuple[int, ...], Words]:
-    """Of all sets of units, one at least."""
+    """The sums of all non-empty sets of units."""
     return {
         some: np.sum([of[unit] for unit in some], axis=0, dtype=np.uint32)
         for count in range(1, len(of) + 1)
@@ -120,7 +122,7 @@ def sums(of: dict[int, Words]) -> dict[tuple[int, ...], Words]:
     }
 
 
-def test_a_unit_answers_each_message_of_a_round_once_and_by_the_rules() -> None:
+def test_a_unit_refuses_invalid_survivors_and_invalid_rosters() -> None:
     exchange = Exchange(3).share().mask(drawn(3))
     stage, first = exchange.with_masks[0], exchange.with_keys[0]
     for survivors in ((0,), (1, 2), (0, 1, 1), (0, 1, 7), (0, 0), tuple(range(5000)), ()):
@@ -130,10 +132,10 @@ def test_a_unit_answers_each_message_of_a_round_once_and_by_the_rules() -> None:
         stage.confirm(SurvivorsRequest(2, (0, 1, 2)))
     shares = stage.confirm(SurvivorsRequest(1, (0, 2)))[0].shares
     held = stage.held[1], stage.held[2]
-    assert shares[1] == held[0][:33]  # of the mask key of the one that is gone
-    assert shares[2] == held[1][33:]  # of the self mask of the one that is there
+    assert shares[1] == held[0][:33]  # a share of the dropped-out unit's mask key
+    assert shares[2] == held[1][33:]  # a share of the survivor's self mask
     other = Exchange(3, round=2)
-    with pytest.raises(WireError):  # a roster of another round, with or without one's keys
+    with pytest.raises(WireError):  # a roster of another round, or without this unit's keys
         first.share(other.session.roster, THRESHOLD)
     with pytest.raises(WireError):
         first.share(Roster(RUN, 1, other.session.keys), THRESHOLD)
@@ -143,8 +145,8 @@ def test_a_unit_answers_each_message_of_a_round_once_and_by_the_rules() -> None:
         first.share(replace(exchange.session.roster, run=RUN + 1), THRESHOLD)
 
 
-def test_a_unit_refuses_a_round_whose_sum_may_have_fewer_updates_than_its_owner_wants() -> None:
-    exchange = Exchange(4)  # three of which must finish
+def test_a_unit_refuses_a_sum_of_fewer_updates_than_its_owners_minimum() -> None:
+    exchange = Exchange(4)  # three of them must finish
     roster, first = exchange.session.roster, exchange.with_keys[0]
     first.share(roster, THRESHOLD, 3)
     first.share(roster, 0.9, 4)
@@ -152,21 +154,21 @@ def test_a_unit_refuses_a_round_whose_sum_may_have_fewer_updates_than_its_owner_
         first.share(roster, THRESHOLD, 4)
 
 
-def test_a_unit_that_shared_no_secret_is_no_survivor() -> None:
-    """Else the sum would be of fewer than the threshold."""
+def test_a_unit_that_shared_no_secret_cannot_be_a_survivor() -> None:
+    """Otherwise the sum could have fewer units than the threshold."""
     exchange = Exchange(4).share({3}).mask(drawn(4))
     for stage in exchange.with_masks.values():
         with pytest.raises(WireError):
             stage.confirm(SurvivorsRequest(1, (0, 1, 2, 3)))
 
 
-def test_shares_of_other_rounds_senders_and_rosters_do_not_open() -> None:
+def test_shares_of_other_rounds_senders_and_rosters_cannot_be_opened() -> None:
     exchange = Exchange(3).share()
     stage, honest = exchange.with_shares[0], exchange.requests[0].sealed
     older = Exchange(3).share()
     for sealed, held in (
-        ({1: honest[2], 2: honest[1]}, set[int]()),  # from one another
-        ({**honest, 2: exchange.requests[1].sealed[2]}, {1}),  # for another
+        ({1: honest[2], 2: honest[1]}, set[int]()),  # senders exchanged
+        ({**honest, 2: exchange.requests[1].sealed[2]}, {1}),  # for another unit
         (older.requests[0].sealed, set()),
         ({1: honest[1], 2: bytes(len(honest[2]))}, {1}),
     ):
@@ -185,7 +187,7 @@ def test_shares_of_other_rounds_senders_and_rosters_do_not_open() -> None:
 @pytest.mark.parametrize(
     ("others", "threshold"), [({2: UnitWithKeys.new(2, RUN, 1).public}, THRESHOLD), ({}, 0.6)]
 )
-def test_units_that_were_told_different_things_share_no_secrets(
+def test_units_with_different_rosters_or_thresholds_share_no_secrets(
     others: dict[int, PublicKeys], threshold: float
 ) -> None:
     one = Exchange(3)
@@ -195,20 +197,20 @@ def test_units_that_were_told_different_things_share_no_secrets(
 
 
 @pytest.mark.parametrize("which", ["mask", "seal"])
-def test_keys_that_give_everybody_the_same_secret_are_left_out(which: str) -> None:
+def test_weak_keys_and_copied_keys_are_left_out(which: str) -> None:
     exchange = Exchange(3)
     small = replace(exchange.session.keys[2], **{which: bytes(32)})
     copied = replace(exchange.session.keys[2], **{which: exchange.session.keys[0].mask})
     for odd in (small, copied):
         assert usable({**exchange.session.keys, 2: odd}).keys() == {0, 1}
-    with pytest.raises(WireError):  # nor does a unit take the server's word for it
+    with pytest.raises(WireError):  # a unit checks the keys itself
         stage, _ = exchange.with_keys[0].share(
             Roster(RUN, 1, {**exchange.session.keys, 2: small}), THRESHOLD
         )
         stage.mask(1, MaskRequest({2: bytes(82), 1: bytes(82)}), drawn(1)[0])
 
 
-def test_nothing_secret_is_shown() -> None:
+def test_reprs_show_no_secret() -> None:
     exchange = Exchange(3).share().mask(drawn(3))
     exchange.confirm()
     stages = exchange.with_keys, exchange.with_shares, exchange.with_masks, exchange.with_survivors
@@ -217,7 +219,7 @@ def test_nothing_secret_is_shown() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 9), st.data())
-def test_shares_restore_a_secret_and_one_fewer_none(
+def test_enough_shares_restore_a_secret_and_one_share_fewer_does_not(
     secret: bytes, threshold: int, data: st.DataObject
 ) -> None:
     places = data.draw(st.sets(st.integers(1, 10_000), min_size=threshold, max_size=12))
@@ -229,8 +231,8 @@ def test_shares_restore_a_secret_and_one_fewer_none(
             assert combine({each: shares[each] for each in some[1:]}) != secret
 
 
-def test_the_field_is_one() -> None:
-    """Miller–Rabin, 20 bases."""
+def test_the_modulus_of_the_field_is_prime() -> None:
+    """Miller–Rabin test with 20 bases."""
     odd, twos = PRIME - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1

@@ -1,4 +1,4 @@
-"""Means of whole numbers are those of the changes, up to the error that the docs state."""
+"""Means of quantised changes equal means of the changes, up to the documented error."""
 
 import math
 from dataclasses import replace
@@ -40,11 +40,11 @@ def clipped(change: np.ndarray) -> np.ndarray:
     norms=st.sampled_from([0.0, 1e-9, 0.3, BOUND, 7.0, 1e30]),
     alone=st.booleans(),
 )
-def test_the_mean_is_off_by_no_more_than_the_bound(
+def test_the_error_of_the_mean_is_within_the_bound(
     precision: str, units: int, size: int, norms: float, alone: bool
 ) -> None:
     changes = vectors(units, size, norms)
-    if alone:  # all of the norm in one value, the same for all: the largest sum
+    if alone:  # the whole norm in one value, equal for all units: the largest sum
         changes = [np.where(np.arange(size) == 0, np.float32(norms), np.float32(0))] * units
     quantiser = Quantiser(size, BOUND, LEVELS[precision], units)
     mean = quantiser.restored(summed(quantiser, changes), units) / units
@@ -57,19 +57,19 @@ def test_the_mean_is_off_by_no_more_than_the_bound(
 
 
 @pytest.mark.parametrize("precision", sorted(LEVELS))
-def test_the_error_is_by_chance_and_has_the_size_that_is_stated(precision: str) -> None:
+def test_the_error_is_random_and_has_the_documented_size(precision: str) -> None:
     units, size = 10, 20_000
     quantiser = Quantiser(size, BOUND, LEVELS[precision], units)
     changes = vectors(units, size, 0.8 * BOUND)
     error = quantiser.restored(summed(quantiser, changes), units) / units - np.mean(changes, axis=0)
     largest = BOUND / (2 * (quantiser.levels + 1) * math.sqrt(units))
     assert 0.5 * largest < np.linalg.norm(error) <= 1.01 * largest
-    # no bias: the error's mean is that of so many independent ones
+    # no bias: the errors' mean is as small as for independent errors
     assert abs(error.mean()) < 5 * largest / size
 
 
-def test_a_part_of_a_step_is_not_lost() -> None:
-    """Rounded to the nearest, a change of 0.3 steps in each value would be none."""
+def test_changes_smaller_than_a_step_are_not_lost() -> None:
+    """Rounding to the nearest step would turn a change of 0.3 steps in each value into 0."""
     quantiser = Quantiser(20_000, BOUND, LEVELS["int4"], 1)
     change = np.full(20_000, 0.3 * quantiser.step)
     words = quantiser.quantise(change, np.random.default_rng(0))
@@ -77,7 +77,7 @@ def test_a_part_of_a_step_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("precision", sorted(LEVELS))
-def test_what_is_sent_has_no_larger_norm_than_the_bound(precision: str) -> None:
+def test_a_quantised_change_has_no_larger_norm_than_the_bound(precision: str) -> None:
     for size in (1, 7, 5000):
         quantiser = Quantiser(size, BOUND, LEVELS[precision], 1)
         for seed, change in enumerate(vectors(3, size, 40.0)):
@@ -85,7 +85,7 @@ def test_what_is_sent_has_no_larger_norm_than_the_bound(precision: str) -> None:
             assert np.linalg.norm(quantiser.restored(words, 1)) <= BOUND * (1 + 1e-9)
 
 
-def test_words_of_more_than_32_bits_and_several_chunks_travel_whole() -> None:
+def test_words_over_32_bits_in_several_chunks_are_packed_without_loss() -> None:
     quantiser = Quantiser(_CHUNK + 5, BOUND, LEVELS["float32"], 100)
     assert quantiser.bits > 32
     words = np.random.default_rng(0).integers(0, 2**64, _CHUNK + 5, dtype=np.uint64)
@@ -101,8 +101,8 @@ NOISY = privacy_settings(
 
 @pytest.mark.parametrize("precision", sorted(LEVELS))
 @pytest.mark.parametrize("finished", [7, 10])
-def test_the_units_noise_adds_up_to_that_of_the_sum(precision: str, finished: int) -> None:
-    """That of six of ten, one less than the seven that must finish, is z·C."""
+def test_the_units_noise_adds_up_to_the_noise_of_the_sum(precision: str, finished: int) -> None:
+    """The noise of six of ten units is z·C. Six is one fewer than the seven that must finish."""
     size = 4000
     quantiser = Quantiser.of(precision, NOISY, size, BOUND, 10)  # type: ignore[arg-type]
     changes = vectors(finished, size, 0.5 * BOUND)
@@ -115,7 +115,7 @@ def test_the_units_noise_adds_up_to_that_of_the_sum(precision: str, finished: in
         quantiser.restored(words + words.dtype.type(2**quantiser.bits // 3), finished)
 
 
-def test_noise_that_rounding_would_swallow_is_refused() -> None:
+def test_noise_too_small_for_the_precision_is_refused() -> None:
     faint = replace(NOISY, noise_multiplier=0.01)
     with pytest.raises(WireError, match="choose a finer"):
         Quantiser.of("int4", faint, 100, BOUND, 10)
@@ -129,7 +129,7 @@ def test_a_change_that_is_not_finite_is_refused(value: float) -> None:
         Quantiser(2, BOUND, 127, 3).quantise(change, np.random.default_rng(0))
 
 
-def test_a_sum_that_no_clipped_updates_have_is_refused() -> None:
+def test_a_sum_that_clipped_updates_cannot_have_is_refused() -> None:
     quantiser = Quantiser(100, BOUND, 127, 3)
     changes = vectors(2, 100, BOUND)
     total = summed(quantiser, changes)
@@ -139,7 +139,7 @@ def test_a_sum_that_no_clipped_updates_have_is_refused() -> None:
 
 
 def test_a_sum_that_is_slightly_too_long_for_its_units_is_refused() -> None:
-    """Of two units whose updates are as long as they may be, and alike."""
+    """The sum of two equal updates of the largest norm is refused as the sum of one unit."""
     quantiser = Quantiser(100, BOUND, LEVELS["float32"], 3)
     (change,) = vectors(1, 100, BOUND)
     total = summed(quantiser, [change, change])

@@ -1,4 +1,4 @@
-"""A unit that seals nonsense for others: the sum is right, and both are named."""
+"""If a unit seals invalid shares, the sum stays exact, and sender and receiver are named."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,7 +11,7 @@ from collapipe.errors import RoundFailedError
 from collapipe.secure_aggregation.messages import SEALED_BYTES
 from collapipe.secure_aggregation.server import CheckedShares, checked, relayed
 
-NUM_UNITS = 7  # of which five must finish
+NUM_UNITS = 7  # five of them must finish
 
 
 def called(unit: int) -> str:
@@ -19,7 +19,7 @@ def called(unit: int) -> str:
 
 
 def spoilt(liar: int, holders: Collection[int], gone: Collection[int] = ()) -> Exchange:
-    """The liar sealed nonsense for these holders."""
+    """An exchange in which the liar sealed invalid shares for ``holders``."""
     exchange = Exchange(NUM_UNITS).share()
     told = exchange.told[liar]
     sealed = {**told.sealed, **dict.fromkeys(holders, bytes(SEALED_BYTES))}
@@ -34,7 +34,7 @@ def shares(exchange: Exchange) -> CheckedShares:
 
 @pytest.mark.parametrize("gone", [(), (3,)])
 def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(gone: tuple[int, ...]) -> None:
-    """Of the liar's self mask, and of its mask key."""
+    """The invalid shares are of the liar's self mask, or of its mask key if it drops out."""
     exchange = spoilt(3, [0], gone)
     left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in gone]
     assert np.array_equal(exchange.unmask(), np.sum(left, axis=0, dtype=np.uint32))
@@ -42,14 +42,14 @@ def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(gone: tuple[i
     assert shares(exchange).suspects(called) == ["town 0 or town 3"]
 
 
-def test_nonsense_for_all_ends_the_round_and_names_the_liar() -> None:
+def test_invalid_shares_for_all_units_end_the_round_and_name_the_liar() -> None:
     exchange = spoilt(3, {*range(NUM_UNITS)} - {3})
     with pytest.raises(RoundFailedError):
         exchange.unmask()
     assert shares(exchange).suspects(called) == ["town 3"]
 
 
-def test_a_unit_that_hides_its_own_share_is_named() -> None:
+def test_a_unit_that_withholds_its_own_share_is_named() -> None:
     exchange = spoilt(3, [])
     exchange.unmask()
     told = exchange.revealed[3]

@@ -1,4 +1,4 @@
-"""Whose the keys of a roster are: a unit takes those of its peers, each once, and no other."""
+"""A unit accepts only keys that its peers signed, and one key of each peer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,14 +18,14 @@ PEERS = {fingerprint(key.public_key()) for key in KEYS[1:]}
 
 
 def honest() -> Roster:
-    """Unit 0 is the one that checks, and need have signed nothing."""
+    """A valid roster. Unit 0 checks it, so it contains no signature of unit 0."""
     public = {unit: UnitWithKeys.new(unit, RUN, ROUND).public for unit in range(3)}
     signed = {unit: sign(KEYS[unit], RUN, ROUND, unit, public[unit]) for unit in (1, 2)}
     return Roster(RUN, ROUND, public, signed)
 
 
 def with_signature_of(key: ec.EllipticCurvePrivateKey) -> Callable[[Roster], Roster]:
-    """In place of unit 2's."""
+    """Replace unit 2's signature by one made with ``key``."""
 
     def forged(roster: Roster) -> Roster:
         mine = sign(key, RUN, ROUND, 2, roster.keys[2])
@@ -38,7 +38,7 @@ def unsigned(roster: Roster) -> Roster:
     return replace(roster, signed={1: roster.signed[1]})
 
 
-def with_keys_of_the_servers(roster: Roster) -> Roster:
+def with_a_key_of_the_server(roster: Roster) -> Roster:
     return replace(roster, keys={**roster.keys, 2: UnitWithKeys.new(2, RUN, ROUND).public})
 
 
@@ -61,32 +61,32 @@ def with_units_exchanged(roster: Roster) -> Roster:
     return replace(roster, keys={**roster.keys, 1: two, 2: one}, signed=signed)
 
 
-def with_nonsense(roster: Roster) -> Roster:
+def with_an_invalid_key(roster: Roster) -> Roster:
     odd = replace(roster.signed[2], key=b"no key")
     return replace(roster, signed={**roster.signed, 2: odd})
 
 
-def test_a_roster_of_peers_is_taken() -> None:
+def test_a_roster_signed_by_peers_is_accepted() -> None:
     check_signed(honest(), 0, PEERS)
     two = honest()
-    check_signed(replace(two, keys={n: two.keys[n] for n in (0, 1)}), 0, PEERS)  # one is away
+    check_signed(replace(two, keys={n: two.keys[n] for n in (0, 1)}), 0, PEERS)  # without unit 2
 
 
 @pytest.mark.parametrize(
     "forged",
     [
         unsigned,
-        with_keys_of_the_servers,
+        with_a_key_of_the_server,
         of_another_round,
         of_another_run,
         signed_in_another_run,
         with_units_exchanged,
-        with_nonsense,
-        with_signature_of(KEYS[1]),  # who is there already
+        with_an_invalid_key,
+        with_signature_of(KEYS[1]),  # the key of unit 1, which is in the roster
         with_signature_of(make_key()),
         with_signature_of(ec.generate_private_key(ec.SECP384R1())),
     ],
 )
-def test_what_a_server_may_put_into_a_roster_is_refused(forged: Callable[[Roster], Roster]) -> None:
+def test_a_forged_roster_is_refused(forged: Callable[[Roster], Roster]) -> None:
     with pytest.raises(WireError, match=r"privacy\.peers"):
         check_signed(forged(honest()), 0, PEERS)

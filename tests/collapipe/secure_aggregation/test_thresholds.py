@@ -1,4 +1,4 @@
-"""How many units must collude with a server that lies, counted in another way."""
+"""The number of colluding units that a lying server needs, counted in another way."""
 
 import pytest
 from masked_sums import colluders_needed
@@ -7,7 +7,7 @@ from collapipe.secure_aggregation.session import units_needed
 
 
 def two_lists(units: int, needed: int, colluding: int) -> bool:
-    """Whether honest units can be split so that either part, with the colluding ones, is enough."""
+    """Whether honest units split into two parts, each sufficient with the colluding units."""
     honest = units - colluding
     return any(
         min(part, honest - part) + colluding >= needed and 0 < part < honest
@@ -16,7 +16,7 @@ def two_lists(units: int, needed: int, colluding: int) -> bool:
 
 
 @pytest.mark.parametrize("threshold", [0.5 + 1e-10, 0.6, 2 / 3, 0.75, 0.9, 1.0])
-def test_fewer_colluding_units_than_needed_cannot_have_two_lists_confirmed(
+def test_two_lists_are_confirmed_only_with_the_needed_colluding_units(
     threshold: float,
 ) -> None:
     for units in range(3, 61):
@@ -27,8 +27,8 @@ def test_fewer_colluding_units_than_needed_cannot_have_two_lists_confirmed(
         assert found >= 1
 
 
-def test_the_least_units_of_an_owner_bound_what_any_round_of_its_peers_takes() -> None:
-    """Whatever units and threshold the server chooses."""
+def test_an_owners_least_units_bound_the_colluding_units_of_any_round() -> None:
+    """The bound holds for any units and threshold that the server chooses."""
     for peers in range(3, 61):
         for least in range(2, peers + 1):
             found = min(

@@ -1,4 +1,4 @@
-"""Units that reveal or deal wrong shares: the sum is right, and they are named."""
+"""If units reveal or deal wrong shares, the sum stays exact, and these units are named."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,7 +11,7 @@ from collapipe.errors import RoundFailedError, WireError
 from collapipe.secure_aggregation.server import CheckedShares, checked
 from collapipe.secure_aggregation.shamir import DIGEST_BYTES, SHARE_BYTES, digest
 
-NUM_UNITS = 7  # of which five must finish
+NUM_UNITS = 7  # five of them must finish
 
 
 def exchanged(gone: Collection[int] = ()) -> Exchange:
@@ -31,8 +31,8 @@ def suspects(exchange: Exchange) -> list[str]:
 
 
 @pytest.mark.parametrize("gone", [(), (6,)])
-def test_the_sum_is_exact_with_as_many_liars_as_may_be_gone(gone: tuple[int, ...]) -> None:
-    """Of self masks, and of a mask key."""
+def test_the_sum_is_exact_with_as_many_liars_as_units_may_drop_out(gone: tuple[int, ...]) -> None:
+    """The liars reveal wrong shares of self masks and of a mask key."""
     exchange = exchanged(gone)
     liars = (0, 4)[: 2 - len(gone)]
     for liar in liars:
@@ -42,7 +42,7 @@ def test_the_sum_is_exact_with_as_many_liars_as_may_be_gone(gone: tuple[int, ...
     assert suspects(exchange) == [f"unit {liar}" for liar in liars]
 
 
-def test_one_liar_more_ends_the_round_which_names_them() -> None:
+def test_one_liar_more_ends_the_round_with_an_error_that_names_the_liars() -> None:
     exchange = exchanged()
     for liar in (0, 4, 5):
         lie(exchange, liar, range(NUM_UNITS))
@@ -50,15 +50,15 @@ def test_one_liar_more_ends_the_round_which_names_them() -> None:
         exchange.total()
 
 
-def test_of_one_wrong_share_the_holder_and_the_owner_are_named() -> None:
+def test_the_holder_and_the_owner_of_a_wrong_share_are_named() -> None:
     exchange = exchanged()
     lie(exchange, 3, [1])
     assert suspects(exchange) == ["unit 1 or unit 3"]
-    lie(exchange, 1, [1])  # its own
+    lie(exchange, 1, [1])  # its own share
     assert suspects(exchange) == ["unit 1"]
 
 
-def test_an_owner_whose_digests_are_of_other_shares_is_named() -> None:
+def test_an_owner_with_digests_of_other_shares_is_named() -> None:
     exchange = exchanged()
     told = exchange.told[2]
     odd = dict.fromkeys(told.digests, bytes(2 * DIGEST_BYTES))
@@ -68,7 +68,7 @@ def test_an_owner_whose_digests_are_of_other_shares_is_named() -> None:
         exchange.total()
 
 
-def test_an_owner_that_deals_another_key_than_its_own_is_named() -> None:
+def test_an_owner_that_deals_shares_of_another_key_is_named() -> None:
     exchange = exchanged([2])
     other, own = Exchange(NUM_UNITS).share().mask(drawn(NUM_UNITS), [2]), exchange.told[2]
     other.unmask()
@@ -94,7 +94,7 @@ def test_an_owner_that_deals_another_key_than_its_own_is_named() -> None:
         ),
     ],
 )
-def test_as_few_liars_are_named_as_explain_all_wrong_shares(
+def test_the_fewest_liars_that_explain_all_wrong_shares_are_named(
     wrong: list[tuple[int, int]], named: list[str]
 ) -> None:
     assert CheckedShares({}, frozenset(wrong)).suspects() == named

@@ -1,4 +1,4 @@
-"""A stream in pieces: no token is lost, and a target is what follows its input."""
+"""A stream of tokens is cut without loss; each target is the token after its input."""
 
 import gzip
 import logging
@@ -25,13 +25,13 @@ ROWS = Dataset.from_dict({"text": TEXTS})
 
 
 def causal_lm(root: Path | None = None, max_length: int = 8) -> CausalLM:
-    """A task over files, or over none."""
+    """A task with rows from files in ``root``, or without rows."""
     return CausalLM(None if root is None else str(root), False, 300, max_length)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Trained on the texts above."""
+    """A tokeniser trained on ``TEXTS``."""
     return trained(causal_lm(), ROWS)
 
 
@@ -39,7 +39,7 @@ def tokenizer() -> Tokenizer:
 def test_pieces_hold_the_whole_stream(
     tokenizer: Tokenizer, texts: list[str], max_length: int
 ) -> None:
-    """Put together again, inputs and targets are the stream without its last and first token."""
+    """The joined inputs lack the stream's last token; the joined targets lack its first token."""
     examples = causal_lm(max_length=max_length).encode(
         Dataset.from_dict({"text": texts}), tokenizer
     )
@@ -59,10 +59,9 @@ def test_pieces_hold_the_whole_stream(
     assert 1 <= examples.lengths[-1] <= max_length
 
 
-def test_a_long_text_is_encoded_in_parts(
+def test_encoding_texts_in_parts_gives_the_same_stream(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which does not show in the stream."""
     whole = causal_lm().encode(ROWS, tokenizer)
     monkeypatch.setattr(causal_lm_module, "_AT_ONCE", 2)
     parts = causal_lm().encode(ROWS, tokenizer)
@@ -81,7 +80,7 @@ def test_a_batch_pads_inputs_and_targets_alike(tokenizer: Tokenizer) -> None:
 def test_inputs_keep_the_end_of_a_text(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What follows is wanted; EOS stands before a text, as in training, also an empty one."""
+    """The model continues the end of a text. EOS precedes each text, also an empty one."""
     task: Task = causal_lm(max_length=4)
     ids, eos = tokenizer.encode([TEXTS[1]])[0], tokenizer.vocabulary.eos
     with caplog.at_level(logging.WARNING):
@@ -93,15 +92,15 @@ def test_inputs_keep_the_end_of_a_text(
     assert "1 of 3 texts are longer than task.max_length=4" in caplog.text
 
 
-def test_decode_shows_the_token_behind_the_last(tokenizer: Tokenizer) -> None:
-    """Of a prediction for each token; an end is shown as nothing."""
+def test_decode_shows_the_token_that_follows_the_text(tokenizer: Tokenizer) -> None:
+    """Predictions for earlier tokens are ignored; EOS gives an empty text."""
     (hedgehog,), eos = tokenizer.encode(["h"]), tokenizer.vocabulary.eos
     examples = causal_lm().inputs(["A", "B"], tokenizer)
     assert examples.decode([[9, 9, *hedgehog], [*hedgehog, eos]]) == ["h", ""]
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 50_000])
-def test_perplexity_of_a_fair_draw_is_the_number_of_tokens(tokens: int) -> None:
+def test_perplexity_of_a_uniform_guess_is_the_number_of_tokens(tokens: int) -> None:
     task: Task = causal_lm()
     score = scored(task, [], ROWS, math.log(tokens))
     assert score.name == "perplexity"
@@ -114,8 +113,8 @@ def test_an_infinite_perplexity_is_an_error() -> None:
         scored(causal_lm(), [], ROWS, 1000.0)
 
 
-def test_files_become_rows(tmp_path: Path) -> None:
-    """Plain and packed; blank lines are left out."""
+def test_rows_are_read_from_files(tmp_path: Path) -> None:
+    """Files may be gzipped; blank lines are left out."""
     (tmp_path / "train.txt.gz").write_bytes(gzip.compress("\n".join(TEXTS).encode()))
     (tmp_path / "valid.txt").write_text("\n\n".join(TEXTS) + "\n", encoding="utf-8")
     (tmp_path / "test.txt").write_bytes("\r\n".join(TEXTS).encode())
@@ -138,7 +137,7 @@ def test_bad_fields_are_named(field: str, value: int) -> None:
         typed("task", CausalLM, {**asdict(causal_lm()), field: value})
 
 
-def test_configuration_hands_over_where_rows_come_from(tmp_path: Path) -> None:
+def test_the_configuration_sets_the_source_of_rows(tmp_path: Path) -> None:
     overrides = ["task=causal_lm", "model=huggingface", "model.family=gpt2", "model.num_blocks=2"]
     assert load_overrides([*overrides, f"data.root={tmp_path}"]).task == CausalLM(
         str(tmp_path), False, 8000, 128

@@ -1,4 +1,4 @@
-"""Conversations as batches: targets are the assistant's tokens, packed rows lose none."""
+"""Conversations become batches; targets are the assistant's tokens, and packing is lossless."""
 
 import logging
 import math
@@ -53,7 +53,7 @@ def test_targets_are_the_assistants_tokens(source: str) -> None:
         assert torch.equal(targets[: len(following)][trained], following[trained])
 
 
-def test_packed_rows_have_every_conversation_once() -> None:
+def test_packed_rows_contain_every_conversation_once() -> None:
     known = tokenizer()
     apart = chat(packing=False).encode(rows(TALKS), known)
     room = sum(apart.lengths[1:])
@@ -70,20 +70,20 @@ def test_packed_rows_have_every_conversation_once() -> None:
 
 
 @given(st.lists(st.integers(1, 10), max_size=40))
-def test_rows_hold_what_fits(sizes: list[int]) -> None:
+def test_packed_rows_are_no_longer_than_the_limit(sizes: list[int]) -> None:
     packed = pack(sizes, 10)
     assert sorted(item for row in packed for item in row) == [*range(len(sizes))]
     assert all(sum(sizes[item] for item in row) <= 10 for row in packed)
     least = math.ceil(sum(sizes) / 10)
-    assert least <= len(packed) <= max(least, 2 * least - 1)  # any fit at least half fills all rows
+    assert least <= len(packed) <= max(least, 2 * least - 1)  # any-fit packing: half full or more
 
 
-def test_a_row_holds_as_many_as_a_byte_can_number() -> None:
+def test_a_row_has_no_more_conversations_than_a_byte_can_number() -> None:
     assert [len(row) for row in pack([1] * 600, 1000)] == [MOST_PACKED, MOST_PACKED, 90]
 
 
 def test_long_conversations_are_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """One whose answers are all behind the cut is left out."""
+    """A conversation whose answers are all cut off is left out."""
     known, long = tokenizer(), messages("x" * 200, "y")
     with caplog.at_level(logging.WARNING):
         examples = chat(max_length=70).encode(rows([*TALKS, long]), known)
@@ -103,8 +103,8 @@ def test_a_conversation_that_the_template_refuses_is_named() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_template_that_loops_refuses_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the process goes on with the next run."""
+def test_a_template_that_loops_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same process can encode other conversations afterwards."""
     monkeypatch.setattr(chat_template, "_CPU_S", 0.3)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(DataError, match=r"row 1: .*0\.3 s of processor time") as raised:
@@ -115,8 +115,8 @@ def test_a_template_that_loops_refuses_the_run(monkeypatch: pytest.MonkeyPatch) 
     assert chat().encode(rows(TALKS), tokenizer()).lengths
 
 
-def test_parts_are_encoded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process renders them all."""
+def test_encoding_in_parts_equals_encoding_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process renders all parts."""
     started = []
     monkeypatch.setattr(task_chat, "Renderer", lambda own: started.append(own) or Renderer(own))
     long = [*TALKS, messages("e?", "f" * 500)] * 5
@@ -132,7 +132,7 @@ def test_parts_are_encoded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
         assert found.tolist() == expected.tolist()
 
 
-def test_marks_may_overlap_and_be_empty() -> None:
+def test_spans_of_answers_may_overlap_and_be_empty() -> None:
     texts = [("abcdef", [(4, 5), (0, 2), (1, 1), (1, 2)]), ("ab", [])]
     found = [answers.tolist() for _, answers in task_chat._encoded(texts, tokenizer())]
     assert found == [[True, True, False, False, True, False], [False, False]]
@@ -148,7 +148,7 @@ def test_typed_texts_are_messages_of_the_user() -> None:
     assert examples.lengths == [24, 24]
 
 
-def test_words_of_all_messages_make_a_tokeniser() -> None:
+def test_the_texts_for_a_tokeniser_are_those_of_all_messages() -> None:
     assert [*map(list, chat().texts(rows(TALKS[2:])))] == [["C?", "d"]]
 
 
@@ -174,7 +174,7 @@ def test_a_file_replaces_the_tokenisers_template(tmp_path: Path) -> None:
         (b"{{ messages", "refuses it"),
     ],
 )
-def test_a_file_without_a_template_is_named(
+def test_a_file_without_a_valid_template_is_refused(
     tmp_path: Path, content: bytes | None, cause: str
 ) -> None:
     file = tmp_path / "own.jinja"
@@ -194,12 +194,12 @@ def test_a_tokeniser_without_a_template_is_refused() -> None:
             use()
 
 
-def test_rows_must_be_named() -> None:
+def test_a_source_of_rows_is_required() -> None:
     with pytest.raises(ConfigError, match=r"data\.train_file"):
         chat().splits(0)
 
 
-def test_correct_tokens_are_counted_where_targets_are() -> None:
+def test_correct_tokens_are_counted_only_at_targets() -> None:
     targets = torch.tensor([[IGNORED, 4, 5, IGNORED], [7, IGNORED, IGNORED, IGNORED]])
     assert correct_tokens([[4, 4, 9, 1, 1], [7]], targets) == 2
     assert correct_tokens([[4], [9]], targets) == 0

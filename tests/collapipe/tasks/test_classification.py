@@ -1,4 +1,4 @@
-"""Labelled texts: what goes in comes out, labels have a steady order, errors name the line."""
+"""Labelled texts are encoded without loss, labels have a fixed order, errors name the line."""
 
 import gzip
 import logging
@@ -34,20 +34,20 @@ BERT = ("task=classification", "model=huggingface", "model.family=bert")
 
 
 def classification(root: Path | None = None, max_length: int = 32) -> Classification:
-    """A task over files, or over none."""
+    """A task with rows from files in ``root``, or without rows."""
     return Classification(None if root is None else str(root), False, 300, max_length)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Trained on the rows above."""
+    """A tokeniser trained on ``ROWS``."""
     task = classification()
     return trained(task, ROWS)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The rows above as files; one is packed."""
+    """A folder with ``ROWS`` as files; the training file is gzipped."""
     lines = [f"{text}\t{int(name == 'sport')}" for text, name in zip(TEXTS, LABELS, strict=True)]
     content = "\n".join(lines)
     (tmp_path / "train.tsv.gz").write_bytes(gzip.compress(content.encode()))
@@ -58,10 +58,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @given(st.lists(st.lists(st.integers(3, 299), max_size=9), min_size=1, max_size=6), st.data())
-def test_batch_holds_each_text_between_its_marks(
+def test_a_batch_has_each_text_between_its_special_tokens(
     tokenizer: Tokenizer, texts: list[list[int]], data: st.DataObject
 ) -> None:
-    """Removing the padding gives back every row, in the order asked for; one target a row."""
+    """Without padding, a batch has the requested rows in order, with one target for each row."""
     labels = [[number % 2] for number in range(len(texts))]
     examples = LabelledTexts(texts, labels, tokenizer)
     rows, marks = data.draw(st.permutations(range(len(texts)))), tokenizer.vocabulary
@@ -75,7 +75,7 @@ def test_batch_holds_each_text_between_its_marks(
 
 
 def test_inputs_are_encoded_like_rows(tokenizer: Tokenizer) -> None:
-    """What a user types meets the model as the training rows did."""
+    """A text that a user types is encoded in the same way as a training row."""
     task: Task = classification()
     typed = task.inputs(TEXTS, tokenizer).batch(range(4))
     rows = task.encode(ROWS, tokenizer).batch(range(4))
@@ -88,7 +88,7 @@ def test_inputs_are_encoded_like_rows(tokenizer: Tokenizer) -> None:
 def test_long_texts_are_cut_and_counted(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``max_length`` includes both marks, and both stay."""
+    """``max_length`` includes the two special tokens, which are kept."""
     with caplog.at_level(logging.WARNING):
         examples = classification(max_length=5).encode(ROWS, tokenizer)
     batch, marks = examples.batch(range(4)), tokenizer.vocabulary
@@ -108,13 +108,13 @@ def test_long_texts_are_cut_and_counted(
     ],
 )
 def test_labels_are_ordered_by_name_or_number(names: list[str], order: dict[str, int]) -> None:
-    """Whatever the order of the rows."""
+    """The order of the rows does not matter."""
     for given_names in (names, names[::-1]):
         assert list(count_labels(given_names).items()) == list(order.items())
 
 
 def test_a_label_without_a_training_row_is_named(tokenizer: Tokenizer) -> None:
-    """With its row and the way out."""
+    """The error states its row and a fix."""
     rows = Dataset.from_dict({"text": TEXTS[:2], "label": ["sport", "opera"]})
     with pytest.raises(DataError, match=r"row 2: label 'opera' .*sport, weather.*leave") as caught:
         classification().encode(rows, tokenizer)
@@ -122,8 +122,8 @@ def test_a_label_without_a_training_row_is_named(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("task", ["classification", "ner"])
-def test_listed_labels_are_those_of_the_run(task: str) -> None:
-    """In the order of their ids, whatever the list's, and whether any row has them or not."""
+def test_a_run_uses_the_labels_that_its_options_list(task: str) -> None:
+    """The run sorts the labels and keeps labels that no row has."""
     name = {"classification": "pooled", "ner": "tokens"}[task]
     options = [f"task={task}", "model=huggingface", "model.family=bert", f"model.head={name}"]
     settings = load_overrides([*options, "task.labels=[O,B-b,B-a]"])
@@ -139,8 +139,8 @@ def test_listed_labels_are_those_of_the_run(task: str) -> None:
         assert load_overrides([*options, "task.labels=[10,9]"]).task.listed_labels == ("9", "10")
 
 
-def test_score_is_accuracy_beside_macro_f1() -> None:
-    """By hand: of 2 + 2 rows, three are called sport; F1 is 4/5 and 2/3."""
+def test_the_score_is_accuracy_with_macro_f1() -> None:
+    """By hand: of 2 + 2 rows, three are predicted as sport; the F1 scores are 4/5 and 2/3."""
     task: Task = classification()
     score = scored(task, ["weather", "sport", "sport", "sport"], ROWS)
     assert (score.name, score.value) == ("accuracy", 0.75)
@@ -150,8 +150,8 @@ def test_score_is_accuracy_beside_macro_f1() -> None:
     assert scored(task, LABELS, ROWS).value == 1
 
 
-def test_files_become_rows(folder: Path) -> None:
-    """Plain and packed, with and without a last line break, a byte order mark and CR."""
+def test_rows_are_read_from_files(folder: Path) -> None:
+    """Files may be gzipped and have a final line break, a byte order mark or CR characters."""
     splits = classification(folder).splits(seed=0)
     for rows in (splits.train, splits.validation, splits.test):
         assert rows.to_dict() == ROWS.to_dict()
@@ -180,7 +180,7 @@ def test_bad_files_are_named(
     assert_named(classification(folder), folder / file, content, words)
 
 
-def test_without_rows_all_ways_to_bring_some_are_named() -> None:
+def test_the_error_for_missing_rows_names_all_sources_of_rows() -> None:
     with pytest.raises(ConfigError) as caught:
         classification().splits(0)
     ways = ("data.root=", "data.train_file=", "data.name=", "data=synthetic")
@@ -197,8 +197,8 @@ def test_bad_fields_are_named(field: str, value: int) -> None:
         typed("task", Classification, {**asdict(classification()), field: value})
 
 
-def test_configuration_hands_over_where_rows_come_from(folder: Path) -> None:
-    """``data.root`` and ``data=synthetic`` are the task's own options, too."""
+def test_the_configuration_sets_the_source_of_rows(folder: Path) -> None:
+    """``data.root`` and ``data=synthetic`` also set the task's options."""
     assert load_overrides([*BERT, f"data.root={folder}"]).task == Classification(
         str(folder), False, 8000, 128
     )
@@ -208,7 +208,7 @@ def test_configuration_hands_over_where_rows_come_from(folder: Path) -> None:
 
 
 def real(folder: str) -> Splits:
-    """Rows of a real set; the test is skipped where there is none."""
+    """The rows of a real data set; skip the test if the data set is missing."""
     if not (DATA / folder).is_dir():
         pytest.skip(f"no {folder} in {DATA}")
     return classification(DATA / folder).splits(0)
@@ -221,10 +221,10 @@ def real(folder: str) -> Splits:
         ("mr_en", [8_528, 1_066, 1_066], 2, "positive", 0.499),
     ],
 )
-def test_real_rows_are_read_whole(
+def test_real_data_sets_are_read_completely(
     folder: str, sizes: list[int], labels: int, most_frequent: str, accuracy: float
 ) -> None:
-    """Their published counts, and what naming the most frequent label is worth."""
+    """Counts are as published; always predicting the most frequent label has this accuracy."""
     splits, task = real(folder), classification()
     assert [len(rows) for rows in (splits.train, splits.validation, splits.test)] == sizes
     counts = Counter(task.label_counts(splits.train))
@@ -235,7 +235,7 @@ def test_real_rows_are_read_whole(
 
 
 def test_a_folders_vocabulary_tokenizes_chinese_titles() -> None:
-    """About 1 % of bert-base-chinese's tokens of them are unknown."""
+    """About 1 % of their tokens are unknown to bert-base-chinese."""
     task, splits, folder = classification(), real("toutiao15"), DATA / "bert-base-chinese"
     settings = load_overrides([*BERT, f"data.tokenizer={folder}"])
     told = RowsReply(0, len(splits.train), task.label_counts(splits.train), {})

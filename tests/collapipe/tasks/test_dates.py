@@ -1,4 +1,4 @@
-"""The embedded task: same seed, same rows; no row twice; both sides mean the same minute."""
+"""The built-in task has unique rows that depend on the seed, with equal dates on both sides."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -33,7 +33,7 @@ def from_german(text: str) -> datetime:
 
 @given(st.integers(0, 2**40))
 def test_both_sides_mean_the_same_minute(seed: int) -> None:
-    """Each side is read on its own; the English one in the C locale's words."""
+    """Each side is parsed separately; the English side has the words of the C locale."""
     for row in dates().splits(seed).train:
         english = datetime.strptime(row["target"], "%A, %B %d, %Y, %I:%M %p")
         assert from_german(row["source"]) == english
@@ -41,7 +41,7 @@ def test_both_sides_mean_the_same_minute(seed: int) -> None:
 
 
 def test_splits_share_no_row() -> None:
-    """Neither with each other nor inside one, and they have the sizes asked for."""
+    """No row occurs twice in one split or in two, and the splits have the requested sizes."""
     task = dates(3000, 200, 500)
     splits = task.splits(3)
     sources = [set(rows["source"]) for rows in (splits.train, splits.validation, splits.test)]
@@ -50,13 +50,13 @@ def test_splits_share_no_row() -> None:
 
 
 def test_rows_depend_on_the_seed_alone() -> None:
-    """Two calls agree, two seeds do not."""
+    """Two calls with the same seed agree; two seeds give different rows."""
     first, again, other = (dates().splits(seed).train.to_dict() for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_tokenized_dates_fit() -> None:
-    """No row is near ``max_length``, and decoding gives the text back."""
+    """All rows are much shorter than ``max_length``, and decoding restores their texts."""
     task: Task = dates(2000)
     rows = task.splits(0).train
     tokenizer = trained(task, rows)

@@ -1,4 +1,4 @@
-"""What parts of the rows count adds up to what all rows together count, in every task."""
+"""In every task, the statistics of parts add up to the statistics of all rows."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -36,7 +36,7 @@ cuts = st.lists(st.integers(0, 12), max_size=4)
 def added(
     task: Task, predictions: Sequence[str], rows: Dataset, labels: Sequence[str], where: list[int]
 ) -> Statistics:
-    """Of the parts between the places ``where`` rows are cut."""
+    """The sum of the parts' statistics, with rows cut at the places ``where``."""
     ends = sorted({0, len(rows), *(place for place in where if place < len(rows))})
     parts = [
         Statistics(
@@ -53,7 +53,7 @@ def added(
 
 @given(st.lists(st.tuples(label, label), min_size=1, max_size=12), cuts)
 def test_confusion_matrices_add_up(pairs: list[tuple[str, str]], where: list[int]) -> None:
-    """To scikit-learn's figures of all rows; a label that nobody has or gets counts nowhere."""
+    """The score equals scikit-learn's score of all rows; labels that do not occur are ignored."""
     truth, predicted = map(list, zip(*pairs, strict=True))
     rows = Dataset.from_dict({"text": truth, "label": truth})
     task = Classification(None, False, 300, 32)
@@ -67,7 +67,7 @@ def test_confusion_matrices_add_up(pairs: list[tuple[str, str]], where: list[int
 def test_counts_of_entities_add_up(
     pairs: list[tuple[list[str], list[str]]], where: list[int]
 ) -> None:
-    """To those of all sentences, which are seqeval's: ``test_ner`` says so."""
+    """The score equals the score of all sentences, which ``test_ner`` compares with seqeval."""
     truth, predicted = zip(*pairs, strict=True)
     rows = Dataset.from_dict({"tokens": [list("wxyz")] * len(truth), "tags": list(truth)})
     texts = [" ".join(each) for each in predicted]
@@ -77,7 +77,7 @@ def test_counts_of_entities_add_up(
 
 @given(st.lists(st.tuples(text, text), min_size=1, max_size=12), cuts)
 def test_counts_of_n_grams_add_up(pairs: list[tuple[str, str]], where: list[int]) -> None:
-    """To sacrebleu's own BLEU of the whole corpus."""
+    """The score equals sacrebleu's BLEU of the whole corpus."""
     targets, predictions = map(list, zip(*pairs, strict=True))
     rows = Dataset.from_dict({"source": targets, "target": targets})
     task = ParallelCorpus(300, 32, "tiny", None, "nobody/tiny", "de", "en")
@@ -111,9 +111,11 @@ KINDS = {
 
 
 @pytest.mark.parametrize("task", KINDS)
-def test_rows_that_are_evaluated_apart_add_up_to_the_last_bit(task: str) -> None:
-    """Whoever evaluates them; together they differ from that by rounding alone, but for texts that
-    become one stream."""
+def test_statistics_of_rows_that_are_evaluated_apart_add_up_bit_for_bit(task: str) -> None:
+    """The division of the rows into parts does not matter.
+
+    Rows that are evaluated together differ only by rounding, except texts joined to one stream.
+    """
     settings = load_overrides([f"task={task}", *KINDS[task], *SMALL])
     rows, tokenizer = load_rows(settings, "validation"), build_tokenizer(settings)
     torch.manual_seed(0)
@@ -135,8 +137,8 @@ def test_rows_that_are_evaluated_apart_add_up_to_the_last_bit(task: str) -> None
         assert together.tokens == whole.tokens
 
 
-def test_apart_each_text_is_a_stream_of_its_own() -> None:
-    """Between ends; no piece holds tokens of two texts."""
+def test_texts_that_are_encoded_apart_are_separate_streams() -> None:
+    """EOS encloses each text; no piece has tokens of two texts."""
     settings = load_overrides(["task=causal_lm", *KINDS["causal_lm"]])
     rows = Dataset.from_dict({"text": ["a hen reads a paper at home", "", "two owls"]})
     tokenizer = trained(settings.task, rows)

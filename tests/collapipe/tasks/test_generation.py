@@ -1,4 +1,4 @@
-"""Texts are continued as by computing the whole prefix anew for each token, in far less time."""
+"""Generation with a cache gives the same texts as computing the whole prefix for each token."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ WORDS = of_texts(TEXTS, 280)
 
 
 def models(tmp_path: Path, name: str, adapters: bool = False) -> tuple[SplitModel, Any]:
-    """The split model and the whole one, of the same weights."""
+    """The split model and the whole model, with the same weights."""
     sizes = {"vocab_size": 280, "max_position_embeddings": 60, "n_positions": 60}
     base = cast(
         ModelSpec, spec_of(tmp_path, name, "causal", **sizes, **without_dropout(VARIANTS[name][0]))
@@ -42,14 +42,14 @@ def models(tmp_path: Path, name: str, adapters: bool = False) -> tuple[SplitMode
 
 
 def rows_of(texts: Sequence[str]) -> list[list[int]]:
-    """What the task makes of texts."""
+    """The tokens that the task encodes texts to."""
     batch = TASK.inputs(texts, WORDS).batch(range(len(texts)))
     return [row[real].tolist() for row, real in zip(batch.inputs, batch.mask, strict=True)]
 
 
 @torch.inference_mode()
 def anew(model: SplitModel, row: list[int], tokens: int) -> tuple[list[int], float]:
-    """Greedy tokens after a row, and their log probability; all is computed for each of them."""
+    """The greedy tokens after a row and their log probability, without a cache."""
     written, log_probability, head = list[int](), 0.0, cast(Any, model.head)
     while len(written) < tokens and WORDS.vocabulary.eos not in written:
         seen = [[*row, *written]]
@@ -64,8 +64,10 @@ def anew(model: SplitModel, row: list[int], tokens: int) -> tuple[list[int], flo
     ("name", "adapters"),
     [("llama", False), ("llama", True), ("gpt2", True), ("qwen2", False), ("llama-tied", False)],
 )
-def test_a_continuation_is_the_most_likely_one(tmp_path: Path, name: str, adapters: bool) -> None:
-    """Of each text of a batch, as of the text alone; to an end, and with its probability."""
+def test_generation_equals_greedy_decoding_without_a_cache(
+    tmp_path: Path, name: str, adapters: bool
+) -> None:
+    """Each text of a batch is continued as if alone, up to its end, with its log probability."""
     split, whole = models(tmp_path, name, adapters)
     generator = Generator(whole, TASK, WORDS, Decoding(20), scored=True)
     expected = [anew(split, row, 20) for row in rows_of(TEXTS)]
@@ -77,7 +79,7 @@ def test_a_continuation_is_the_most_likely_one(tmp_path: Path, name: str, adapte
 
 
 def test_a_split_model_gives_the_next_token_and_its_probability(tmp_path: Path) -> None:
-    """As causal models of a user's own class do."""
+    """A user's own model class gives one token, too."""
     split, _ = models(tmp_path, "llama")
     expected = [anew(split, row, 1) for row in rows_of(TEXTS)]
     found = [*Predictor(split, TASK, WORDS, scored=True).predict(TEXTS)]
@@ -86,8 +88,8 @@ def test_a_split_model_gives_the_next_token_and_its_probability(tmp_path: Path) 
     assert probabilities == pytest.approx([each for _, each in expected], abs=1e-4)
 
 
-def test_a_text_ends_with_the_models_own_ends(tmp_path: Path) -> None:
-    """Which may be several; pieces of the text are shown."""
+def test_a_text_ends_at_any_end_token_of_the_model(tmp_path: Path) -> None:
+    """A callback receives the text in pieces."""
     split, whole = models(tmp_path, "llama")
     (row,) = rows_of(TEXTS[:1])
     ids, pieces = anew(split, row, 20)[0], list[str]()
@@ -100,7 +102,7 @@ def test_a_text_ends_with_the_models_own_ends(tmp_path: Path) -> None:
 
 
 def test_draws_depend_on_the_seed(tmp_path: Path) -> None:
-    """And are greedy if one token alone may be drawn."""
+    """Draws are greedy if ``top_p`` allows only one token."""
     _, whole = models(tmp_path, "gpt2")
 
     def texts(**options: Any) -> list[str]:
@@ -112,7 +114,7 @@ def test_draws_depend_on_the_seed(tmp_path: Path) -> None:
     assert texts(temperature=0.9, top_p=1e-6) == texts() != texts(temperature=0.9, top_p=0.99)
 
 
-def test_options_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--top-p 0\.5: .*--temperature"):
         Decoding(1, top_p=0.5)
     for option, value in (("--temperature", math.inf), ("--top-p", math.nan)):
@@ -123,7 +125,7 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
         next(Generator(whole, TASK, WORDS, Decoding(60)).predict([""]))
 
 
-def test_an_answer_is_as_long_as_the_model_has_positions_left(tmp_path: Path) -> None:
+def test_an_answer_without_a_limit_fills_the_models_remaining_positions(tmp_path: Path) -> None:
     split, whole = models(tmp_path, "gpt2")
     generator, row = Generator(whole, TASK, WORDS, Decoding(None)), [5] * 54
     (found,) = generator.continued([row])
@@ -132,8 +134,7 @@ def test_an_answer_is_as_long_as_the_model_has_positions_left(tmp_path: Path) ->
         generator.continued([[5] * 60])
 
 
-def test_a_conversation_goes_on(tmp_path: Path) -> None:
-    """Each answer follows all messages before it."""
+def test_each_answer_follows_all_earlier_messages(tmp_path: Path) -> None:
     split, whole = models(tmp_path, "llama")
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, "2026-01-01")
     tokenizer = replace(WORDS, chat_template=template)

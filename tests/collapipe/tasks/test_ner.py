@@ -1,4 +1,4 @@
-"""Tagged sentences: words keep their tags through tokens, and F1 is strict."""
+"""Words keep their tags through tokenisation, and F1 is strict."""
 
 import gzip
 import logging
@@ -32,7 +32,7 @@ TAGS = [["B-PER", "O", "B-PER", "I-PER"], ["O", "B-LOC", "I-LOC", "O"]]
 ROWS = Dataset.from_dict({"tokens": WORDS, "tags": TAGS})
 NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 DATA = Path(os.environ.get("COLLAPIPE_DATA", Path(__file__).parents[4] / "shared/data"))
-# Whole, in two pieces, unknown; and two that a BERT tokeniser drops: a wide blank and a bell.
+# Known, in two pieces, unknown; BERT tokenisers drop the last two: a wide space and a bell.
 PIECES = {"ab": 1, "abba": 2, "zz": 1, "\u3000": 0, "\x07": 0}
 
 tagged = st.lists(st.tuples(st.sampled_from(list(PIECES)), st.sampled_from(NAMES)), max_size=8)
@@ -40,13 +40,13 @@ words = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1)
 
 
 def ner(root: Path | None = None, max_length: int = 32) -> NamedEntities:
-    """A task over files, or over none."""
+    """A task with rows from files in ``root``, or without rows."""
     return NamedEntities(None if root is None else str(root), False, 300, max_length)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Trained on the rows above."""
+    """A tokeniser trained on ``ROWS``."""
     return replace(trained(ner(), ROWS), labels=NAMES)
 
 
@@ -62,17 +62,17 @@ def wordpiece() -> Tokenizer:
 
 
 def predicted(examples: TaggedSentences) -> list[list[int]]:
-    """What a perfect model predicts, and any label where nothing is asked."""
+    """The predictions of a perfect model, with an arbitrary label at ignored targets."""
     batch = examples.batch(range(len(examples.lengths)))
     asked = batch.targets.masked_fill(batch.targets == IGNORED, 3)
     return [row[mask].tolist() for row, mask in zip(asked, batch.mask, strict=True)]
 
 
 @given(st.lists(tagged, min_size=1, max_size=4), st.integers(3, 12))
-def test_tags_survive_tokens(
+def test_tags_survive_tokenisation(
     wordpiece: Tokenizer, sentences: list[list[tuple[str, str]]], max_length: int
 ) -> None:
-    """Perfect predictions are the words' tags; O for those without a token and those cut off."""
+    """Perfect predictions give the words' tags, and O for words without a token or cut off."""
     rows = Dataset.from_dict(
         {
             "tokens": [[word for word, _ in row] for row in sentences],
@@ -95,7 +95,7 @@ def test_tags_survive_tokens(
 
 
 def test_a_words_first_token_has_its_tag(wordpiece: Tokenizer) -> None:
-    """Its others and the marks have none."""
+    """A word's other tokens and the special tokens have no tag."""
     rows = Dataset.from_dict(
         {"tokens": [["abba", "\x07", "ab"]], "tags": [["B-PER", "O", "I-PER"]]}
     )
@@ -106,7 +106,7 @@ def test_a_words_first_token_has_its_tag(wordpiece: Tokenizer) -> None:
 
 @pytest.fixture(scope="module")
 def running_text() -> Tokenizer:
-    """A tokeniser like GPT-2's: most of its words have the blank before them."""
+    """A tokeniser like GPT-2's: most of its words begin with a space."""
     return of_texts([" ".join(["a hen met an owl, and", *WORDS[0]])] * 3, 320)
 
 
@@ -114,7 +114,7 @@ def running_text() -> Tokenizer:
 def test_words_are_encoded_as_in_running_text(
     running_text: Tokenizer, tokenizer: Tokenizer, sentence: list[str]
 ) -> None:
-    """Else pretrained weights would meet tokens that they hardly know."""
+    """Otherwise pretrained models would get tokens that were rare in their training."""
     whole = running_text.encode(["".join(f" {word}" for word in sentence)])[0]
     assert list(chain.from_iterable(running_text.encode_words([sentence])[0])) == whole
     own = tokenizer.encode_words([sentence])[0]
@@ -122,7 +122,7 @@ def test_words_are_encoded_as_in_running_text(
 
 
 def test_inputs_are_words_or_characters(tokenizer: Tokenizer) -> None:
-    """Blanks stand between words; a text without any is written in a script that has none."""
+    """Spaces separate words; a text without spaces is split into characters."""
     task: Task = ner()
     typed, rows = (
         examples.batch(range(2))
@@ -141,7 +141,7 @@ def test_inputs_are_words_or_characters(tokenizer: Tokenizer) -> None:
 def test_long_sentences_are_cut_and_scored_whole(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An entity that was cut off is one that was not found."""
+    """An entity that was cut off counts as not found."""
     first = len(tokenizer.encode(["Ada"])[0])
     with caplog.at_level(logging.WARNING):
         examples = ner(max_length=first + 2).encode(ROWS.select([0]), tokenizer)
@@ -156,8 +156,8 @@ def test_long_sentences_are_cut_and_scored_whole(
 
 
 @given(st.lists(st.lists(st.sampled_from(NAMES), min_size=5, max_size=5), min_size=2, max_size=6))
-def test_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
-    """As its public functions give it in mode strict, also for tags that make no entity."""
+def test_the_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
+    """The score equals seqeval's functions in strict mode, also for tags that form no entity."""
     truth = [["B-PER", "I-PER", "O", "B-LOC", "O"]] * len(sentences)
     rows = Dataset.from_dict({"tokens": [list("abcde")] * len(truth), "tags": truth})
     score = scored(ner(), [" ".join(tags) for tags in sentences], rows)
@@ -171,8 +171,8 @@ def test_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
     assert (score.value, *score.extra_metrics.values()) == tuple(found.values())
 
 
-def test_score_says_how_it_counts() -> None:
-    """An entity without its B- is none, which seqeval's lenient mode would count."""
+def test_the_signature_states_how_entities_are_counted() -> None:
+    """Tags without a B- tag form no entity, although seqeval's lenient mode would count one."""
     rows = Dataset.from_dict({"tokens": [["New", "York"]], "tags": [["B-LOC", "I-LOC"]]})
     score = scored(ner(), ["I-LOC I-LOC"], rows)
     assert seqeval.metrics.f1_score([["B-LOC", "I-LOC"]], [["I-LOC", "I-LOC"]]) == 1
@@ -182,8 +182,8 @@ def test_score_says_how_it_counts() -> None:
     assert scored(ner(), ["O O"], rows).value == 0
 
 
-def test_files_become_rows(tmp_path: Path) -> None:
-    """Plain and packed, tabs or blanks, blank lines at will; a wide blank is a word."""
+def test_rows_are_read_from_files(tmp_path: Path) -> None:
+    """Files may be gzipped, with tabs or spaces and extra blank lines; a wide space is a word."""
     lines = [
         "\n".join(f"{word} {tag}" for word, tag in zip(words, tags, strict=True))
         for words, tags in zip(WORDS, TAGS, strict=True)
@@ -236,8 +236,8 @@ def test_bad_fields_are_named(field: str, value: int) -> None:
         typed("task", NamedEntities, {**asdict(ner()), field: value})
 
 
-def test_configuration_hands_over_where_rows_come_from(tmp_path: Path) -> None:
-    """``data.root`` and ``data=synthetic`` are the task's own options, too."""
+def test_the_configuration_sets_the_source_of_rows(tmp_path: Path) -> None:
+    """``data.root`` and ``data=synthetic`` also set the task's options."""
     overrides = ["task=ner", "model=huggingface", "model.family=bert"]
     settings = load_overrides([*overrides, f"data.root={tmp_path}"])
     assert settings.task == NamedEntities(str(tmp_path), False, 8000, 128)
@@ -247,8 +247,8 @@ def test_configuration_hands_over_where_rows_come_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (DATA / "chinese_ner").is_dir(), reason=f"no chinese_ner in {DATA}")
-def test_real_rows_are_read_whole() -> None:
-    """Their published counts, and what each character's most frequent tag is worth."""
+def test_a_real_data_set_is_read_completely() -> None:
+    """Counts are as published; predicting each character's most frequent tag has this F1."""
     task = ner(DATA / "chinese_ner")
     splits = task.splits(0)
     sizes = [len(rows) for rows in (splits.train, splits.validation, splits.test)]

@@ -1,4 +1,4 @@
-"""Made-up rows: a function of the seed, no row twice, learned in seconds."""
+"""Synthetic rows depend only on the seed, are unique and are learned in seconds."""
 
 from collections.abc import Callable
 
@@ -31,8 +31,8 @@ def test_rows_depend_on_the_seed_alone(draw: Callable[[int], Splits]) -> None:
 
 
 @pytest.mark.parametrize("draw", SETS)
-def test_no_row_comes_twice(draw: Callable[[int], Splits]) -> None:
-    """Neither within a split nor in two; each has its size."""
+def test_no_row_occurs_twice(draw: Callable[[int], Splits]) -> None:
+    """Rows are unique within and across splits; each split has its size."""
     splits = draw(3)
     rows = [list(map(str, part)) for part in (splits.train, splits.validation, splits.test)]
     assert [len(part) for part in rows] == [1200, 150, 150]
@@ -40,7 +40,7 @@ def test_no_row_comes_twice(draw: Callable[[int], Splits]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "draw"), list(zip(TASKS, SETS, strict=True)))
-def test_a_tasks_rows_are_those_of_the_runs_seed(
+def test_a_task_draws_its_rows_with_the_runs_seed(
     kind: type[Classification], draw: Callable[[int], Splits]
 ) -> None:
     splits = kind(None, True, 300, 32).splits(5)
@@ -49,8 +49,8 @@ def test_a_tasks_rows_are_those_of_the_runs_seed(
     ]
 
 
-def test_every_label_stands_in_every_split() -> None:
-    """Else a score would hang on rows that cannot be right."""
+def test_every_label_occurs_in_every_split() -> None:
+    """Otherwise a score would depend on rows that no model can predict correctly."""
     for task in (Classification(None, True, 300, 32), NamedEntities(None, True, 300, 32)):
         splits = task.splits(5)
         names = [
@@ -84,16 +84,16 @@ def test_every_label_stands_in_every_split() -> None:
     ],
     ids=["classification", "ner", "causal_lm"],
 )
-def test_a_small_model_learns_it(
+def test_a_small_model_learns_each_task(
     task: Task, spec: HuggingFaceSpec, untrained: tuple[float, float], learned: tuple[float, float]
 ) -> None:
-    """Few steps take it from chance to nearly all that can be known."""
+    """In 160 steps, the score rises from chance to nearly the best possible score."""
     splits = task.splits(0)
     tokenizer = trained(task, splits.train)
     model, examples = SplitModel(spec, tokenizer.vocabulary), task.encode(splits.train, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     evaluator = Evaluator(task, splits.test, tokenizer)
-    before = evaluator.evaluate(model).score  # leaves the model without dropout
+    before = evaluator.evaluate(model).score  # switches the model's dropout off
     for step in range(160):
         batch = examples.batch(batch_rows(examples.lengths, 16, step, seed=0).tolist())
         loss = model.head.loss(model.encode(batch.inputs, batch.mask), batch.mask, batch.targets)

@@ -1,4 +1,4 @@
-"""Pairs, batches, BLEU and parallel files: what goes in comes out, and errors name the line."""
+"""Parallel files become pairs and batches without loss; errors in files name the line."""
 
 import gzip
 import logging
@@ -32,7 +32,7 @@ sentences = st.lists(st.lists(st.integers(3, 299), max_size=9), min_size=1, max_
 
 
 def corpus(root: Path | None, max_length: int = 32) -> ParallelCorpus:
-    """A task over files, or over the hub."""
+    """A task with rows from files in ``root``, or from the hub."""
     return ParallelCorpus(
         vocabulary=400,
         max_length=max_length,
@@ -46,7 +46,7 @@ def corpus(root: Path | None, max_length: int = 32) -> ParallelCorpus:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A whole corpus; German files are packed, English ones plain."""
+    """A complete corpus; German files are gzipped, English files are plain."""
     for split in ("train", "valid", "test"):
         packed = gzip.compress("\n".join(GERMAN).encode())
         (tmp_path / f"{split}.de.gz").write_bytes(packed)
@@ -56,15 +56,15 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Trained on the fixture's sentences."""
+    """A tokeniser trained on ``ROWS``."""
     return trained(corpus(None), ROWS)
 
 
 @given(sentences, st.data())
-def test_batch_holds_each_row_whole(
+def test_a_batch_has_each_requested_row_completely(
     tokenizer: Tokenizer, sources: list[list[int]], data: st.DataObject
 ) -> None:
-    """Removing the padding gives back every row and its end mark, in the order asked for."""
+    """Without padding, a batch has the requested rows in order, each with its EOS."""
     targets = sources[::-1]
     rows = data.draw(st.permutations(range(len(sources))))
     marks = tokenizer.vocabulary
@@ -80,8 +80,8 @@ def test_batch_holds_each_row_whole(
 
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
-def test_any_text_comes_back(texts: list[str]) -> None:
-    """Encoded and decoded, with noise behind the end mark, a text is the same."""
+def test_any_text_survives_encoding_and_decoding(texts: list[str]) -> None:
+    """Decoding ignores tokens after EOS."""
     task = corpus(None)
     tokenizer = trained(task, ROWS)
     texts = [text for text in texts if "<" not in text]
@@ -90,7 +90,7 @@ def test_any_text_comes_back(texts: list[str]) -> None:
 
 
 def test_inputs_are_encoded_like_rows(tokenizer: Tokenizer) -> None:
-    """What a user types meets the model as the training rows did."""
+    """A text that a user types is encoded in the same way as a training row."""
     task = corpus(None)
     typed = task.inputs(GERMAN, tokenizer).batch(range(3))
     rows = task.encode(ROWS, tokenizer).batch(range(3))
@@ -102,7 +102,7 @@ def test_inputs_are_encoded_like_rows(tokenizer: Tokenizer) -> None:
 def test_long_rows_are_cut_and_counted(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``max_length`` includes the end mark."""
+    """``max_length`` includes EOS."""
     whole = corpus(None).encode(ROWS, tokenizer)
     with caplog.at_level(logging.WARNING):
         pairs = corpus(None, max_length=4).encode(ROWS, tokenizer)
@@ -111,13 +111,12 @@ def test_long_rows_are_cut_and_counted(
     assert "3 of 3 texts are longer than task.max_length=4" in caplog.text
 
 
-def test_tokenizer_is_a_function_of_the_rows(tokenizer: Tokenizer) -> None:
-    """Every run trains the same one."""
+def test_the_same_rows_train_the_same_tokenizer(tokenizer: Tokenizer) -> None:
     assert trained(corpus(None), ROWS).json_text == tokenizer.json_text
 
 
-def test_score_tells_right_from_wrong() -> None:
-    """References score 100, their reverse less, and the signature says how."""
+def test_references_score_100_and_wrong_translations_less() -> None:
+    """The signature states the tokenisation of the score."""
     right, wrong = (scored(corpus(None), texts, ROWS) for texts in (ENGLISH, ENGLISH[::-1]))
     assert right.value == pytest.approx(100)
     assert wrong.value < 50
@@ -125,8 +124,8 @@ def test_score_tells_right_from_wrong() -> None:
     assert "tok:13a" in right.signature
 
 
-def test_files_become_rows(folder: Path) -> None:
-    """Plain and packed, with and without a last line break, a byte order mark and CR."""
+def test_rows_are_read_from_files(folder: Path) -> None:
+    """Files may be gzipped and have a final line break, a byte order mark or CR characters."""
     crlf = "\ufeff" + "\r\n".join(ENGLISH)
     (folder / "valid.en").write_bytes(crlf.encode())
     task: Task = corpus(folder)
@@ -136,14 +135,14 @@ def test_files_become_rows(folder: Path) -> None:
 
 
 def test_lines_end_at_line_breaks_only(folder: Path) -> None:
-    """U+2028 and its like stand inside a sentence and move no line."""
+    """U+2028 and similar characters are part of a sentence."""
     odd = [*ENGLISH[:2], "Nobody\u2028greets\x0bthe\x85moon."]
     (folder / "train.en").write_bytes("\n".join(odd).encode())
     assert corpus(folder).splits(0).train["target"][2] == odd[2]
 
 
 def test_pairs_blank_on_both_sides_are_left_out(folder: Path) -> None:
-    """They teach nothing, and files often end with them."""
+    """Files often end with blank pairs, which are useless for training."""
     (folder / "test.de").write_text("\n\nEins\n\n", encoding="utf-8")
     (folder / "test.en").write_text(" \n\nOne\n\n", encoding="utf-8")
     assert corpus(folder).splits(0).test.to_list() == [{"source": "Eins", "target": "One"}]
@@ -168,8 +167,7 @@ def test_bad_files_are_named(
     assert_named(corpus(folder), folder / file, content, words)
 
 
-def test_empty_split_and_missing_folder(folder: Path) -> None:
-    """Neither is taken for a corpus."""
+def test_an_empty_split_and_a_missing_folder_are_refused(folder: Path) -> None:
     (folder / "valid.de").touch()
     (folder / "valid.en").write_bytes(b"\n")
     with pytest.raises(DataError, match=r"valid\.de has 0 lines, .*valid\.en has 1"):
@@ -181,8 +179,8 @@ def test_empty_split_and_missing_folder(folder: Path) -> None:
         corpus(folder / "absent").splits(0)
 
 
-def test_hub_columns_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a root, the languages name the hub's columns."""
+def test_rows_are_read_from_columns_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a root, the languages are the names of the hub's columns."""
     rows = ROWS.rename_columns({"source": "de", "target": "en"})
     splits = {"nobody/tiny": dict.fromkeys(("train", "validation", "test"), lambda: rows)}
     monkeypatch.setattr(hub, "load", lambda place, name, config: splits[name])
@@ -190,10 +188,10 @@ def test_hub_columns_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no\nroute"), ValueError(), KeyError("en")])
-def test_unreachable_hub_names_the_way_out(
+def test_the_error_for_an_unreachable_hub_names_a_fix(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whatever the hub's client raises."""
+    """Every error of the hub's client is reported in this way."""
 
     def fail(*_: str | None) -> None:
         raise error
@@ -214,8 +212,8 @@ def test_bad_fields_are_named(field: str, value: object) -> None:
 
 
 @pytest.mark.skipif(not (DATA / "multi30k").is_dir(), reason=f"no Multi30K in {DATA}")
-def test_multi30k_is_read_whole() -> None:
-    """The counts of its publication; copying the source is worth nothing."""
+def test_multi30k_is_read_completely() -> None:
+    """Counts are as published; copying the source has a BLEU below 1."""
     task = corpus(DATA / "multi30k", max_length=128)
     splits = task.splits(0)
     sizes = [len(rows) for rows in (splits.train, splits.validation, splits.test)]

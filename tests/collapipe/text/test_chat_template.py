@@ -1,4 +1,4 @@
-"""A chat template's texts, the places of answers, and what a template cannot do."""
+"""Chat templates: rendered texts, positions of answers, and limits on hostile templates."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ TALK = messages("One?", "It is 1.", "Two?", "It is 2.")
 
 
 def answers(renderer: Renderer, talk: Sequence[Message] = TALK) -> tuple[str, Answers]:
-    """Of one conversation."""
+    """The text of one conversation and the positions of its answers."""
     (found,) = renderer.answers([talk])
     return found
 
@@ -35,12 +35,12 @@ def answers(renderer: Renderer, talk: Sequence[Message] = TALK) -> tuple[str, An
     ],
     ids=["marked", "plain", "reasoning", "unreasoned", "without heading"],
 )
-def test_answers_are_found_with_the_marks_that_end_them(source: str, expected: list[str]) -> None:
+def test_answers_are_found_with_their_end_tokens(source: str, expected: list[str]) -> None:
     text, places = answers(Renderer(template(source)))
     assert [text[slice(*each)] for each in places] == expected
 
 
-def test_an_answer_that_repeats_its_question_is_found_behind_it() -> None:
+def test_an_answer_that_repeats_its_question_is_found_after_it() -> None:
     talk = messages("the same", "the same", "the same", "same")
     text, places = answers(Renderer(template(PLAIN)), talk)
     assert [text[slice(*each)] for each in places] == ["the same<|end|>", "same<|end|>"]
@@ -51,7 +51,7 @@ def test_a_prompt_ends_with_the_heading_of_an_answer() -> None:
     assert Renderer(template(PLAIN)).prompt(TALK[:1]) == "<|user|>One?<|end|><|assistant|>"
 
 
-def test_special_tokens_and_the_day_are_the_templates_own() -> None:
+def test_a_template_can_use_its_special_tokens_and_its_date() -> None:
     source = "{{ bos_token }}{{ strftime_now('%d %b %Y') }}{{ messages | length }}"
     assert Renderer(template(source, bos_token="<s>")).prompt(TALK) == "<s>03 May 20334"
 
@@ -69,19 +69,21 @@ def test_special_tokens_and_the_day_are_the_templates_own() -> None:
         ("{{ 'a' * 9000000 }}{{ messages }}", TALK, "characters"),
     ],
 )
-def test_a_template_that_fails_is_named(source: str, talk: list[Message], cause: str) -> None:
+def test_the_error_of_a_failing_template_states_the_cause(
+    source: str, talk: list[Message], cause: str
+) -> None:
     with pytest.raises(ValueError, match=cause) as raised:
         answers(Renderer(template(source)), talk)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("source", ["", "no program", "{{ messages }}" + " " * 2**17])
-def test_a_template_has_a_length_and_uses_messages(source: str) -> None:
+def test_a_template_that_is_too_long_or_ignores_messages_is_refused(source: str) -> None:
     with pytest.raises(ConfigError, match="chat template"):
         template(source)
 
 
-# Uses what transformers adds to Jinja, and what it changes.
+# Uses the features that transformers adds to Jinja or changes.
 RICH = """
 {%- macro mark(role) -%}<|{{ role }}|>{%- endmacro -%}
 {%- set seen = namespace(count=0) -%}
@@ -101,8 +103,8 @@ RICH = """
 
 
 @pytest.mark.parametrize("source", [RICH, MARKED, REASONING], ids=["rich", "marked", "reasoning"])
-def test_texts_are_those_of_transformers(source: str) -> None:
-    """Letters of every width, too: places count characters."""
+def test_rendered_texts_equal_those_of_transformers(source: str) -> None:
+    """Positions count characters, also for characters of several bytes."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     talk = messages("<One> 母?", "It is 🐔 'é'.\u2028", "Two?", "It is\n2.", "Three?", "3")
@@ -137,7 +139,7 @@ LOOP = (
     ],
     ids=["loop", "number", "wall", "text", "format"],
 )
-def test_a_template_that_takes_too_much_is_ended(
+def test_a_template_that_exceeds_a_limit_is_stopped(
     monkeypatch: pytest.MonkeyPatch, limit: str, value: float, source: str, cause: str
 ) -> None:
     monkeypatch.setattr(chat_template, limit, value)
@@ -149,8 +151,8 @@ def test_a_template_that_takes_too_much_is_ended(
         renderer.prompt(TALK)
 
 
-def test_each_message_adds_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a conversation takes from what the others left. The system counts in ticks of 4 ms."""
+def test_each_message_adds_processor_time_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All conversations share the limit. The system measures time in ticks of 4 ms."""
     work = template(LOOP.replace("a in range(99999)", "a in range(16)"))
     monkeypatch.setattr(chat_template, "_CPU_S", 0.2)
     monkeypatch.setattr(chat_template, "_CPU_S_EACH", 0.0)
@@ -178,7 +180,7 @@ def test_each_message_adds_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["long", "surrogate", "recursion", "nested", "marks"],
 )
-def test_a_hostile_template_is_one_short_line(
+def test_a_hostile_template_gives_an_error_of_one_short_line(
     source: str, cause: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     renderer = Renderer(template(source))
@@ -190,14 +192,14 @@ def test_a_hostile_template_is_one_short_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_special_tokens_are_no_options() -> None:
+def test_special_tokens_with_names_of_other_arguments_are_refused() -> None:
     for name in ("chat_template", "messages"):
         with pytest.raises(ValueError, match="refuses it"):
             Renderer(template(PLAIN, **{name: "x"})).prompt(TALK)
 
 
 def test_conversations_are_rendered_until_one_fails() -> None:
-    """More of them, and longer ones, than pipes hold; the process goes on after it."""
+    """The conversations exceed the buffers of pipes. After the failure, others are rendered."""
     renderer = Renderer(template(ALTERNATING))
     long = messages("One?", "x" * 9000)
     wrong = messages("One?", "x", "y", roles=("user", "assistant", "assistant"))
@@ -217,8 +219,7 @@ def test_the_process_ends_with_its_object() -> None:
     assert process.returncode is not None
 
 
-def test_the_process_is_small() -> None:
-    """It imports one file of transformers."""
+def test_the_process_imports_only_one_file_of_transformers() -> None:
     program = Path(chat_template.__file__).with_name("render.py")
     command = [sys.executable, "-P", "-X", "importtime", str(program)]
     given = {"template": {"source": "", "special_tokens": {}, "day": "2033-05-03"}}
@@ -239,7 +240,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, library: st
     assert raised.value.name == library
 
 
-def test_the_template_travels_with_the_tokeniser() -> None:
+def test_a_packed_tokeniser_contains_its_template() -> None:
     given = template(PLAIN, bos_token="<s>")
     sent = replace(Tokenizer.of_bytes(), chat_template=given).pack()
     check_tokenizer(sent, "packed")
@@ -259,14 +260,14 @@ def test_the_template_travels_with_the_tokeniser() -> None:
         {"file": "x"},
     ],
 )
-def test_a_foreign_template_is_checked(wrong: dict[str, object]) -> None:
+def test_an_invalid_packed_template_is_refused(wrong: dict[str, object]) -> None:
     sent = json.loads(replace(Tokenizer.of_bytes(), chat_template=template(PLAIN)).pack())
     sent["chat"] |= wrong
     with pytest.raises(ConfigError):
         Tokenizer.unpack(json.dumps(sent))
 
 
-def test_typed_marks_are_special_in_chats_alone() -> None:
+def test_special_tokens_in_a_text_are_recognised_only_in_chats() -> None:
     tokenizer = Tokenizer.of_bytes()
     ((ids, places),) = tokenizer.encode_chat(["a</s>é"])
     letters = ids.tolist()
@@ -275,5 +276,5 @@ def test_typed_marks_are_special_in_chats_alone() -> None:
     assert tokenizer.vocabulary.eos not in tokenizer.encode(["a</s>"])[0]
 
 
-def test_equal_templates_are_equal() -> None:
+def test_templates_with_equal_fields_are_equal() -> None:
     assert template(PLAIN) == ChatTemplate(PLAIN, {}, "2033-05-03")

@@ -1,4 +1,4 @@
-"""Somebody else's tokeniser works, or is refused in one line, without a backtrace."""
+"""A foreign tokeniser works or is refused with an error of one line."""
 
 import dataclasses
 import json
@@ -52,10 +52,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_tokeniser_is_one_line(
+def test_a_broken_tokeniser_gives_an_error_of_one_line(
     kind: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it fails, takes all memory or never comes to an end."""
+    """The tokeniser fails, takes all memory or never ends."""
     if kind == "doubles":
         monkeypatch.setattr("collapipe.text.tokenizer._SECONDS", 1)
     with pytest.raises(ConfigError) as caught:
@@ -73,26 +73,26 @@ PACKED = [
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 100_000, *PACKED])
 @pytest.mark.parametrize("how", [(), ("packed",)])
-def test_what_is_no_tokeniser(text: str, how: tuple[str, ...]) -> None:
+def test_text_that_is_not_a_tokeniser_is_refused(text: str, how: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):
         check_tokenizer(text, *how)
 
 
-def test_a_packed_one_passes() -> None:
+def test_a_valid_packed_tokeniser_passes() -> None:
     check_tokenizer(dataclasses.replace(Tokenizer.of_bytes(), labels=["hen"]).pack(), "packed")
 
 
-def test_a_sound_one_passes() -> None:
+def test_a_valid_tokeniser_passes() -> None:
     check_tokenizer(changed(lambda tree: tree.update(normalizer={"type": "NFKD"})))
 
 
-def test_a_word_without_a_token_is_one_line() -> None:
+def test_a_word_without_a_token_gives_an_error_of_one_line() -> None:
     with pytest.raises(ConfigError, match="UNK") as caught:
         Tokenizer(changed(words), SpecialTokens()).encode(["owl"])
     assert "\n" not in str(caught.value)
 
 
-def test_ids_may_have_gaps() -> None:
+def test_token_ids_may_have_gaps() -> None:
     def gap(tree: dict[str, Any]) -> None:
         vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, "hen": 9, "[UNK]": 4}
         tree.update(model={"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"})

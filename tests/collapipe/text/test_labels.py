@@ -1,4 +1,4 @@
-"""Names of labels in any script are taken; a name that cannot be printed is named with its row."""
+"""Label names of any script are accepted; errors of unprintable names state the row."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ def test_labels_of_any_script_reach_the_server(name: str) -> None:
     assert records.unpack(RowsReply, records.pack(told)) == told
 
 
-@pytest.mark.parametrize("name", [each for each in _BAD if "\ud800" not in each])  # none in Arrow
+# Arrow cannot store a lone surrogate.
+@pytest.mark.parametrize("name", [each for each in _BAD if "\ud800" not in each])
 def test_a_bad_label_is_named_with_its_file_and_row(name: str) -> None:
     with pytest.raises(DataError, match=r"f\.csv: column 'label', row 2: label .*1 to 200|control"):
         standard(Dataset.from_dict({"label": ["a", name]}), {"label": "label"}, "f.csv")
@@ -42,7 +43,7 @@ def test_a_bad_label_is_named_with_its_file_and_row(name: str) -> None:
 @pytest.mark.parametrize("name", _BAD)
 def test_a_bad_label_is_named_with_its_file_and_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes(f"a\n\n{name}\n".encode(errors="replace"))
-    if "\ud800" not in name:  # a file has none
+    if "\ud800" not in name:  # a file cannot contain it
         with pytest.raises(DataError, match=r"labels\.txt:3: label"):
             parse_labelled(Lines(tmp_path / "train.tsv", ["text\t0"]))
     with pytest.raises(DataError, match=r"train\.conll:2: (label|tag)"):
@@ -52,12 +53,12 @@ def test_a_bad_label_is_named_with_its_file_and_line(name: str, tmp_path: Path) 
     assert len(name) > 200 or not is_printable(name)
 
 
-def test_a_column_of_texts_is_no_column_of_labels() -> None:
+def test_a_column_with_more_than_10000_labels_is_refused() -> None:
     with pytest.raises(DataError, match="10,001 different labels, at most 10,000"):
         check_labels([*map(str, range(10_001))], None)
 
 
-def test_a_word_that_is_too_long_to_be_told_is_left_out() -> None:
+def test_a_word_that_is_too_long_to_report_is_left_out() -> None:
     assert count_words([["a", "b" * (LONGEST_WORD + 1)]]) == {"a": 1}
 
 

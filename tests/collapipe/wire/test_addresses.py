@@ -1,4 +1,4 @@
-"""No address of an owner's device is in what others are told."""
+"""Messages to others contain no address of an owner's device."""
 
 import pytest
 
@@ -27,6 +27,6 @@ DEVICES = [
         ("4 blocks need 1,000 bytes; install 2.13.0", None),
     ],
 )
-def test_what_is_told_of_an_address(said: str, told: str | None) -> None:
+def test_addresses_in_a_message_are_replaced(said: str, told: str | None) -> None:
     expected = said.replace("jetson.home", "…") if told is None else told
     assert without_addresses(said, DEVICES) == expected

@@ -1,4 +1,4 @@
-"""How far a sender may be ahead of its reader."""
+"""A sender may be only a few messages ahead of its reader."""
 
 import itertools
 import threading
@@ -11,12 +11,12 @@ import grpc
 from collapipe.wire.channels import DAEMON_OPTIONS, DEVICE_OPTIONS
 from collapipe.wire.streams import PIECE_BYTES
 
-_READ = 200  # messages in a row, by which gRPC would learn that the link is fast
-_MOST_AHEAD = 3  # of those that the reader has not taken
+_READ = 200  # messages that are read at once, so that gRPC assumes a fast link
+_MOST_AHEAD = 3  # messages that the reader has not taken
 
 
 def test_a_device_that_does_not_read_gets_few_messages() -> None:
-    """They take its memory, and delay signs of life on a slow link."""
+    """Waiting messages take the device's memory and delay signs of life on a slow link."""
     may_read, read, sent = threading.Semaphore(_READ), threading.Event(), itertools.count()
 
     def take(messages: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
@@ -43,7 +43,7 @@ def test_a_device_that_does_not_read_gets_few_messages() -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=DEVICE_OPTIONS) as channel:
             call = channel.stream_stream("/test.Stream/take")(pieces())
             assert read.wait(60)
-            time.sleep(1)  # in which 5 to 20 MB come without the options
+            time.sleep(1)  # without the options, 5 to 20 MB arrive meanwhile
             assert next(sent) <= _READ + 1 + _MOST_AHEAD
             call.cancel()
     finally:

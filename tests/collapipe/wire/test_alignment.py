@@ -1,6 +1,6 @@
-"""Tensors that arrive give the same bits in a product as those that were sent.
+"""Products with received tensors equal products with the sent tensors bit for bit.
 
-The last bits of a product of a few rows depend on where in memory its operands begin.
+The last bits of a product of a few rows depend on the memory addresses of its operands.
 """
 
 import pytest
@@ -26,12 +26,12 @@ def at(tensor: Tensor, offset: int) -> Tensor:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 32])
-def test_an_activation_that_arrives_has_the_bits_of_the_one_that_was_sent(rows: int) -> None:
-    """Wherever the bytes of its frame were put."""
+def test_products_with_a_received_activation_are_bit_identical(rows: int) -> None:
+    """The position of the activation in its frame does not matter."""
     sent = torch.randn(2, rows, WIDTH, generator=torch.Generator().manual_seed(rows))
     layer = nn.Linear(WIDTH, WIDTH)
     for first in range(1, 9):
-        mask = torch.ones(first, 8, dtype=torch.bool)  # shifts what follows by 8 bytes each time
+        mask = torch.ones(first, 8, dtype=torch.bool)  # shifts the next tensor by 8 bytes each time
         frame = Frame(FrameKind.ACTIVATION, 1, 2, 3, (mask, sent, sent[:1].double()))
         _, hidden, wide = decode(bytearray(encode(frame))).tensors
         assert hidden.data_ptr() % 64 == wide.data_ptr() % 64 == 0
@@ -39,7 +39,7 @@ def test_an_activation_that_arrives_has_the_bits_of_the_one_that_was_sent(rows: 
         assert torch.equal(layer(hidden[0]), layer(sent[0]))
 
 
-def test_a_module_computes_the_same_wherever_its_weights_were_read_to() -> None:
+def test_a_module_computes_the_same_for_any_address_of_its_weights() -> None:
     expected, inputs = nn.Linear(WIDTH, 1000), torch.randn(1, WIDTH)
     for offset in range(0, 64, 8):
         moved = {name: at(each, offset) for name, each in expected.state_dict().items()}
@@ -50,11 +50,11 @@ def test_a_module_computes_the_same_wherever_its_weights_were_read_to() -> None:
             assert torch.equal(module(inputs), expected(inputs))
 
 
-def test_what_is_aligned_is_not_copied() -> None:
+def test_aligned_tensors_are_not_copied() -> None:
     tensor = torch.zeros(3)
     assert aligned(tensor) is tensor
     assert aligned(at(tensor, 8)).data_ptr() % 64 == 0
     narrow = at(torch.zeros(4), 8).view(torch.bfloat16)
-    assert aligned(narrow) is narrow  # it computes in a wider copy
+    assert aligned(narrow) is narrow  # products use a wider copy
     assert aligned(torch.empty(0)).numel() == 0
     assert aligned(torch.empty(3, device="meta")).is_meta

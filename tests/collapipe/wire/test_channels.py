@@ -14,7 +14,7 @@ from collapipe.wire.streams import ACCEPTED, FrameStream
 
 
 class Refused(grpc.RpcError, grpc.Call):  # type: ignore[misc]
-    """What a call raises that a server has refused."""
+    """The error of a call that the server has refused."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -24,8 +24,10 @@ class Refused(grpc.RpcError, grpc.Call):  # type: ignore[misc]
 
 
 class Call:
-    """A call whose messages are those of ``brings``, and which never tells its metadata, as gRPC's
-    may do where a connection ends at a bad moment."""
+    """A call with the messages of ``brings``, whose metadata never arrives.
+
+    A call of gRPC can behave in this way if its connection ends at a bad moment.
+    """
 
     def __init__(self, brings: "Callable[[Call], Iterator[bytes]]") -> None:
         self._brings, self.cancelled, self.told = brings, threading.Event(), threading.Event()
@@ -43,7 +45,7 @@ class Call:
         self.cancelled.set()
 
     def channel(self) -> Any:
-        """One that opens this call alone."""
+        """A channel that opens only this call."""
         made = self
 
         class Channel:
@@ -76,7 +78,7 @@ def accepting(call: Call) -> Iterator[bytes]:
     yield from silent(call)
 
 
-def test_a_refused_stream_leaves_no_thread_and_keeps_its_kind() -> None:
+def test_a_refused_stream_leaves_no_thread_and_keeps_its_error_type() -> None:
     before, call = threads(), Call(refused)
     with pytest.raises(BusyLinkError, match="RESOURCE_EXHAUSTED: device-0 works"):
         opened(call)
@@ -86,7 +88,7 @@ def test_a_refused_stream_leaves_no_thread_and_keeps_its_kind() -> None:
     assert call.cancelled.is_set()
 
 
-def test_a_stream_that_nobody_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unanswered_stream_is_cancelled_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "CONNECT_S", 0.0)
     call = Call(silent)
     with pytest.raises(LinkError, match="not accepted within 0 s"):
@@ -101,12 +103,12 @@ def test_a_stream_is_open_once_it_is_accepted() -> None:
 
 
 class Ended:
-    """A server's call that ended before its handler could ask for that."""
+    """A server's call that ended before its handler could add a callback."""
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         return False
 
 
-def test_a_call_that_has_ended_holds_no_thread_of_a_server() -> None:
+def test_a_call_that_has_ended_occupies_no_thread_of_a_server() -> None:
     stream = FrameStream("gone", 100)
     assert [*serve_stream(stream, iter(()), Ended())] == [ACCEPTED]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What arrives is what was sent, up to half a quantum; how many bytes it takes is known before."""
+"""Values arrive with an error of at most half a quantum; their size is known in advance."""
 
 import math
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
 def normal(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows of very different sizes."""
+    """Normal random numbers in rows of very different magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(-20, 20, (*shape[:-1], 1) if shape else (), generator=generator)
     return (torch.randn(tuple(shape), generator=generator) * 2.0**rows).to(dtype)
 
 
 def refused(tensors: Sequence[Tensor], precision: str, shape: Sequence[int] = (2, 3)) -> str:
-    """The one line that is said of them."""
+    """The error of decoding these tensors, which has one line."""
     with pytest.raises(WireError) as caught:
         decode(tensors, shape, precision, torch.float32)
     assert "\n" not in str(caught.value)
@@ -38,10 +38,10 @@ def refused(tensors: Sequence[Tensor], precision: str, shape: Sequence[int] = (2
 
 @pytest.mark.parametrize(("precision", "dtype"), [*product(PRECISIONS, [*DTYPES, torch.int64])])
 @given(shapes, st.integers(0, 2**31))
-def test_the_layout_and_the_bytes_are_those_of_what_travels(
+def test_the_predicted_layout_and_bytes_equal_those_of_the_encoded_tensors(
     precision: str, dtype: torch.dtype, shape: tuple[int, ...], seed: int
 ) -> None:
-    """For every shape, empty ones and scalars among them, and it comes back in it."""
+    """Every shape is tested, also empty ones and scalars; decoding restores the shape."""
     tensor = normal(shape, seed, dtype)
     sent = encode(tensor, precision)
     assert layout(shape, dtype, precision) == tuple((s.dtype, tuple(s.shape)) for s in sent)
@@ -51,7 +51,7 @@ def test_the_layout_and_the_bytes_are_those_of_what_travels(
 
 
 def test_the_bytes_of_an_activation() -> None:
-    """Rows that are no multiple of four are padded; each has a scale of four bytes."""
+    """Rows are padded to whole groups of values; each row has a scale of four bytes."""
     assert [num_bytes((2, 3, 65), torch.float32, each) for each in PRECISIONS] == [
         2 * 3 * 65 * 4,
         2 * 3 * 65 * 2,
@@ -63,7 +63,7 @@ def test_the_bytes_of_an_activation() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_float32_sends_the_tensor_itself(dtype: torch.dtype) -> None:
-    """In its own dtype, bit for bit."""
+    """The tensor keeps its dtype and its bits."""
     tensor = normal((3, 4), 1, dtype)
     (sent,) = encode(tensor, "float32")
     assert sent is tensor
@@ -72,7 +72,7 @@ def test_float32_sends_the_tensor_itself(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("tensor", [torch.tensor([2**40, -1]), torch.tensor([True, False])])
-def test_whole_numbers_and_truth_values_are_exact(precision: str, tensor: Tensor) -> None:
+def test_integers_and_booleans_are_exact(precision: str, tensor: Tensor) -> None:
     assert torch.equal(decode(encode(tensor, precision), (2,), precision, tensor.dtype), tensor)
 
 
@@ -85,10 +85,10 @@ def test_bfloat16_keeps_eight_bits(shape: tuple[int, ...], seed: int, dtype: tor
 
 @pytest.mark.parametrize("precision", LEVELS)
 @given(shapes, st.integers(0, 2**31), st.sampled_from(FLOATS))
-def test_whole_numbers_are_right_within_half_a_quantum_of_their_row(
+def test_quantised_values_are_within_half_a_quantum_of_their_row(
     precision: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype
 ) -> None:
-    """Small rows suffer nothing from large ones, and the largest value of each stays."""
+    """Large rows do not affect small ones, and each row's largest value is kept."""
     tensor, levels = normal(shape, seed, dtype), LEVELS[precision]
     sent = encode(tensor, precision)
     back = decode(sent, shape, precision, dtype)
@@ -102,10 +102,10 @@ def test_whole_numbers_are_right_within_half_a_quantum_of_their_row(
 
 @pytest.mark.parametrize("precision", LEVELS)
 @given(shapes, st.integers(0, 2**31), st.sampled_from(FLOATS))
-def test_by_chance_each_value_goes_to_one_of_its_neighbours(
+def test_stochastic_rounding_gives_a_neighbouring_level(
     precision: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype
 ) -> None:
-    """The same generator makes the same bits."""
+    """Generators with equal seeds give equal bits."""
     tensor = normal(shape, seed, dtype)
     sent = encode(tensor, precision, torch.Generator().manual_seed(seed))
     again = encode(tensor, precision, torch.Generator().manual_seed(seed))
@@ -115,7 +115,7 @@ def test_by_chance_each_value_goes_to_one_of_its_neighbours(
 
 
 @pytest.mark.parametrize("precision", LEVELS)
-def test_by_chance_a_value_on_a_level_stays_there(precision: str) -> None:
+def test_stochastic_rounding_keeps_a_value_on_a_level(precision: str) -> None:
     levels = LEVELS[precision]
     row = torch.arange(-levels, levels + 1.0)
     for seed in range(20):
@@ -124,13 +124,13 @@ def test_by_chance_a_value_on_a_level_stays_there(precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", LEVELS)
-def test_by_chance_the_mean_is_the_value(precision: str) -> None:
-    """Where rounding to the nearest is off by up to half a quantum, each time the same."""
+def test_stochastic_rounding_is_unbiased(precision: str) -> None:
+    """Rounding to the nearest repeats the same error of up to half a quantum."""
     draws, generator = 4000, torch.Generator().manual_seed(7)
     tensor = torch.linspace(-1, 1, 23, dtype=torch.float64).expand(draws, 23)
     sent = encode(tensor, precision, generator)
     off = decode(sent, tensor.shape, precision, tensor.dtype).mean(0) - tensor[0]
-    deviation = 0.5 / LEVELS[precision] / math.sqrt(draws)  # of such a mean, at most
+    deviation = 0.5 / LEVELS[precision] / math.sqrt(draws)  # of the mean, at most
     assert bool((off.abs() < 5 * deviation).all())
     nearest = decode(encode(tensor, precision), tensor.shape, precision, tensor.dtype)
     assert bool(((nearest[0] - tensor[0]).abs() > 10 * deviation).any())
@@ -138,7 +138,7 @@ def test_by_chance_the_mean_is_the_value(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @given(shapes, st.integers(0, 2**31))
-def test_the_squared_error_is_that_of_what_arrives(
+def test_the_predicted_squared_error_equals_the_error_after_decoding(
     precision: str, shape: tuple[int, ...], seed: int
 ) -> None:
     tensor = normal(shape, seed, torch.float64)
@@ -148,7 +148,7 @@ def test_the_squared_error_is_that_of_what_arrives(
 
 
 @pytest.mark.parametrize("precision", LEVELS)
-def test_by_chance_the_squared_error_is_the_mean_of_what_is_drawn(precision: str) -> None:
+def test_the_predicted_squared_error_of_stochastic_rounding_is_its_mean(precision: str) -> None:
     tensor, generator = normal((5, 40), 3), torch.Generator().manual_seed(0)
     lost = [
         float((tensor - decode(sent, (5, 40), precision, tensor.dtype)).double().square().sum())
@@ -159,16 +159,16 @@ def test_by_chance_the_squared_error_is_the_mean_of_what_is_drawn(precision: str
     assert expected > squared_error(tensor, precision)
 
 
-def test_halves_go_to_the_even_neighbour() -> None:
-    """So that rounding has no drift."""
+def test_halves_are_rounded_to_the_even_neighbour() -> None:
+    """Rounding therefore has no bias."""
     row = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5])
     assert encode(row, "int8")[0].tolist() == [127, 0, 2, 2, 0, -2, -2]
 
 
 @pytest.mark.parametrize("precision", LEVELS)
 @pytest.mark.parametrize("value", [0.0, 2.0**-149])
-def test_a_row_of_zeros_stays_one(value: float, precision: str) -> None:
-    """Beside rows that are not; so does one too small to have a scale."""
+def test_a_row_of_zeros_stays_zero(value: float, precision: str) -> None:
+    """The other row is not zero. A row that is too small for a scale becomes zero."""
     rows = torch.tensor([[0.0, value], [1.0, -2.0]])
     for generator in (None, torch.Generator()):
         sent = encode(rows, precision, generator)
@@ -179,7 +179,7 @@ def test_a_row_of_zeros_stays_one(value: float, precision: str) -> None:
 
 @pytest.mark.parametrize("precision", LEVELS)
 def test_the_smallest_floats_do_not_wrap_around(precision: str) -> None:
-    """Their scale is one or two of the smallest steps there are."""
+    """Their scale is once or twice the smallest positive float."""
     rows = torch.arange(1, 600.0).unsqueeze(1) * 2.0**-149
     back = decode(encode(rows, precision), rows.shape, precision, rows.dtype)
     assert bool((back >= 0).all())
@@ -188,8 +188,8 @@ def test_the_smallest_floats_do_not_wrap_around(precision: str) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
 @pytest.mark.parametrize("precision", PRECISIONS[1:])
-def test_what_no_such_number_can_say_is_not_sent(bad: float, precision: str) -> None:
-    """NaN would become a number, and a large number infinite."""
+def test_values_that_the_precision_cannot_represent_are_refused(bad: float, precision: str) -> None:
+    """Otherwise NaN would become a number, and a large number would become infinite."""
     tensor = torch.zeros(2, 3, dtype=torch.float64)
     tensor[1, 1] = bad
     with pytest.raises(NonFiniteLossError, match=rf"\[2, 3\].*too large for {precision}"):
@@ -197,7 +197,7 @@ def test_what_no_such_number_can_say_is_not_sent(bad: float, precision: str) -> 
 
 
 QUANTA, SCALES = torch.ones(2, 3, dtype=torch.int8), torch.ones(2, 1)
-PACKED = torch.ones(2, 2, dtype=torch.uint8)  # of 4 bits, 3 a row
+PACKED = torch.ones(2, 2, dtype=torch.uint8)  # 3 values of 4 bits in each row
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,10 @@ PACKED = torch.ones(2, 2, dtype=torch.uint8)  # of 4 bits, 3 a row
         ((PACKED[:, :1], SCALES), "int4", "torch.uint8 [2, 1]"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_tensors_that_do_not_fit_are_refused(
     tensors: tuple[Tensor, ...], precision: str, words: str
 ) -> None:
-    """It says what came and what should have, before it has seen, or made, a value."""
+    """The error states the received and the expected forms; no value is read or created."""
     shape = (2,) if precision in PRECISIONS[:2] else (2, 3)
     unseen = [tensor.to("meta") for tensor in tensors]
     assert words in refused(unseen, precision, shape)
@@ -236,13 +236,12 @@ def test_what_does_not_fit_is_refused(
 
 @pytest.mark.parametrize("bad", [-1e-30, math.nan, math.inf, -math.inf])
 def test_a_bad_scale_is_refused(bad: float) -> None:
-    """Wherever it stands."""
     scales = torch.tensor([[1.0], [bad]])
     assert "scales that are negative, NaN or infinite" in refused((QUANTA, scales), "int8")
 
 
 def test_padding_that_is_not_zero_is_refused() -> None:
-    """It would be bits that nobody counts."""
+    """Otherwise the padding could contain data."""
     packed = PACKED.clone()
     packed[1, 1] = 0x11
     assert "padding is not zero" in refused((packed, SCALES), "int4")
@@ -257,7 +256,7 @@ def test_padding_that_is_not_zero_is_refused() -> None:
     ],
 )
 def test_a_value_below_all_levels_is_refused(precision: str, values: Tensor) -> None:
-    """There is one more below 0 than above, which nobody sends."""
+    """Two's complement has one more value below 0 than above 0; no encoder sends it."""
     words = f"values of {precision[3:]} bits below {-LEVELS[precision]}"
     assert words in refused((values, SCALES), precision)
 
@@ -265,7 +264,7 @@ def test_a_value_below_all_levels_is_refused(precision: str, values: Tensor) -> 
 @pytest.mark.parametrize("precision", LEVELS)
 @given(st.integers(0, 2**31))
 def test_rounding_twice_changes_nothing(precision: str, seed: int) -> None:
-    """What was decoded is made of quanta already."""
+    """Decoded values are multiples of a quantum already."""
     tensor = normal((3, 5), seed)
     once = decode(encode(tensor, precision), (3, 5), precision, tensor.dtype)
     twice = decode(encode(once, precision), (3, 5), precision, tensor.dtype)
@@ -274,5 +273,5 @@ def test_rounding_twice_changes_nothing(precision: str, seed: int) -> None:
 
 
 def test_numbers_that_become_infinite_are_refused() -> None:
-    """Though every scale is finite."""
+    """Finite scales can give infinite products."""
     assert "too large for torch.float32" in refused((QUANTA * 127, SCALES * 3e38), "int8")

@@ -1,4 +1,4 @@
-"""Changes of activations: both ends agree on what arrived, which gets nearer to what was meant."""
+"""Unit and server remember the same activations, which approach the unit's true activations."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,7 +36,7 @@ def send(
     counts: Sequence[int],
     precision: str,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What the server gets, and what travelled."""
+    """The activation that the server decodes, and the tensors that the unit sent."""
     counted = torch.tensor(counts)
     generator = torch.Generator().manual_seed(0)
     sent = unit.encode(activation, torch.tensor(rows), counted, precision, generator)
@@ -52,13 +52,13 @@ def same(first: ActivationMemory, second: ActivationMemory) -> bool:
 @given(
     batches, batches, st.sampled_from(PRECISIONS), st.sampled_from([torch.float32, torch.float64])
 )
-def test_both_ends_remember_the_same(
+def test_both_ends_remember_the_same_activations(
     first: list[list[tuple[int, int]]],
     second: list[list[tuple[int, int]]],
     precision: str,
     dtype: torch.dtype,
 ) -> None:
-    """Whatever rows come, in two rounds, one after the other."""
+    """Any rows are sent in two successive rounds."""
     unit, server, total = coder(), coder(), dict[int, Tensor]()
     for round_, steps in ((1, first), (2, second)):
         if round_ == 2:
@@ -76,15 +76,15 @@ def test_both_ends_remember_the_same(
     assert same(unit.arrived, server.arrived)
     assert same(unit.known, server.known)
     assert same(server.known.after(server.arrived), ActivationMemory(2, total))
-    assert all(  # no more is kept alive than is remembered
+    assert all(  # memory holds only the remembered rows
         tokens.untyped_storage().nbytes() == tokens.numel() * tokens.element_size()
         for tokens in server.arrived.rows.values()
     )
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8", "int6", "int4"])
-def test_a_row_that_stays_arrives_better_each_time(precision: str) -> None:
-    """Until nothing is left to send but the last bits."""
+def test_the_error_of_an_unchanged_row_shrinks_with_each_step(precision: str) -> None:
+    """In the end, only the last bits are wrong."""
     unit, server, activation = coder(), coder(), torch.randn(4, DIM)
     errors = []
     for _ in range(20):
@@ -102,9 +102,11 @@ def test_a_row_that_stays_arrives_better_each_time(precision: str) -> None:
         (torch.ones(1, DIM), torch.ones(2, DIM), [True]),
         (torch.ones(2, DIM), torch.zeros(2, DIM), [True]),
     ],
-    ids=["nearer", "farther", "more tokens", "no noise in nothing"],
+    ids=["nearer", "farther", "more tokens", "zeros"],
 )
-def test_a_row_travels_as_what_is_less(before: Tensor, now: Tensor, whole: list[bool]) -> None:
+def test_a_row_is_sent_whole_or_as_a_change_whichever_is_smaller(
+    before: Tensor, now: Tensor, whole: list[bool]
+) -> None:
     unit, server = coder(), coder()
     send(unit, server, before, [4], [len(before)], "int8")
     _, (numbers, *_) = send(unit, server, now, [4], [len(now)], "int8")
@@ -112,7 +114,7 @@ def test_a_row_travels_as_what_is_less(before: Tensor, now: Tensor, whole: list[
 
 
 def test_a_unit_that_knows_less_than_the_server_sends_whole_rows() -> None:
-    """Nothing depends on what the server still has of them."""
+    """The server's older values of these rows do not matter."""
     stale = ActivationMemory(3, {0: torch.full((1, DIM), 9.0), 1: torch.full((1, DIM), 9.0)})
     unit, server = coder(round_=4), coder(stale, round_=4)
     for _ in range(2):
@@ -144,8 +146,8 @@ ZEROS = torch.zeros(3, DIM)
         (torch.tensor([~0, ~1]).double(), "do not fit"),
     ],
 )
-def test_numbers_that_no_unit_has_are_refused(numbers: Tensor, says: str) -> None:
-    """Row 1 is known as large, row 3 with another number of tokens; nothing is remembered."""
+def test_invalid_row_numbers_are_refused(numbers: Tensor, says: str) -> None:
+    """Row 1 has large values, row 3 another number of tokens; the server remembers no row."""
     large = torch.full((2, DIM), 3e38)
     server = coder(ActivationMemory(1, {1: large, 3: large[:1]}), 2)
     with pytest.raises(WireError, match=says):
@@ -167,7 +169,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     assert not server.arrived.rows
 
 
-def test_what_both_have_is_what_the_server_names() -> None:
+def test_a_memory_agrees_only_with_the_round_that_the_server_names() -> None:
     before = ActivationMemory(3, {0: torch.zeros(1, DIM), 1: torch.zeros(1, DIM)})
     later = ActivationMemory(5, {1: torch.ones(1, DIM)})
     assert same(before.agreed(later, 3), before)
@@ -183,7 +185,7 @@ MEMORY = ActivationMemory(
 
 
 @pytest.mark.parametrize("memory", [ActivationMemory(), MEMORY])
-def test_a_memory_is_read_as_it_was_packed(memory: ActivationMemory) -> None:
+def test_a_packed_memory_is_read_back_unchanged(memory: ActivationMemory) -> None:
     assert same(ActivationMemory.unpack(memory.pack(), DIM, torch.float32), memory)
 
 
@@ -213,7 +215,7 @@ def _put(name: str, value: Tensor) -> Callable[[Tensors], None]:
         _put("tokens", torch.full((3, DIM), torch.nan)),
     ],
 )
-def test_a_memory_that_cannot_be_is_refused(damage: Callable[[Tensors], None]) -> None:
+def test_an_invalid_memory_is_refused(damage: Callable[[Tensors], None]) -> None:
     packed = MEMORY.pack()
     damage(packed)
     with pytest.raises(WireError):

@@ -1,4 +1,4 @@
-"""Frames come back bit for bit; whatever else the bytes are, the only answer is ``WireError``."""
+"""Decoding restores frames bit for bit; all other bytes raise ``WireError``."""
 
 import math
 import struct
@@ -32,7 +32,7 @@ numbers = st.integers(0, HUGE)
 
 
 def random_bits(dtype: torch.dtype, shape: Sequence[int], seed: int) -> Tensor:
-    """Any bits, NaNs among them; truth values are 0 or 1."""
+    """A tensor of random bits, which may be NaN; booleans are 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
         return torch.randint(2, tuple(shape), generator=generator).bool()
@@ -56,14 +56,14 @@ frames = st.builds(
 
 
 def bits(tensor: Tensor) -> bytes:
-    """Raw bytes, which tell NaNs and zeros apart."""
+    """The raw bytes, in which NaNs and signed zeros differ."""
     return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def message(
     *shapes: tuple[int, Sequence[int]], kind: int = FrameKind.ACTIVATION, count: int | None = None
 ) -> bytes:
-    """A header by hand, from dtype codes and sizes, without the tensors' bytes."""
+    """A header built by hand from dtype codes and sizes, without the tensors' bytes."""
     tensors = len(shapes) if count is None else count
     data = struct.pack("<4sBBHIII", MAGIC, kind, tensors, 0, 1, 2, 3)
     for code, sizes in shapes:
@@ -86,8 +86,8 @@ SAMPLE = Frame(
 
 
 @given(frames)
-def test_round_trip(frame: Frame) -> None:
-    """Every kind, dtype and shape, empty ones and scalars among them."""
+def test_decoding_restores_every_frame(frame: Frame) -> None:
+    """Every kind, dtype and shape is tested, also empty tensors and scalars."""
     data = encode(frame)
     assert len(data) % 8 == 0
     back = decode(data)
@@ -106,13 +106,13 @@ def test_round_trip(frame: Frame) -> None:
 
 @given(frames)
 def test_the_size_is_known_from_dtypes_and_shapes(frame: Frame) -> None:
-    """To the byte, without the tensors."""
+    """The size is exact and needs no tensors."""
     layouts = [(tensor.dtype, tuple(tensor.shape)) for tensor in frame.tensors]
     assert num_bytes(layouts) == len(encode(frame))
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    """Little-endian, aligned to 8 bytes, on any machine."""
+    """The layout is little-endian and aligned to 8 bytes on any machine."""
     frame = Frame(FrameKind.NORMS, 1, 2, 3, (torch.tensor([1.5], dtype=torch.float64),))
     body = struct.pack("<d", 1.5)
     assert encode(frame) == message((1, [1]), kind=4) + body
@@ -124,7 +124,7 @@ def test_the_layout_is_the_documented_one() -> None:
 
 
 def test_tensors_of_any_layout_are_sent() -> None:
-    """Strided views and parts of a graph; what comes back is writable memory of its own."""
+    """Strided views and tensors of a graph are sent; received tensors are writable copies."""
     x = torch.arange(12.0).reshape(3, 4).requires_grad_()
     sent = (x.T, x[:, ::2] * 1, x[1:, 1:3])
     data = encode(Frame(FrameKind.ACTIVATION, 0, 0, 0, sent))
@@ -146,14 +146,16 @@ def test_tensors_of_any_layout_are_sent() -> None:
         ((torch.zeros(1),) * (MAX_TENSORS + 1), "at most 8 tensors, got 9"),
     ],
 )
-def test_what_a_frame_cannot_carry_is_refused(tensors: tuple[Tensor, ...], words: str) -> None:
-    """By the sender already."""
+def test_tensors_that_a_frame_cannot_carry_are_refused(
+    tensors: tuple[Tensor, ...], words: str
+) -> None:
+    """The sender refuses such tensors."""
     with pytest.raises(WireError, match=words):
         encode(Frame(FrameKind.ACTIVATION, 0, 0, 0, tensors))
 
 
 def test_truncated_and_extended_frames_are_refused() -> None:
-    """At every length, and not only where a whole tensor is missing."""
+    """Frames are cut at every length, not only at the end of a tensor."""
     data = encode(SAMPLE)
     for length in range(len(data)):
         with pytest.raises(WireError):
@@ -184,7 +186,7 @@ def test_truncated_and_extended_frames_are_refused() -> None:
     ],
 )
 def test_bad_messages_are_named(data: bytes, words: str) -> None:
-    """The first thing that is wrong."""
+    """The error states the first fault."""
     with pytest.raises(WireError, match=words):
         decode(data)
 
@@ -195,12 +197,12 @@ def test_bad_messages_are_named(data: bytes, words: str) -> None:
 )
 @pytest.mark.parametrize("code", range(len(DTYPES)))
 @pytest.mark.parametrize("counted_in", [2**32, 2**64])
-def test_a_claim_of_size_costs_nothing(
+def test_a_header_with_a_huge_size_takes_no_memory(
     sizes: list[int], code: int, counted_in: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much a header claims, also where the size would fit if it were counted in C's words.
+    """Some sizes would fit the message after an overflow of 32 or 64 bits.
 
-    No tensor is made, and no more memory taken than the message has.
+    No tensor is created, and less than 64 KiB of memory is allocated.
     """
 
     def refuse(*_: Any, **__: Any) -> Tensor:
@@ -212,7 +214,7 @@ def test_a_claim_of_size_costs_nothing(
     body = bytes(wrapped + -wrapped % 8 if wrapped < 2**10 else 64)
     data = message((code, sizes)) + body
     with pytest.raises(WireError, match=r"its header says|at most .* elements"):
-        decode(data)  # once before: what Python keeps for the first time is not counted
+        decode(data)  # a first call, so that Python's caches do not count
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -223,8 +225,8 @@ def test_a_claim_of_size_costs_nothing(
 
 
 @pytest.mark.parametrize("sizes", [[0, HUGE], [HUGE, 0], [3, 0, 2**31], [2**20, 0, 2**20]])
-def test_a_tensor_without_elements_may_be_wide(sizes: list[int]) -> None:
-    """It holds nothing, whatever its other sizes say."""
+def test_a_tensor_without_elements_may_have_large_sizes(sizes: list[int]) -> None:
+    """One size of the tensor is 0, so the tensor takes no memory."""
     tensor = decode(message((0, sizes))).tensors[0]
     assert list(tensor.shape) == sizes
     assert encode(decode(message((0, sizes)))) == message((0, sizes))
@@ -238,13 +240,13 @@ def test_a_tensor_without_elements_may_be_wide(sizes: list[int]) -> None:
     ],
 )
 def test_a_tensor_whose_strides_overflow_is_refused(sizes: list[int]) -> None:
-    """No elements, but sizes that torch cannot multiply."""
+    """The tensor has no elements, but torch cannot multiply its sizes."""
     with pytest.raises(WireError, match=r"at most .* elements"):
         decode(message((0, sizes)))
 
 
-def refused_or_sound(data: bytes) -> None:
-    """Only ``WireError`` may come of it, or a frame of exactly these tensors."""
+def refused_or_valid(data: bytes) -> None:
+    """Decoding raises ``WireError`` or returns a frame of exactly this size."""
     try:
         frame = decode(data)
     except WireError:
@@ -253,9 +255,9 @@ def refused_or_sound(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_random_bytes(data: bytes, with_magic: bool) -> None:
-    """With and without the right first bytes."""
-    refused_or_sound(MAGIC + data if with_magic else data)
+def test_random_bytes_are_refused_or_valid(data: bytes, with_magic: bool) -> None:
+    """The bytes begin with or without the magic number."""
+    refused_or_valid(MAGIC + data if with_magic else data)
 
 
 @given(
@@ -272,17 +274,17 @@ def test_random_bytes(data: bytes, with_magic: bool) -> None:
 )
 @example([(0, [2, 3])], None, 2, bytes(24))
 @example([(4, [8]), (3, [])], None, 2, bytes(16))
-def test_random_headers(
+def test_random_headers_are_refused_or_valid(
     shapes: list[tuple[int, list[int]]], count: int | None, kind: int, body: bytes
 ) -> None:
-    """Well-formed or nearly so, with any claims."""
-    refused_or_sound(message(*shapes, kind=kind, count=count) + body)
+    """The headers are well-formed or nearly so, with any sizes."""
+    refused_or_valid(message(*shapes, kind=kind, count=count) + body)
 
 
 @given(frames, st.data())
-def test_damaged_frames(frame: Frame, data: st.DataObject) -> None:
-    """A byte of the header or of a tensor that is no longer what it was; sizes stay small."""
+def test_damaged_frames_are_refused_or_valid(frame: Frame, data: st.DataObject) -> None:
+    """One byte of the header or of a tensor is changed."""
     damaged = bytearray(encode(frame))
     place = data.draw(st.integers(0, len(damaged) - 1))
     damaged[place] ^= data.draw(st.integers(1, 255))
-    refused_or_sound(bytes(damaged))
+    refused_or_valid(bytes(damaged))

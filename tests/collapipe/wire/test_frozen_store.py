@@ -1,4 +1,4 @@
-"""Frozen tensors come back as they were, or not at all."""
+"""The store returns frozen tensors unchanged or raises an error."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ BUFFER = torch.arange(12.0)
 
 
 def tensors() -> dict[str, Tensor]:
-    """Of several types, one transposed, one without numbers, two in one storage."""
+    """Tensors of several types: one is transposed, one is empty, and two share a storage."""
     return {
         "b": BUFFER[:6].view(2, 3).t(),
         "a": BUFFER[6:],
@@ -31,7 +31,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    """Names, types and bits."""
+    """Whether names, types and values are equal."""
     return left.keys() == right.keys() and all(
         left[name].dtype == right[name].dtype and torch.equal(left[name], right[name])
         for name in left
@@ -39,7 +39,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def lacking(store: FrozenStore, *names: str) -> list[str]:
-    """Those without a valid file."""
+    """The names without a valid file."""
     found = []
     for name in names:
         try:
@@ -49,8 +49,8 @@ def lacking(store: FrozenStore, *names: str) -> list[str]:
     return found
 
 
-def test_what_is_added_is_loaded(tmp_path: Path) -> None:
-    """Also by another process, and with the order of names as it comes."""
+def test_added_tensors_can_be_loaded(tmp_path: Path) -> None:
+    """Another store of the folder loads the tensors; the order of names does not matter."""
     folder = tmp_path / "is" / "made"
     name = FrozenStore(folder).add(tensors())
     again = FrozenStore(folder)
@@ -60,18 +60,18 @@ def test_what_is_added_is_loaded(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [f"{name}.safetensors"]
 
 
-def test_a_full_store_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
-    limit = 1000  # bytes, of which each of these takes more than 400
+def test_a_full_store_removes_the_least_recently_used_file(tmp_path: Path) -> None:
+    limit = 1000  # bytes; each file takes more than 400
     store, groups = FrozenStore(tmp_path, limit), [{"w": torch.full((100,), k)} for k in range(3)]
     first, second = (store.add({"w": each["w"].float()}) for each in groups[:2])
     for age, name in ((20, second), (30, first)):
         os.utime(tmp_path / f"{name}.safetensors", (age, age))
-    store.load(first)  # used now
+    store.load(first)  # the most recent use
     third = store.add({"w": groups[2]["w"].float()})
     assert lacking(store, first, second, third) == [second]
 
 
-def test_a_file_that_another_process_removes_is_no_fault(tmp_path: Path) -> None:
+def test_a_file_that_another_process_removes_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "gone.safetensors").symlink_to(tmp_path / "removed")
     store = FrozenStore(tmp_path, 10)
     assert not lacking(store, store.add(tensors()))
@@ -89,19 +89,19 @@ def test_a_file_that_another_process_removes_is_no_fault(tmp_path: Path) -> None
         {},
     ],
 )
-def test_whatever_differs_has_another_digest(other: dict[str, Tensor]) -> None:
+def test_different_tensors_have_different_digests(other: dict[str, Tensor]) -> None:
     assert digest(other) != digest(tensors())
 
 
 def test_a_digest_is_the_same_everywhere() -> None:
-    """Machines compare it: it must not change between versions."""
+    """Machines compare digests, so a digest must not change between versions."""
     assert digest({"w": torch.tensor([1.0, 2.0])}) == (
         "6dbfbed9dee3dbde593832616eda8879e9f9a924278893c8acb2ea5be161194a"
     )
 
 
-def test_a_damaged_file_is_removed_and_lacking(tmp_path: Path) -> None:
-    """Cut short, or with other content under the name: never handed out."""
+def test_a_damaged_file_is_removed_and_reported(tmp_path: Path) -> None:
+    """The store never returns a file that is cut short or has other content."""
     store = FrozenStore(tmp_path)
     name = store.add(tensors())
     file = tmp_path / f"{name}.safetensors"
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_removed_and_lacking(tmp_path: Path) -> None:
         store.load(name)
 
 
-def test_a_damaged_file_outside_of_a_cache_stays(tmp_path: Path) -> None:
+def test_a_damaged_file_outside_of_a_cache_is_kept(tmp_path: Path) -> None:
     store = FrozenStore(tmp_path, is_cache=False)
     file = tmp_path / f"{store.add(tensors())}.safetensors"
     file.write_bytes(damaged := file.read_bytes()[:-1])
@@ -136,14 +136,14 @@ def test_a_damaged_file_outside_of_a_cache_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "../x", "A" * 64, "0" * 63, "0" * 65, "0" * 64 + "\n", "/" + "0" * 63, "é" * 64]
 )
-def test_no_path_comes_of_a_name(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_a_digest_is_refused(tmp_path: Path, name: str) -> None:
     store = FrozenStore(tmp_path / "store")
     with pytest.raises(WireError, match="64 hex digits"):
         store.load(name)
 
 
-def test_many_add_the_same_at_once(tmp_path: Path) -> None:
-    """Whoever looks finds nothing or all of it, and nothing is left over."""
+def test_several_threads_can_add_the_same_tensors_at_once(tmp_path: Path) -> None:
+    """Every thread loads complete tensors, and no temporary file remains."""
     name, failures = digest(tensors()), []
 
     def add() -> None:
@@ -163,10 +163,10 @@ def test_many_add_the_same_at_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.safetensors"]
 
 
-def test_what_does_not_reach_the_disk_has_no_name(
+def test_tensors_that_the_disk_did_not_store_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that writes something else, and a folder that is none."""
+    """The disk stores other values, or the store's folder is a file."""
     store, name = FrozenStore(tmp_path), digest(tensors())
 
     def wrong(kept: dict[str, Tensor], alignment: int) -> list[bytes | memoryview]:
@@ -184,8 +184,10 @@ def test_what_does_not_reach_the_disk_has_no_name(
     assert "\n" not in str(caught.value)
 
 
-def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In the user's cache; a relative ``XDG_CACHE_HOME`` counts for none."""
+def test_the_default_folder_is_in_the_users_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A relative ``XDG_CACHE_HOME`` is ignored."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for value, root in [(str(tmp_path), tmp_path), ("", None), ("relative", None)]:
         monkeypatch.setenv("XDG_CACHE_HOME", value)
@@ -193,8 +195,8 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         assert in_home(str(default_folder())) == str(expected)
 
 
-def test_what_was_loaded_is_mapped_and_aligned(tmp_path: Path) -> None:
-    """It takes no memory of its own, and products of it have the bits of other tensors."""
+def test_loaded_tensors_are_memory_mapped_and_aligned(tmp_path: Path) -> None:
+    """Loaded tensors take no extra memory, and alignment keeps products bit-identical."""
     store, odd = FrozenStore(tmp_path), {"a": torch.ones(3), "b": torch.ones(512)}
     name = store.add(odd)
     loaded = store.load(name)
@@ -206,7 +208,7 @@ def test_what_was_loaded_is_mapped_and_aligned(tmp_path: Path) -> None:
 
 
 def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By each process, until it is written again."""
+    """A process hashes a file again only after a change."""
     store, hashed = FrozenStore(tmp_path), list[object]()
     name = store.add(tensors())
     monkeypatch.setattr(frozen_store, "digest", lambda each: hashed.append(each) or digest(each))
@@ -224,7 +226,7 @@ def test_a_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         store.load(name)
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     store, name = FrozenStore(tmp_path), digest(tensors())
     with full_disk(), pytest.raises(ConfigError, match="make room") as caught:
         store.add(tensors())
@@ -234,10 +236,10 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert same(store.load(name), tensors())
 
 
-def test_what_cannot_be_read_is_not_taken_out(
+def test_a_file_that_cannot_be_read_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that answers not now, and a folder of that name."""
+    """The disk fails for a moment, or a folder has the file's name."""
     store, folder = FrozenStore(tmp_path), tmp_path / f"{'0' * 64}.safetensors"
     name = store.add(tensors())
 
@@ -255,7 +257,7 @@ def test_what_cannot_be_read_is_not_taken_out(
     assert folder.is_dir()
 
 
-def test_a_damaged_file_that_cannot_be_removed_is_not_handed_out(
+def test_a_damaged_file_that_cannot_be_removed_is_not_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FrozenStore(tmp_path)
@@ -270,6 +272,6 @@ def test_a_damaged_file_that_cannot_be_removed_is_not_handed_out(
         store.load(name)
 
 
-def test_the_folder_is_its_users_alone(tmp_path: Path) -> None:
+def test_only_the_user_can_access_the_folder(tmp_path: Path) -> None:
     FrozenStore(tmp_path / "store").add(tensors())
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""What is joined is what safetensors reads and writes."""
+"""Joined tensors form a part in the format of safetensors."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from collapipe.wire.parts import grouped, joined, mapped_part, separated
 
 
 def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
-    """Of all kinds of numbers and strides, empty and without dimensions."""
+    """A part may have tensors of all dtypes and strides, empty tensors and scalars."""
     tensors = {
         "weight": torch.arange(12.0).view(3, 4).t(),
         "half": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),
@@ -40,7 +40,7 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
         assert torch.equal(mapped[name], each)
 
 
-def test_reading_again_and_again_takes_no_more_memory(tmp_path: Path) -> None:
+def test_repeated_reading_takes_no_more_memory(tmp_path: Path) -> None:
     """A replica is read after each step."""
     file = tmp_path / "part"
     file.write_bytes(joined({f"w{k}": torch.zeros(1000) for k in range(20)}).numpy().tobytes())
@@ -62,13 +62,13 @@ def test_reading_again_and_again_takes_no_more_memory(tmp_path: Path) -> None:
     ],
     ids=len,
 )
-def test_what_no_part_is_like_is_refused(data: bytes) -> None:
+def test_data_that_is_not_a_part_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         separated(data)
 
 
 def test_groups_of_many_small_tensors_can_be_read() -> None:
-    """Their header would be too long for one part."""
+    """The header of all tensors would be too long for one part."""
     tensors = {f"blocks.{k}.{'x' * 100}": torch.zeros(1) for k in range(9000)}
     groups = grouped(tensors)
     assert [name for names in groups for name in names] == [*tensors]

@@ -1,4 +1,4 @@
-"""What comes in a message is checked before it is believed."""
+"""The content of a message is checked before it is used."""
 
 import json
 from collections import OrderedDict
@@ -35,7 +35,7 @@ TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor(3.5, dtype=to
 @pytest.mark.parametrize(
     "link", [None, LinkAddress("127.0.0.1:1", b"pem", "a", b"key", b"own", "secret")]
 )
-def test_a_request_comes_as_it_went(link: LinkAddress | None) -> None:
+def test_a_request_is_unpacked_unchanged(link: LinkAddress | None) -> None:
     request = TrainRequest(7, PLAN, 30.0, link)
     content = records.pack(request, weights=records.pack_tensors(TENSORS))
     assert records.unpack(TrainRequest, content) == request
@@ -44,14 +44,14 @@ def test_a_request_comes_as_it_went(link: LinkAddress | None) -> None:
 
 
 def test_a_record_is_one_array_whose_tensors_keep_their_order() -> None:
-    """Sums over them would else differ in the last digit from run to run."""
+    """Otherwise sums over the tensors would differ in the last digit from run to run."""
     tensors = {f"w{k % 10}{k}": torch.full((k % 3,), float(k)) for k in range(40)}
     record = records.pack_tensors(tensors)
     assert len(record) == 1
     assert list(records.unpack_tensors(record)) == list(tensors)
 
 
-def test_a_reply_a_failure_and_a_state_come_as_they_went() -> None:
+def test_replies_failures_and_states_are_unpacked_unchanged() -> None:
     report = ClusterReport(1, (2.5, 1.5), 12, 99, {"forward": 0.5}, 10, 20)
     state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
     reply = records.unpack_reply(records.pack_reply(TrainReply(TENSORS, report, state)))
@@ -86,7 +86,7 @@ def test_any_bytes_are_tensors_or_refused(data: bytes, place: int) -> None:
 
 
 @pytest.mark.parametrize("report", ["", "[1]", "{}", '{"unit": "x"}', '{"unit": 1, "losses": 3}'])
-def test_a_report_that_is_none_is_refused(report: str) -> None:
+def test_an_invalid_report_is_refused(report: str) -> None:
     text = f'{{"unit": 1, "state": "", "report": {report}}}'
     weights = records.pack_tensors(TENSORS)
     content = RecordDict({"UnitReply": ConfigRecord({"json": text}), "weights": weights})
@@ -112,9 +112,9 @@ def test_weights_that_do_not_fit_are_refused(change: object, says: str) -> None:
 
 
 def change(content: RecordDict, before: str, after: str) -> None:
-    """In the text that a unit sent."""
+    """Replace a part of the text that a unit sent."""
     text = str(content["UnitReply"]["json"])
-    if before not in text:  # in the state, a text of its own
+    if before not in text:  # the text is in the state, a nested JSON text
         before, after = (json.dumps(each)[1:-1] for each in (before, after))
     assert before in text
     content["UnitReply"]["json"] = text.replace(before, after, 1)
@@ -132,7 +132,7 @@ def change(content: RecordDict, before: str, after: str) -> None:
         ('"devices":[', '"devices":[],"rest":['),
     ],
 )
-def test_a_state_that_cannot_be_is_set_aside(before: str, after: str) -> None:
+def test_an_invalid_state_is_unpacked_as_a_failure(before: str, after: str) -> None:
     state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
     content = records.pack_state(state, [])
     change(content, before, after)
@@ -142,7 +142,7 @@ def test_a_state_that_cannot_be_is_set_aside(before: str, after: str) -> None:
     assert told.state.message.startswith("not a ClusterState: ")
 
 
-def test_a_state_is_the_units_own() -> None:
+def test_a_state_of_another_unit_is_unpacked_as_a_failure() -> None:
     content = records.pack_state(ClusterState(1, (DEVICE,), 5), [])
     change(content, '"unit":1', '"unit":0')
     told = records.unpack_state(content)
@@ -150,7 +150,7 @@ def test_a_state_is_the_units_own() -> None:
 
 
 @pytest.mark.parametrize("lacking", ["3.0", '"blocks.1"', "true", "[1]"])
-def test_what_is_lacking_is_a_list(lacking: str) -> None:
+def test_the_lacking_parts_must_be_a_list(lacking: str) -> None:
     content = records.pack_state(ClusterState(1, (DEVICE,), 5), [])
     change(content, '"lacking":[]', f'"lacking":{lacking}')
     with pytest.raises(WireError, match="lacking"):
@@ -160,7 +160,7 @@ def test_what_is_lacking_is_a_list(lacking: str) -> None:
 SOUND = RowsReply(1, 9, {"a": 4}, {"\u0120hen": 3}, "berlin")
 
 
-def test_what_a_unit_tells_of_its_rows_comes_back() -> None:
+def test_a_units_report_of_its_rows_is_unpacked_unchanged() -> None:
     assert records.unpack(RowsReply, records.pack(SOUND)) == SOUND
 
 
@@ -182,8 +182,8 @@ def test_what_a_unit_tells_of_its_rows_comes_back() -> None:
         ({"name": "a" * 65}, "name"),
     ],
 )
-def test_what_no_unit_can_tell_of_its_rows_is_refused(told: dict[str, Any], words: str) -> None:
-    """It would be printed, drawn, or counted for hours."""
+def test_an_invalid_report_of_rows_is_refused(told: dict[str, Any], words: str) -> None:
+    """An unchecked report would be printed, drawn, or counted for hours."""
     text = json.dumps(asdict(SOUND) | told)
     content = RecordDict({"RowsReply": ConfigRecord({"json": text})})
     with pytest.raises(WireError, match=words):

@@ -1,4 +1,4 @@
-"""A stream keeps no more than its limits, whatever the other end sends and how little it reads."""
+"""A stream stores no more than its limits, even if the peer floods it or does not read."""
 
 import queue
 import threading
@@ -20,7 +20,7 @@ ACTIVATION = Frame(FrameKind.ACTIVATION, 1, 2, 3, (torch.zeros(2, 3, 4), torch.o
 
 
 def pieces(frame: Frame) -> Iterator[bytes]:
-    """A frame as it travels."""
+    """The pieces in which a frame is sent."""
     stream = FrameStream("nobody", 2**40)
     stream.send(frame)
     stream.send(ACTIVATION)
@@ -32,7 +32,7 @@ def pieces(frame: Frame) -> Iterator[bytes]:
 
 
 class Flood:
-    """The same frame over and over; counts how many were taken."""
+    """Repeats the same frame and counts how many frames were taken."""
 
     def __init__(self, frame: Frame, count: int) -> None:
         self.taken, self._messages, self._count = 0, list(pieces(frame)), count
@@ -44,14 +44,14 @@ class Flood:
 
 
 def fed(stream: FrameStream, messages: Iterable[bytes]) -> threading.Thread:
-    """A thread that takes in messages."""
+    """Start a thread that feeds messages to the stream."""
     thread = threading.Thread(target=stream.feed, args=(messages,), daemon=True)
     thread.start()
     return thread
 
 
 def settled(count: Callable[[], int]) -> int:
-    """What a count has come to when it no longer grows."""
+    """The value of a count when it no longer grows."""
     seen = -1
     while (now := count()) != seen or not now:
         seen = now
@@ -60,7 +60,7 @@ def settled(count: Callable[[], int]) -> int:
 
 
 @pytest.mark.parametrize(("frame", "most"), [(SMALL, 64), (LARGE, 10)], ids=["many", "large"])
-def test_a_flood_waits_until_somebody_takes_it(frame: Frame, most: int) -> None:
+def test_a_flood_of_frames_waits_until_frames_are_received(frame: Frame, most: int) -> None:
     flood = Flood(frame, 1000)
     stream = FrameStream("flooder", 10 * len(encode(LARGE)))
     thread = fed(stream, flood)
@@ -73,17 +73,17 @@ def test_a_flood_waits_until_somebody_takes_it(frame: Frame, most: int) -> None:
         stream.receive(5)
 
 
-def test_a_frame_that_fits_by_itself_is_taken_when_nothing_else_waits() -> None:
+def test_a_frame_of_the_largest_size_is_taken_when_no_other_frame_waits() -> None:
     stream = FrameStream("peer", len(encode(LARGE)))
     fed(stream, [*pieces(SMALL), *pieces(LARGE)])
     assert [stream.receive(5).kind for _ in range(2)] == [FrameKind.READY, FrameKind.LOAD]
 
 
-def test_a_peer_whose_frames_find_no_room_is_not_silent() -> None:
-    """Its next signs of life wait behind them."""
+def test_a_peer_whose_frames_wait_for_space_is_not_silent() -> None:
+    """The peer's next signs of life arrive only after these frames."""
     stream = FrameStream("peer", len(encode(LARGE)))
     thread = fed(stream, [*pieces(LARGE), *pieces(LARGE)])
-    while stream.silent_s:  # it is 0 from when the second one waits
+    while stream.silent_s:  # it is 0 once the second frame waits
         time.sleep(0.01)
     stream.heard -= 60
     assert stream.silent_s == 0
@@ -94,8 +94,8 @@ def test_a_peer_whose_frames_find_no_room_is_not_silent() -> None:
     assert stream.silent_s > 60
 
 
-def test_pieces_are_as_large_as_the_link_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece of a slow link is small, for signs of life wait behind it."""
+def test_pieces_are_larger_on_a_faster_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are small on a slow link, because signs of life wait until a piece is sent."""
     now, bytes_per_s = [0.0], 1e9
     monkeypatch.setattr("collapipe.wire.streams.time.monotonic", lambda: now[0])
     stream, sizes = FrameStream("peer", 2**40), list[int]()
@@ -110,7 +110,7 @@ def test_pieces_are_as_large_as_the_link_is_fast(monkeypatch: pytest.MonkeyPatch
     assert sizes == sorted(sizes[:fast]) + sorted(sizes[fast:], reverse=True)
 
 
-def test_a_stream_that_is_closed_takes_in_no_more() -> None:
+def test_a_closed_stream_stores_no_more_messages() -> None:
     flood = Flood(SMALL, 10**5)
     stream = FrameStream("flooder", 10**6)
     thread = fed(stream, flood)
@@ -122,7 +122,7 @@ def test_a_stream_that_is_closed_takes_in_no_more() -> None:
     assert list(stream.outgoing()) == []
 
 
-def test_who_ignores_the_window_is_refused() -> None:
+def test_a_peer_that_ignores_the_window_is_refused() -> None:
     stream = FrameStream("flooder", 10**6)
     fed(stream, Flood(ACTIVATION, 100)).join(20)
     for _ in range(WINDOW):
@@ -131,8 +131,8 @@ def test_who_ignores_the_window_is_refused() -> None:
         stream.receive(5)
 
 
-def test_who_keeps_to_the_window_is_not() -> None:
-    """As many as were taken may follow."""
+def test_a_peer_that_keeps_to_the_window_is_accepted() -> None:
+    """The peer sends one more frame for each frame that was received."""
     stream, taken = FrameStream("peer", 10**6), threading.Semaphore(WINDOW)
 
     def polite() -> Iterator[bytes]:
@@ -148,7 +148,7 @@ def test_who_keeps_to_the_window_is_not() -> None:
     assert stream.backlog() == (50 // CREDITED, 0)
 
 
-def test_a_credit_has_the_place_of_the_last_tensor_that_was_taken() -> None:
+def test_a_credit_names_the_last_tensor_that_was_received() -> None:
     stream = FrameStream("peer", 10**6)
     sent = [replace(ACTIVATION, micro_batch=number, epoch=7) for number in range(WINDOW)]
     fed(stream, [piece for frame in sent for piece in pieces(frame)])
@@ -159,7 +159,7 @@ def test_a_credit_has_the_place_of_the_last_tensor_that_was_taken() -> None:
     assert credits == [replace(each, kind=FrameKind.CREDIT, tensors=()) for each in sent[1::2]]
 
 
-def test_credits_cost_nothing_and_buy_no_more_than_the_window() -> None:
+def test_a_flood_of_credits_allows_no_more_frames_than_the_window() -> None:
     stream, sent = FrameStream("flooder", 10**6), list[bytes]()
     fed(stream, Flood(Frame(FrameKind.CREDIT, 0, 0, WINDOW), 20_000)).join(20)
     for _ in range(3 * WINDOW):
@@ -170,8 +170,8 @@ def test_credits_cost_nothing_and_buy_no_more_than_the_window() -> None:
     stream.close()
 
 
-def test_who_answers_in_between_sends_what_may_go_and_no_more() -> None:
-    """One thread for both: it goes on where something has come, and ends where all is said."""
+def test_a_thread_that_also_receives_sends_all_frames_that_it_may_send() -> None:
+    """Sending ends once a message waits to be received and no more frames may be sent."""
     stream = FrameStream("peer", 10**6)
     for _ in range(WINDOW + 1):
         stream.send(ACTIVATION)
@@ -203,15 +203,15 @@ def test_damaged_pieces_end_the_stream(messages: list[bytes]) -> None:
         stream.receive(5)
 
 
-def test_the_limit_may_change() -> None:
-    """A control unit may send parts once it has said how large they are."""
+def test_the_limit_of_a_stream_can_be_raised() -> None:
+    """A control unit may send parts after it has announced their size."""
     stream = FrameStream("peer", 100)
     stream.max_bytes = 2000
     fed(stream, pieces(LARGE))
     assert stream.receive(5).kind == FrameKind.LOAD
 
 
-def test_whatever_ends_the_messages_ends_the_stream() -> None:
+def test_an_error_while_reading_messages_ends_the_stream() -> None:
     def failing() -> Iterator[bytes]:
         yield from pieces(SMALL)
         raise MemoryError("no more")
@@ -223,12 +223,12 @@ def test_whatever_ends_the_messages_ends_the_stream() -> None:
         stream.receive(5)
 
 
-def test_nothing_within_the_time_is_empty() -> None:
+def test_receive_raises_empty_after_its_timeout() -> None:
     with pytest.raises(queue.Empty):
         FrameStream("peer", 100).receive(0.01)
 
 
-def test_a_frame_that_arrives_does_not_wake_the_thread_that_sends() -> None:
+def test_an_arriving_frame_does_not_wake_the_sending_thread() -> None:
     stream, waits = FrameStream("the peer", 2**20), threading.Semaphore(0)
     wait, sent = stream._to_send.wait, list[bytes]()
 

@@ -1,4 +1,4 @@
-"""All of every change arrives in the end, and nothing but what was asked for is let in."""
+"""All changes of weights arrive in the end; tensors that were not requested are refused."""
 
 import math
 
@@ -18,7 +18,7 @@ ROUNDED = list(LARGEST)
 
 
 def weights(seed: int) -> Tensors:
-    """A matrix, a vector, a number, and a buffer that is none of floating point."""
+    """A matrix, a vector, a scalar and a buffer of integers."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "linear.weight": torch.randn(3, 5, generator=generator),
@@ -29,12 +29,12 @@ def weights(seed: int) -> Tensors:
 
 
 def over_the_wire(tensors: Tensors) -> Tensors:
-    """As numpy's arrays in a record, and back."""
+    """The tensors after they were packed as numpy arrays and unpacked."""
     return records.unpack_tensors(records.pack_tensors(tensors))
 
 
 def test_float32_sends_the_weights_themselves() -> None:
-    """Results stay the same to the bit."""
+    """The restored weights are bit-identical."""
     start, end = weights(1), weights(2)
     sent, residual = compress_update(start, end, {}, "float32")
     assert residual == {}
@@ -44,8 +44,8 @@ def test_float32_sends_the_weights_themselves() -> None:
 
 
 @pytest.mark.parametrize("precision", ROUNDED)
-def test_the_receiver_and_the_residual_have_all_of_the_change(precision: str) -> None:
-    """In the weights' own dtypes; what is not of floating point is exact."""
+def test_restored_weights_plus_the_residual_equal_the_weights(precision: str) -> None:
+    """Dtypes are kept, and integers are exact."""
     start, end = weights(1), weights(2)
     sent, residual = compress_update(start, end, {}, precision)
     restored = restore(over_the_wire(sent), start, precision, "unit 0")
@@ -58,15 +58,15 @@ def test_the_receiver_and_the_residual_have_all_of_the_change(precision: str) ->
 
 
 @pytest.mark.parametrize("precision", ["float32", *ROUNDED])
-def test_the_payload_is_known_before(precision: str) -> None:
-    """To the byte."""
+def test_the_size_of_the_payload_is_known_before_encoding(precision: str) -> None:
+    """The size is exact."""
     start, end = weights(1), weights(2)
     sent, _ = compress_update(start, end, {}, precision)
     assert records.num_bytes(over_the_wire(sent)) == records.num_bytes(expected(start, precision))
 
 
-def test_the_names_and_dtypes_that_travel() -> None:
-    """Arrays of numpy's types; scales stand beside their values."""
+def test_names_and_dtypes_of_the_sent_tensors() -> None:
+    """All dtypes exist in numpy; each quantised tensor has a scale."""
     sent, _ = compress_update(weights(1), weights(2), {}, "int8")
     assert {name: tensor.dtype for name, tensor in sent.items() if "linear" in name} == {
         "linear.weight": torch.int8,
@@ -80,10 +80,10 @@ def test_the_names_and_dtypes_that_travel() -> None:
 
 @pytest.mark.parametrize("precision", ROUNDED)
 @given(st.integers(0, 2**31), st.integers(1, 8))
-def test_what_arrived_and_the_last_residual_are_all_changes(
+def test_arrived_changes_plus_the_last_residual_equal_all_changes(
     precision: str, seed: int, rounds: int
 ) -> None:
-    """Over any number of rounds, each from a new start, as units get one."""
+    """The number of rounds is arbitrary; each round has new start weights."""
     generator = torch.Generator().manual_seed(seed)
     changed = arrived = torch.zeros(4, 6, dtype=torch.float64)
     residual: Tensors = {}
@@ -93,12 +93,12 @@ def test_what_arrived_and_the_last_residual_are_all_changes(
         changed = changed + end - start
         arrived = arrived + restore(sent, {"w": start}, precision, "unit 0")["w"] - start
     torch.testing.assert_close(arrived + residual["w"], changed, rtol=0, atol=1e-12)
-    assert residual["w"].abs().max() < LARGEST[precision]  # and it does not grow
+    assert residual["w"].abs().max() < LARGEST[precision]  # the residual does not grow
 
 
 @given(st.lists(st.sampled_from(["float32", *ROUNDED]), min_size=1, max_size=6))
-def test_so_they_are_where_each_round_has_its_own_precision(precisions: list[str]) -> None:
-    """And with float32 nothing is owed any more."""
+def test_all_changes_arrive_if_each_round_has_another_precision(precisions: list[str]) -> None:
+    """A round with float32 leaves no residual."""
     generator = torch.Generator().manual_seed(0)
     changed = arrived = torch.zeros(4, 6, dtype=torch.float64)
     residual: Tensors = {}
@@ -113,7 +113,7 @@ def test_so_they_are_where_each_round_has_its_own_precision(precisions: list[str
 
 
 def descend(gradient: Tensor, precision: str, *, with_feedback: bool) -> Tensor:
-    """Where a hundred rounds against a constant gradient lead from 0."""
+    """The weight after 100 rounds from 0 with a constant gradient."""
     weight, residual = {"w": torch.zeros_like(gradient)}, {}
     for _ in range(100):
         end = {"w": weight["w"] - 0.01 * gradient}
@@ -123,8 +123,8 @@ def descend(gradient: Tensor, precision: str, *, with_feedback: bool) -> Tensor:
     return weight["w"]
 
 
-def test_changes_below_half_a_quantum_arrive_with_feedback_alone() -> None:
-    """A steep slope hides a flat one in its row, which is lost for ever without feedback."""
+def test_changes_below_half_a_quantum_arrive_only_with_feedback() -> None:
+    """A large gradient hides a small one in its row. Without feedback, the small one is lost."""
     gradient = torch.tensor([1.0, 0.003])
     arrived = descend(gradient, "int8", with_feedback=True)
     torch.testing.assert_close(arrived, -gradient, rtol=1e-5, atol=0.01 / 254)
@@ -132,8 +132,8 @@ def test_changes_below_half_a_quantum_arrive_with_feedback_alone() -> None:
     assert descend(gradient, "int8", with_feedback=False)[1] == 0
 
 
-def test_what_bfloat16_rounds_off_does_not_add_up_with_feedback() -> None:
-    """The same change is rounded in the same direction, round after round."""
+def test_rounding_errors_of_bfloat16_do_not_add_up_with_feedback() -> None:
+    """Without feedback, the same change is rounded in the same direction in every round."""
     gradient = torch.tensor([1.0])
     off = [
         (descend(gradient, "bfloat16", with_feedback=feedback) + gradient).abs()
@@ -144,8 +144,8 @@ def test_what_bfloat16_rounds_off_does_not_add_up_with_feedback() -> None:
 
 @pytest.mark.parametrize("precision", ROUNDED)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_change_that_is_not_finite_is_named_by_the_unit(precision: str, bad: float) -> None:
-    """It does not become a number on its way."""
+def test_a_change_that_is_not_finite_is_refused_by_the_unit(precision: str, bad: float) -> None:
+    """NaN and infinity are not encoded as finite numbers."""
     start, end = weights(1), weights(2)
     end["linear.bias"][1] = bad
     with pytest.raises(
@@ -168,8 +168,10 @@ def test_a_change_that_is_not_finite_is_named_by_the_unit(precision: str, bad: f
         ("gain/scale", torch.tensor(3e38), "gain with values and scales whose products"),
     ],
 )
-def test_what_was_not_asked_for_is_refused(name: str, value: Tensor | None, words: str) -> None:
-    """The unit and the tensor are named, in one line."""
+def test_tensors_that_were_not_requested_are_refused(
+    name: str, value: Tensor | None, words: str
+) -> None:
+    """The error names the unit and the tensor in one line."""
     start = weights(1)
     sent, _ = compress_update(start, weights(2), {}, "int8")
     if value is None:
@@ -184,8 +186,8 @@ def test_what_was_not_asked_for_is_refused(name: str, value: Tensor | None, word
     assert "\n" not in message
 
 
-def test_bits_that_are_no_finite_number_are_refused() -> None:
-    """An int16 always is one; a bfloat16 need not be."""
+def test_bits_of_an_infinite_number_are_refused() -> None:
+    """An int16 is always finite, but its bits as a bfloat16 may be infinite."""
     start = weights(1)
     sent, _ = compress_update(start, weights(2), {}, "bfloat16")
     sent["linear.bias"][2] = 0x7F80
