@@ -124,13 +124,13 @@ def _answer(chosen: Sequence[Allocation], problem: RoundProblem) -> _Answer:
 
 
 def _best_move(place: int, answer: _Answer, choices: _Choices) -> tuple[str, float]:
-    """Return the best change of one place: a new choice or an idle unit, on its channel or a free
-    one."""
+    """Return the best replacement of one unit: a new choice or an idle unit, on its channel or a
+    free one."""
     num_units, num_channels, _ = choices.finish_s.shape
     units = [answer.units[place], *sorted(set(range(num_units)) - set(answer.units))]
     channels = [answer.channels[place], *sorted(set(range(num_channels)) - set(answer.channels))]
     rest = np.arange(len(answer.units)) != place
-    # Not computed by subtraction: an idle unit may cost far more than all scheduled ones.
+    # Sum the other idle units: subtracting one that costs far more than the rest loses digits.
     idle = np.where(np.eye(len(units)), 0.0, answer.idle_costs[units]).sum(axis=1)
     reach = np.ix_(units, channels)
     makespan = np.maximum(choices.finish_s[reach], np.max(answer.finish_s[rest], initial=0.0))

@@ -137,7 +137,7 @@ def leaves(problem: RoundProblem, point: Partition) -> list[float]:
 def least_rate(problem: RoundProblem, unit: int, point: Partition, deadline_s: float) -> float:
     """Return the least bit/s that keeps a deadline.
 
-    For each micro-batch, the data from it on must be sent between its end and the deadline.
+    The data of a micro-batch and all later data must be sent after it leaves the pipeline.
     """
     uplink, m = problem.uplinks[unit], point.num_micro_batches
     return max(

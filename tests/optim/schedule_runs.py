@@ -96,7 +96,7 @@ def two_more_in_flight(num_segments: int, num_micro_batches: int) -> Schedule:
 def papers(latency: Latency, head_s: float = 0.0, gradient_s: float = 0.0) -> list[Case]:
     """Return the best partitions of 60 paper-like clusters for uploads of ``UPLINK_S``.
 
-    A third of the computes and half of the hops are forward.
+    Forward passes are a third of the computes and half of the hops.
     """
     cases = []
     for seed in range(60):

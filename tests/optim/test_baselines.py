@@ -70,7 +70,7 @@ def test_impossible_numbers_of_segments_are_refused(num_segments: int) -> None:
 
 @given(st.integers(1, 8), st.none() | st.integers(1, 3))
 def test_even_split_schedules_every_unit(num_units: int, num_segments: int | None) -> None:
-    """Units keep their order, S, m and the schedule are the request's, and no random number is
+    """Units keep their order. S, m and the schedule are the request's, and no random number is
     drawn."""
     asked, rng = request(num_units, num_segments), np.random.default_rng(0)
     before = rng.bit_generator.state

@@ -1,4 +1,4 @@
-"""Cluster splits by the strategy's or the framework's solver, over the present devices."""
+"""Clusters are split by the strategy's or the framework's solver, over the present devices."""
 
 import math
 from collections import Counter
@@ -185,7 +185,7 @@ def test_plans_report_an_exceeded_energy_budget() -> None:
 
 @pytest.mark.parametrize(("room", "over"), [(0.5, True), (1.5, False)])
 def test_replicas_on_real_devices_need_memory_for_gradients(room: float, over: bool) -> None:
-    """Each of three devices sums the gradients of 4 of 12 blocks, at most 14/3, from two others."""
+    """Each of three devices sums the gradients of up to 14/3 blocks, which two others send."""
     memory = MemoryBudget(12 * 20.0 + room * 2 * 14 / 3 * 5.0, 0.0, 20.0, 0.0, trained_bytes=5.0)
     three = tuple(replace(each, memory=memory) for each in devices(None, None, None))
     asked = request(*three, partition="vanilla_fl")
@@ -453,7 +453,7 @@ def test_the_bound_holds_if_fewer_units_have_plans_than_bounds(latency: Latency)
 
 
 def test_the_bound_covers_a_unit_whose_search_found_no_plan() -> None:
-    """The unit takes no part, but the round's lower bound includes it."""
+    """The unit is not scheduled."""
     asked = drawn_request("paper", 2)
     asked = replace(asked, queues=(1e4, *asked.queues[1:]))
     lost, rng = present_devices(asked.clusters[0]), np.random.default_rng(0)

@@ -95,7 +95,8 @@ def test_a_round_is_as_good_as_if_all_units_were_searched(
 def test_short_searches_of_few_units_are_nearly_as_good_as_of_all(
     monkeypatch: pytest.MonkeyPatch, max_nodes: int
 ) -> None:
-    """The objective may be worse by 1 % of the round's time, not of itself: queues dominate it."""
+    """The objective may be worse by the weight of 1 % of the round's time. Queues are most of the
+    objective."""
     strategy, fewer = Dssra(max_nodes=max_nodes), 0
     for seed in range(cases(few=4, many=40)):
         asked = with_sharing("paper", seed)
@@ -182,7 +183,8 @@ def test_a_unit_with_a_bound_but_no_plan_takes_no_part(
 
 
 def test_all_units_are_searched_if_a_gap_remains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit with a higher bound than another may still be better than the other's known plan."""
+    """A unit whose bound is higher than another unit's may still be better than the other's known
+    plan."""
     asked = with_sharing("paper", 1)
     with searched_units(monkeypatch) as searched:
         found = plan(Dssra(max_nodes=0), asked)

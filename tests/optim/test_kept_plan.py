@@ -240,7 +240,7 @@ def assignments(segments: Sequence[SegmentPlan], names: set[str]) -> Iterator[li
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "auto"])
 def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
-    """Brute force over the devices of each share finds a possible assignment in no other case."""
+    """If the plan has other shares, brute force finds no devices that can hold the kept ones."""
     kept = others = 0
     for seed in range(cases(few=6, many=1000)):
         rng = np.random.default_rng(seed)
@@ -277,8 +277,8 @@ def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
 
 
 def with_memory(request: RoundRequest, limits: Sequence[float]) -> RoundRequest:
-    """Return the request with these bytes of memory. A block takes 2, and 8 for all rows of a
-    batch. Devices with 0 bytes are absent."""
+    """Return the request with these bytes of memory. A block takes 2 bytes, and 8 more for all rows
+    of a batch. Devices with 0 bytes are absent."""
     (cluster,) = request.clusters
     devices = []
     for device, limit in zip(cluster.devices, limits, strict=True):
@@ -329,7 +329,8 @@ def test_an_impossible_plan_of_a_damaged_checkpoint_is_not_kept() -> None:
 
 
 def test_a_schedule_that_can_hold_the_shares_is_chosen() -> None:
-    """GPipe keeps the tensors of all micro-batches; a new plan with GPipe may be faster."""
+    """With GPipe the shares do not fit, because it keeps the tensors of all micro-batches. A new
+    plan with GPipe may be faster."""
     measured = MeasuredPlan(stages_of({"a": 6}), 4, 1.0, "gpipe")
     law = replace(LAW, num_micro_batches=4, measured=(measured,))
     shares = Share("a", 1), Share("b", 1)

@@ -281,7 +281,7 @@ def test_energy_suffices_for_the_cap_and_not_for_one_block_more(
 def test_a_budget_for_exactly_n_blocks_allows_n(
     scope: str, law: tuple[float, float, float, float], held: int, m: int
 ) -> None:
-    """Rounding neither removes nor adds a block."""
+    """Rounding does not change the number of blocks."""
     budget = EnergyBudget(0.0, AffineLaw(*law), "batch" if scope == "batch" else "micro_batch")
     exact = replace(budget, limit_j=float(_joules(budget, held, m)))
     assert block_caps(cluster_of(exact))[m - 1, 0] == held

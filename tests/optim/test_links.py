@@ -162,8 +162,8 @@ def test_no_bound_above_the_fastest_plan_has_a_witness(solver: ClusterSolver) ->
 def test_no_plan_within_energy_budgets_is_faster(
     draw: Callable[..., ClusterProblem], solver: ClusterSolver
 ) -> None:
-    """A device spends the joules of the hop in its plan. With the joules of its dearest hop, some
-    plans would be slower or infeasible."""
+    """A device spends the joules of the hop in its plan. With the joules of its most expensive hop,
+    some plans would be slower or infeasible."""
     dearer = 0
     for number in (
         *range(cases(few=25, many=1500)),

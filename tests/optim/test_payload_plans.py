@@ -65,7 +65,7 @@ def test_plans_name_the_payload_and_costs_count_it(preset: str, drift: str) -> N
 
 @DRIFTS
 def test_errors_of_many_rounds_stay_within_the_budget(drift: str) -> None:
-    """Precisions alternate: after a coarse one, finer ones repay the error queue."""
+    """Precisions alternate: after a coarse one, finer ones shorten the error queue."""
     asked, strategy = offering(drawn_request("paper", 1)), Dssra(drift=drift, drift_weight=30.0)
     units = {state.unit: place for place, state in enumerate(asked.clusters)}
     spent, rounds, sent = np.zeros(len(units)), 40, set()

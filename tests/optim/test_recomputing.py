@@ -148,7 +148,7 @@ def test_each_number_of_segments_has_its_fastest_plan() -> None:
             assert min(times, default=math.inf) == pytest.approx(expected, rel=1e-9)
 
 
-def test_caps_are_the_larger_ones_of_both_modes() -> None:
+def test_caps_are_the_larger_of_both_modes() -> None:
     for number in range(60):
         problem = drawn(np.random.default_rng(number))
         caps = either_caps(problem)

@@ -61,7 +61,7 @@ def held(request: RoundRequest) -> dict[str, int]:
 
 
 def test_the_number_of_micro_batches_of_measured_rounds_is_kept() -> None:
-    """Another number would change the weights' last bits, so that a busy hour would change the
+    """Another number would change the weights' last bits, so that a temporary load would change a
     model."""
     assert (
         AllUnits()
@@ -230,7 +230,7 @@ def test_shared_stages_may_change_the_number_of_micro_batches() -> None:
 
 def test_an_earlier_plan_is_chosen_again_if_it_was_measured_faster() -> None:
     """The law predicts that the shared stage is the fastest. Plans with nearly equal times do not
-    alternate, and measurements lose weight."""
+    alternate, and a measurement with little weight does not decide."""
     rows, alone = HeldStage(("a", "b", "c"), 6, (2, 3, 3)), stages_of({"a": 2, "b": 2, "c": 2})
     last = MeasuredPlan((rows,), 1, 20.0, "one_f_one_b")
     law = law_of(NAMES, m=1, apart=True, stages=(rows,), measured=(last,))

@@ -1,4 +1,4 @@
-"""The exact joint round equals enumeration, its answers verify, and infeasibility is explained."""
+"""The exact joint round: answers equal enumeration and pass verification; errors are explained."""
 
 import dataclasses
 import functools
@@ -427,7 +427,7 @@ def test_the_same_problem_has_the_same_answer() -> None:
 def test_an_upload_much_shorter_than_the_latency_has_a_valid_bound(
     latency_s: float, queue: float
 ) -> None:
-    """The latency's last digit may be longer than the upload. The search ends, and its bound
+    """The upload may be shorter than the latency's rounding error. The search ends, and its bound
     holds."""
     problem = lone(Uplink(0.2, 50.0, 1.0, 0.0, (1e-10,)), latency_s, queue)
     certificate = exact_allocation(problem).certificate

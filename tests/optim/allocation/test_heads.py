@@ -144,7 +144,8 @@ def test_a_random_split_is_the_same_for_both_places() -> None:
 
 
 def test_a_partition_for_another_place_of_the_head_is_refused() -> None:
-    """Even a point of the unit's front is refused, for a place that the unit offers."""
+    """The partition is a point of the unit's front, and the unit offers a payload for that
+    place."""
     rng = np.random.default_rng(1)
     while True:
         drawn = offering(rng, random_round(rng, "gamma", "overlap"))

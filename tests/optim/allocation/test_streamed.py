@@ -1,7 +1,7 @@
 """A streamed round over fronts is as good as over all partitions.
 
-Fronts come from ``exact_partition`` for the possible uplink times of each unit. The reference uses
-neither fronts nor times: it tries every δ and m of every unit.
+Fronts come from ``exact_partition`` for the possible uplink times of each unit. The reference does
+not use fronts or times: it tries every δ and m of every unit.
 """
 
 from collections import Counter
@@ -94,8 +94,8 @@ def random_round(
 
 
 def best_allocations(problem: RoundProblem, most: int, least: float) -> tuple[Allocation, ...]:
-    """Return the verified allocations of the expected number of units and objective; () if no unit
-    can be scheduled."""
+    """Return the verified allocations after comparing their number and objective with ``most`` and
+    ``least``. Return () if no unit can be scheduled."""
     if not most:
         with pytest.raises(InfeasibleRoundError):
             exact_allocation(problem)

@@ -109,7 +109,7 @@ def check_exact(problem: ClusterProblem, expected: Floats) -> None:
 
 
 def check_against_enumeration(problem: ClusterProblem) -> None:
-    """Check that the front equals that of all partitions, or that there is no partition."""
+    """Compare the front with enumeration, which may find that no partition is feasible."""
     expected = by_enumeration(problem)
     if math.isinf(expected[-1]):
         with pytest.raises(InfeasibleRoundError):
@@ -146,7 +146,7 @@ def test_the_front_equals_enumeration_with_memory_per_micro_batch(
 
 
 def uplinks_of(rng: np.random.Generator, scale_s: float) -> tuple[float, ...]:
-    """Draw one uplink time, several, or all from one on, of about ``scale_s``."""
+    """Draw one uplink time, several, or all from one on, of the order of ``scale_s``."""
     low = scale_s * float(rng.choice([0.0, rng.uniform(0, 2), 10 ** rng.uniform(-3, 1)]))
     if rng.random() < 0.5:
         return (low, math.inf)
@@ -308,9 +308,9 @@ def whole_or_parts(compute_s: float, hop_s: float) -> ClusterProblem:
     return ClusterProblem((whole, parts), 1, 12, 3, "overlap", (1.0, math.inf))
 
 
-def test_points_differ_for_uplink_times_if_the_head_is_the_slowest() -> None:
-    """With a head of 100 s, 110 + a/2 and 120 + a/3 seconds are equal at a = 60. No device is
-    slower."""
+def test_with_a_slow_head_the_fastest_m_depends_on_the_uplink_time() -> None:
+    """The head takes 100 s of a batch and is the slowest stage. With an uplink time a, m = 2 and m
+    = 3 take 110 + a/2 and 120 + a/3 seconds, which are equal at a = 60."""
     problem = replace(whole_or_parts(10.2, 9.8), head_s=100.0)
     check_streamed(problem, by_enumeration, 60.0)
     one, other = exact_partition(problem).front
@@ -380,8 +380,8 @@ def test_the_front_equals_an_unpruned_search(latency: Latency, seed: int) -> Non
 @each_law
 @pytest.mark.parametrize("seed", seeds(3, 9))
 def test_the_front_equals_mixed_integer_programming(latency: Latency, seed: int) -> None:
-    """The programme finds a point's latency, and no faster partition with other m and as many
-    segments."""
+    """For a point's m and S it finds the point's latency, and for other m it finds no faster
+    plan."""
     rng = np.random.default_rng(100 + seed)
     problem = heterogeneous(rng, 8, 14, latency)
     front = exact_partition(problem).front

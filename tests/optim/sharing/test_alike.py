@@ -185,7 +185,8 @@ def test_a_plan_that_the_real_devices_cannot_hold_is_left_out(
 
 
 def twelve() -> ClusterProblem:
-    """Return different devices: no device holds the model, nor do all of them in one stage."""
+    """Return twelve different devices; the model fits no single device and no stage of all
+    devices."""
     rng = np.random.default_rng(0)
     devices = []
     for k, u in enumerate(rng.uniform(0.8, 1.2, 12).tolist()):

@@ -394,8 +394,7 @@ def test_a_limit_of_nodes_leaves_a_valid_bound(places_matter: bool) -> None:
 
 
 def test_a_large_cluster_has_a_lower_bound_and_a_gap() -> None:
-    """With thirty different devices, pipelines and one shared stage are compared, and there is a
-    bound."""
+    """With thirty different devices, only pipelines and one shared stage are compared."""
     rng = np.random.default_rng(0)
     laws = [AffineLaw(float(u), 0.01, 0.001, 0.002) for u in rng.uniform(0.1, 1, 30)]
     sharing = SharingLaw(0.001)
@@ -410,8 +409,8 @@ def test_a_large_cluster_has_a_lower_bound_and_a_gap() -> None:
 
 
 def test_of_many_small_devices_the_ten_largest_share_stages() -> None:
-    """None of twelve different devices holds a block for a whole micro-batch. Their blocks differ
-    in size, so that they are not merged."""
+    """Twelve different devices each lack the memory for a block of a whole micro-batch. Their
+    blocks differ in size, so that they are not merged."""
     devices = []
     for k in range(12):
         memory = MemoryBudget(2.1 + 0.001 * k, 0.0, 1.0 - 1e-6 * k, 0.3)

@@ -52,7 +52,7 @@ MODEST = replace(SOLUTION, certificate=certified(15.0, 12.0))
 
 
 def test_the_verifier_shares_no_code_with_the_solvers() -> None:
-    """From ``optim`` it imports only problems, requests, what schedules keep in flight, and
+    """From ``optim`` it imports only problems, requests, the micro-batches in flight, and
     itself."""
     room = Path(optim.verify.__file__).parent
     nodes = [node for file in room.glob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
@@ -170,7 +170,7 @@ def test_each_fault_of_a_front_for_some_uplink_times_is_named(
 
 
 def test_replicas_are_verified_by_their_own_rule() -> None:
-    """The slowest device takes 3·(3·4/3 + 0.5) = 13.5 s. Hops add neither time nor energy."""
+    """The slowest device takes 3·(3·4/3 + 0.5) = 13.5 s. Hops add no time and no energy."""
     devices = tuple(
         replace(device, max_blocks=3, energy=EnergyBudget(5.0, BUDGET.law, scope))
         for device, scope in zip(DEVICES, ("batch", "micro_batch", "batch"), strict=True)

@@ -497,8 +497,7 @@ def test_no_neighbour_refutes_the_best_power_of_the_papers_drift(seed: int) -> N
 
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
 def test_units_without_gain_or_power_are_not_scheduled(drift: str) -> None:
-    """This holds even for a unit without bits to send, whose upload would take no time and
-    energy."""
+    """One of them has no bits to send, so that its upload would take no time and no energy."""
     options = replace(OPTIONS, drift=drift)
     silent = (Uplink(1.0, 2.5, 0.0, 0.0, (0.0, 0.0)), Uplink(0.0, 2.5, 0.0, 2.0, (3.0, 1.0)))
     problem = replace(
