@@ -77,12 +77,12 @@ class _Run:
         self._uplink_free_s = self._head_free_s = self._gradients_free_s = 0.0
 
     def may_start(self, stage: int, action: Action) -> bool:
-        """Whether the time at which the action's input arrives is known."""
+        """Whether the time at which the previous stage ends with the micro-batch is known."""
         before = self._needs(stage, action)
         return before is None or before in self.ended
 
     def ready_s(self, stage: int, action: Action) -> float:
-        """Return the time at which the action's input arrives."""
+        """Return the time at which the previous stage ends with the micro-batch."""
         before = self._needs(stage, action)
         return 0.0 if before is None else self.ended[before]
 

@@ -52,8 +52,8 @@ def units(clusters: tuple[ClusterPlan, ...]) -> list[int]:
 
 
 @given(st.integers(1, 40), st.data())
-def test_even_blocks(num_blocks: int, data: st.DataObject) -> None:
-    """The sizes sum to L and differ by at most one; the larger ones are first."""
+def test_even_blocks_differ_by_at_most_one(num_blocks: int, data: st.DataObject) -> None:
+    """The sizes sum to L, and the larger ones are first."""
     num_segments = data.draw(st.integers(1, num_blocks))
     sizes = even_blocks(num_blocks, num_segments)
     assert (len(sizes), sum(sizes)) == (num_segments, num_blocks)

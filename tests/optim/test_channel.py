@@ -90,8 +90,8 @@ def test_required_snr_is_the_inverse_of_the_rate_per_hertz(fading: str) -> None:
 
 
 @pytest.mark.parametrize("fading", FADINGS)
-def test_rate_time_and_energy(fading: str) -> None:
-    """Eqs. (10) to (12); the energy counts all bits, or only the model's."""
+def test_rates_times_and_energies_follow_eqs_10_to_12(fading: str) -> None:
+    """The energy counts all bits, or only the model's."""
     rng = np.random.default_rng(3)
     for _ in range(20):
         problem = rounds.random_round(rng, "gamma", fading)

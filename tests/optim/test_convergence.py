@@ -36,8 +36,8 @@ from tests.optim.theorem1 import (
 SMALL = st.floats(0.01, 10.0)
 
 
-def test_gammas_of_a_round() -> None:
-    """Scheduled units have the Γ of eq. (28), the others its value for p = 0 and S = 0."""
+def test_gammas_of_a_round_follow_eq_28() -> None:
+    """Units that are not scheduled have p = 0 and S = 0."""
     rng = np.random.default_rng(0)
     seen = 0
     for _ in range(40):
@@ -57,7 +57,7 @@ def test_gammas_of_a_round() -> None:
     assert seen > 20
 
 
-def test_idle_gamma_of_the_preset() -> None:
+def test_gamma_of_idle_and_scheduled_units_in_the_preset() -> None:
     """Γ is about 1.24 for an idle unit and about 0.25 for a scheduled one."""
     channels = (Channel(5e5, 0.06, 4e-21), Channel(5e5, 0.08, 4e-21))
     options = RoundOptions(segment_price="paper")

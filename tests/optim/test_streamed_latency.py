@@ -201,7 +201,7 @@ def test_one_f_one_b_with_two_more_in_flight_stays_within_the_law(hops: bool, al
         ("overlap", 0.96, (1.005, 1.02), 1.045),  # 1F1B leaves the links idle
     ],
 )
-def test_one_f_one_b_in_the_papers_setting(
+def test_one_f_one_b_is_near_the_law_in_the_papers_setting(
     latency: Latency, least: float, mean: tuple[float, float], most: float
 ) -> None:
     found = ratios(papers(latency), one_f_one_b, latency)
@@ -211,15 +211,15 @@ def test_one_f_one_b_in_the_papers_setting(
 
 
 @each_law
-def test_gpipe_in_the_papers_setting(latency: Latency) -> None:
+def test_gpipe_stays_within_the_law_in_the_papers_setting(latency: Latency) -> None:
     found = ratios(papers(latency), gpipe, latency)
     assert 0.9 < min(found) <= max(found) <= 1 + 1e-12
     assert statistics.mean(found) > 0.975
 
 
-def test_a_head_and_a_downlink_in_the_papers_setting() -> None:
-    """They take 10 s and 5 s of a batch. 1F1B exceeds the law by up to an eighth, GPipe does
-    not."""
+def test_one_f_one_b_exceeds_the_law_with_a_head_in_the_papers_setting() -> None:
+    """The head takes 10 s and the downlink 5 s of a batch. 1F1B exceeds the law by up to an eighth,
+    GPipe does not."""
     cases = papers("flow_shop", 10.0, 5.0)
     assert max(ratios(cases, gpipe)) <= 1 + 1e-12
     starved = ratios(cases, one_f_one_b)

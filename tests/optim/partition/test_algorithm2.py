@@ -183,7 +183,7 @@ def test_neither_step_improves_the_answer(latency: Latency) -> None:
 
 
 @each_law
-def test_one_device_and_one_block(latency: Latency) -> None:
+def test_one_device_or_one_block_gives_one_segment(latency: Latency) -> None:
     device = DeviceProfile("a", AffineLaw(1.0, 0.5, 0.1, 0.2))
     for devices, num_blocks in (((device,), 3), ((device, device), 1)):
         solution = solved(ClusterProblem(devices, num_blocks, 4, 3, latency))
@@ -191,7 +191,7 @@ def test_one_device_and_one_block(latency: Latency) -> None:
         assert solution.best.num_segments == 1
 
 
-def test_energy_that_allows_only_some_micro_batches() -> None:
+def test_energy_may_require_more_micro_batches() -> None:
     """With a budget per micro-batch, a larger m allows more blocks; m < 4 allows too few."""
     law = AffineLaw(1.0, 0.0, 0.0, 0.0)
     budget = EnergyBudget(4.0, law, "micro_batch")

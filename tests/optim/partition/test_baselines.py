@@ -197,7 +197,7 @@ def test_titanics_shares_are_within_a_block_of_their_quota(
     assert (blocks[:, None] >= blocks)[faster].all()
 
 
-def test_titanic_with_devices_that_take_no_time() -> None:
+def test_titanic_gives_all_blocks_to_devices_that_take_no_time() -> None:
     free = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 1.0))
     problem = ClusterProblem((free, *devices_with([1.0]), free), 7, 8, 8, "bound")
     assert answer(titanic, problem).blocks == (4, 0, 3)

@@ -502,7 +502,7 @@ def test_the_order_of_devices_does_not_matter(latency: Latency, seed: int) -> No
     ("num_devices", "num_blocks", "max_micro_batches"),
     [(1, 9, 8), (6, 1, 8), (6, 3, 8), (6, 9, 1), (1, 1, 1)],
 )
-def test_the_smallest_cases(
+def test_the_front_of_the_smallest_clusters_equals_an_unpruned_search(
     latency: Latency, num_devices: int, num_blocks: int, max_micro_batches: int
 ) -> None:
     """The cases have one device, one block, fewer blocks than devices, or one micro-batch."""
@@ -514,7 +514,7 @@ def test_the_smallest_cases(
 
 
 @each_law
-def test_equal_devices(latency: Latency) -> None:
+def test_the_front_of_equal_devices_equals_an_unpruned_search(latency: Latency) -> None:
     """Every threshold is a tie of many devices. With free hops more segments take no more time."""
     for law in (AffineLaw(1.0, 0.5, 0.3, 0.7), AffineLaw(1.0, 0.0, 0.0, 0.0)):
         devices = tuple(DeviceProfile(f"device-{k}", law, 3) for k in range(9))
@@ -554,7 +554,7 @@ def test_of_equally_fast_m_the_smallest_is_chosen(latency: Latency) -> None:
 
 
 @each_law
-def test_a_cluster_like_the_papers(latency: Latency) -> None:
+def test_the_front_of_paper_like_clusters_equals_an_unpruned_search(latency: Latency) -> None:
     """All hops take equally long."""
     for seed in range(3):
         problem = paper_like(np.random.default_rng(seed), latency)

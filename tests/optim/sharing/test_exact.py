@@ -301,7 +301,7 @@ def test_under_law_bound_more_stages_may_be_faster() -> None:
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
-def test_devices_without_compute_time(latency: Latency) -> None:
+def test_plans_of_devices_without_compute_time_are_the_fastest(latency: Latency) -> None:
     """Devices that take no time are planned alone and together with others."""
     free, usual = AffineLaw(0.0, 0.0, 0.0, 0.0), AffineLaw(0.5, 0.1, 0.0, 0.1)
     for laws in ([free, free], [free, usual], [AffineLaw(0.0, 1.0, 0.0, 0.0)] * 2):
