@@ -1,5 +1,7 @@
-"""Pipelines on devices and links that do one thing at a time: a schedule's actions one by one, and
-a whole round's events with the energy that they take."""
+"""Discrete-event simulations of a pipeline's schedule, and of a round with its energy.
+
+Each device and each link does one thing at a time.
+"""
 
 import heapq
 from collections.abc import Sequence
@@ -16,8 +18,8 @@ Sender = Literal["device", "link"]
 class Chunk:
     """Seconds of one micro-batch on one segment, in one direction.
 
-    The hop is between the segment and the one behind it, the last segment's is to the head: a
-    forward chunk ends with it, a backward chunk begins with it.
+    The hop connects the segment to the next one, or the last segment to the head. A forward chunk
+    ends with its hop, and a backward chunk begins with it.
     """
 
     compute_s: float
@@ -26,7 +28,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Seconds of one micro-batch behind the last segment: each a resource of its own."""
+    """Seconds of one micro-batch in the stages after the last segment; each stage is a separate
+    resource."""
 
     uplink_s: float = 0.0
     head_s: float = 0.0  # forward and backward
@@ -40,10 +43,10 @@ def makespan(
     sender: Sender,
     behind: Behind | None = None,
 ) -> float:
-    """Seconds until every action is done.
+    """Return the seconds until every action is done.
 
-    A link carries activations and gradients one at a time, in the order of its segment's actions.
-    Activations reach the head by the uplink, gradients the last segment by a way of their own.
+    A link sends one tensor at a time, in the order of its segment's actions. Activations reach the
+    head over the uplink, and gradients reach the last segment over a separate link.
     """
     run = _Run(len(forward), sender, behind or Behind())
     waiting = [list(actions) for actions in schedule]
@@ -61,7 +64,8 @@ def makespan(
 
 
 class _Run:
-    """When each resource is free, and when each action has ended, its forward hop included."""
+    """The times at which each resource becomes free and each action ends, including its forward
+    hop."""
 
     def __init__(self, num_segments: int, sender: Sender, behind: Behind) -> None:
         self.device_free_s = [0.0] * num_segments
@@ -73,12 +77,12 @@ class _Run:
         self._uplink_free_s = self._head_free_s = self._gradients_free_s = 0.0
 
     def may_start(self, stage: int, action: Action) -> bool:
-        """Whether the time at which its input is there is known."""
+        """Whether the time at which the previous stage ends with the micro-batch is known."""
         before = self._needs(stage, action)
         return before is None or before in self.ended
 
     def ready_s(self, stage: int, action: Action) -> float:
-        """When the stage before it is done with the micro-batch."""
+        """Return the time at which the previous stage ends with the micro-batch."""
         before = self._needs(stage, action)
         return 0.0 if before is None else self.ended[before]
 
@@ -95,7 +99,11 @@ class _Run:
         self.ended[stage, action] = self.device_free_s[stage] = begin + chunk.compute_s
 
     def pass_head(self, stage: int, action: Action) -> None:
-        """A forward ends with its activations there, a backward with its gradients back here."""
+        """Run an action of the head.
+
+        A forward ends when its activations arrive at the head. A backward ends when its gradients
+        arrive at the last segment.
+        """
         ready_s = self.ready_s(stage, action)
         if action.kind == FORWARD:
             self._uplink_free_s = max(self._uplink_free_s, ready_s) + self._behind.uplink_s
@@ -113,7 +121,7 @@ class _Run:
     def _needs(self, stage: int, action: Action) -> tuple[int, Action] | None:
         if action.kind == FORWARD:
             return (stage - 1, action) if stage else None
-        # The head's gradient needs the head's own forward, which its list has before it.
+        # The head's backward needs the head's own forward, which is earlier in its list.
         return (stage + 1, action) if stage < self._head else (stage, _forward_of(action))
 
 
@@ -123,9 +131,9 @@ def _forward_of(action: Action) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A device or a link of its own, busy with one micro-batch at a time: seconds and joules of it.
+    """A device or a link that is busy with one micro-batch at a time.
 
-    ``owner`` is the device whose joules these are.
+    ``seconds`` and ``joules`` are per micro-batch. ``owner`` is the device that spends the joules.
     """
 
     owner: str
@@ -135,9 +143,10 @@ class Station:
 
 @dataclass
 class Line:
-    """Stations in a row, through which micro-batches go one behind the other; a clock, a meter.
+    """Stations in a row that micro-batches pass one after another, with a clock and an energy
+    meter.
 
-    ``starts_s`` is when each station has begun with its micro-batches, in order.
+    ``starts_s`` lists the times at which each station begins its micro-batches.
     """
 
     stations: Sequence[Station]
@@ -146,7 +155,8 @@ class Line:
     starts_s: dict[int, list[float]] = field(default_factory=dict)
 
     def run(self, num_micro_batches: int) -> None:
-        """One batch, event by event; the next may start when its last micro-batch is through."""
+        """Simulate one batch event by event, until its last micro-batch has left the last
+        station."""
         waiting = [list(range(num_micro_batches)), *([] for _ in self.stations)]
         busy = [False] * len(self.stations)
         events = list[tuple[float, int, int]]()

@@ -1,4 +1,4 @@
-"""Random requests of a round in the worlds of the presets, that strategies' tests share."""
+"""Random round requests with clusters and channels of the presets."""
 
 import functools
 from dataclasses import replace
@@ -10,20 +10,23 @@ from collapipe.devices.presets import ChannelPreset, ClusterPreset
 from collapipe.state import BlockCost, ClusterState, DeviceProfile, Estimates
 from optim.planner import RoundRequest
 
-# BERT-base's blocks and samples of 64 tokens: eight devices of ``edge`` hold all of them.
+# A block of BERT-base for samples of 64 tokens; eight ``edge`` devices can hold all 12 blocks.
 COST = BlockCost(9.1e8, 1.8e9, 1.57e6, 1.57e6, 2.9e8)
 BLOCKS = 12
 
 
 @functools.cache
 def presets(name: str) -> tuple[ClusterPreset, ChannelPreset]:
-    """Of clusters and channels."""
+    """Return the cluster preset and the channel preset ``name``."""
     settings = config.load_overrides([f"cluster={name}", f"channel={name}"])
     return settings.build("cluster"), settings.build("channel")
 
 
 def drawn_request(preset: str, seed: int, num_units: int = 6) -> RoundRequest:
-    """Units 10, 20, … of which the last is away, as each device is by a chance of 1 in 8."""
+    """Draw a request of units 10, 20, … from a preset.
+
+    All devices of the last unit are absent; each other device is absent with probability 1/8.
+    """
     rng, (cluster, channel) = np.random.default_rng(seed), presets(preset)
     channels = channel.draw(rng)
     states = []
@@ -51,7 +54,7 @@ def drawn_request(preset: str, seed: int, num_units: int = 6) -> RoundRequest:
 
 
 def with_stages_behind(asked: RoundRequest, seed: int) -> RoundRequest:
-    """A head on the server and a downlink that take time, of some units one, of some both."""
+    """Draw times of a head on the server and of the downlink; each is 0 for some units."""
     rng, clusters = np.random.default_rng(seed), []
     for state in asked.clusters:
         head, gradient = rng.uniform(0, 30, 2) * (rng.random(2) < 0.7)
@@ -61,5 +64,5 @@ def with_stages_behind(asked: RoundRequest, seed: int) -> RoundRequest:
 
 
 def away(device: DeviceProfile) -> DeviceProfile:
-    """As a request has one that is not there."""
+    """Return the device as a request describes an absent one."""
     return replace(device, max_blocks=0)

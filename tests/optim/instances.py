@@ -1,4 +1,4 @@
-"""Random clusters that the solvers' tests and benchmarks share."""
+"""Random clusters for tests and benchmarks of solvers."""
 
 from typing import Literal
 
@@ -15,9 +15,10 @@ def heterogeneous(
     latency: Latency,
     max_micro_batches: int = 64,
 ) -> ClusterProblem:
-    """Devices whose speeds differ by a factor of 8, with hops of the order of a block's compute.
+    """Draw devices with speeds that differ by up to a factor of 8; hops are about as long as a
+    block.
 
-    A third of them holds few blocks, a sixth has an energy budget.
+    About a third of them hold few blocks, and about a sixth have an energy budget.
     """
     batch = 64
     block_s = 0.05 * 8 ** rng.random(num_devices)  # u: one sample through one block
@@ -35,7 +36,7 @@ def heterogeneous(
 def uneven(
     rng: np.random.Generator, latency: Latency, num_devices: int = 6, num_blocks: int = 12
 ) -> ClusterProblem:
-    """Speeds that differ by a factor of 8 and hops by one of 300; no caps."""
+    """Draw devices without caps; speeds differ by up to a factor of 8, hops by up to 300."""
     devices = []
     for k, u in enumerate(0.05 * 8 ** rng.random(num_devices)):
         hop = 0.02 * 300 ** rng.random()
@@ -47,9 +48,9 @@ def uneven(
 def paper_like(
     rng: np.random.Generator, latency: Latency, num_devices: int = 6, num_blocks: int = 12
 ) -> ClusterProblem:
-    """Table II as far as time goes: 2·10⁶ FLOP per sample, block and direction, at most 6 blocks.
+    """Draw Table II's times: 2·10⁶ FLOP per sample, block and direction; at most 6 blocks.
 
-    Speed is φ·f with φ ∈ [10, 24] MFLOP/s and f ∈ [0.1, 0.8]; a hop takes the same on every link.
+    The speed is φ·f with φ ∈ [10, 24] MFLOP/s and f ∈ [0.1, 0.8]. All hops take equally long.
     """
     speed = 1e6 * rng.uniform(10, 24, num_devices) * rng.uniform(0.1, 0.8, num_devices)
     laws = [AffineLaw(float(2e6 / each), float(2e6 / each), 0.0, 0.05) for each in speed]
@@ -58,7 +59,7 @@ def paper_like(
 
 
 def _budget(rng: np.random.Generator, num_blocks: int, batch: int) -> EnergyBudget:
-    """Enough for some of the blocks at most m, and for fewer at the others."""
+    """Draw a limit of 0.3 to 1.5 times the joules of all blocks with one micro-batch."""
     u, v, w, ell = (float(part) for part in rng.uniform(0, 1, 4) * (0.01, 0.05, 0.01, 0.05))
     law = AffineLaw(u, v, w, ell)
     scope: Literal["batch", "micro_batch"] = "batch" if rng.random() < 0.5 else "micro_batch"

@@ -1,4 +1,4 @@
-"""Sub-1 by other ways: slow, plain, and without the solver's ideas."""
+"""Reference solutions of Sub-1: slow and simple, without the solver's methods."""
 
 import functools
 import itertools
@@ -16,9 +16,10 @@ from tests.optim.laws import pipeline_latency
 def with_stages_behind(
     problem: ClusterProblem, m: Ints | int, passed: Floats, slowest: Floats, activation_s: Floats
 ) -> Floats:
-    """Seconds of a batch from what a micro-batch passes in the encoder and its slowest stage there.
+    """Return the seconds of a batch from the encoder's sum of stages and its slowest stage.
 
-    Behind it are the uplink, the head and the gradients' way down, each a stage; broadcast.
+    The uplink, the head and the downlink are further stages after the encoder. Arrays are
+    broadcast.
     """
     stages = [activation_s / m, problem.head_s / m, problem.gradient_s / m]
     return passed + sum(stages) + (m - 1) * functools.reduce(np.maximum, stages, slowest)
@@ -26,7 +27,7 @@ def with_stages_behind(
 
 @dataclass(frozen=True)
 class EveryPartition:
-    """All feasible ones, [P] each: δ [P, K], m, S, and the encoder's Σ and slowest stage."""
+    """All P feasible partitions: δ is [P, K]; m, S, the encoder's Σ and slowest stage are [P]."""
 
     problem: ClusterProblem
     blocks: Ints
@@ -37,7 +38,7 @@ class EveryPartition:
 
     @classmethod
     def of(cls, problem: ClusterProblem) -> "EveryPartition":
-        """Each δ with each m, under the problem's law."""
+        """Combine each δ with each m, under the problem's law."""
         laws, devices = [device.time for device in problem.devices], len(problem.devices)
         u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T
         every = itertools.product(range(problem.num_blocks + 1), repeat=devices)
@@ -53,13 +54,14 @@ class EveryPartition:
         return cls(problem, whole[place], row + 1, segments[place], passed[at], slowest[at])
 
     def latency(self, activation_s: Floats) -> Floats:
-        """Seconds of a batch whose activations take so long on the uplink, [..., P]."""
+        """Return the seconds of a batch for each uplink time of its activations, [..., P]."""
         times = self.m, self.passed, self.slowest, activation_s[..., np.newaxis]
         return with_stages_behind(self.problem, *times)
 
 
 def by_enumeration(problem: ClusterProblem, activation_s: Floats | float = 0.0) -> Floats:
-    """The least latency with at most S segments, [..., Smax + 1], by trying every δ and m."""
+    """Return the least latency with at most S segments, [..., Smax + 1], by trying every δ and
+    m."""
     every, most = EveryPartition.of(problem), min(len(problem.devices), problem.num_blocks)
     latency = every.latency(np.asarray(activation_s))
     least = np.full((*latency.shape[:-1], most + 1), np.inf)
@@ -70,7 +72,8 @@ def by_enumeration(problem: ClusterProblem, activation_s: Floats | float = 0.0) 
 
 
 def thresholds(problem: ClusterProblem, m: int) -> tuple[Floats, Floats, Floats]:
-    """For one m: what δ blocks cost, [K, L], what bottleneck they are, and every bottleneck."""
+    """Return times for one m: chunks of δ blocks and their bottlenecks, [K, L], and all
+    bottlenecks."""
     size = micro_batch_sizes(problem)[m - 1]
     counts = range(1, problem.num_blocks + 1)
     laws = [device.time for device in problem.devices]
@@ -86,7 +89,7 @@ def thresholds(problem: ClusterProblem, m: int) -> tuple[Floats, Floats, Floats]
 
 
 def by_thresholds(problem: ClusterProblem, activation_s: Floats | float = 0.0) -> Floats:
-    """Law ``bound`` by trying every m, S and chunk, [..., Smax + 1]."""
+    """Solve law ``bound`` by trying every m, S and slowest chunk, [..., Smax + 1]."""
     uplink = np.asarray(activation_s)
     most = min(len(problem.devices), problem.num_blocks)
     least = np.full((*uplink.shape, most + 1), np.inf)
@@ -104,9 +107,10 @@ def by_thresholds(problem: ClusterProblem, activation_s: Floats | float = 0.0) -
 
 
 def by_dynamic_programme(problem: ClusterProblem, activation_s: Floats | float = 0.0) -> Floats:
-    """The additive laws by a programme over devices, S and blocks, for every m and bottleneck.
+    """Solve the additive laws for every m and bottleneck, by a programme over devices, S and
+    blocks.
 
-    [..., Smax + 1].
+    Returns the least latencies, [..., Smax + 1].
     """
     uplink = np.asarray(activation_s)
     most = min(len(problem.devices), problem.num_blocks)
@@ -127,16 +131,17 @@ def by_dynamic_programme(problem: ClusterProblem, activation_s: Floats | float =
 
 
 def by_full_devices(problem: ClusterProblem) -> Floats:
-    """``by_dynamic_programme`` with all devices full but the one with the largest a.
+    """Like ``by_dynamic_programme``, but all used devices are full except the slowest one per
+    block.
 
-    Any partition becomes such a one when blocks move to smaller a; nothing is pruned.
+    Moving blocks to faster devices turns any partition into such a one. Nothing is pruned.
     """
     num_blocks, most = problem.num_blocks, min(len(problem.devices), problem.num_blocks)
     least = np.full(most + 1, np.inf)
     for m in range(1, problem.max_micro_batches + 1):
         chunk, slowest, levels = thresholds(problem, m)
         order = np.argsort(np.diff(chunk, axis=1)[:, 0])
-        for level in levels if m > 1 else levels[-1:]:  # with m = 1 the bottleneck costs nothing
+        for level in levels if m > 1 else levels[-1:]:  # with m = 1 the bottleneck adds no time
             caps = (slowest <= level).sum(axis=1)
             if caps.sum() < num_blocks:
                 continue
@@ -154,9 +159,10 @@ def by_full_devices(problem: ClusterProblem) -> Floats:
 
 
 def by_milp(problem: ClusterProblem, m: int, segments: int) -> float:
-    """The least latency with m micro-batches and at most S segments, by HiGHS.
+    """Return the least latency with m micro-batches and at most S segments, found by HiGHS.
 
-    Variables: δ_k, whether k is used, and the bottleneck. The latency is that of the rounded δ.
+    The variables are δ_k, whether device k is used, and the bottleneck. The latency is computed
+    from the rounded δ.
     """
     count, size = len(problem.devices), micro_batch_sizes(problem)[m - 1]
     compute = np.diag([device.time.compute(1, size) for device in problem.devices])

@@ -1,6 +1,7 @@
-"""A round's lower bound, held against answers that differ from the given one by one step.
+"""Try to refute a round's lower bound with answers that differ from the given one in one step.
 
-Where one of them is below the bound, the bound is wrong: that refutes a claim, it proves none.
+An answer below the bound shows that the bound is wrong. Without such an answer the bound is still
+unproved.
 """
 
 import itertools
@@ -22,12 +23,12 @@ from optim.verify.tolerance import MARGIN, exceeds, violation
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Of the largest feasible power. Γ falls with it; the paper's drift may prefer less.
+# Parts of the largest feasible power. More power lowers Γ; drift ``paper`` may prefer less.
 POWER_FRACTIONS = {"gamma": (1.0,), "paper": (1.0, 0.5, 0.25)}
 
 
 def verify_round(solution: RoundSolution, problem: RoundProblem) -> None:
-    """``optim.verify.verify_round``, and nothing near the answer is below its bound."""
+    """Call ``optim.verify.verify_round``, then try to refute the lower bound."""
     verify_constraints(solution, problem)
     refute_bound(solution, problem)
 
@@ -35,8 +36,8 @@ def verify_round(solution: RoundSolution, problem: RoundProblem) -> None:
 def refute_bound(solution: RoundSolution, problem: RoundProblem) -> None:
     """Look for a feasible answer below the lower bound, among the neighbours of a feasible one.
 
-    A neighbour gives one unit another power and partition; or its place to an idle unit; or another
-    channel that is free; or lets two units swap channels.
+    A neighbour gives one unit another power and partition or another free channel, gives its place
+    to an idle unit, or swaps the channels of two units.
 
     Raises ``PlanViolationError`` with the neighbour and its objective.
     """
@@ -50,10 +51,10 @@ def refute_bound(solution: RoundSolution, problem: RoundProblem) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Finish time and part of the drift of each unit, channel and choice.
+    """Finish time and drift term of each unit, channel and choice.
 
-    A choice is a power and a point of the front; both arrays are [N, J, O], infinite where a choice
-    is infeasible.
+    A choice is a power and a point of the front. Both arrays are [N, J, O], and infinite if a
+    choice is infeasible.
     """
 
     finish_s: Floats
@@ -69,7 +70,7 @@ def _choices(problem: RoundProblem) -> _Choices:
         each, largest = at(pairs, (..., None)), largest_powers(pairs, options)
         power_w = fraction * largest[..., None]
         times = latencies[:, None], slowest[:, None], counts[:, None]
-        with np.errstate(invalid="ignore"):  # nothing gets through, or there is no such point
+        with np.errstate(invalid="ignore"):  # rate 0, or padding
             seconds = radio.finishes(*times, each, power_w, options)
         seconds[~(np.isfinite(latencies[:, None]) & radio.reached(each))] = math.inf
         if options.hard_gamma:
@@ -83,9 +84,9 @@ def _choices(problem: RoundProblem) -> _Choices:
 
 
 def _points(problem: RoundProblem) -> tuple[Floats, Ints]:
-    """Latencies and slowest stages, [2, N, P], and S and m, likewise, of the fronts' points.
+    """Return latencies and slowest stages of the fronts' points, [2, N, P], and S and m, [2, N, P].
 
-    The latencies of a front that is shorter end in infinity.
+    Shorter fronts are padded with infinite latencies.
     """
     longest = max(len(front) for front in problem.fronts)
     times = np.zeros((2, len(problem.fronts), longest))
@@ -100,7 +101,7 @@ def _points(problem: RoundProblem) -> tuple[Floats, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Units and channels of an answer, finish times and penalties, [A]; idle penalties, [N]."""
+    """Units, channels, finish times and penalties of an answer, [A], and idle penalties, [N]."""
 
     units: list[int]
     channels: list[int]
@@ -123,12 +124,13 @@ def _answer(chosen: Sequence[Allocation], problem: RoundProblem) -> _Answer:
 
 
 def _best_move(place: int, answer: _Answer, choices: _Choices) -> tuple[str, float]:
-    """A unit's new choice, or an idle unit in its place, on its channel or a free one."""
+    """Return the best replacement of one unit: a new choice or an idle unit, on its channel or a
+    free one."""
     num_units, num_channels, _ = choices.finish_s.shape
     units = [answer.units[place], *sorted(set(range(num_units)) - set(answer.units))]
     channels = [answer.channels[place], *sorted(set(range(num_channels)) - set(answer.channels))]
     rest = np.arange(len(answer.units)) != place
-    # Summed without the unit itself: an idle unit may cost far more than all scheduled ones.
+    # Sum the other idle units: subtracting one that costs far more than the rest loses digits.
     idle = np.where(np.eye(len(units)), 0.0, answer.idle_costs[units]).sum(axis=1)
     reach = np.ix_(units, channels)
     makespan = np.maximum(choices.finish_s[reach], np.max(answer.finish_s[rest], initial=0.0))
@@ -140,7 +142,7 @@ def _best_move(place: int, answer: _Answer, choices: _Choices) -> tuple[str, flo
 
 
 def _best_swap(answer: _Answer, choices: _Choices) -> tuple[str, float]:
-    """Two units on each other's channels, no later than the answer's last one."""
+    """Return the best swap of two units' channels that does not delay the round."""
     makespan = float(np.max(answer.finish_s))
     cheapest = np.min(np.where(choices.finish_s <= makespan, choices.costs, math.inf), axis=2)
     crossed = cheapest[np.ix_(answer.units, answer.channels)]
@@ -154,18 +156,18 @@ def _best_swap(answer: _Answer, choices: _Choices) -> tuple[str, float]:
 
 
 def _total(drift_weight: float, makespan_s: Floats, drift: Floats) -> Floats:
-    # What never ends is infeasible, whatever V is.
+    # An infinite makespan is infeasible even if V = 0.
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(makespan_s), drift_weight * makespan_s + drift, math.inf)
 
 
 def at(pairs: UplinkPairs, index: Any) -> UplinkPairs:
-    """Each array at a NumPy index: some of the pairs, or another shape."""
+    """Return the pairs with each array indexed by a NumPy index."""
     return UplinkPairs(*(getattr(pairs, field.name)[index] for field in fields(pairs)))
 
 
 def largest_powers(pairs: UplinkPairs, options: RoundOptions) -> Floats:
-    """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
+    """Return the largest powers that P^max and the energy allow, within 1e-9 of P^max."""
     powers = pairs.max_power_w.copy()
     scarce = radio.energies(pairs, powers, options) > pairs.energy_j * MARGIN
     if scarce.any():

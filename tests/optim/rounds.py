@@ -1,6 +1,6 @@
-"""Small random rounds with every difficulty at once, and their best answer by enumeration.
+"""Small random rounds with many special cases, and their optimum by enumeration.
 
-The enumeration shares nothing with the solvers: scalars, roots by bisection, all matchings.
+The enumeration shares no code with the solvers: it uses scalars, root finding and all matchings.
 """
 
 import functools
@@ -26,9 +26,9 @@ def random_round(
     most_segments: int = 4,
     most_points: int = 2,
 ) -> RoundProblem:
-    """Empty fronts, pairs without energy, queues of 0, equal costs and latencies among them.
+    """Draw a round; some have empty fronts, pairs without energy, queues of 0, or equal costs.
 
-    Uploads take place beside the pipelines or after them; some take longer than these.
+    Uploads run during the pipelines or after them, and some take longer than the pipelines.
     """
     num_units = int(rng.integers(1, most_units + 1))
     num_channels = int(rng.integers(1, most_channels + 1))
@@ -60,7 +60,7 @@ def random_round(
 
 
 def _front(rng: np.random.Generator, most_segments: int, most_points: int) -> tuple[Partition, ...]:
-    """Points of several S, up to so many of each; more segments seldom take longer."""
+    """Draw up to ``most_points`` points for each of several S; more segments are seldom slower."""
     if rng.random() < 0.15:
         return ()
     count = int(rng.integers(1, most_segments + 1))
@@ -77,7 +77,7 @@ def _front(rng: np.random.Generator, most_segments: int, most_points: int) -> tu
 
 
 def point_of(rng: np.random.Generator, segments: int, latency_s: float) -> Partition:
-    """One whose slowest stage takes an eighth of what a micro-batch passes at least."""
+    """Draw a point whose slowest stage takes at least an eighth of the sum of all stages."""
     m, share = int(rng.choice([1, 2, 4, 8])), float(rng.choice([0.125, rng.uniform(0.125, 1.0)]))
     slowest = latency_s / (1 / share + m - 1)
     return Partition((13 - segments,) + (1,) * (segments - 1), m, latency_s, slowest)
@@ -92,7 +92,7 @@ def _uplink(rng: np.random.Generator, channels: tuple[Channel, ...], energy_for:
     bits = float(rng.uniform(1e6, 1e7))
     activations = float(rng.choice([0.0, 1e7, 10 ** rng.uniform(6.5, 8.0)]))
     paid = bits + activations if energy_for == "all" else bits
-    # From too little on every channel to more than enough.
+    # Between too little energy for every channel and more than enough.
     energy = paid * math.log(2) * 0.07 / 5e5 * float(10 ** rng.uniform(-0.2, 1.8))
     return Uplink(float(rng.uniform(0.1, 3.0)), energy, bits, activations, gains)
 
@@ -108,7 +108,7 @@ def _queues(rng: np.random.Generator, num_units: int) -> tuple[float, ...]:
 
 
 def rate(problem: RoundProblem, unit: int, channel: int, power: float) -> float:
-    """Bit/s by the definition, the mean over fading by quadrature."""
+    """Return the bit/s by definition; the mean over fading is computed by quadrature."""
     band = problem.channels[channel]
     noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
     snr = power * problem.uplinks[unit].gains[channel] / noise
@@ -119,7 +119,7 @@ def rate(problem: RoundProblem, unit: int, channel: int, power: float) -> float:
 
 
 def finish(problem: RoundProblem, unit: int, point: Partition, rate_bps: float) -> float:
-    """When all is sent: one micro-batch after the other as they leave the pipeline."""
+    """Return the time at which all data is sent, in order, as micro-batches leave the pipeline."""
     uplink, m, sent_s = problem.uplinks[unit], point.num_micro_batches, 0.0
     for left_s in leaves(problem, point):
         sent_s = max(sent_s, left_s) + uplink.activation_bits / m / rate_bps
@@ -127,7 +127,7 @@ def finish(problem: RoundProblem, unit: int, point: Partition, rate_bps: float) 
 
 
 def leaves(problem: RoundProblem, point: Partition) -> list[float]:
-    """When each micro-batch may be uploaded."""
+    """Return the time at which each micro-batch may be uploaded."""
     m, pace = point.num_micro_batches, point.slowest_s
     if problem.options.uplink == "after":
         pace = 0.0
@@ -135,7 +135,10 @@ def leaves(problem: RoundProblem, point: Partition) -> list[float]:
 
 
 def least_rate(problem: RoundProblem, unit: int, point: Partition, deadline_s: float) -> float:
-    """Bit/s to be done by a deadline, whichever micro-batch the uplink waits for last."""
+    """Return the least bit/s that keeps a deadline.
+
+    The data of a micro-batch and all later data must be sent after it leaves the pipeline.
+    """
     uplink, m = problem.uplinks[unit], point.num_micro_batches
     return max(
         ((m - place) / m * uplink.activation_bits + uplink.model_bits) / (deadline_s - left_s)
@@ -144,7 +147,7 @@ def least_rate(problem: RoundProblem, unit: int, point: Partition, deadline_s: f
 
 
 def paid_bits(problem: RoundProblem, unit: int) -> float:
-    """What the unit's energy is for."""
+    """Return the bits whose upload is paid from the unit's energy."""
     uplink = problem.uplinks[unit]
     if problem.options.energy == "adapters":
         return uplink.model_bits
@@ -152,7 +155,7 @@ def paid_bits(problem: RoundProblem, unit: int) -> float:
 
 
 def highest_power(problem: RoundProblem, unit: int, channel: int) -> float:
-    """P^max or where the energy is used up, by bisection; 0: never enough."""
+    """Return P^max, or the power that uses up the energy; 0 if no power is affordable."""
     uplink, band, bits = problem.uplinks[unit], problem.channels[channel], paid_bits(problem, unit)
     gain = uplink.gains[channel]
     noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
@@ -173,7 +176,10 @@ def highest_power(problem: RoundProblem, unit: int, channel: int) -> float:
 
 @dataclass(frozen=True)
 class Option:
-    """A point of a front on a channel: at full power, and the least power that C11 allows."""
+    """A front's point on a channel, with the largest power and the least power that C11 allows.
+
+    ``finish_s`` is the finish time at the largest power.
+    """
 
     partition: Partition
     limit_w: float
@@ -182,7 +188,7 @@ class Option:
 
 
 def pair_options(problem: RoundProblem, unit: int, channel: int) -> list[Option]:
-    """The feasible ones."""
+    """Return the feasible options of a unit on a channel."""
     options = problem.options
     limit = highest_power(problem, unit, channel)
     allowed = problem.error_queues or gradient_error(problem, unit) <= options.error_budget
@@ -205,7 +211,7 @@ def pair_options(problem: RoundProblem, unit: int, channel: int) -> list[Option]
 
 
 def gamma(problem: RoundProblem, unit: int, channel: int, point: Partition, power: float) -> float:
-    """Γ by its definition."""
+    """Return Γ by definition."""
     options = problem.options
     received = power * problem.uplinks[unit].gains[channel]
     error = options.interference_constant_w / (received + problem.channels[channel].interference_w)
@@ -216,13 +222,13 @@ def gamma(problem: RoundProblem, unit: int, channel: int, point: Partition, powe
 
 
 def gradient_error(problem: RoundProblem, unit: int) -> float:
-    """ρ of the one payload that the unit has, if any."""
+    """Return ρ of the unit's first payload; 0 without payloads."""
     payloads = problem.uplinks[unit].payloads
     return payloads[0].gradient_error if payloads else 0.0
 
 
 def error_drift(problem: RoundProblem, units: Iterable[int]) -> float:
-    """Half of what the errors of these units add to the squares of their queues."""
+    """Return half of what these units' errors add to the squares of their error queues."""
     total = 0.0
     for unit in units if problem.error_queues else ():
         queue, budget = problem.error_queues[unit], problem.options.error_budget
@@ -234,8 +240,11 @@ def error_drift(problem: RoundProblem, units: Iterable[int]) -> float:
 
 
 def best_of_payloads(problem: RoundProblem) -> tuple[int, float]:
-    """``best_by_enumeration`` of all rounds in which each unit has but one of its payloads, and
-    of its front what has the head where that has it."""
+    """Return the optimum over all choices of one payload for each unit.
+
+    For each choice, ``best_by_enumeration`` solves the round with these payloads and the points
+    whose head is in the same place.
+    """
     offered = (uplink.payloads for uplink in problem.uplinks)
     found = []
     for sent in itertools.product(*offered):
@@ -251,7 +260,7 @@ def best_of_payloads(problem: RoundProblem) -> tuple[int, float]:
 
 
 def idle(problem: RoundProblem) -> float:
-    """Γ of a unit without a channel."""
+    """Return Γ of a unit without a channel."""
     options = problem.options
     mean = sum(band.interference_w for band in problem.channels) / len(problem.channels)
     error = options.interference_constant_w / mean
@@ -259,7 +268,7 @@ def idle(problem: RoundProblem) -> float:
 
 
 def matchings(pairs: set[tuple[int, int]], units: int) -> Iterator[dict[int, int]]:
-    """Every matching of the pairs, unit → channel; the empty one too."""
+    """Yield every matching of the pairs as unit → channel, including the empty one."""
 
     def extend(unit: int, taken: dict[int, int]) -> Iterator[dict[int, int]]:
         if unit == units:
@@ -274,7 +283,7 @@ def matchings(pairs: set[tuple[int, int]], units: int) -> Iterator[dict[int, int
 
 
 def best_by_enumeration(problem: RoundProblem) -> tuple[int, float]:
-    """ν, and the least objective of all rounds with ν units."""
+    """Return ν, the largest number of units, and the least objective of all rounds with ν units."""
     places = itertools.product(range(len(problem.uplinks)), range(len(problem.channels)))
     options = {pair: found for pair in places if (found := pair_options(problem, *pair))}
     every = list(matchings(set(options), len(problem.uplinks)))
@@ -290,7 +299,7 @@ Table = dict[tuple[int, int], list[Option]]
 
 
 def least_gamma(problem: RoundProblem, matching: dict[int, int], table: Table) -> float:
-    """The least objective of a matching, over all points of the fronts."""
+    """Return the least objective of a matching over all points of the fronts."""
     finish, costs = [], []
     for unit, channel in matching.items():
         options, queue = table[unit, channel], problem.queues[unit]
@@ -312,7 +321,7 @@ def least_gamma(problem: RoundProblem, matching: dict[int, int], table: Table) -
 
 
 def least_paper(problem: RoundProblem, matching: dict[int, int], table: Table) -> float:
-    """The least objective of a matching, over all points of the fronts, each by a line search."""
+    """Return the least objective of a matching over all points of the fronts, by line searches."""
     pairs, least = list(matching.items()), math.inf
     weight = problem.options.drift_weight
     rounds = [
@@ -322,7 +331,7 @@ def least_paper(problem: RoundProblem, matching: dict[int, int], table: Table) -
     for fixed in sorted(rounds, key=lambda each: each.bound):
         if fixed.bound >= least:
             break
-        # Later deadlines cannot be better, and by this one powers are the least.
+        # No later deadline is better, and the drift is the least at this one.
         last = fixed.first_s + (least - fixed.bound) / weight
         if math.isinf(last) or weight * fixed.first_s + fixed.drift(last) < least:
             least = min(least, _valley(fixed))
@@ -331,7 +340,7 @@ def least_paper(problem: RoundProblem, matching: dict[int, int], table: Table) -
 
 @dataclass(frozen=True)
 class _FixedRound:
-    """A matching with a point of the front for each of its pairs."""
+    """A matching with one point of the front for each pair."""
 
     problem: RoundProblem
     pairs: list[tuple[int, int]]
@@ -339,12 +348,13 @@ class _FixedRound:
 
     @functools.cached_property
     def first_s(self) -> float:
-        """The first deadline that all can keep."""
+        """The earliest deadline that all units can keep."""
         return max(option.finish_s for option in self.chosen)
 
     @functools.cached_property
     def bound(self) -> float:
-        """As if everyone were in time by that, with the least power that C11 allows."""
+        """A lower bound of the objective: the earliest deadline, and the least powers that C11
+        allows."""
         drift = error_drift(self.problem, (unit for unit, _ in self.pairs))
         drift += sum(
             self.problem.queues[unit] * (option.partition.num_segments + option.floor_w)
@@ -353,7 +363,7 @@ class _FixedRound:
         return self.problem.options.drift_weight * self.first_s + drift
 
     def drift(self, deadline: float) -> float:
-        """With the least powers that keep the deadline."""
+        """Return the drift for the least powers that keep the deadline."""
         total = error_drift(self.problem, (unit for unit, _ in self.pairs))
         for (unit, channel), option in zip(self.pairs, self.chosen, strict=True):
             needed_bps = least_rate(self.problem, unit, option.partition, deadline)
@@ -371,7 +381,7 @@ def _valley(fixed: _FixedRound) -> float:
 
     last = first + fixed.drift(first) / weight
     rough = minimize_scalar(value, bounds=(first, last), method="bounded")
-    # Its error is 1e-8 of the deadline, which shows where the value has a kink.
+    # Its error is 1e-8 of the deadline, which matters if the value has a kink.
     low, high = max(first, float(rough.x) * (1 - 1e-6)), float(rough.x) * (1 + 1e-6)
     for _ in range(60):
         third = (high - low) / 3
@@ -382,7 +392,7 @@ def _valley(fixed: _FixedRound) -> float:
 
 
 def least_power(problem: RoundProblem, unit: int, channel: int, rate_bps: float) -> float:
-    """The power that sends so fast."""
+    """Return the least power that reaches this rate."""
     band, gain = problem.channels[channel], problem.uplinks[unit].gains[channel]
     noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
     steady = math.expm1(rate_bps / band.bandwidth_hz * math.log(2)) * noise / gain
@@ -392,7 +402,7 @@ def least_power(problem: RoundProblem, unit: int, channel: int, rate_bps: float)
     def excess(power: float) -> float:
         return rate(problem, unit, channel, power) - rate_bps
 
-    # A mean gain is worth more than the mean of what gains are worth.
+    # Fading lowers the mean rate, so that more power than ``steady`` is needed.
     high = 2 * steady
     while excess(high) < 0:
         high *= 2

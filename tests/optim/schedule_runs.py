@@ -1,4 +1,4 @@
-"""Pipelines with an uplink, a head and a downlink behind them, run by schedules event by event."""
+"""Simulated pipelines that are followed by an uplink, a head and a downlink."""
 
 import math
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from tests.optim.instances import paper_like
 
 LAWS: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
 SENDERS: dict[Latency, Sender] = {"bound": "device", "flow_shop": "device", "overlap": "link"}
-UPLINK_S = 100663296 / (5e5 * np.log2(1 + 0.5 * 0.97 / 0.07))  # 67 s: channel ``paper``, a step
+UPLINK_S = 100663296 / (5e5 * np.log2(1 + 0.5 * 0.97 / 0.07))  # 67 s per step on channel ``paper``
 
 Scheduler = Callable[[int, int], Schedule]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Chunks of both directions, m, and the stages behind the last segment."""
+    """Chunks of both directions, m, and the stages after the last segment."""
 
     forward: list[Chunk]
     backward: list[Chunk]
@@ -31,12 +31,12 @@ class Case:
     behind: Behind
 
     def run(self, schedule: Scheduler, latency: Latency) -> float:
-        """Seconds of the schedule's actions, one by one."""
+        """Return the simulated seconds of the schedule."""
         built = schedule(len(self.forward), self.m)
         return makespan(built, self.forward, self.backward, SENDERS[latency], self.behind)
 
     def law(self, latency: Latency) -> float:
-        """What a planner expects, which sees both directions as one chunk."""
+        """Return the planned seconds; a planner treats both directions as one chunk."""
         laws = [
             AffineLaw(f.compute_s + b.compute_s, 0.0, 0.0, f.hop_s + b.hop_s)
             for f, b in zip(self.forward, self.backward, strict=True)
@@ -55,9 +55,10 @@ def draws(
     hops: bool = False,
     alike: bool = True,
 ) -> list[Case]:
-    """Up to eight segments, and as slow stages behind them, of those that are asked for.
+    """Draw pipelines of up to eight segments, followed by the chosen ones of three ``stages``.
 
-    ``alike``: backward takes twice as long on every device, and hops as long as forward.
+    A later stage takes about as long as a segment. With ``alike``, backward computes take twice as
+    long as forward on every device, and hops take equally long.
     """
     rng, cases = np.random.default_rng(1), []
     for _ in range(count):
@@ -79,7 +80,7 @@ def draws(
 
 
 def ratios(cases: list[Case], schedule: Scheduler, latency: Latency = "flow_shop") -> list[float]:
-    """Of each run to the law."""
+    """Return the ratio of each simulated time to the law's time."""
     return [case.run(schedule, latency) / case.law(latency) for case in cases]
 
 
@@ -87,13 +88,16 @@ UPLINK, ALL = (True, False, False), (True, True, True)
 
 
 def two_more_in_flight(num_segments: int, num_micro_batches: int) -> Schedule:
-    """1F1B whose segments begin with two more forwards each."""
+    """Return 1F1B in which each segment begins with two more forwards."""
     ahead = (num_segments - stage + 2 * (stage < num_segments) for stage in range(num_segments + 1))
     return tuple(alternate(min(each, num_micro_batches), num_micro_batches) for each in ahead)
 
 
 def papers(latency: Latency, head_s: float = 0.0, gradient_s: float = 0.0) -> list[Case]:
-    """The best partitions of 60 clusters for that upload; a third of their time is forward."""
+    """Return the best partitions of 60 paper-like clusters for uploads of ``UPLINK_S``.
+
+    Forward passes are a third of the computes and half of the hops.
+    """
     cases = []
     for seed in range(60):
         problem = replace(

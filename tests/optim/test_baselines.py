@@ -1,4 +1,4 @@
-"""Blocks split evenly; units all or by chance; the same generator, the same plan."""
+"""Baseline strategies: they split blocks evenly, or choose units by a simple rule."""
 
 import itertools
 from collections import Counter
@@ -19,17 +19,17 @@ from optim.planner import RoundRequest
 
 
 def devices(count: int) -> tuple[DeviceProfile, ...]:
-    """Named by their order."""
+    """Return devices that are named by their order."""
     return tuple(device(f"device-{k}", 1.0) for k in range(count))
 
 
 def device(name: str, seconds: float) -> DeviceProfile:
-    """With so many for a sample and block, and a hop that is worth avoiding."""
+    """Return a device with ``seconds`` per sample and block, and a hop that is worth avoiding."""
     return DeviceProfile(name, AffineLaw(seconds, 0.0, 0.0, 1.0))
 
 
 def request(num_units: int, num_segments: int | None = 2) -> RoundRequest:
-    """Units 10, 20, … with three devices each, and five blocks."""
+    """Return a request of units 10, 20, … with three devices each, and five blocks."""
     clusters = tuple(ClusterState(10 * (n + 1), devices(3), 50 + n) for n in range(num_units))
     return RoundRequest(
         round=4,
@@ -47,13 +47,13 @@ def request(num_units: int, num_segments: int | None = 2) -> RoundRequest:
 
 
 def units(clusters: tuple[ClusterPlan, ...]) -> list[int]:
-    """Who takes part."""
+    """Return the units that take part."""
     return [cluster.unit for cluster in clusters]
 
 
 @given(st.integers(1, 40), st.data())
-def test_even_blocks(num_blocks: int, data: st.DataObject) -> None:
-    """L in all; they differ by one at most, the larger ones first."""
+def test_even_blocks_differ_by_at_most_one(num_blocks: int, data: st.DataObject) -> None:
+    """The sizes sum to L, and the larger ones are first."""
     num_segments = data.draw(st.integers(1, num_blocks))
     sizes = even_blocks(num_blocks, num_segments)
     assert (len(sizes), sum(sizes)) == (num_segments, num_blocks)
@@ -70,7 +70,8 @@ def test_impossible_numbers_of_segments_are_refused(num_segments: int) -> None:
 
 @given(st.integers(1, 8), st.none() | st.integers(1, 3))
 def test_even_split_schedules_every_unit(num_units: int, num_segments: int | None) -> None:
-    """In the units' order, with the request's numbers; chance plays no part."""
+    """Units keep their order. S, m and the schedule are the request's, and no random number is
+    drawn."""
     asked, rng = request(num_units, num_segments), np.random.default_rng(0)
     before = rng.bit_generator.state
     plan = EvenSplit().plan_round(asked, rng)
@@ -87,8 +88,10 @@ def test_even_split_schedules_every_unit(num_units: int, num_segments: int | Non
 
 
 @given(st.data(), st.integers(1, 8), st.integers(0, 2**32))
-def test_random_units(data: st.DataObject, num_units: int, seed: int) -> None:
-    """J different ones in the units' order. Same seed, same plan."""
+def test_random_units_are_distinct_and_reproducible(
+    data: st.DataObject, num_units: int, seed: int
+) -> None:
+    """The plan has J distinct units in their order; the same seed gives the same plan."""
     num_scheduled = data.draw(st.integers(1, num_units))
     strategy, asked = RandomUnits(num_scheduled, partition="pipeline"), request(num_units, None)
     plan = strategy.plan_round(asked, np.random.default_rng(seed))
@@ -100,19 +103,19 @@ def test_random_units(data: st.DataObject, num_units: int, seed: int) -> None:
     assert set(plan.clusters) <= set(everyone.clusters)
 
 
-def test_every_set_of_units_has_its_turn() -> None:
-    """In one stream of random numbers, about equally often."""
+def test_all_sets_of_units_are_equally_likely() -> None:
+    """All rounds draw from one stream of random numbers."""
     rng, rounds = np.random.default_rng(1), 600
     strategy, asked = RandomUnits(2, partition="pipeline"), request(4, None)
     seen = Counter(tuple(units(strategy.plan_round(asked, rng).clusters)) for _ in range(rounds))
     assert len(seen) == comb(4, 2)
     expected = rounds / comb(4, 2)
-    # χ² with 5 degrees of freedom exceeds 20.5 once in a thousand seeds; this one is fixed.
+    # χ² with 5 degrees of freedom exceeds 20.5 for one seed in a thousand; this seed is fixed.
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5
 
 
-def test_numbers_of_units() -> None:
-    """None are none; more than there are, all of them."""
+def test_num_scheduled_must_be_positive_and_may_exceed_the_units() -> None:
+    """If fewer units exist than are asked for, all take part."""
     with pytest.raises(ConfigError, match=r"strategy\.num_scheduled=0: must be at least 1"):
         RandomUnits(0)
     for strategy in (RandomUnits(3), HighestLoss(3), ShortestDelay(3)):
@@ -120,13 +123,13 @@ def test_numbers_of_units() -> None:
 
 
 @pytest.mark.parametrize("option", ["partition", "latency", "fading"])
-def test_options_that_cannot_be(option: str) -> None:
+def test_unknown_options_are_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=rf"strategy\.{option}=vanilla_fl: must be one of"):
         RandomUnits(1, **{option: "vanilla_fl"})
 
 
-def test_a_cluster_that_an_even_split_does_not_suit_sits_out() -> None:
-    """An error only where all of them do."""
+def test_a_cluster_that_cannot_be_split_evenly_takes_no_part() -> None:
+    """The round fails only if no cluster can be split evenly."""
     asked = request(3, num_segments=3)
     first, second, third = asked.clusters
     two = replace(first, devices=first.devices[:2])
@@ -140,8 +143,8 @@ def test_a_cluster_that_an_even_split_does_not_suit_sits_out() -> None:
         EvenSplit().plan_round(request(3, num_segments=4), np.random.default_rng(0))
 
 
-def test_the_highest_losses_go_first_and_the_unknown_before_them() -> None:
-    """In the units' order."""
+def test_highest_loss_prefers_unknown_losses_then_the_highest() -> None:
+    """The plan lists the chosen units in their order."""
     asked = replace(request(4), losses=(2.0, 5.0, None, 3.0))
     plan = HighestLoss(2).plan_round(asked, np.random.default_rng(0))
     assert units(plan.clusters) == [20, 30]
@@ -149,8 +152,8 @@ def test_the_highest_losses_go_first_and_the_unknown_before_them() -> None:
     assert units(plan.clusters) == [20, 30, 40]
 
 
-def test_the_fastest_pipelines_go_first() -> None:
-    """Each with a partition that suits its devices; all of them where all take part."""
+def test_shortest_delay_chooses_the_fastest_pipelines() -> None:
+    """Each cluster has the same partition as if all units took part."""
     clusters = tuple(
         ClusterState(n, (device("slow", 9.0 / n), device("quick", 1.0 / n)), 50) for n in (1, 3, 2)
     )

@@ -1,4 +1,4 @@
-"""Rates, times, energy by their definitions; power limits by roots; fading by quadrature."""
+"""Rates, times and energy by definition, power limits by root finding, fading by quadrature."""
 
 import math
 
@@ -26,7 +26,8 @@ FADINGS: tuple[str, ...] = ("none", "rayleigh")
 def limit(
     budget: float, slope: float, max_power_w: float, fading: str
 ) -> tuple[float, Uplink, Channel]:
-    """p̄ of a pair with k = ``budget`` and a = ``slope`` per watt."""
+    """Return p̄ of a pair with k = ``budget`` and a = ``slope`` per watt, and its uplink and
+    channel."""
     channel = Channel(5e5, 0.07, 4e-21)
     gain = slope * (channel.interference_w + channel.bandwidth_hz * channel.noise_w_per_hz)
     bits = 1e7
@@ -37,7 +38,7 @@ def limit(
 
 
 def by_quadrature(snr: float) -> float:
-    """E ln(1 + ρX) over ln x, on which the integrand bends gently."""
+    """Integrate E ln(1 + ρX) over ln x, which makes the integrand smooth."""
 
     def integrand(log_x: float) -> float:
         x = math.exp(log_x)
@@ -54,8 +55,11 @@ def test_rayleigh_expectation_against_quadrature(snr: float) -> None:
     assert float(nats) == pytest.approx(by_quadrature(snr), rel=1e-10)
 
 
-def test_rayleigh_expectation_does_not_jump_where_its_form_changes() -> None:
-    """It rises, is concave, and stays between ½·ln(1 + 2ρ) and ln(1 + ρ)."""
+def test_rayleigh_expectation_does_not_jump_between_its_formulas() -> None:
+    """The expectation rises, its slope over ln ρ is the shortfall, and the shortfall rises.
+
+    The expectation stays between ½·ln(1 + 2ρ) and ln(1 + ρ).
+    """
     snr = np.sort(
         np.concatenate([np.logspace(-12, 12, 2001), 0.05 * (1 + np.linspace(-1, 1) / 1e6)])
     )
@@ -69,14 +73,14 @@ def test_rayleigh_expectation_does_not_jump_where_its_form_changes() -> None:
     assert slopes[wide] == pytest.approx(shortfall[1:-1][wide], rel=1e-3)
 
 
-def test_nothing_is_carried_without_power() -> None:
+def test_the_rate_without_power_is_zero() -> None:
     for fading in FADINGS:
         assert float(nats_per_hz(np.zeros(1), fading)[0]) == 0.0
 
 
 @pytest.mark.parametrize("fading", FADINGS)
-def test_required_snr_inverts_what_a_hertz_carries(fading: str) -> None:
-    """With its derivative; both rise."""
+def test_required_snr_is_the_inverse_of_the_rate_per_hertz(fading: str) -> None:
+    """Its derivative equals a finite difference, and rises."""
     nats = np.logspace(-9, 1.5, 400)
     snr, growth = required_snr(nats, fading)
     assert nats_per_hz(snr, fading) == pytest.approx(nats, rel=1e-12)
@@ -86,8 +90,8 @@ def test_required_snr_inverts_what_a_hertz_carries(fading: str) -> None:
 
 
 @pytest.mark.parametrize("fading", FADINGS)
-def test_rate_time_and_energy(fading: str) -> None:
-    """Eqs. (10) to (12); all bits count as energy, or the model's alone."""
+def test_rates_times_and_energies_follow_eqs_10_to_12(fading: str) -> None:
+    """The energy counts all bits, or only the model's."""
     rng = np.random.default_rng(3)
     for _ in range(20):
         problem = rounds.random_round(rng, "gamma", fading)
@@ -108,7 +112,7 @@ def test_rate_time_and_energy(fading: str) -> None:
                 assert times[unit, channel] == math.inf
 
 
-def test_nothing_to_send_takes_no_time() -> None:
+def test_an_empty_upload_takes_no_time() -> None:
     assert upload_time(0.0, np.array([0.0, 1.0])).tolist() == [0.0, 0.0]
 
 
@@ -117,12 +121,12 @@ def test_nothing_to_send_takes_no_time() -> None:
     "budget",
     [*(1 + np.logspace(-8.5, 0, 30)), *np.logspace(0.04, 6, 40), 1.0999999, 1.1, 1.1000001],
 )
-def test_power_limit_is_the_root_of_the_energy(budget: float, fading: str) -> None:
-    """Against brentq; the two forms of k - nats(ρ)·… keep their digits near k = 1."""
+def test_the_power_limit_uses_up_the_energy(budget: float, fading: str) -> None:
+    """The limit equals a root found by brentq, also near k = 1."""
     slope = 3.0
     found, _, _ = limit(budget, slope, 1e12, fading)
 
-    # ρ = k·nats(ρ), as shortfall = 1 - 1/k: near k = 1 the first form has no digits left.
+    # ρ = k·nats(ρ), written as shortfall = 1 - 1/k: near k = 1 the first form loses all digits.
     def excess(log_snr: float) -> float:
         snr = math.exp(log_snr)
         if fading == "rayleigh":
@@ -137,10 +141,10 @@ def test_power_limit_is_the_root_of_the_energy(budget: float, fading: str) -> No
 
 
 @given(st.floats(1e-3, 1e4), st.floats(1e-2, 1e6), st.floats(1e-4, 1e2), st.sampled_from(FADINGS))
-def test_power_limits_keep_power_and_energy_and_leave_none(
+def test_power_limits_are_feasible_and_as_large_as_possible(
     budget: float, slope: float, max_power_w: float, fading: str
 ) -> None:
-    """0 exactly where a bit costs more than there is; else C6 or C8 is tight."""
+    """The limit is 0 exactly if the energy suffices for no power; otherwise C6 or C8 is tight."""
     found, uplink, channel = limit(budget, slope, max_power_w, fading)
     assert 0 <= found <= max_power_w
     assert (found > 0) == (budget > 1 + 1e-9)
@@ -151,8 +155,8 @@ def test_power_limits_keep_power_and_energy_and_leave_none(
     assert found == max_power_w or spent == pytest.approx(uplink.energy_j, rel=1e-11)
 
 
-def test_power_limits_of_units_that_cannot_or_need_not() -> None:
-    """No gain, no power, no energy: infeasible. Nothing to send or energy for all: full power."""
+def test_power_limits_of_extreme_uplinks() -> None:
+    """Without gain, power or energy the limit is 0; with no bits or ample energy it is P^max."""
     channel = Channel(5e5, 0.07, 4e-21)
     cases = {
         (0.5, 10.0, 1e6, 0.0): 0.0,
@@ -168,8 +172,8 @@ def test_power_limits_of_units_that_cannot_or_need_not() -> None:
         assert found[:, 0].tolist() == list(cases.values())
 
 
-def test_fading_costs() -> None:
-    """The mean rate is below the rate of the mean gain, and so is what the energy allows."""
+def test_fading_lowers_power_limits_and_raises_the_required_snr() -> None:
+    """The mean rate is below the rate at the mean gain, so fading also lowers the power limit."""
     for budget in (1.5, 10.0, 1e3):
         assert limit(budget, 2.0, 1e9, "rayleigh")[0] < limit(budget, 2.0, 1e9, "none")[0]
     nats = np.array([0.1, 1.0, 5.0])

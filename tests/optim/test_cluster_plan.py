@@ -1,4 +1,4 @@
-"""How clusters are split: by the strategy or as a framework prescribes, over the devices there."""
+"""Clusters are split by the strategy's or the framework's solver, over the present devices."""
 
 import math
 from collections import Counter
@@ -64,7 +64,7 @@ LAW = AffineLaw(0.01, 0.001, 0.001, 0.001)
 
 
 def request(*devices: DeviceProfile, partition: str | None = None) -> RoundRequest:
-    """One cluster with one channel; 12 blocks."""
+    """Return a request of one cluster with one channel and 12 blocks."""
     state = ClusterState(7, devices, 10, Uplink(0.5, 10.0, 1e6, 2e6, (1.0,)))
     return RoundRequest(
         round=1,
@@ -93,7 +93,7 @@ def held(cluster: ClusterPlan) -> dict[str, int]:
 
 
 def devices(*limits: int | None) -> tuple[DeviceProfile, ...]:
-    """Each twice as slow as the one before."""
+    """Return devices with these block limits; each is half as fast as the previous one."""
     return tuple(
         DeviceProfile(f"device-{k}", replace(LAW, u=LAW.u * 2**k), limit)
         for k, limit in enumerate(limits)
@@ -102,8 +102,8 @@ def devices(*limits: int | None) -> tuple[DeviceProfile, ...]:
 
 @pytest.mark.parametrize("partition", FRAMEWORKS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_who_is_away_holds_nothing(strategy: str, partition: str | None) -> None:
-    """Whatever splits the blocks, and where it looks at no limits; the last unit is away."""
+def test_absent_devices_hold_no_blocks(strategy: str, partition: str | None) -> None:
+    """This holds even for frameworks that ignore limits. All devices of unit 60 are absent."""
     for seed, preset in enumerate(("paper", "edge", "paper")[: cases(2, 3)]):
         asked = replace(drawn_request(preset, seed), partition=partition)
         there = {
@@ -119,8 +119,8 @@ def test_who_is_away_holds_nothing(strategy: str, partition: str | None) -> None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_device_that_is_away_changes_no_split(strategy: str) -> None:
-    """Of the others: it is as if it did not exist."""
+def test_an_absent_device_does_not_change_the_plan(strategy: str) -> None:
+    """The plan is the same as if the cluster did not have the device."""
     present = devices(6, 6, 6)
     absent = away(DeviceProfile("absent", AffineLaw(1e-4, 0.0, 0.0, 0.0)))
     for partition in FRAMEWORKS:
@@ -133,8 +133,9 @@ def test_a_device_that_is_away_changes_no_split(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_framework_prescribes_every_strategys_split(strategy: str) -> None:
-    """Even: 4 each with m = 8. By speed: 4/7, 2/7 and 1/7 of 12."""
+def test_a_frameworks_split_replaces_the_strategys(strategy: str) -> None:
+    """``pipeline`` gives each device 4 blocks; ``titanic`` gives 4/7, 2/7 and 1/7 of 12. Both use m
+    = 8."""
     for partition, blocks in (("pipeline", (4, 4, 4)), ("titanic", (7, 3, 2))):
         (cluster,) = plan(request(*devices(8, 8, 8), partition=partition), strategy).clusters
         assert held(cluster) == {f"device-{k}": count for k, count in enumerate(blocks)}
@@ -142,7 +143,7 @@ def test_a_framework_prescribes_every_strategys_split(strategy: str) -> None:
         assert not cluster.over_limits
 
 
-def test_a_strategys_own_solver_stands_behind_the_frameworks() -> None:
+def test_a_frameworks_solver_overrides_the_strategys_solver() -> None:
     own = RandomUnits(1, partition="pipeline")
     for partition, first in ((None, 4), ("titanic", 7)):
         asked = request(*devices(8, 8, 8), partition=partition)
@@ -150,8 +151,8 @@ def test_a_strategys_own_solver_stands_behind_the_frameworks() -> None:
         assert held(cluster)["device-0"] == first
 
 
-def test_replicas_share_the_batch_of_the_devices_that_are_there() -> None:
-    """Two steps of the slower device's 12 blocks on 8 samples."""
+def test_replicas_on_present_devices_share_the_batch() -> None:
+    """The round takes two steps of the slower device: 12 blocks and 8 samples each."""
     asked = request(*devices(12, 12), away(devices(1, 1, 1)[2]), partition="vanilla_fl")
     (cluster,) = plan(asked).clusters
     assert (cluster.segments, cluster.num_micro_batches) == ((), 1)
@@ -161,8 +162,9 @@ def test_replicas_share_the_batch_of_the_devices_that_are_there() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("partition", FRAMEWORKS[1:])
-def test_a_framework_that_looks_at_no_limits_breaks_them(strategy: str, partition: str) -> None:
-    """The plan says so; the strategy itself keeps them."""
+def test_plans_report_limits_that_a_framework_ignored(strategy: str, partition: str) -> None:
+    """The split is the same as without limits. The strategy's own solver raises an error
+    instead."""
     asked = request(*devices(3, 3, 3), partition=partition)
     (cluster,) = plan(asked, strategy).clusters
     assert cluster.over_limits
@@ -175,27 +177,27 @@ def test_a_framework_that_looks_at_no_limits_breaks_them(strategy: str, partitio
         plan(replace(asked, partition=None), strategy)
 
 
-def test_energy_is_a_limit_too() -> None:
+def test_plans_report_an_exceeded_energy_budget() -> None:
     poor = replace(devices(None)[0], energy=EnergyBudget(1e-6, LAW))
     (cluster,) = plan(request(poor, partition="vanilla_fl")).clusters
     assert cluster.over_limits
 
 
 @pytest.mark.parametrize(("room", "over"), [(0.5, True), (1.5, False)])
-def test_replicas_on_real_devices_need_room_for_gradients(room: float, over: bool) -> None:
-    """Each of three leads four of 12 blocks, or up to 14/3, and receives those of two others."""
+def test_replicas_on_real_devices_need_memory_for_gradients(room: float, over: bool) -> None:
+    """Each of three devices sums the gradients of up to 14/3 blocks, which two others send."""
     memory = MemoryBudget(12 * 20.0 + room * 2 * 14 / 3 * 5.0, 0.0, 20.0, 0.0, trained_bytes=5.0)
     three = tuple(replace(each, memory=memory) for each in devices(None, None, None))
     asked = request(*three, partition="vanilla_fl")
-    assert not plan(asked).clusters[0].over_limits  # simulated ones add up nothing
+    assert not plan(asked).clusters[0].over_limits  # simulated devices sum no gradients
     real = replace(asked, clusters=(replace(asked.clusters[0], real_devices=True),))
     (cluster,) = plan(real).clusters
     assert cluster.over_limits == over
     assert [len(each.devices) for each in cluster.segments] == [3]
 
 
-def test_replicas_on_real_devices_may_exceed_an_owners_limit_of_shared_blocks() -> None:
-    """With a word, as all of a framework's splits."""
+def test_replicas_may_exceed_an_owners_limit_of_shared_blocks() -> None:
+    """The plan reports the exceeded limit, like every split of a framework."""
     limits = SharingLaw(0.1, max_blocks=11), SharingLaw(0.1, max_blocks=12), None
     for law, over in zip(limits, (True, False, False), strict=True):
         three = tuple(replace(each, sharing=law) for each in devices(None, None, None))
@@ -204,8 +206,8 @@ def test_replicas_on_real_devices_may_exceed_an_owners_limit_of_shared_blocks() 
         assert plan(real).clusters[0].over_limits == over
 
 
-def test_memory_counts_what_the_schedule_keeps() -> None:
-    """A block keeps a byte for each of 16 samples: GPipe keeps all, 1F1B three of 16."""
+def test_memory_counts_the_tensors_that_the_schedule_keeps() -> None:
+    """A block keeps one byte per sample: GPipe keeps all 16 samples, 1F1B three."""
     memory = MemoryBudget(40.0, 0.0, 1.0 + 16.0, 0.0, 0.0, 16.0)
     two = tuple(replace(each, memory=memory) for each in devices(None, None))
     asked = request(*two)
@@ -221,25 +223,26 @@ def test_memory_counts_what_the_schedule_keeps() -> None:
         verify_plan(other, asked)
 
 
-def test_limits_favour_no_draw() -> None:
-    """Each of three devices as often, though the second one's memory lacks a block."""
+def test_limits_do_not_bias_random_splits() -> None:
+    """All three devices are drawn equally often, although the second lacks memory for one block."""
     alike = tuple(replace(device, time=LAW) for device in devices(12, 11, 12))
     asked = request(*alike, partition="no_segment_scheduling")
-    asked = replace(asked, num_micro_batches=1)  # a second segment would not pay
+    asked = replace(asked, num_micro_batches=1)  # a second segment would not make it faster
     rng, seen = np.random.default_rng(0), Counter[str]()
     for _ in range(300):
         (cluster,) = Dssra().plan_round(asked, rng).clusters
         (device,) = held(cluster)
         seen[device] += 1
         assert cluster.over_limits == (device == "device-1")
-    # χ² with 2 degrees of freedom exceeds 13.8 once in a thousand seeds; this one is fixed.
+    # χ² with 2 degrees of freedom exceeds 13.8 for one seed in a thousand; this seed is fixed.
     assert sum((seen[device.name] - 100) ** 2 / 100 for device in alike) < 13.8
 
 
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-def test_times_on_the_uplink_are_those_of_the_channels(drift: str, fading: str) -> None:
-    """At the highest power on each, or any where the power is free; and none at all."""
+def test_uplink_times_are_those_at_full_power_on_each_channel(drift: str, fading: str) -> None:
+    """0 is always one of the times. Drift ``paper`` lets units lower their power, so any time is
+    possible."""
     rng, seen = np.random.default_rng(0), Counter[int]()
     for _ in range(20):
         problem = rounds.random_round(rng, drift, fading)
@@ -260,8 +263,8 @@ def test_times_on_the_uplink_are_those_of_the_channels(drift: str, fading: str) 
     assert len(seen) > 1
 
 
-def test_points_of_a_front_are_those_of_all_local_steps() -> None:
-    """Each is the fastest at the ends of its range, of those with as few segments."""
+def test_points_of_a_front_cover_all_local_steps() -> None:
+    """At the ends of its range, a point is the fastest of those with at most as many segments."""
     seen = 0
     for seed in range(2):
         asked = replace(drawn_request("paper", seed), local_steps=3)
@@ -285,14 +288,14 @@ def test_points_of_a_front_are_those_of_all_local_steps() -> None:
 
 
 def held_by(point: Partition, state: ClusterState) -> tuple[tuple[int, ...], int]:
-    """δ of the devices that are there, and m."""
+    """Return δ of the present devices, and m."""
     pairs = zip(point.blocks, state.devices, strict=True)
     there = tuple(blocks for blocks, device in pairs if device.max_blocks != 0)
     return there, point.num_micro_batches
 
 
-def test_a_round_in_which_nobody_can_take_part_says_what_becomes_of_the_queues() -> None:
-    """They grow as those of idle units; strategies without queues say nothing."""
+def test_the_error_of_an_infeasible_round_has_its_next_queues() -> None:
+    """The queues grow as for idle units. Strategies without queues report no queues."""
     asked = request(*devices(0, 0))
     idle = 0.08 / 0.07 + 0.1
     reason = "unit 7: each of its 2 devices is away .* federation.on_infeasible=skip waits"
@@ -305,8 +308,8 @@ def test_a_round_in_which_nobody_can_take_part_says_what_becomes_of_the_queues()
         assert caught.value.queues == ()
 
 
-def test_what_is_away_is_named_where_the_others_are_too_few() -> None:
-    """Not where all are there, and all are too few."""
+def test_the_error_counts_absent_devices_if_the_others_are_too_few() -> None:
+    """The error does not mention them if all devices are present."""
     waits = "1 of its 3 devices are away or hold no block: federation.on_infeasible=skip waits"
     with pytest.raises(InfeasibleRoundError, match=waits):
         plan(request(*devices(2, 0, 2)))
@@ -316,7 +319,7 @@ def test_what_is_away_is_named_where_the_others_are_too_few() -> None:
 
 
 @pytest.mark.parametrize("preset", ["paper", "edge"])
-def test_stages_that_are_too_dear_to_share_change_no_round(preset: str) -> None:
+def test_stages_that_are_too_slow_to_share_do_not_change_a_round(preset: str) -> None:
     """Units that are not the slowest have as few segments as without sharing."""
     several = 0
     for seed in range(cases(few=3, many=20)):
@@ -332,8 +335,9 @@ def test_stages_that_are_too_dear_to_share_change_no_round(preset: str) -> None:
 
 @pytest.mark.parametrize("uplink", ["streamed", "after"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-def test_a_round_has_a_bound_if_searches_left_plans_open(drift: str, uplink: str) -> None:
-    """Of each unit only the slowest plan is known, and that none is faster than the fastest."""
+def test_a_round_with_unfinished_searches_has_a_lower_bound(drift: str, uplink: str) -> None:
+    """Only each unit's slowest plan is known, with the time of its fastest plan as a lower
+    bound."""
     strategy, below = Dssra(drift=drift, uplink=uplink, drift_weight=10.0), 0
     for seed in range(cases(few=6, many=100)):
         asked, rng = drawn_request(["paper", "edge"][seed % 2], seed), np.random.default_rng(0)
@@ -364,8 +368,8 @@ def certificate(
     ].certificate
 
 
-def test_what_stands_for_open_plans_is_as_fast_as_any_of_them() -> None:
-    """For all uplink times, with any sum of stages, and as fast as one at least."""
+def test_the_point_for_unknown_plans_is_as_fast_as_the_fastest() -> None:
+    """For any uplink time and sum of stages, no plan is faster, and one is equally fast."""
     rng, most, bound_s = np.random.default_rng(0), 16, 3.0
     known = Partition((6,), 2, 5.0, 2.0, head="server", bound_s=bound_s)
     other = replace(known, head="control_unit", bound_s=4.0)
@@ -382,8 +386,8 @@ def test_what_stands_for_open_plans_is_as_fast_as_any_of_them() -> None:
         assert batch_s(point, uplink_s) == pytest.approx(batch_s(equal, uplink_s))
 
 
-def test_fewer_segments_leave_a_proved_front_proved() -> None:
-    """Though the search for them ends at once, and keeps a bound of its own."""
+def test_plans_with_fewer_segments_keep_a_proved_front_proved() -> None:
+    """The search for these plans ends at once, but their points have no finite lower bound."""
     alike = tuple(DeviceProfile(f"device-{k}", AffineLaw(0.05, 0.0, 0.0, 0.0)) for k in range(4))
     asked, rng = request(*alike), np.random.default_rng(0)
     problem = cluster_problem(asked, asked.clusters[0], "overlap")
@@ -395,7 +399,7 @@ def test_fewer_segments_leave_a_proved_front_proved() -> None:
     assert max(point.num_segments for point in few) < fastest[0].num_segments
 
 
-def test_a_bound_is_that_of_all_local_steps() -> None:
+def test_a_bound_covers_all_local_steps() -> None:
     asked, hurried = drawn_request("paper", 1), partial(exact_partition, max_nodes=0)
     rng, known = np.random.default_rng(0), 0
     for state, points in zip(
@@ -409,8 +413,8 @@ def test_a_bound_is_that_of_all_local_steps() -> None:
 
 
 @pytest.mark.parametrize("latency", ["flow_shop", "bound"])
-def test_a_bound_that_needs_more_units_than_there_are_plans_for_is_none(latency: Latency) -> None:
-    """What stands for open plans has one segment, and so may meet C11 where no plan does."""
+def test_the_bound_holds_if_fewer_units_have_plans_than_bounds(latency: Latency) -> None:
+    """The point for unknown plans has one segment, so it may meet C11 although no plan does."""
     rng, gains = np.random.default_rng(0), (1.0, 1000.0)
     states = []
     for unit, limits in enumerate(([2.0] * 4, rng.integers(1, 6, 5).tolist())):
@@ -448,8 +452,8 @@ def test_a_bound_that_needs_more_units_than_there_are_plans_for_is_none(latency:
     assert found.lower_bound <= best.objective <= found.objective
 
 
-def test_a_unit_whose_search_found_no_plan_may_have_one() -> None:
-    """It takes no part, and the round's bound counts it."""
+def test_the_bound_covers_a_unit_whose_search_found_no_plan() -> None:
+    """The unit is not scheduled."""
     asked = drawn_request("paper", 2)
     asked = replace(asked, queues=(1e4, *asked.queues[1:]))
     lost, rng = present_devices(asked.clusters[0]), np.random.default_rng(0)
@@ -474,7 +478,7 @@ def test_a_unit_whose_search_found_no_plan_may_have_one() -> None:
 
 
 def with_sharing(asked: RoundRequest, law: SharingLaw) -> RoundRequest:
-    """The round in which all devices may share stages."""
+    """Return the request in which all devices may share stages."""
     clusters = (
         replace(state, devices=tuple(replace(each, sharing=law) for each in state.devices))
         for state in asked.clusters

@@ -1,4 +1,4 @@
-"""Γ, the queues and Theorem 1 by their definitions."""
+"""Γ, the queues and Theorem 1 against their definitions."""
 
 import math
 import warnings
@@ -36,8 +36,8 @@ from tests.optim.theorem1 import (
 SMALL = st.floats(0.01, 10.0)
 
 
-def test_gammas_of_a_round() -> None:
-    """Eq. (28) for those with an allocation, p = 0 and S = 0 for the others."""
+def test_gammas_of_a_round_follow_eq_28() -> None:
+    """Units that are not scheduled have p = 0 and S = 0."""
     rng = np.random.default_rng(0)
     seen = 0
     for _ in range(40):
@@ -57,8 +57,8 @@ def test_gammas_of_a_round() -> None:
     assert seen > 20
 
 
-def test_idle_gamma_of_the_preset() -> None:
-    """About 1.24, and about 0.24 for a scheduled unit."""
+def test_gamma_of_idle_and_scheduled_units_in_the_preset() -> None:
+    """Γ is about 1.24 for an idle unit and about 0.25 for a scheduled one."""
     channels = (Channel(5e5, 0.06, 4e-21), Channel(5e5, 0.08, 4e-21))
     options = RoundOptions(segment_price="paper")
     assert idle_gamma(channels, options) == pytest.approx(0.08 / 0.07 + 0.1)
@@ -66,8 +66,8 @@ def test_idle_gamma_of_the_preset() -> None:
     assert float(scheduled_gamma(1, error, 12, options)) == pytest.approx(0.25, abs=0.01)
 
 
-def test_no_interference_makes_an_idle_unit_infinitely_bad() -> None:
-    """Which is refused, unless nothing is made of the interference."""
+def test_channels_without_interference_are_refused() -> None:
+    """The Γ of an idle unit would be infinite, unless the interference constant is 0."""
     silent = (Channel(5e5, 0.0, 4e-21),)
     with pytest.raises(ConfigError, match=r"interference_constant_w=0\.08 with interference_w=0"):
         idle_gamma(silent, RoundOptions())
@@ -101,7 +101,7 @@ def test_gamma_power_is_the_least_within_the_limit(
 
 @pytest.mark.parametrize("segments", [1, 3, 8])
 def test_a_limit_that_is_met_exactly_needs_no_power(segments: int) -> None:
-    """Where nothing depends on the power."""
+    """The interference constant is 0, so Γ does not depend on the power."""
     problem = rounds.random_round(np.random.default_rng(0), "gamma")
     options = RoundOptions(interference_constant_w=0.0, segment_price="paper")
     met = float(scheduled_gamma(segments, np.zeros(()), problem.num_blocks, options))
@@ -112,8 +112,8 @@ def test_a_limit_that_is_met_exactly_needs_no_power(segments: int) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 3)), max_size=6), st.floats(0, 3))
-def test_queues(pairs: list[tuple[float, float]], gamma_max: float) -> None:
-    """Eq. (29): never negative, and never more than Γ - Γ^max longer."""
+def test_queues_follow_eq_29(pairs: list[tuple[float, float]], gamma_max: float) -> None:
+    """A queue changes by Γ - Γ^max, but never falls below 0 (eq. 29)."""
     queues, gammas = [y for y, _ in pairs], [g for _, g in pairs]
     after = next_queues(queues, gammas, gamma_max)
     for before, gamma, queue in zip(queues, gammas, after, strict=True):
@@ -121,7 +121,7 @@ def test_queues(pairs: list[tuple[float, float]], gamma_max: float) -> None:
 
 
 def bound_in_full(descent: Descent, gap: float, segments: list[int], errors: list[float]) -> float:
-    """Eq. (23) with its sums and products as printed, but for the bracket."""
+    """Return eq. (23) with sums and products as printed, except for the missing bracket."""
     rounds_, rate, units = len(segments), descent.learning_rate, descent.num_units
     sigmas = [
         rate * descent.curvature
@@ -142,7 +142,9 @@ def bound_in_full(descent: Descent, gap: float, segments: list[int], errors: lis
     st.floats(0.001, 0.3),
     st.floats(0.1, 3.0),
 )
-def test_theorem_1(steps: list[tuple[int, float]], rate: float, curvature: float) -> None:
+def test_the_optimality_gap_equals_theorem_1_in_full(
+    steps: list[tuple[int, float]], rate: float, curvature: float
+) -> None:
     descent = Descent(1.3, 0.2, curvature, rate, 4, 12)
     segments, errors = [s for s, _ in steps], [e for _, e in steps]
     expected = bound_in_full(descent, 2.5, segments, errors)
@@ -150,7 +152,7 @@ def test_theorem_1(steps: list[tuple[int, float]], rate: float, curvature: float
 
 
 def test_theorem_1_weighs_segments_and_interference() -> None:
-    """Remarks 1 and 2: more segments or a noisier uplink never help, more units do."""
+    """More segments or interference raise the bound, and more units lower it (remarks 1 and 2)."""
     descent = Descent(1.0, 0.1, 0.5, 0.05, 4, 12)
     base = optimality_gap(descent, 1.0, [2] * 50, [0.2] * 50)
     assert optimality_gap(descent, 1.0, [4] * 50, [0.2] * 50) > base
@@ -160,10 +162,10 @@ def test_theorem_1_weighs_segments_and_interference() -> None:
 
 
 @given(SMALL, SMALL, st.integers(1, 20), st.integers(1, 48), st.data())
-def test_step_size(
+def test_the_check_of_the_step_size_requires_a_positive_sigma(
     smoothness: float, curvature: float, units: int, blocks: int, data: st.DataObject
 ) -> None:
-    """σ > 0 asks for less than half of what the theorem's condition allows; the check goes by σ."""
+    """σ > 0 needs at most half of the theorem's step limit; the check warns if σ ≤ 0."""
     segments = data.draw(st.integers(1, blocks))
     limit = step_size_limit(Descent(smoothness, 0.1, curvature, 1.0, units, blocks), segments)
     assert limit == pytest.approx(
@@ -181,7 +183,7 @@ def test_step_size(
         assert len(caught) == (not fine)
 
 
-def test_a_step_that_is_too_long_is_named_with_its_limits() -> None:
+def test_the_warning_names_the_learning_rate_and_its_limits() -> None:
     with pytest.warns(
         UserWarning,
         match=r"learning rate 5 with S=3 .* below 0\.771 \(the theorem itself says 5\.57\)",
@@ -189,10 +191,11 @@ def test_a_step_that_is_too_long_is_named_with_its_limits() -> None:
         check_step_size(Descent(1.0, 0.1, 0.4, 5.0, 4, 60), 3)
 
 
-def test_lemma_1_fails_as_printed_wherever_s_squared_is_below_l() -> None:
-    """One unit, 12 blocks, no decoder: with S = 1, ‖∇F‖² is 12 times what eq. (20) bounds it by.
+def test_lemma_1_fails_as_printed_if_s_squared_is_below_l() -> None:
+    """With one unit, 12 blocks, no decoder and S = 1, ‖∇F‖² is 12 times its bound in eq. (20).
 
-    ‖∇F‖² is measured as the slope of the loss along the gradient, the bound from each block's own.
+    ‖∇F‖² is measured as the slope of the loss along the gradient. The bound uses each block's
+    gradient.
     """
     torch.manual_seed(0)
     spec = TransformerSpec(dim=8, num_heads=2, feed_forward_dim=16)

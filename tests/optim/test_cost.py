@@ -1,7 +1,7 @@
-"""A round's clock and energy against a simulation of its events that shares no formula.
+"""A round's time and energy, compared with a discrete-event simulation that shares no formula.
 
-Pipelines run chunk by chunk, with the uplink of the activations as a station in their row, or after
-them; the head and the gradients' way down stand behind it. Uploads go packet by packet.
+Pipelines run chunk by chunk. The activations' uplink is a station of the pipeline or follows it;
+the head and the downlink are the last stations. Uploads run packet by packet.
 """
 
 import math
@@ -23,12 +23,15 @@ from tests.thorough import cases
 
 PRESETS = pytest.mark.parametrize("preset", ["paper", "edge"])
 UPLINKS = pytest.mark.parametrize("uplink", ["streamed", "after"])
-PACKETS = 50  # of an upload
+PACKETS = 50  # per upload
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A unit's round: what its pipelines take alone, its upload, both, and who spent what."""
+    """Times and energy of a unit's simulated round.
+
+    ``pipeline_s`` excludes the uplink. ``end_s`` is the end of the pipelines and the upload.
+    """
 
     pipeline_s: float
     upload_s: float
@@ -38,12 +41,12 @@ class Simulated:
 
 
 def planned(asked: RoundRequest, **options: str | float) -> RoundPlan:
-    """Units pay for the model's upload alone, so that all can take part."""
+    """Plan a round in which units pay only for the model's upload, so that all can take part."""
     return Dssra(energy="adapters", **options).plan_round(asked, np.random.default_rng(asked.round))
 
 
 def stations(device: DeviceProfile, blocks: int, size: float, law: str) -> list[Station]:
-    """A device and its link, which are one where it cannot send while it computes."""
+    """Return a device and its link; they are one station if it cannot send while it computes."""
     time = device.time
     compute = Station(device.name, blocks * (time.u * size + time.v), 0.0)
     hop = Station(device.name, time.w * size + time.ell, 0.0)
@@ -59,10 +62,10 @@ def stations(device: DeviceProfile, blocks: int, size: float, law: str) -> list[
 def lines(
     plan: ClusterPlan, state: ClusterState, asked: RoundRequest, law: str, uplink: Station | None
 ) -> list[Line]:
-    """One pipeline; or, of replicas, a line of its own for each device that is there.
+    """Return one pipeline, or for replicas a separate line for each present device.
 
-    Behind a pipeline's last device is the uplink, if it is a station of the row; then come the
-    head and the gradients, whose times are those of all local steps.
+    The uplink, if it is a station, follows the pipeline's last device. The head and the downlink
+    come last, and their times are divided among all local steps.
     """
     if not plan.segments:
         there = [device for device in state.devices if device.max_blocks != 0]
@@ -80,7 +83,7 @@ def lines(
 
 
 def bits_per_s(plan: ClusterPlan, state: ClusterState, asked: RoundRequest, fading: str) -> float:
-    """Shannon's, or its mean over a gain that is exponentially distributed."""
+    """Return Shannon's rate, or its mean over an exponentially distributed gain."""
     band, gain = asked.channels[plan.uplink.channel], state.uplink.gains[plan.uplink.channel]
     noise = band.interference_w + band.noise_w_per_hz * band.bandwidth_hz
     snr = gain * plan.uplink.power_w / noise
@@ -91,12 +94,12 @@ def bits_per_s(plan: ClusterPlan, state: ClusterState, asked: RoundRequest, fadi
 
 
 def end_of_steps(pipelines: list[Line], plan: ClusterPlan, asked: RoundRequest) -> float:
-    """When the last local step ends."""
+    """Return the time at which the last local step ends."""
     end_s = 0.0
     for _ in range(asked.local_steps):
         for line in pipelines:
             line.run(plan.num_micro_batches)
-        # The next step needs the gradients of all.
+        # The next step needs the gradients of all lines.
         end_s = max(line.clock_s for line in pipelines)
         for line in pipelines:
             line.clock_s = end_s
@@ -134,7 +137,7 @@ def check(
     fading: str = "none",
     uplink: str = "streamed",
 ) -> None:
-    """Clock and energy of all units."""
+    """Compare times and energy of all units with the simulation."""
     assert [each.unit for each in cost.clusters] == [each.unit for each in plan.clusters]
     runs = [simulated(each, asked, law, fading, uplink) for each in plan.clusters]
     assert cost.delay_s == pytest.approx(max(run.end_s for run in runs), rel=1e-9)
@@ -158,10 +161,8 @@ def check(
 @PRESETS
 @UPLINKS
 @pytest.mark.parametrize("law", ["overlap", "flow_shop"])
-def test_clock_and_energy_are_those_of_a_discrete_event_simulation(
-    preset: str, law: str, uplink: str
-) -> None:
-    """Several rounds each; the plan's own figures are the same."""
+def test_times_and_energy_match_the_simulation(preset: str, law: str, uplink: str) -> None:
+    """The plan's own times match as well. Only a streamed upload overlaps with the pipeline."""
     segments, hidden, drawn = set(), 0, cases(4, 10)
     for seed in range(drawn):
         asked = drawn_request(preset, seed)
@@ -184,7 +185,9 @@ def test_clock_and_energy_are_those_of_a_discrete_event_simulation(
     "partition", ["vanilla_fl", "titanic", "pipeline", "no_segment_scheduling"]
 )
 @UPLINKS
-def test_so_are_those_of_every_framework(preset: str, partition: str, uplink: str) -> None:
+def test_times_and_energy_of_every_framework_match_the_simulation(
+    preset: str, partition: str, uplink: str
+) -> None:
     for seed in range(3):
         asked = with_stages_behind(drawn_request(preset, seed), seed)
         asked = replace(asked, partition=partition)
@@ -194,8 +197,8 @@ def test_so_are_those_of_every_framework(preset: str, partition: str, uplink: st
 
 
 @PRESETS
-def test_so_are_those_of_the_papers_drift(preset: str) -> None:
-    """Where units send with less than they can, for as long as others take."""
+def test_times_and_energy_under_the_papers_drift_match_the_simulation(preset: str) -> None:
+    """Some units send with less than half of their power, because other units take longer."""
     for seed in range(3):
         asked = with_stages_behind(drawn_request(preset, seed), seed)
         plan = planned(asked, drift="paper")
@@ -213,7 +216,7 @@ def test_rates_are_means_over_fading() -> None:
     assert steady.clusters[0].upload_s < plan.clusters[0].uplink.upload_s
 
 
-def test_what_a_plan_claims_is_not_believed() -> None:
+def test_costs_do_not_depend_on_the_times_that_a_plan_claims() -> None:
     asked = drawn_request("paper", 0)
     plan = planned(asked)
     clusters = (
@@ -225,7 +228,7 @@ def test_what_a_plan_claims_is_not_believed() -> None:
     assert costs[0] == costs[1]
 
 
-def test_a_round_without_units_costs_nothing_and_one_without_uplinks_no_upload() -> None:
+def test_a_round_without_units_or_without_uplinks_has_no_such_cost() -> None:
     asked = drawn_request("paper", 0)
     for uplink in ("streamed", "after"):
         nobody = round_cost(RoundPlan(1, ()), asked, "overlap", "none", uplink)
@@ -238,7 +241,7 @@ def test_a_round_without_units_costs_nothing_and_one_without_uplinks_no_upload()
 
 
 def test_a_stem_is_computed_row_by_row_on_the_fastest_device() -> None:
-    """And each row's activation is sent back; units begin their first step behind it."""
+    """The device sends back each row's activation. A unit's first step begins after its stem."""
     laws = [
         AffineLaw(1.0, 0.5, 0.0, 9.0),
         AffineLaw(2.0, 1.0, 0.25, 0.75),

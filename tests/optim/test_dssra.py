@@ -1,4 +1,4 @@
-"""DSSRA as a strategy: from the clusters' states to a round that the units can carry out."""
+"""DSSRA as a strategy: from the clusters' states to a feasible round."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ SOLVERS = pytest.mark.parametrize("solver", ["exact", "paper"])
 
 
 def cluster(unit: int, rng: np.random.Generator) -> ClusterState:
-    """Three uneven devices and two channels."""
+    """Return a unit with three uneven devices and gains of two channels."""
     devices = tuple(
         DeviceProfile(f"device-{k}", AffineLaw(rng.uniform(0.01, 0.1), 0.01, 0.002, 0.02), 4)
         for k in range(3)
@@ -26,7 +26,7 @@ def cluster(unit: int, rng: np.random.Generator) -> ClusterState:
 
 
 def request(num_units: int = 4) -> RoundRequest:
-    """N units for two channels."""
+    """Return a request of N units and two channels."""
     rng = np.random.default_rng(0)
     return RoundRequest(
         round=1,
@@ -48,7 +48,7 @@ def plan(asked: RoundRequest, strategy: Dssra | None = None) -> RoundPlan:
 
 
 @SOLVERS
-def test_a_round_is_as_many_units_as_channels_each_with_all_blocks(solver: str) -> None:
+def test_a_round_has_one_unit_per_channel_and_each_holds_all_blocks(solver: str) -> None:
     planned = plan(request(), Dssra(solver=solver))
     assert len(planned.clusters) == 2
     assert {one.uplink.channel for one in planned.clusters} == {0, 1}
@@ -62,13 +62,13 @@ def test_a_round_is_as_many_units_as_channels_each_with_all_blocks(solver: str) 
     assert planned == plan(request(), Dssra(solver=solver))
 
 
-def test_the_paper_is_never_better_than_exact() -> None:
+def test_the_papers_solver_is_not_better_than_the_exact_one() -> None:
     exact, paper = (plan(request(), Dssra(solver=solver)) for solver in ("exact", "paper"))
     assert exact.certificate.gap <= 1e-9
     assert paper.certificate.objective >= exact.certificate.objective * (1 - 1e-9)
 
 
-def test_queues_go_on_until_everybody_had_a_turn() -> None:
+def test_queues_follow_eq_29_and_give_every_unit_a_turn() -> None:
     asked, seen = request(), []
     for round_ in range(1, 13):
         planned = plan(replace(asked, round=round_))
@@ -81,8 +81,9 @@ def test_queues_go_on_until_everybody_had_a_turn() -> None:
     assert max(seen.count(unit) for unit in set(seen)) <= 8
 
 
-def test_a_round_of_more_steps_takes_longer_by_all_but_the_models_upload() -> None:
-    """1e6 bits of it, and 2e6 of activations a step, beside which the pipeline runs."""
+def test_all_times_but_the_models_upload_scale_with_local_steps() -> None:
+    """The model has 1e6 bits. The activations have 2e6 bits a step, sent while the pipeline
+    runs."""
     hurried = Dssra(drift_weight=1e3)
     once, thrice = (plan(of_steps(steps), hurried).clusters[0] for steps in (1, 3))
     model_s = once.uplink.upload_s / 3
@@ -97,7 +98,7 @@ def test_a_round_of_more_steps_takes_longer_by_all_but_the_models_upload() -> No
 
 
 def of_steps(steps: int) -> RoundRequest:
-    """One unit."""
+    """Return a request of one unit with ``steps`` local steps."""
     (state,) = request(1).clusters
     uplink = replace(state.uplink, activation_bits=steps * 2e6)
     return replace(request(1), local_steps=steps, clusters=(replace(state, uplink=uplink),))
@@ -119,7 +120,7 @@ def test_segments_and_micro_batches_have_an_upper_limit() -> None:
 
 
 def without_hops(state: ClusterState) -> ClusterState:
-    """A cluster in which every further device helps."""
+    """Return the cluster with equal devices and free hops, in which every further device helps."""
     devices = tuple(
         replace(device, time=AffineLaw(0.05, 0.0, 0.0, 0.0)) for device in state.devices
     )
@@ -127,12 +128,12 @@ def without_hops(state: ClusterState) -> ClusterState:
 
 
 def small(state: ClusterState) -> ClusterState:
-    """A cluster whose memories hold two of the six blocks."""
+    """Return the cluster with memory for only two of the six blocks."""
     devices = tuple(replace(device, max_blocks=k) for k, device in enumerate(state.devices[:2]))
     return replace(state, devices=(*devices, replace(state.devices[2], max_blocks=1)))
 
 
-def test_a_cluster_that_cannot_hold_the_model_sits_out() -> None:
+def test_a_cluster_that_cannot_hold_the_model_takes_no_part() -> None:
     asked = request(3)
     first, *rest = asked.clusters
     planned = plan(replace(asked, clusters=(small(first), *rest)))
@@ -143,7 +144,7 @@ def test_a_cluster_that_cannot_hold_the_model_sits_out() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_unit_with_an_unknown_uplink_sits_out() -> None:
+def test_a_unit_without_gains_for_all_channels_takes_no_part() -> None:
     asked = request(3)
     first, second, third = asked.clusters
     other = replace(second, uplink=replace(second.uplink, gains=(1.0,)))
@@ -154,7 +155,7 @@ def test_a_unit_with_an_unknown_uplink_sits_out() -> None:
 
 
 def test_estimated_constants_give_kappa_by_its_definition() -> None:
-    """κ = βη²/(2N): here 3·0.1²/(2·4), as the Γ of an idle unit shows it."""
+    """κ = βη²/(2N) = 3·0.1²/(2·4), which the Γ of idle units shows."""
     asked = replace(request(), learning_rate=0.1, estimates=Estimates(0.2, 3.0))
     planned = plan(asked, Dssra(constants="estimated"))
     idle = 0.00375 * (0.08 / 0.065 + 0.2)
@@ -162,7 +163,7 @@ def test_estimated_constants_give_kappa_by_its_definition() -> None:
     assert [planned.gammas[n] for n in range(4) if n not in busy] == [pytest.approx(idle)] * 2
 
 
-def test_an_idle_queue_is_one_that_waited() -> None:
+def test_idle_queues_are_longer_than_queues_only_for_scheduled_units() -> None:
     planned = plan(request())
     scheduled = {one.unit // 10 for one in planned.clusters}
     for unit, (queue, idle) in enumerate(zip(planned.queues, planned.idle_queues, strict=True)):
@@ -181,6 +182,6 @@ def test_an_idle_queue_is_one_that_waited() -> None:
         ({"drift": "paper", "drift_weight": 0.0}, r"^strategy\.drift_weight=0: drift paper needs"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Dssra(**options)

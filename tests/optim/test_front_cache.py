@@ -1,4 +1,4 @@
-"""A cluster that is as it was is split once, and only by solvers that leave nothing to chance."""
+"""Equal problems are solved once, unless the solver draws random numbers."""
 
 import math
 from dataclasses import replace
@@ -19,12 +19,12 @@ SLOW, FAST = AffineLaw(0.09, 0.01, 0.0, 0.02), AffineLaw(0.02, 0.01, 0.0, 0.02)
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_plan, "_fronts", type(cluster_plan._fronts)())
 
 
 class Counted:
-    """A solver that says how often it was asked."""
+    """A solver that counts its calls."""
 
     def __init__(self, name: str) -> None:
         self.solve, self.asked = cluster_solver(name), 0
@@ -35,7 +35,7 @@ class Counted:
 
 
 def cluster(*laws: AffineLaw) -> ClusterProblem:
-    """Equal values, new objects."""
+    """Return a problem with equal values but new objects on each call."""
     devices = tuple(DeviceProfile(f"d{k}", replace(law)) for k, law in enumerate(laws))
     return ClusterProblem(devices, 6, 16, 16, "overlap")
 
@@ -44,7 +44,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_equal_devices_are_split_once_and_changed_ones_anew() -> None:
+def test_equal_problems_are_solved_once_and_changed_ones_again() -> None:
     solve = Counted("exact")
     first = solve_cached(cluster(SLOW, FAST), solve, rng(1))
     assert solve_cached(cluster(SLOW, FAST), solve, rng(2)) == first
@@ -54,15 +54,15 @@ def test_equal_devices_are_split_once_and_changed_ones_anew() -> None:
     assert solve.asked == 2
 
 
-def test_who_draws_is_asked_every_time() -> None:
+def test_a_solver_that_draws_random_numbers_is_always_called() -> None:
     solve, problem = Counted("no_segment_scheduling"), cluster(SLOW, FAST, SLOW, FAST)
     found = {solve_cached(problem, solve, rng(seed))[0].blocks for seed in range(10)}
     assert solve.asked == 10
     assert len(found) > 1
 
 
-def test_a_search_that_a_limit_ended_keeps_its_bound() -> None:
-    """The limit is part of the solver, so that another one searches anew."""
+def test_a_cached_front_of_an_unfinished_search_keeps_its_bound() -> None:
+    """The limit is part of the solver, so a solver with another limit searches again."""
     problem, hurried = cluster(SLOW, FAST, SLOW, FAST), partial(exact_partition, max_nodes=0)
     found, complete = hurried(problem), exact_partition(problem)
     assert not found.complete and found.certificate.lower_bound <= complete.best.latency_s
@@ -73,7 +73,7 @@ def test_a_search_that_a_limit_ended_keeps_its_bound() -> None:
     assert all(math.isinf(point.bound_s) for point in complete.front)
 
 
-def test_solvers_have_answers_of_their_own() -> None:
+def test_solvers_do_not_share_cached_fronts() -> None:
     problem = cluster(SLOW, FAST)
     fronts = {solve_cached(problem, cluster_solver(each), rng()) for each in ("exact", "titanic")}
     assert len(fronts) == 2
@@ -91,10 +91,10 @@ def test_a_refuted_answer_is_not_cached() -> None:
             solve_cached(problem, claims_too_much, rng())
 
 
-def test_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_recently_used_fronts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_plan, "_CAPACITY", 2)
     solve, one, two, three = Counted("exact"), cluster(SLOW), cluster(FAST), cluster(FAST, FAST)
-    for problem in (one, two, one, three):  # two is now the one that was asked for longest ago
+    for problem in (one, two, one, three):  # ``two`` is now the least recently used
         solve_cached(problem, solve, rng())
     assert solve.asked == 3
     solve_cached(one, solve, rng())

@@ -1,4 +1,4 @@
-"""A round for which few units' shared stages are searched is as good as if all were searched."""
+"""Searching the shared stages of few units gives as good a round as searching all units."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from tests.thorough import cases, chosen
 
 
 def with_sharing(preset: str, seed: int, num_units: int = 10) -> RoundRequest:
-    """A drawn round in which all devices may share stages, each of its own speed."""
+    """Draw a round in which all devices may share stages and differ in speed."""
     asked, rng = drawn_request(preset, seed, num_units), np.random.default_rng(seed)
     clusters = (
         replace(
@@ -66,7 +66,8 @@ def plan(strategy: Dssra, asked: RoundRequest) -> RoundPlan:
 def both(
     monkeypatch: pytest.MonkeyPatch, strategy: Dssra, asked: RoundRequest
 ) -> tuple[RoundPlan, RoundPlan, list[int]]:
-    """The round's plan, that with all units searched, and the units searched for the former."""
+    """Return the round's plan, the plan with all units searched, and the units searched for the
+    first."""
     with searched_units(monkeypatch) as searched:
         found = plan(strategy, asked)
     with monkeypatch.context() as patch:
@@ -91,10 +92,11 @@ def test_a_round_is_as_good_as_if_all_units_were_searched(
 
 
 @pytest.mark.parametrize("max_nodes", [0, 3])
-def test_what_short_searches_leave_open_costs_no_more_than_if_all_units_were_searched(
+def test_short_searches_of_few_units_are_nearly_as_good_as_of_all(
     monkeypatch: pytest.MonkeyPatch, max_nodes: int
 ) -> None:
-    """Up to a hundredth of the round's time, and not of its objective, most of which are queues."""
+    """The objective may be worse by the weight of 1 % of the round's time. Queues are most of the
+    objective."""
     strategy, fewer = Dssra(max_nodes=max_nodes), 0
     for seed in range(cases(few=4, many=40)):
         asked = with_sharing("paper", seed)
@@ -107,8 +109,9 @@ def test_what_short_searches_leave_open_costs_no_more_than_if_all_units_were_sea
     assert fewer or not max_nodes
 
 
-def test_a_unit_that_may_be_faster_than_an_unfinished_search_is_searched() -> None:
-    """The first unit's bound is below the second one's plan, and the plan found for it is not."""
+def test_a_unit_is_scheduled_by_its_known_plan_and_not_by_its_bound() -> None:
+    """Unit 1's bound is below the time of unit 2's plan, but the plan found for unit 1 is
+    slower."""
     asked, rng = drawn_request("paper", 1), np.random.default_rng(0)
     cluster = asked.clusters[0]
     assert cluster.uplink
@@ -141,8 +144,8 @@ def test_a_unit_that_may_be_faster_than_an_unfinished_search_is_searched() -> No
     assert [each.unit for each in plan(Dssra(), asked).clusters] == [2]
 
 
-def test_limits_that_a_framework_ignores_drop_no_unit() -> None:
-    """``exact`` as a framework's rule plans over the limits of devices that are too small."""
+def test_limits_that_a_framework_ignores_exclude_no_unit() -> None:
+    """As a framework's rule, ``exact`` exceeds the limits of devices that are too small."""
     asked = replace(with_sharing("paper", 1), partition="exact")
     usual, *others = asked.clusters
     small = (
@@ -159,10 +162,10 @@ def test_limits_that_a_framework_ignores_drop_no_unit() -> None:
     assert any(each.over_limits for each in found.clusters)
 
 
-def test_a_unit_without_a_plan_though_it_has_a_bound_takes_no_part(
+def test_a_unit_with_a_bound_but_no_plan_takes_no_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The others are planned, and no more of them are searched for it."""
+    """The other units are planned, and not all of them are searched."""
     asked, lost, searched = with_sharing("paper", 1), list[int](), list[int]()
 
     def found(request: RoundRequest, *args: Any) -> tuple[Front, ...]:
@@ -179,8 +182,9 @@ def test_a_unit_without_a_plan_though_it_has_a_bound_takes_no_part(
     assert len(searched) < len(asked.clusters)
 
 
-def test_all_units_are_searched_if_a_gap_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit that is worse than another one's bound may be better than its best known plan."""
+def test_all_units_are_searched_if_a_gap_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit whose bound is higher than another unit's may still be better than the other's known
+    plan."""
     asked = with_sharing("paper", 1)
     with searched_units(monkeypatch) as searched:
         found = plan(Dssra(max_nodes=0), asked)
@@ -193,7 +197,8 @@ def test_all_units_are_searched_if_a_gap_is_left(monkeypatch: pytest.MonkeyPatch
 def test_no_plan_is_faster_than_the_bound_of_its_cluster(
     draw: Callable[[np.random.Generator], ClusterProblem], links: bool
 ) -> None:
-    """Though devices may share stages or recompute, and have links; an infinite bound has none."""
+    """Devices may share stages, recompute and have links. If the bound is infinite, no plan
+    exists."""
     near = 0
     for seed in range(cases(few=60, many=2000)):
         rng = np.random.default_rng((9, seed))
@@ -209,7 +214,7 @@ def test_no_plan_is_faster_than_the_bound_of_its_cluster(
     assert near
 
 
-def test_a_point_with_a_bound_counts_all_local_steps_and_each_place_of_the_head() -> None:
+def test_bounds_cover_all_local_steps_and_each_place_of_the_head() -> None:
     asked = with_sharing("paper", 1)
     strategy, rng = Dssra(), np.random.default_rng(0)
     every = fronts(asked, "overlap", shared_partition, rng, strategy)

@@ -1,4 +1,4 @@
-"""Plans of later rounds of real devices: the micro-batches and shares of the first one."""
+"""On real devices, later rounds keep the micro-batches and shares of the first plan."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -45,8 +45,11 @@ def request_of(
     limits: Mapping[str, int] = {},
     row_s: Mapping[str, float] = {},
 ) -> RoundRequest:
-    """A round after one with the plan ``kept``. Devices hold at most ``limits`` blocks, and take
-    ``row_s`` for a row of a block; the default is half a second."""
+    """Return a round after one with the plan ``kept``.
+
+    Devices hold at most ``limits`` blocks and take ``row_s`` for a row of a block, by default half
+    a second.
+    """
     devices = tuple(
         DeviceProfile(
             name,
@@ -62,7 +65,7 @@ def request_of(
 
 
 def planned(request: RoundRequest, partition: str = "shared") -> ClusterPlan:
-    """The verified plan, whose time is the computed one."""
+    """Return the verified plan, whose time equals its computed cost."""
     plan = AllUnits(partition=partition).plan_round(request, np.random.default_rng(0))
     verify_plan(plan, request)
     (cost,) = round_cost(plan, request, "overlap", "none", "streamed").clusters
@@ -73,9 +76,11 @@ def planned(request: RoundRequest, partition: str = "shared") -> ClusterPlan:
 
 @pytest.mark.parametrize("kept", [ALONE, SHARED])
 @pytest.mark.parametrize("seed", range(30))
-def test_bits_follow_neither_the_clock_nor_a_loss(kept: ClusterPlan, seed: int) -> None:
-    """Whatever was measured and whichever two devices are away: the same micro-batches, and the
-    same shares of the same blocks."""
+def test_the_order_of_sums_depends_on_neither_times_nor_lost_devices(
+    kept: ClusterPlan, seed: int
+) -> None:
+    """The micro-batches and the shares of the same blocks stay, even if up to two devices are
+    absent."""
     rng = np.random.default_rng(seed)
     away = dict.fromkeys(rng.choice([*NAMES], rng.integers(3), replace=False).tolist(), 0)
     row_s = dict(zip(NAMES, rng.uniform(0.01, 2.0, 4).tolist(), strict=True))
@@ -94,19 +99,20 @@ def test_bits_follow_neither_the_clock_nor_a_loss(kept: ClusterPlan, seed: int) 
     assert not {*away} & {name for each in plan.segments for name in each.devices}
 
 
-def test_a_lost_device_has_its_share_again_once_it_is_back() -> None:
+def test_a_device_that_returns_gets_its_share_back() -> None:
     gone = planned(request_of(SHARED, limits={"b": 0}))
     assert [each.holders for each in gone.segments] == ["(3 a, 1 a)", "c"]
     assert planned(request_of(SHARED)).segments == SHARED.segments
 
 
-def test_a_stage_without_devices_goes_to_the_fastest_that_is_free() -> None:
+def test_a_stage_that_lost_its_devices_moves_to_the_fastest_free_one() -> None:
     plan = planned(request_of(SHARED, limits={"a": 0, "b": 0}, row_s={"d": 0.25}))
     assert [each.holders for each in plan.segments] == ["(3 d, 1 d)", "c"]
 
 
-def test_two_devices_are_exchanged_if_that_is_faster_by_more_than_the_interval() -> None:
-    """Without measured times none are: those of the inventory do not change."""
+def test_two_devices_are_exchanged_if_the_gain_exceeds_the_interval() -> None:
+    """Without measured times no devices are exchanged, because the inventory's times stay the
+    same."""
     slow = {"a": 5.0}
     assert planned(request_of(SHARED, None, row_s=slow)).segments == SHARED.segments
     plan = planned(request_of(SHARED, row_s=slow))
@@ -117,13 +123,13 @@ def test_two_devices_are_exchanged_if_that_is_faster_by_more_than_the_interval()
         assert (plan.segments != SHARED.segments) == exchanged
 
 
-def test_the_first_round_shares_stages_by_measured_times() -> None:
+def test_the_first_round_shares_stages_only_with_measured_times() -> None:
     assert planned(request_of(None)).shares
     assert not planned(request_of(None, None)).shares
 
 
-def test_a_run_of_single_devices_goes_on_with_them() -> None:
-    """Though an earlier run's shared stage was measured to be fast."""
+def test_a_run_that_began_without_shared_stages_stays_without_them() -> None:
+    """This holds although an earlier run measured a fast shared stage."""
     measured = MeasuredPlan((HeldStage(("a", "b"), 6, (2, 2)),), 2, 1e-3, "gpipe")
     law = replace(LAW, stages=measured.stages, measured=(measured,))
     for partition in ("shared", "exact"):
@@ -132,8 +138,8 @@ def test_a_run_of_single_devices_goes_on_with_them() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 4])
-def test_measured_plans_with_other_micro_batches_do_not_count(m: int) -> None:
-    """Of the trial run of ``device measure``, which plans freely; devices may recompute."""
+def test_measured_plans_with_other_micro_batches_are_ignored(m: int) -> None:
+    """``device measure`` plans its trial run freely. The devices may recompute."""
     measured = MeasuredPlan((HeldStage(("a", "b"), 6, (1, 1)),), m, 1e-3, "gpipe")
     law = replace(LAW, measured=(MeasuredPlan(LAW.stages, 2, 1.0, "gpipe"), measured))
     (cluster,) = (request := with_memory(request_of(ALONE, law), (99, 99, 99, 99))).clusters
@@ -152,7 +158,7 @@ def test_a_law_of_another_model_does_not_make_planning_fail() -> None:
         assert planned(replace(request, clusters=(replace(cluster, devices=devices),)))
 
 
-def test_all_is_free_if_nothing_can_hold_what_was_kept() -> None:
+def test_a_new_plan_is_made_if_no_devices_can_hold_the_kept_shares() -> None:
     small = dict.fromkeys(NAMES, 2)
     plan = planned(request_of(SHARED, limits=small))
     assert sum(each.span.blocks for each in plan.segments) == BLOCKS
@@ -160,8 +166,8 @@ def test_all_is_free_if_nothing_can_hold_what_was_kept() -> None:
 
 
 @pytest.mark.parametrize("over_limits", [False, True])
-def test_vanilla_fl_keeps_its_rows_whatever_its_devices_are(over_limits: bool) -> None:
-    """Without a law of sharing, or with less memory than a replica needs."""
+def test_vanilla_fl_keeps_its_rows(over_limits: bool) -> None:
+    """The devices have no sharing law, and may have less memory than a replica needs."""
     (cluster,) = (request := request_of(None, None)).clusters
     memory = MemoryBudget(59.0 if over_limits else 90.0, 0.0, 10.0, 0.0)
     devices = (replace(each, sharing=None, memory=memory) for each in cluster.devices)
@@ -176,9 +182,9 @@ def test_vanilla_fl_keeps_its_rows_whatever_its_devices_are(over_limits: bool) -
     assert [each.holders for each in plan.segments] == ["(2 b, 2 b, 2 c, 2 d)"]
 
 
-def test_several_shares_of_a_device_need_gradients_of_each() -> None:
-    """Four blocks take 40 bytes. With a share of three rows of four, 15 more for gradients of the
-    other one; with both shares 16 for the second one's."""
+def test_a_device_needs_memory_for_the_gradients_of_each_share() -> None:
+    """Four blocks take 40 bytes. One share of three rows of four needs 15 more bytes for the other
+    share's gradients. Both shares on one device need 16 for the second share's."""
     (cluster,) = (request := request_of(SHARED, None, {"d": 0})).clusters
     for limit, holds in ((55.5, False), (56.0, True)):
         memory = MemoryBudget(limit, 0.0, 10.0, 0.0, trained_bytes=4.0)
@@ -194,7 +200,7 @@ def test_several_shares_of_a_device_need_gradients_of_each() -> None:
 
 
 def drawn_devices(rng: np.random.Generator, names: str) -> list[DeviceProfile]:
-    """With memory for a few blocks; they may recompute, have links, and limits of their owners."""
+    """Draw devices with memory for a few blocks; some recompute, have links or owners' limits."""
     recomputes, linked, limited = rng.random(3) < 0.4
     devices = []
     for name in names:
@@ -213,13 +219,13 @@ def drawn_devices(rng: np.random.Generator, names: str) -> list[DeviceProfile]:
 
 
 def parts_of(count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a count as a sum."""
+    """Yield all ordered ways to write a count as a sum."""
     yield from [(first, *rest) for first in range(1, count) for rest in parts_of(count - first)]
     yield (count,)
 
 
 def assignments(segments: Sequence[SegmentPlan], names: set[str]) -> Iterator[list[SegmentPlan]]:
-    """All ways to give the segments' shares to devices."""
+    """Yield all ways to assign the segments' shares to devices."""
     if not segments:
         yield []
         return
@@ -234,7 +240,7 @@ def assignments(segments: Sequence[SegmentPlan], names: set[str]) -> Iterator[li
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "auto"])
 def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
-    """As brute force over all devices of each share says."""
+    """If the plan has other shares, brute force finds no devices that can hold the kept ones."""
     kept = others = 0
     for seed in range(cases(few=6, many=1000)):
         rng = np.random.default_rng(seed)
@@ -271,8 +277,8 @@ def test_shares_are_kept_if_any_devices_can_hold_them(schedule: str) -> None:
 
 
 def with_memory(request: RoundRequest, limits: Sequence[float]) -> RoundRequest:
-    """Devices with these bytes, of which a block takes 2, and 8 for all rows of a batch; those with
-    0 are away."""
+    """Return the request with these bytes of memory. A block takes 2 bytes, and 8 more for all rows
+    of a batch. Devices with 0 bytes are absent."""
     (cluster,) = request.clusters
     devices = []
     for device, limit in zip(cluster.devices, limits, strict=True):
@@ -290,27 +296,27 @@ def with_memory(request: RoundRequest, limits: Sequence[float]) -> RoundRequest:
         ((17, 41, 21, 0), ["(3 b, 1 a)", "c"]),
         ((0, 40, 21, 31), ["(3 b, 1 b)", "c"]),
     ],
-    ids=["another heir", "two exchanges", "an exchange", "one left out"],
+    ids=["a free device", "two exchanges", "an exchange", "one left out"],
 )
 @pytest.mark.parametrize("law", [LAW, None])
-def test_memory_decides_who_takes_over(
+def test_memory_decides_which_device_takes_over_a_share(
     limits: Sequence[float], holders: list[str], law: StepLaw | None
 ) -> None:
-    """Three rows of four blocks take 32 bytes, one takes 16, and all take 40."""
+    """Four blocks take 32 bytes with three rows, 16 with one row, and 40 with all rows."""
     plan = planned(with_memory(request_of(SHARED, law), limits))
     assert [each.holders for each in plan.segments] == holders
 
 
-def test_a_device_that_cannot_take_over_is_left_out() -> None:
-    """Device b can hold two rows of eight, and would get those of a in any order."""
+def test_a_device_that_cannot_take_over_shares_is_left_out() -> None:
+    """Device b can hold two rows of eight, but would also get a's three rows in any order."""
     shares = Share("a", 3), Share("b", 2), Share("c", 3)
     kept = ClusterPlan(0, (SegmentPlan("a", Span(0, BLOCKS), shares),), 1, "gpipe")
     plan = planned(with_memory(request_of(kept), (0, 25, 60, 0)))
     assert [each.holders for each in plan.segments] == ["(3 c, 2 c, 3 c)"]
 
 
-def test_what_a_damaged_checkpoint_says_is_not_kept() -> None:
-    """Of a larger model, of larger batches, or beyond limits that no framework ignores."""
+def test_an_impossible_plan_of_a_damaged_checkpoint_is_not_kept() -> None:
+    """The plan has too many or too few blocks, too many micro-batches, or exceeds limits."""
     (cluster,) = (request := with_memory(request_of(None), (33, 17, 21, 40))).clusters
     devices = tuple(each.or_recomputing(4 / 3, each) for each in cluster.devices)
     request = replace(request, clusters=(replace(cluster, devices=devices),))
@@ -323,7 +329,8 @@ def test_what_a_damaged_checkpoint_says_is_not_kept() -> None:
 
 
 def test_a_schedule_that_can_hold_the_shares_is_chosen() -> None:
-    """GPipe keeps the tensors of all micro-batches; a plan of its own may be faster."""
+    """With GPipe the shares do not fit, because it keeps the tensors of all micro-batches. A new
+    plan with GPipe may be faster."""
     measured = MeasuredPlan(stages_of({"a": 6}), 4, 1.0, "gpipe")
     law = replace(LAW, num_micro_batches=4, measured=(measured,))
     shares = Share("a", 1), Share("b", 1)
@@ -335,8 +342,8 @@ def test_a_schedule_that_can_hold_the_shares_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("framework", ["asteroid", "vanilla_fl"])
-def test_single_devices_stay_single_in_frameworks_that_share(framework: str) -> None:
-    """Though by its rule the framework would share now."""
+def test_frameworks_that_share_stages_keep_a_plan_without_shares(framework: str) -> None:
+    """Without the kept plan the framework would share the stage."""
     kept = ClusterPlan(0, (SegmentPlan("a", Span(0, BLOCKS)),), 1, "gpipe")
     (cluster,) = (request := request_of(kept, None)).clusters
     devices = tuple(replace(each, sharing=SharingLaw(0.0)) for each in cluster.devices)
@@ -346,15 +353,15 @@ def test_single_devices_stay_single_in_frameworks_that_share(framework: str) -> 
     assert planned(request).segments == kept.segments
 
 
-def test_a_framework_may_share_beyond_limits() -> None:
+def test_a_shared_plan_that_exceeds_limits_is_kept_for_a_framework() -> None:
     request = replace(with_memory(request_of(None, None), (5, 5, 5, 5)), partition="asteroid")
     plan = planned(request)
     assert plan.shares and plan.over_limits
     assert planned(replace(request, kept=(plan,))).segments == plan.segments
 
 
-def test_links_and_a_bound_of_segments_do_not_end_a_run() -> None:
-    """If its micro-batches cannot be kept, others are chosen."""
+def test_runs_with_links_or_a_segment_limit_survive_a_lost_device() -> None:
+    """If the micro-batches cannot be kept after a device is lost, others are chosen."""
     law = AffineLaw(0.5, 1.0, 0.1, 0.0)
     (cluster,) = (request := request_of(None, None)).clusters
     devices = []

@@ -1,4 +1,4 @@
-"""The laws of the pipeline's time against runs of real schedules; caps of memory and energy."""
+"""Laws of the pipeline's time against simulated schedules; caps by memory and energy."""
 
 import math
 import statistics
@@ -30,28 +30,28 @@ laws = st.builds(
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """Blocks of each segment, b and m."""
+    """Draw the blocks of each segment, b and m."""
     blocks = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     return blocks, draw(st.integers(1, 32)), draw(st.integers(1, 10))
 
 
 def profiles(laws: list[AffineLaw]) -> list[DeviceProfile]:
-    """Devices of these laws."""
+    """Return devices with these laws."""
     return [DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws)]
 
 
 def chunks(laws: list[AffineLaw], blocks: list[int], size: float) -> list[Chunk]:
-    """Of one micro-batch."""
+    """Return the chunks of one micro-batch."""
     pairs = zip(laws, blocks, strict=True)
     return [Chunk(law.compute(held, size), law.hop(size)) for law, held in pairs]
 
 
 @pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
 @given(clusters(), st.data())
-def test_gpipe_takes_the_laws_of_both_directions(
+def test_gpipe_takes_the_sum_of_the_laws_of_both_directions(
     latency: Latency, cluster: tuple[list[int], int, int], data: st.DataObject
 ) -> None:
-    """Forward and backward chunks, each under the law by itself, then added: exactly."""
+    """The time is exactly the law of the forward chunks plus the law of the backward chunks."""
     blocks, batch_size, m = cluster
     count = len(blocks)
     forward = data.draw(st.lists(laws, min_size=count, max_size=count))
@@ -71,9 +71,9 @@ def test_gpipe_takes_the_laws_of_both_directions(
 
 
 def random_cases(count: int, hops: bool) -> list[tuple[list[Chunk], list[Chunk], int]]:
-    """Forward and backward chunks of up to eight devices, and m.
+    """Draw forward and backward chunks of up to eight devices, and m.
 
-    Backward computes take twice as long on every device, and their hops as long as forward.
+    Backward computes take twice as long as forward on every device, and hops take equally long.
     """
     rng, cases = np.random.default_rng(1), []
     for _ in range(count):
@@ -86,19 +86,19 @@ def random_cases(count: int, hops: bool) -> list[tuple[list[Chunk], list[Chunk],
 
 
 def law_of(chunks: list[Chunk], m: int, latency: Latency) -> float:
-    """Each chunk as a block of its own, a sample a micro-batch."""
+    """Return the law's time with one block per chunk and one sample per micro-batch."""
     devices = profiles([AffineLaw(chunk.compute_s, 0.0, 0.0, chunk.hop_s) for chunk in chunks])
     return pipeline_latency(devices, [1] * len(chunks), m, m, latency)
 
 
 def together(forward: list[Chunk], backward: list[Chunk]) -> list[Chunk]:
-    """One chunk a micro-batch, as a planner sees it."""
+    """Return one chunk per micro-batch for both directions, as planners use it."""
     pairs = zip(forward, backward, strict=True)
     return [Chunk(f.compute_s + b.compute_s, f.hop_s + b.hop_s) for f, b in pairs]
 
 
-def test_one_f_one_b_takes_the_law_of_combined_chunks_at_most() -> None:
-    """Without hops, where all devices share one ratio of backward to forward; 0.97 in the mean."""
+def test_one_f_one_b_stays_within_the_law_of_combined_chunks() -> None:
+    """Hops take no time and all devices have one ratio of backward to forward. The mean is 0.97."""
     ratios = [
         makespan(one_f_one_b(len(forward), m), forward, backward, "device")
         / law_of(together(forward, backward), m, "flow_shop")
@@ -109,8 +109,8 @@ def test_one_f_one_b_takes_the_law_of_combined_chunks_at_most() -> None:
     assert 0.75 < min(ratios) < 0.9
 
 
-def test_gpipe_takes_the_law_of_combined_chunks_where_one_device_is_slowest_both_ways() -> None:
-    """And longer otherwise: two devices, each slow in one direction."""
+def test_gpipe_takes_the_law_if_one_device_is_slowest_both_ways() -> None:
+    """It takes longer if one device is slow forward and another one backward."""
     for forward, backward, m in random_cases(100, hops=False):
         run = makespan(gpipe(len(forward), m), forward, backward, "device")
         assert run == pytest.approx(law_of(together(forward, backward), m, "flow_shop"), rel=1e-12)
@@ -120,10 +120,10 @@ def test_gpipe_takes_the_law_of_combined_chunks_where_one_device_is_slowest_both
 
 
 @given(clusters(), st.data())
-def test_one_f_one_b_takes_the_laws_of_both_directions_at_most(
+def test_one_f_one_b_stays_within_the_sum_of_both_directions_laws(
     cluster: tuple[list[int], int, int], data: st.DataObject
 ) -> None:
-    """Whatever the ratios and hops, while a device is busy with its hops."""
+    """This holds for all ratios and hops if a device cannot compute while it sends."""
     blocks, batch_size, m = cluster
     count = len(blocks)
     ways = [data.draw(st.lists(laws, min_size=count, max_size=count)) for _ in range(2)]
@@ -133,8 +133,9 @@ def test_one_f_one_b_takes_the_laws_of_both_directions_at_most(
     assert run <= law * (1 + 1e-12)
 
 
-def test_overlap_is_no_bound_for_one_f_one_b_with_slow_links() -> None:
-    """It keeps too few micro-batches in flight to fill the links: no more than segments behind."""
+def test_one_f_one_b_may_exceed_the_overlap_law_with_slow_links() -> None:
+    """It keeps at most one micro-batch in flight per remaining segment, too few to fill the
+    links."""
     ratios = [
         makespan(one_f_one_b(len(forward), m), forward, backward, "link")
         / law_of(together(forward, backward), m, "overlap")
@@ -143,8 +144,9 @@ def test_overlap_is_no_bound_for_one_f_one_b_with_slow_links() -> None:
     assert min(ratios) < 1 < max(ratios) < 2
 
 
-def test_additive_laws_overestimate_a_runtime_that_sends_while_it_computes() -> None:
-    """`flow_shop` is never below it; with hops like half the computes it is 0.8 of it."""
+def test_flow_shop_overestimates_sending_during_computing() -> None:
+    """The run takes at most the time of ``flow_shop``, and 0.8 of it if hops are half of the
+    computes."""
     ratios = [
         makespan(gpipe(len(forward), m), forward, backward, "link")
         / law_of(together(forward, backward), m, "flow_shop")
@@ -156,7 +158,7 @@ def test_additive_laws_overestimate_a_runtime_that_sends_while_it_computes() -> 
 
 @given(clusters(), st.data())
 def test_the_laws_are_ordered(cluster: tuple[list[int], int, int], data: st.DataObject) -> None:
-    """`bound` ≥ `flow_shop` ≥ `overlap`; the first two agree where all devices are alike."""
+    """``bound`` ≥ ``flow_shop`` ≥ ``overlap``; the first two are equal if all devices are alike."""
     blocks, batch_size, m = cluster
     drawn = data.draw(st.lists(laws, min_size=len(blocks), max_size=len(blocks)))
 
@@ -174,9 +176,9 @@ def test_the_laws_are_ordered(cluster: tuple[list[int], int, int], data: st.Data
 
 
 def test_devices_without_blocks_take_no_time() -> None:
-    """Nor a hop; and the numbers are those of the equations."""
+    """They add no hop either. The expected numbers follow from the equations."""
     devices = profiles([AffineLaw(1.0, 0.5, 0.25, 2.0)] * 3)
-    # b̂ = 4: C = 2·(4 + 0.5) = 9 and 4.5, H = 1 + 2 = 3, twice.
+    # b̂ = 4: C = 2·(4 + 0.5) = 9 and 4.5; H = 1 + 2 = 3 on both devices.
     assert pipeline_latency(devices, (2, 0, 1), 12, 3, "bound") == 4 * 12
     assert pipeline_latency(devices, (2, 0, 1), 12, 3, "flow_shop") == 19.5 + 2 * 12
     assert pipeline_latency(devices, (2, 0, 1), 12, 3, "overlap") == 19.5 + 2 * 9
@@ -188,27 +190,26 @@ def test_devices_without_blocks_take_no_time() -> None:
 def cluster_of(
     energy: EnergyBudget | None, max_blocks: int | None = None, num_blocks: int = 9
 ) -> ClusterProblem:
-    """One device, 12 samples, up to six micro-batches."""
+    """Return a problem of one device, 12 samples and up to six micro-batches."""
     device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), max_blocks, energy)
     return ClusterProblem((device,), num_blocks, 12, 6, "flow_shop")
 
 
-def test_micro_batches_are_as_large_as_real_numbers() -> None:
-    """12/5 is no whole number."""
+def test_sizes_of_micro_batches_are_real_numbers() -> None:
     assert micro_batch_sizes(cluster_of(None)).tolist() == [12, 6, 4, 3, 2.4, 2]
 
 
 @pytest.mark.parametrize(
     ("max_blocks", "cap"), [(None, 9), (0, 0), (1, 1), (8, 8), (9, 9), (10, 9), (10**9, 9)]
 )
-def test_memory_caps_alike_for_every_m(max_blocks: int | None, cap: int) -> None:
-    """At L."""
+def test_a_limit_of_blocks_caps_every_m_alike(max_blocks: int | None, cap: int) -> None:
+    """The caps are at most L = 9."""
     caps = block_caps(cluster_of(None, max_blocks))
     assert caps.tolist() == [[cap]] * 6
 
 
-def test_each_device_has_its_own_column() -> None:
-    """And the smaller of its caps counts."""
+def test_each_device_has_its_own_caps() -> None:
+    """The smaller of its caps by memory and energy counts."""
     budget = EnergyBudget(12.0 * 5, AffineLaw(1.0, 0.0, 0.0, 0.0))
     devices = tuple(
         DeviceProfile(str(limit), AffineLaw(1.0, 0.0, 0.0, 0.0), limit, energy)
@@ -218,8 +219,8 @@ def test_each_device_has_its_own_column() -> None:
     assert block_caps(problem).tolist() == [[7, 5, 3]] * 6
 
 
-def test_fewer_micro_batches_under_way_leave_room_for_more_blocks() -> None:
-    """A block keeps 2 bytes, and 1 for each of 12 samples; the segment 3, and 0.5 for each."""
+def test_fewer_micro_batches_in_flight_leave_memory_for_more_blocks() -> None:
+    """A block keeps 2 bytes plus 1 for each of 12 samples; a segment 3 plus 0.5 for each."""
     memory = MemoryBudget(60.0, 3.0 + 6.0, 2.0 + 12.0, 0.0, 6.0, 12.0)
     device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=memory)
     problem = replace(cluster_of(None), devices=(device,))
@@ -231,7 +232,7 @@ def test_fewer_micro_batches_under_way_leave_room_for_more_blocks() -> None:
     assert held[0] < held[-1]
 
 
-def test_the_first_of_all_devices_keeps_most() -> None:
+def test_the_first_device_keeps_the_most_micro_batches() -> None:
     assert in_flight("one_f_one_b", 4) == (2, 3, 4, 5)
     assert in_flight("gpipe", 4) == ()
 
@@ -240,10 +241,11 @@ positive = st.floats(1e-3, 1e3)
 
 
 @given(st.tuples(positive, positive, positive), st.floats(1e-3, 1e5), st.integers(0, 9))
-def test_memory_of_a_micro_batch_holds_a_cap_and_no_block_more(
+def test_memory_suffices_for_the_cap_and_not_for_one_block_more(
     law: tuple[float, float, float], limit_bytes: float, max_blocks: int
 ) -> None:
-    """In exact arithmetic, up to rounding; smaller micro-batches leave room for more blocks."""
+    """Checked in exact arithmetic, up to rounding. Smaller micro-batches leave memory for more
+    blocks."""
     segment, block, sample = map(Fraction, law)
 
     def needed(held: int, m: int) -> Fraction:
@@ -260,10 +262,10 @@ def test_memory_of_a_micro_batch_holds_a_cap_and_no_block_more(
 
 @pytest.mark.parametrize("scope", ["batch", "micro_batch"])
 @given(st.tuples(positive, positive, positive, positive), st.floats(1e-3, 1e6))
-def test_energy_holds_a_cap_and_no_block_more(
+def test_energy_suffices_for_the_cap_and_not_for_one_block_more(
     scope: str, law: tuple[float, float, float, float], limit_j: float
 ) -> None:
-    """In exact arithmetic, up to rounding."""
+    """Checked in exact arithmetic, up to rounding."""
     budget = EnergyBudget(limit_j, AffineLaw(*law), "batch" if scope == "batch" else "micro_batch")
     for m, (cap,) in enumerate(block_caps(cluster_of(budget)).tolist(), start=1):
         assert _joules(budget, cap, m) <= limit_j * (1 + 1e-9) or cap == 0
@@ -276,10 +278,10 @@ def test_energy_holds_a_cap_and_no_block_more(
     st.integers(1, 9),
     st.integers(1, 6),
 )
-def test_a_budget_of_exactly_n_blocks_holds_n(
+def test_a_budget_for_exactly_n_blocks_allows_n(
     scope: str, law: tuple[float, float, float, float], held: int, m: int
 ) -> None:
-    """Rounding takes none away, and gives none."""
+    """Rounding does not change the number of blocks."""
     budget = EnergyBudget(0.0, AffineLaw(*law), "batch" if scope == "batch" else "micro_batch")
     exact = replace(budget, limit_j=float(_joules(budget, held, m)))
     assert block_caps(cluster_of(exact))[m - 1, 0] == held
@@ -288,16 +290,16 @@ def test_a_budget_of_exactly_n_blocks_holds_n(
 
 
 @pytest.mark.parametrize(("limit_j", "cap"), [(0.0, 0), (17.9, 0), (18.1, 9)])
-def test_blocks_that_cost_no_energy(limit_j: float, cap: int) -> None:
-    """Are held all or none: what decides is whether the hops are affordable, 6·(2·1 + 1) J."""
+def test_caps_of_blocks_without_energy_depend_on_the_hops_alone(limit_j: float, cap: int) -> None:
+    """A device can hold all blocks or no block: only the hops' 6·(2·1 + 1) J count."""
     budget = EnergyBudget(limit_j, AffineLaw(0.0, 0.0, 1.0, 1.0))
     assert block_caps(cluster_of(budget))[-1].tolist() == [cap]
     free = replace(budget, law=AffineLaw(0.0, 0.0, 0.0, 0.0))
     assert block_caps(cluster_of(free)).tolist() == [[9]] * 6
 
 
-def test_more_micro_batches_hold_fewer_blocks_a_batch_and_more_a_micro_batch() -> None:
-    """What is spent per micro-batch (v, ℓ) counts m times in a batch; its samples do not."""
+def test_more_micro_batches_lower_batch_caps_and_raise_micro_batch_caps() -> None:
+    """Joules per micro-batch (v, ℓ) count m times in a batch; joules per sample do not."""
     law = AffineLaw(1.0, 1.0, 0.0, 2.0)
     # m·(δ·(12/m + 1) + 2) ≤ 100: 98/13, 96/14, 94/15, 92/16, 90/17, 88/18.
     batch = block_caps(cluster_of(EnergyBudget(100.0, law)))
@@ -308,17 +310,17 @@ def test_more_micro_batches_hold_fewer_blocks_a_batch_and_more_a_micro_batch() -
 
 
 @given(st.floats(1e-6, 1e12))
-def test_a_rounded_figure_is_at_most_a_hundredth_above(value: float) -> None:
+def test_rounding_up_adds_at_most_about_one_percent(value: float) -> None:
     assert value * (1 - 1e-9) <= float(round_up(value)) <= value * 1.0101
 
 
 @pytest.mark.parametrize("value", [0.0, float("inf")])
-def test_nothing_and_the_infinite_stay_what_they_are(value: float) -> None:
+def test_rounding_up_does_not_change_zero_and_infinity(value: float) -> None:
     assert float(round_up(value)) == value
 
 
 def _joules(budget: EnergyBudget, held: int, m: int) -> Fraction:
-    """Eq. 16 in the budget's scope."""
+    """Return the joules of eq. 16 in the budget's scope."""
     u, v, w, ell = (Fraction(getattr(budget.law, name)) for name in ("u", "v", "w", "ell"))
     size = Fraction(12, m)
     return (m if budget.scope == "batch" else 1) * (held * (u * size + v) + w * size + ell)

@@ -1,4 +1,4 @@
-"""``optim`` as a library: its page's example runs where torch and Flower cannot be imported."""
+"""``optim`` as a library: the documented example runs without torch and Flower."""
 
 import math
 import re
@@ -29,7 +29,7 @@ def run(source: str) -> str:
     return ran.stdout
 
 
-def test_the_example_runs_without_torch_and_flower_and_prints_what_the_page_says() -> None:
+def test_the_example_runs_without_torch_and_prints_the_pages_output() -> None:
     page = (ROOT / "docs/how-to/planner-library.md").read_text()
     sources = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     shown = [line[4:] for line in page.splitlines() if line.startswith("    ")]
@@ -38,14 +38,14 @@ def test_the_example_runs_without_torch_and_flower_and_prints_what_the_page_says
     assert printed == [line for line in shown if f"    {line}" not in code]
 
 
-def test_importing_it_loads_nothing_until_a_name_is_used() -> None:
+def test_importing_optim_does_not_load_numpy_and_scipy() -> None:
     loaded = run("import sys, optim; print(sorted(sys.modules))")
     assert "'numpy'" not in loaded
     assert "'scipy'" not in loaded
 
 
 @pytest.mark.parametrize("name", optim.__all__)
-def test_every_public_name_is_there(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(optim, name).__name__ == name
 
 
@@ -113,7 +113,8 @@ def test_a_unit_that_was_left_out_takes_part_in_the_next_round() -> None:
 
 
 class Recorder:
-    """A strategy that schedules nobody, and keeps its requests and a draw of each round."""
+    """A strategy that schedules no unit, and records its requests and one random number per
+    round."""
 
     def __init__(self) -> None:
         self.requests, self.draws = list[RoundRequest](), set[float]()
@@ -138,7 +139,7 @@ def test_the_round_number_and_both_queues_continue() -> None:
 
 
 @pytest.mark.parametrize("name", ["queues", "error_queues"])
-def test_a_last_plan_of_other_clusters_is_refused(name: str) -> None:
+def test_a_previous_plan_of_other_clusters_is_refused(name: str) -> None:
     last = RoundPlan(4, (), **{name: (0.0, 0.0)})
     with pytest.raises(ConfigError, match=f"^previous: has 2 {name}, expected 3$"):
         plan_round(CLUSTERS, CHANNELS, **SIZES, previous=last)

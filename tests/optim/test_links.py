@@ -1,4 +1,4 @@
-"""Hops that depend on the next device: plans are as fast as any, or say how far they may be."""
+"""Hops that depend on the next device: plans are the fastest, or have a valid lower bound."""
 
 import math
 from collections.abc import Callable
@@ -36,8 +36,8 @@ ROOMS = {"a": 0, "b": 1, "c": 0, "d": 1, "e": 0, "f": 1}
 
 
 def two_rooms(slow: Link, names: str = "abcdef", usual: float = 0.01) -> ClusterProblem:
-    """Equal devices, of which each second one in the file's order is in the other room. Each holds
-    two of the blocks, so that all are used."""
+    """Return equal devices in two rooms, which alternate in the file's order. Each device holds two
+    of the blocks, so that all are used."""
     devices = tuple(
         DeviceProfile(
             name,
@@ -55,14 +55,14 @@ def solve(problem: ClusterProblem, solver: ClusterSolver = exact_partition):  # 
 
 
 def solve_as_fast(problem: ClusterProblem, solver: ClusterSolver) -> bool:
-    """Compare the front with all plans; False if there is none."""
+    """Compare the front with all plans; return False if no plan is feasible."""
     return solved(problem, solver, fastest_at(problem, asked(problem))) is not None
 
 
 def instance(
     draw: Callable[..., ClusterProblem], solver: ClusterSolver, *seed: int
 ) -> ClusterProblem:
-    """A drawn problem with links; no device shares a stage if the solver plans none."""
+    """Draw a problem with links; devices share stages only if the solver plans shared stages."""
     rng = np.random.default_rng(seed)
     problem = linked(draw(rng), rng)
     shares = solver is shared_partition
@@ -73,10 +73,11 @@ def instance(
 @pytest.mark.parametrize("seed", chosen(range(40), range(1)))
 @pytest.mark.parametrize("solver", [exact_partition, shared_partition])
 @pytest.mark.parametrize("draw", [drawn, tight])
-def test_no_plan_is_faster(
+def test_no_plan_is_faster_than_the_solvers(
     draw: Callable[..., ClusterProblem], solver: ClusterSolver, seed: int
 ) -> None:
-    """In any order, with all blocks, rows, modes and m, under all laws, for all uplink times."""
+    """The oracle tries all orders, blocks, rows, modes and m, under all laws, for all uplink
+    times."""
     laws = set()
     for number in range(30):
         problem = instance(draw, solver, seed, number)
@@ -95,7 +96,7 @@ def test_no_plan_is_faster(
         (drawn, exact_partition, (20, 28)),
         # a usual hop is slower than all links, and the uplink may take any time
         (tight, shared_partition, (4, 17)),
-        # a device that would have no row cannot spare the others a link
+        # a device without rows cannot save the others a hop over a link
         (drawn, shared_partition, (5, 266)),
         (drawn, shared_partition, (5, 615)),
         (tight, shared_partition, (5, 50)),
@@ -121,12 +122,12 @@ def test_each_number_of_segments_has_its_fastest_plan(seed: int) -> None:
             assert min(few, default=math.inf) == pytest.approx(least_s, rel=1e-9), (seed, number)
 
 
-@pytest.mark.parametrize("most_pairs", chosen([0, 9], [9]))  # none, or those of two devices
+@pytest.mark.parametrize("most_pairs", chosen([0, 9], [9]))  # no pairs, or the pairs of two devices
 @pytest.mark.parametrize("solver", [exact_partition, shared_partition])
-def test_beyond_the_limit_of_devices_the_bound_holds(
+def test_the_bound_holds_beyond_the_limit_of_devices(
     solver: ClusterSolver, most_pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan without a gap is then the fastest, too; most plans are near it."""
+    """A plan without a gap is the fastest; plans are less than 10 % slower on average."""
     monkeypatch.setattr(optim.sharing.exact, "_MOST_ORDERED", most_pairs)
     proved, ratios = 0, list[float]()
     for number in range(60):
@@ -158,13 +159,16 @@ def test_no_bound_above_the_fastest_plan_has_a_witness(solver: ClusterSolver) ->
 
 @pytest.mark.parametrize("solver", [exact_partition, shared_partition])
 @pytest.mark.parametrize("draw", [drawn, tight])
-def test_no_plan_within_budgets_is_faster(
+def test_no_plan_within_energy_budgets_is_faster(
     draw: Callable[..., ClusterProblem], solver: ClusterSolver
 ) -> None:
-    """Each device spends the joules of the hop in its plan: with those of its dearest one, some
-    plans would be slower, or none possible."""
+    """A device spends the joules of the hop in its plan. With the joules of its most expensive hop,
+    some plans would be slower or infeasible."""
     dearer = 0
-    for number in (*range(cases(few=25, many=1500)), 345):  # rare: only over a link it fits
+    for number in (
+        *range(cases(few=25, many=1500)),
+        345,
+    ):  # rare: the plan is feasible only over a link
         problem = instance(draw, solver, 8, number)
         problem = budgeted(problem, np.random.default_rng((9, number)))
         expected = fastest_at(problem, asked(problem))
@@ -177,7 +181,8 @@ def test_no_plan_within_budgets_is_faster(
 
 
 def pair(usual_j: float, link_j: float, allowed_j: float) -> ClusterProblem:
-    """Two devices that hold two of four blocks each; the first one has a budget for a hop."""
+    """Return two devices that hold two of four blocks each; the first has an energy budget for a
+    hop."""
     first, last = (problem := two_rooms(Link("", 0.5, 0.0), "ab")).devices
     law = AffineLaw(0.0, 0.0, 0.0, usual_j)
     budget = EnergyBudget(allowed_j, law, "micro_batch", (Link("b", 0.0, link_j),))
@@ -185,7 +190,7 @@ def pair(usual_j: float, link_j: float, allowed_j: float) -> ClusterProblem:
 
 
 def test_a_device_may_afford_only_its_link() -> None:
-    """So that it is not the last one."""
+    """Such a device cannot be the last one, which has its usual hop."""
     problem = pair(usual_j=9.0, link_j=1.0, allowed_j=2.0)
     for solver in (exact_partition, shared_partition):
         best = solve(problem, solver).best
@@ -195,8 +200,8 @@ def test_a_device_may_afford_only_its_link() -> None:
 
 
 @pytest.mark.parametrize("name", CLUSTER_SOLVERS)
-def test_no_solver_plans_a_hop_that_is_too_dear(name: str) -> None:
-    """Of a rule that places devices without regard to links, either."""
+def test_no_solver_plans_a_hop_beyond_the_energy_budget(name: str) -> None:
+    """Rules that place devices without regard to links raise an error."""
     problem = pair(usual_j=1.0, link_j=9.0, allowed_j=2.0)
     if name in ("exact", "shared"):
         assert [each.devices for each in solve(problem, cluster_solver(name)).best.stages] == [
@@ -214,8 +219,8 @@ def test_no_solver_plans_a_hop_that_is_too_dear(name: str) -> None:
 
 
 @pytest.mark.parametrize("stages", [True, False])
-def test_energy_is_that_of_the_hops_of_a_plan(stages: bool) -> None:
-    """In its evaluation and in its verification; the last stage has its usual hop."""
+def test_energy_counts_the_hops_of_the_plan(stages: bool) -> None:
+    """Evaluation and verification agree. The last stage has its usual hop."""
     problem, order = two_rooms(Link("", 1.0, 0.5), "ab"), (1, 0) if stages else (0, 1)
     law = AffineLaw(1.0, 0.0, 0.1, 0.0)
     spent = dict(zip(order, (4 * (2 * 2 + 7 * 2 + 3), 4 * (2 * 2 + 0.1 * 2)), strict=True))
@@ -233,7 +238,7 @@ def test_energy_is_that_of_the_hops_of_a_plan(stages: bool) -> None:
         check_plan(plan, within(0.99))
 
 
-def test_joules_of_links_scale_with_what_is_sent() -> None:
+def test_joules_of_links_scale_with_the_sent_bits() -> None:
     energy = EnergyBudget(1.0, AffineLaw(1.0, 2.0, 3.0, 4.0), links=(Link("b", 5.0, 6.0),))
     links = (Link("b", 0.0, 7.0),)
     device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), energy=energy, links=links)
@@ -247,7 +252,7 @@ def test_joules_of_links_scale_with_what_is_sent() -> None:
     assert device.before(["b", "c"]).time == replace(device.time, ell=7.0)
 
 
-def test_links_to_devices_that_are_away_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_to_absent_devices_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim.sharing.exact, "_MOST_ORDERED", 0)
     problem = two_rooms(Link("", 0.0, 0.0))
     room = tuple(each for each in problem.devices if ROOMS[each.name] == 0)
@@ -256,8 +261,8 @@ def test_links_to_devices_that_are_away_do_not_count(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("latency", ["overlap", "flow_shop"])  # ``bound`` counts the slowest hop
-def test_two_rooms_are_joined_once(latency: Latency) -> None:
-    """Though the file's order alternates between them; with fast links it stays."""
+def test_a_pipeline_changes_rooms_once(latency: Latency) -> None:
+    """The file's order alternates between the rooms; it stays only with fast links."""
     slow = replace(two_rooms(Link("", 1.0, 0.5)), latency=latency)
     solution = solve(slow)
     rooms = [ROOMS[slow.devices[each.devices[0]].name] for each in solution.best.stages]
@@ -271,7 +276,7 @@ def test_devices_with_the_same_links_are_interchangeable() -> None:
     problem = two_rooms(Link("", 1.0, 0.5))
     assert kinds_of(problem.devices) == [[0, 2, 4], [1, 3, 5]]
     first, *others = problem.devices
-    one_way = replace(others[0], links=others[0].links[1:])  # it has no link to ``first`` back
+    one_way = replace(others[0], links=others[0].links[1:])  # no link back to ``first``
     assert kinds_of((first, one_way, *others[1:])) == [[0], [1], [2, 4], [3, 5]]
     links = (replace(first.links[0], sync_s=2.0), *first.links[1:])
     assert kinds_of((replace(first, links=links), *others)) == [[0], [1], [2, 4], [3, 5]]
@@ -281,7 +286,7 @@ def test_devices_with_the_same_links_are_interchangeable() -> None:
 
 
 def test_a_shared_stage_sends_over_its_slowest_links() -> None:
-    """And adds its gradients over them; the device in the other room is ``b``."""
+    """It also sums its gradients over them. Only device ``b`` is in the other room."""
     problem = two_rooms(Link("", 1.0, 0.5, sync_s=4.0), "abc")
     law = SharingLaw(0.25)
     devices = (replace(each, sharing=law, max_blocks=None) for each in problem.devices)
@@ -304,7 +309,7 @@ def test_a_shared_stage_sends_over_its_slowest_links() -> None:
 
 
 @pytest.mark.parametrize("stages", [True, False])
-def test_a_plan_with_the_times_of_usual_hops_is_refused(stages: bool) -> None:
+def test_a_plan_with_times_that_ignore_links_is_refused(stages: bool) -> None:
     problem = two_rooms(Link("", 1.0, 0.5), "ab")
     order = [Stage((k,), (8,), 2) for k in ((1, 0) if stages else (0, 1))]
     right = partition_of_stages(problem, order, 1)
@@ -326,7 +331,7 @@ def test_every_solver_counts_the_hops_of_its_plan(name: str) -> None:
 
 
 def test_a_simulated_step_sends_over_the_links_of_its_order() -> None:
-    """Activations go to the next device, gradients to the one before."""
+    """A device sends activations to the next device, and gradients to the previous one."""
     devices = {each.name: each for each in two_rooms(Link("", 1.0, 0.5), "abc").devices}
     law = law_of("abc", m=4, send_s=0.004, apart=True)
     works = works_of(law, held({"b": 2, "a": 2, "c": 2}), devices, 8)
@@ -342,7 +347,7 @@ def test_a_simulated_step_sends_over_the_links_of_its_order() -> None:
     assert twice > once
 
 
-def test_only_a_fast_link_makes_a_shared_stage_worthwhile() -> None:
+def test_a_fast_link_makes_a_shared_stage_worthwhile() -> None:
     problem = two_rooms(Link("", 0.01, 0.0, sync_s=0.0), "ab")
     free = (replace(each, sharing=SharingLaw(100.0), max_blocks=None) for each in problem.devices)
     problem = replace(problem, devices=tuple(free), latency="flow_shop")
@@ -351,7 +356,7 @@ def test_only_a_fast_link_makes_a_shared_stage_worthwhile() -> None:
 
 
 def test_a_simulated_shared_stage_sends_over_its_slowest_link() -> None:
-    """To devices with which it has rows in common; ``b`` is in the other room."""
+    """Only links to devices with common rows count. ``b`` and ``d`` are in the other room."""
     problem = two_rooms(Link("", 1.0, 0.5, sync_s=4.0), "abcd")
     devices = {each.name: replace(each, sharing=SharingLaw(0.25)) for each in problem.devices}
     law = replace(law_of("abcd", m=4, send_s=0.02, apart=True), sync_slowness=1.0)
@@ -373,9 +378,9 @@ def test_a_simulated_shared_stage_sends_over_its_slowest_link() -> None:
     [(0.02, 0.01, Link("b", 1.0, 0.52)), (0.005, 0.005, Link("b", 0.5, 0.25))],
     ids=["slower", "faster"],
 )
-def test_measured_hops_change_links(send_s: float, w: float, link: Link) -> None:
-    """Described: 0.02 s there and back. Slower hops have as many seconds more, also on links;
-    faster ones are all faster by the same ratio."""
+def test_measured_hops_change_the_times_of_links(send_s: float, w: float, link: Link) -> None:
+    """The inventory describes 0.02 s there and back. If the measured hop is slower, links take as
+    many seconds more. If it is faster, links are faster by the same ratio."""
     problem = two_rooms(Link("", 1.0, 0.5), "ab")
     law = law_of("ab", m=4, send_s=send_s, apart=True, stages=held({"a": 2, "b": 2}))
     a = as_measured(problem, law).devices[0]

@@ -1,4 +1,4 @@
-"""Precisions are decided every round: strategies choose, plans name and costs count them."""
+"""Strategies choose precisions in every round, plans name them, and costs count them."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ DRIFTS = pytest.mark.parametrize("drift", ["gamma", "paper"])
 
 
 def offering(asked: RoundRequest, names: tuple[str, ...] = tuple(SHARES)) -> RoundRequest:
-    """The request of units that may send activations in these precisions."""
+    """Return the request of units that may send activations in these precisions."""
     clusters = []
     for state in asked.clusters:
         payloads = tuple(
@@ -46,7 +46,7 @@ def planned(asked: RoundRequest, strategy: Dssra | AllUnits) -> RoundPlan:
 
 @DRIFTS
 @pytest.mark.parametrize("preset", ["paper", "edge"])
-def test_plans_say_what_is_sent_and_costs_are_of_that(preset: str, drift: str) -> None:
+def test_plans_name_the_payload_and_costs_count_it(preset: str, drift: str) -> None:
     sent = set()
     for seed in range(4):
         asked = offering(drawn_request(preset, seed))
@@ -60,12 +60,12 @@ def test_plans_say_what_is_sent_and_costs_are_of_that(preset: str, drift: str) -
             assert spent.finish_s == pytest.approx(cluster.uplink.finish_s, rel=1e-9)
             sent.add(cluster.uplink.activation)
         assert len(plan.error_queues) == len(asked.clusters)
-    assert preset == "edge" or "int4" in sent  # there uploads take little time
+    assert preset == "edge" or "int4" in sent  # uploads take little time in ``edge``
 
 
 @DRIFTS
-def test_rounds_after_each_other_keep_to_the_budget(drift: str) -> None:
-    """Precisions alternate: what a coarse one owes, finer ones repay."""
+def test_errors_of_many_rounds_stay_within_the_budget(drift: str) -> None:
+    """Precisions alternate: after a coarse one, finer ones shorten the error queue."""
     asked, strategy = offering(drawn_request("paper", 1)), Dssra(drift=drift, drift_weight=30.0)
     units = {state.unit: place for place, state in enumerate(asked.clusters)}
     spent, rounds, sent = np.zeros(len(units)), 40, set()
@@ -83,18 +83,18 @@ def test_rounds_after_each_other_keep_to_the_budget(drift: str) -> None:
     assert spent.max() <= 1.5 * strategy.error_budget * rounds
 
 
-def test_strategies_without_queues_keep_to_it_in_each_round() -> None:
+def test_strategies_without_queues_keep_the_budget_in_each_round() -> None:
     for seed in range(4):
         asked = offering(drawn_request("paper", seed, num_units=4))
         plan = planned(asked, AllUnits())
         names = {each.uplink.activation for each in plan.clusters if each.uplink}
         assert names
         assert names <= {"float32", "int8"}
-        assert "int8" in names  # where it takes time
+        assert "int8" in names  # uploads take long in ``paper``
 
 
-def test_a_round_that_only_fewer_bits_make_feasible() -> None:
-    """Energy pays for all that is sent, and float32 is too much of it."""
+def test_fewer_bits_can_make_a_round_feasible() -> None:
+    """Energy pays for all sent bits, and float32 has too many."""
     asked = drawn_request("paper", 0)
     clusters = tuple(
         replace(state, uplink=replace(state.uplink, activation_bits=2e8, energy_j=10.0))
@@ -116,10 +116,10 @@ def test_a_round_that_only_fewer_bits_make_feasible() -> None:
 
 
 @pytest.mark.parametrize(("budget", "forbids"), [(1e-2, False), (1e-6, True)])
-def test_who_has_chosen_the_fewest_bits_is_not_told_to_choose_fewer(
+def test_the_error_does_not_advise_fewer_bits_than_were_offered(
     budget: float, forbids: bool
 ) -> None:
-    """Only a budget of errors may stand in the way."""
+    """The error names the error budget only if the budget forbids fewer bits."""
     asked = drawn_request("paper", 0, num_units=2)
     clusters = tuple(
         replace(state, uplink=replace(state.uplink, activation_bits=2e8, energy_j=2.0))
@@ -132,12 +132,12 @@ def test_who_has_chosen_the_fewest_bits_is_not_told_to_choose_fewer(
     assert ("error_budget" in str(caught.value)) == forbids
 
 
-def test_algorithm_3_chooses_none() -> None:
+def test_algorithm_3_refuses_a_choice_of_payloads() -> None:
     with pytest.raises(ConfigError, match=r"strategy\.solver=paper.*compression\.activation"):
         planned(offering(drawn_request("paper", 0)), Dssra(solver="paper"))
 
 
-def test_a_plan_with_what_no_unit_offered_is_refused() -> None:
+def test_a_plan_with_a_precision_that_was_not_offered_is_refused() -> None:
     asked = offering(drawn_request("edge", 0))
     plan = planned(asked, Dssra())
     first, *others = plan.clusters
@@ -147,8 +147,8 @@ def test_a_plan_with_what_no_unit_offered_is_refused() -> None:
 
 
 @pytest.mark.parametrize("budget", [0.0, 1e-200])
-def test_a_budget_has_a_size(budget: float) -> None:
-    """The square of what an error is of it must be a number."""
+def test_a_budget_that_is_zero_or_too_small_is_refused(budget: float) -> None:
+    """The square of an error divided by the budget must be a finite number."""
     for strategy in (Dssra, AllUnits):
         with pytest.raises(ConfigError, match=r"^strategy\.error_budget="):
             strategy(error_budget=budget)

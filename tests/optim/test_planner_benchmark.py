@@ -1,4 +1,4 @@
-"""The planner's benchmarks run on small rounds, and compare what they say they do."""
+"""The planner's benchmarks run on small rounds, and no other method is better than ours."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from benchmarks.planner_round import rows
 from benchmarks.planner_streamed import streamed
 
 
-def test_nothing_in_the_table_of_rounds_is_below_ours() -> None:
-    """A scan under drift ``gamma`` is exact, too."""
+def test_no_objective_in_the_table_is_below_ours() -> None:
+    """Under drift ``gamma`` a scan is exact, too."""
     found = {row.name: row for row in rows(1, 3, 2)}
     for name, row in found.items():
         world, _, _ = name.partition(": ")
@@ -18,6 +18,6 @@ def test_nothing_in_the_table_of_rounds_is_below_ours() -> None:
 
 
 @pytest.mark.thorough
-def test_each_law_and_drift_has_a_line_for_each_way_to_send() -> None:
+def test_each_law_drift_and_kind_of_uplink_has_a_line() -> None:
     lines = [line.split()[:3] for line in streamed(1, 2, 2)]
     assert len(lines) == len({tuple(each) for each in lines}) == 16

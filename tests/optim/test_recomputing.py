@@ -1,4 +1,4 @@
-"""Which devices recompute is decided as well as if every combination was tried."""
+"""Devices that recompute are chosen as well as by trying every combination."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ def memory_of(cost: BlockCost, limit_bytes: float) -> MemoryBudget:
 
 
 def drawn(rng: np.random.Generator) -> ClusterProblem:
-    """Devices of which most can recompute, with memory for few blocks."""
+    """Draw devices with memory for few blocks; most of them can recompute."""
     num_devices, num_blocks = int(rng.integers(1, 4)), int(rng.integers(1, 6))
     batch, weights, inputs = int(rng.integers(1, 7)), rng.uniform(0, 4), rng.uniform(0, 2)
     saved, trained = rng.uniform(0, 3), rng.uniform(0, 2)
@@ -94,8 +94,8 @@ def drawn(rng: np.random.Generator) -> ClusterProblem:
 def all_modes(
     problem: ClusterProblem, solver: ClusterSolver, times: Sequence[float] = (0.0,)
 ) -> list[float]:
-    """The time of the fastest plan among all combinations, for each uplink time; infinite if none
-    fits."""
+    """Return the time of the fastest plan among all combinations, for each uplink time; infinite if
+    no plan fits."""
     found, may = [math.inf] * len(times), [{False, bool(d.recomputing)} for d in problem.devices]
     for modes in itertools.product(*may):
         devices = tuple(d.in_mode(on) for d, on in zip(problem.devices, modes, strict=True))
@@ -111,7 +111,7 @@ def all_modes(
 @pytest.mark.parametrize("solver", [exact_partition, shared_partition])
 @pytest.mark.parametrize("seed", chosen(range(4), range(1)))
 def test_no_combination_is_faster(seed: int, solver: ClusterSolver) -> None:
-    """For all uplink times; the front has no point that memory forbids."""
+    """This holds for all uplink times. Every point of the front fits in memory."""
     recomputing = 0
     for number in range(40):
         problem = drawn(np.random.default_rng((seed, number)))
@@ -148,7 +148,7 @@ def test_each_number_of_segments_has_its_fastest_plan() -> None:
             assert min(times, default=math.inf) == pytest.approx(expected, rel=1e-9)
 
 
-def test_caps_are_those_of_the_better_way() -> None:
+def test_caps_are_the_larger_of_both_modes() -> None:
     for number in range(60):
         problem = drawn(np.random.default_rng(number))
         caps = either_caps(problem)
@@ -158,8 +158,8 @@ def test_caps_are_those_of_the_better_way() -> None:
             assert most == max(each.memory_cap(size, problem.num_blocks, kept) for each in both)
 
 
-def test_after_a_limit_of_nodes_the_bound_holds() -> None:
-    """It is then said that the search is not complete."""
+def test_the_bound_holds_after_a_limit_of_nodes() -> None:
+    """A solution that is reported as complete is optimal."""
     incomplete, hurried = 0, partial(exact_partition, max_nodes=0)
     for number in range(60):
         problem = replace(drawn(np.random.default_rng(number)), activation_s=(0.0,))
@@ -170,7 +170,7 @@ def test_after_a_limit_of_nodes_the_bound_holds() -> None:
             continue
         assert solution.certificate.lower_bound <= best_s * (1 + 1e-9)
         assert solution.best.latency_s >= best_s * (1 - 1e-9)
-        for on in (False, True):  # it is never worse than all or none
+        for on in (False, True):  # not worse than if all or no devices recompute
             devices = tuple(each.in_mode(on) for each in problem.devices)
             try:
                 other = hurried(replace(problem, devices=devices)).best
@@ -184,8 +184,8 @@ def test_after_a_limit_of_nodes_the_bound_holds() -> None:
 
 
 @pytest.mark.parametrize("name", ["titanic", "pipedream", "no_segment_scheduling", "adaptis"])
-def test_rules_without_a_bound_plan_for_all_or_none(name: str) -> None:
-    """With the same draws; the better plan counts."""
+def test_rules_without_a_bound_let_all_or_no_devices_recompute(name: str) -> None:
+    """Both plans use the same random draws, and the faster one is chosen."""
     solver = cluster_solver(name)
     for number in range(30):
         problem = replace(drawn(np.random.default_rng(number)), activation_s=(0.0,))
@@ -233,7 +233,7 @@ def test_impossible_choices_are_refused(change: dict[str, Any]) -> None:
         replace(made, **own)
 
 
-def test_extreme_reports_do_not_end_planning() -> None:
+def test_extreme_profiles_do_not_make_planning_fail() -> None:
     law = AffineLaw(1e-18, 1e6, 0.0, 0.0)
     for bytes_ in (0.0, 1e-18, 1e18):
         memory = MemoryBudget(1e18, 0.0, bytes_, bytes_, 0.0, bytes_, bytes_)
@@ -246,8 +246,8 @@ def test_extreme_reports_do_not_end_planning() -> None:
             solve_verified(problem, exact_partition, np.random.default_rng(0))
 
 
-def test_a_long_uplink_favours_a_plan_that_recomputes_for_longer() -> None:
-    """Its stages are slower than any that does not recompute."""
+def test_a_long_uplink_may_favour_a_slower_plan_that_recomputes() -> None:
+    """The plan's stages are slower than in any plan without recomputing."""
     plain = MemoryBudget(6.0, 0.0, 8.0, 0.0, 0.0, 6.0)
     smaller = DeviceProfile(
         "a", AffineLaw(0.0, 0.5, 1.5, 1.0), memory=MemoryBudget(6.0, 0.0, 1.6, 0.0, 0.0, 1.5)
@@ -259,8 +259,9 @@ def test_a_long_uplink_favours_a_plan_that_recomputes_for_longer() -> None:
     assert min(batch_s(each, 24.0) for each in front) == pytest.approx(30.5)
 
 
-def test_only_ten_different_devices_are_searched_exactly() -> None:
-    """Of more, those that hold most are; the bound holds, and the plan is not called complete."""
+def test_at_most_ten_different_devices_are_searched_exactly() -> None:
+    """Of more devices, those that hold the most blocks are searched. The bound holds, and the
+    solution is not complete."""
     found = 0
     for number in range(40):
         rng = np.random.default_rng(number)
@@ -295,7 +296,7 @@ def test_only_ten_different_devices_are_searched_exactly() -> None:
 def test_errors_count_all_devices_or_say_how_many_were_tried(
     num_blocks: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If each of 12 different ones holds a block, and the first one two if it is the last stage."""
+    """Each of 12 different devices holds one block; the first holds two if it is the last stage."""
     monkeypatch.setattr("optim.verified._possible", lambda *_: [])
     devices = tuple(
         DeviceProfile(
@@ -310,8 +311,8 @@ def test_errors_count_all_devices_or_say_how_many_were_tried(
         solve_verified(problem, exact_partition, np.random.default_rng(0))
 
 
-def test_replicas_are_the_solution() -> None:
-    """They are no pipeline of K stages."""
+def test_replicas_stay_the_solution_if_devices_may_recompute() -> None:
+    """The solution is not treated as a pipeline of K stages."""
     plain = MemoryBudget(100.0, 0.0, 6.0, 0.0, 0.0, 5.0)
     smaller = DeviceProfile(
         "a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=replace(plain, block_bytes=5.0)
@@ -324,7 +325,7 @@ def test_replicas_are_the_solution() -> None:
 
 
 def test_replicas_do_not_recompute() -> None:
-    """The whole encoder is too large then."""
+    """Without recomputing the whole encoder does not fit, so planning fails."""
     plain = MemoryBudget(10.0, 0.0, 6.0, 0.0)
     smaller = DeviceProfile(
         "a", AffineLaw(1.0, 0.0, 0.0, 0.0), memory=replace(plain, block_bytes=1.0)
@@ -335,8 +336,9 @@ def test_replicas_do_not_recompute() -> None:
         solve_verified(problem, vanilla_fl, np.random.default_rng(0))
 
 
-def test_plans_say_who_recomputes() -> None:
-    """Only the small device, which holds more then; the plan of a round says so, too."""
+def test_plans_name_the_devices_that_recompute() -> None:
+    """Only the small device recomputes, which lets it hold more blocks. A round's plan names it,
+    too."""
     law, roomy = AffineLaw(1.0, 0.0, 0.01, 0.0), MemoryBudget(100.0, 0.0, 6.0, 0.0)
     large = DeviceProfile("large", law, memory=roomy)
     tight = replace(large, name="small", memory=replace(roomy, limit_bytes=6.0))

@@ -1,4 +1,4 @@
-"""A request that was written down and read again is the same, and so is the plan that it gives."""
+"""A request read back from JSON is equal to the original and gives the same plan."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ STRATEGIES: dict[str, Planner] = {
 
 @pytest.mark.parametrize("preset", ["paper", "edge"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_request_survives_json(preset: str, seed: int) -> None:
+def test_a_request_read_from_json_is_equal_to_the_original(preset: str, seed: int) -> None:
     asked = replace(drawn_request(preset, seed), partition="titanic" if seed % 2 else None)
     assert REQUEST.validate_json(REQUEST.dump_json(asked)) == asked
 
@@ -34,7 +34,7 @@ def test_a_request_survives_json(preset: str, seed: int) -> None:
 @pytest.mark.parametrize("preset", [pytest.param("paper", marks=pytest.mark.thorough), "edge"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_replayed_request_gives_the_same_plan(strategy: str, preset: str) -> None:
-    """With and without a partition that the framework prescribes; each plan is sound."""
+    """A framework prescribes the partition or not. Each plan satisfies all constraints."""
     planner = STRATEGIES[strategy]
     for partition in (None, "no_segment_scheduling", "vanilla_fl"):
         asked = replace(drawn_request(preset, 3), partition=partition)

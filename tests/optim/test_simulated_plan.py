@@ -1,4 +1,4 @@
-"""Plans of clusters whose steps were measured."""
+"""Plans of clusters with measured steps."""
 
 from dataclasses import replace
 
@@ -35,8 +35,8 @@ SLOW_CONTROL_UNIT = {"embedding_forward_s": 2.0, "overhead_s": 5.0}
 
 
 def request_of(law: StepLaw | None, block_s: float = 1.0, most: int | None = None) -> RoundRequest:
-    """Six blocks, batches of eight in at most eight micro-batches, two steps."""
-    time = AffineLaw(block_s / 2, 0.0, 0.0, 0.0)  # in micro-batches of two samples
+    """Return a request: six blocks, batches of eight in at most eight micro-batches, two steps."""
+    time = AffineLaw(block_s / 2, 0.0, 0.0, 0.0)  # ``block_s`` is for two samples
     devices = tuple(DeviceProfile(name, time, max_blocks=most) for name in NAMES)
     cluster = ClusterState(0, devices, 100, real_devices=True, step=law)
     return RoundRequest(
@@ -55,13 +55,14 @@ def request_of(law: StepLaw | None, block_s: float = 1.0, most: int | None = Non
 
 
 def held(request: RoundRequest) -> dict[str, int]:
-    """The planned blocks of each device."""
+    """Return the planned blocks of each device."""
     plan = AllUnits().plan_round(request, np.random.default_rng(0)).clusters[0]
     return {each.device: each.span.blocks for each in plan.segments}
 
 
-def test_the_number_of_micro_batches_is_that_of_the_measured_rounds() -> None:
-    """Another one would change the weights' last bits, so that a busy hour would change a model."""
+def test_the_number_of_micro_batches_of_measured_rounds_is_kept() -> None:
+    """Another number would change the weights' last bits, so that a temporary load would change a
+    model."""
     assert (
         AllUnits()
         .plan_round(request_of(None), np.random.default_rng(0))
@@ -77,7 +78,7 @@ def test_the_number_of_micro_batches_is_that_of_the_measured_rounds() -> None:
         )
 
 
-def test_it_is_free_if_memory_does_not_allow_it() -> None:
+def test_m_is_chosen_freely_if_memory_forbids_the_measured_one() -> None:
     request = request_of(law_of(NAMES, m=1, apart=True), most=3)
     problem = cluster_problem(request, request.clusters[0], "overlap")
     assert (problem.min_micro_batches, problem.max_micro_batches) == (1, 1)
@@ -92,15 +93,15 @@ def test_a_plan_stays_unless_another_is_faster_by_more_than_the_interval(spread:
     assert held(request_of(law)) == (law.blocks if spread > 0.1 else {"a": 2, "b": 2, "c": 2})
 
 
-def test_a_plan_that_is_impossible_now_does_not_stay() -> None:
+def test_a_plan_that_became_impossible_is_replaced() -> None:
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 2, "c": 1}, spread=2.0, head_s=30.0)
     assert held(request_of(law)) == law.blocks
     assert held(request_of(law, most=2)) == {"a": 2, "b": 2, "c": 2}
     assert held(request_of(replace(law, stages=stages_of({"sold": 6})))) == {"a": 2, "b": 2, "c": 2}
 
 
-def test_one_machine_gets_the_segments_that_its_cores_can_run() -> None:
-    """With the closed law three segments are always best."""
+def test_one_machine_gets_as_many_segments_as_it_has_cores() -> None:
+    """By the closed law three segments would always be best."""
     one, three = (law_of(NAMES, cores=cores, send_s=0.1, spread=0.0) for cores in (1, 3))
     assert held(request_of(one)) == {"a": 6}
     assert held(request_of(three)) == {"a": 2, "b": 2, "c": 2}
@@ -129,10 +130,14 @@ def test_the_front_ascends_in_segments_and_descends_in_time() -> None:
     assert [each.num_segments for each in found] == [1, 2, 3]
     times = [each.latency_s for each in found]
     assert times == sorted(times, reverse=True)
-    assert found[1].blocks == (0, 3, 3) and found[2].blocks == (3, 2, 1)  # neighbours are better
+    assert found[1].blocks == (0, 3, 3) and found[2].blocks == (
+        3,
+        2,
+        1,
+    )  # neighbouring splits are faster
 
 
-def test_a_device_that_is_back_is_used_though_predictions_are_rough() -> None:
+def test_a_returning_device_is_used_despite_rough_predictions() -> None:
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 3}, spread=1.0)
     assert held(request_of(law)) == {"a": 2, "b": 2, "c": 2}  # faster by more than 18 %
     law = law_of(NAMES, apart=True, blocks={"a": 2, "b": 3, "c": 1}, spread=1.0, head_s=30.0)
@@ -140,8 +145,8 @@ def test_a_device_that_is_back_is_used_though_predictions_are_rough() -> None:
     assert held(request_of(replace(law, present=("a", "b")))) == {"a": 2, "b": 2, "c": 2}
 
 
-def test_a_prescribed_split_is_not_exchanged() -> None:
-    """Though another one would be faster: the last device is slow."""
+def test_a_prescribed_split_is_not_replaced() -> None:
+    """The last device is slow, so another split would be faster."""
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 3}, spread=0.02)
     request = replace(request_of(law), num_micro_batches=4)
     (cluster,) = request.clusters
@@ -152,7 +157,7 @@ def test_a_prescribed_split_is_not_exchanged() -> None:
         assert held(replace(request, partition=rule)) == {"a": 2, "b": 2, "c": 2}
 
 
-def test_a_law_of_one_place_of_the_head_does_not_decide_between_two() -> None:
+def test_measured_steps_are_ignored_if_the_head_has_two_places() -> None:
     request = request_of(law_of(NAMES, apart=True))
     (cluster,) = request.clusters
     payloads = tuple(
@@ -165,7 +170,7 @@ def test_a_law_of_one_place_of_the_head_does_not_decide_between_two() -> None:
 
 
 def planned(request: RoundRequest, sync_s: float) -> ClusterPlan:
-    """The verified plan with ``sharing=auto``."""
+    """Return the verified plan with ``sharing=auto``."""
     (cluster,) = request.clusters
     devices = tuple(replace(each, sharing=SharingLaw(sync_s)) for each in cluster.devices)
     uplink = Uplink(1.0, 100.0, 1.0, 0.0, (1.0,))
@@ -180,15 +185,16 @@ def planned(request: RoundRequest, sync_s: float) -> ClusterPlan:
 
 
 def auto(request: RoundRequest, sync_s: float = 1e-3) -> list[dict[str, int]]:
-    """The rows of each stage's devices in the plan with ``sharing=auto``; 0 for a device alone."""
+    """Return the rows of each stage's devices with ``sharing=auto``; 0 for a single device."""
     return [
         dict(zip(each.devices, each.rows_of_devices or (0,), strict=True))
         for each in planned(request, sync_s).segments
     ]
 
 
-def test_real_devices_share_stages_by_measured_times_alone() -> None:
-    """Simulated ones share by their law; so do real ones that cannot hold the model otherwise."""
+def test_real_devices_share_stages_only_with_measured_times() -> None:
+    """Simulated devices share by their law. Real devices also share if the model does not fit
+    otherwise."""
     request = request_of(None)
     simulated = replace(request, clusters=(replace(request.clusters[0], real_devices=False),))
     assert [len(stage) for stage in auto(simulated)] == [3]
@@ -196,8 +202,8 @@ def test_real_devices_share_stages_by_measured_times_alone() -> None:
     assert max(len(stage) for stage in auto(request_of(None, most=1))) > 1
 
 
-def test_stages_are_shared_if_the_measured_law_says_so() -> None:
-    """Hops take longer than adding gradients, or the other way round."""
+def test_stages_are_shared_if_that_is_faster_by_the_measured_law() -> None:
+    """Stages are shared if hops take longer than adding gradients, and not otherwise."""
     law = law_of(NAMES, m=2, apart=True, send_s=2.0, stages=stages_of({"a": 2, "b": 2, "c": 2}))
     assert auto(request_of(law)) == [{"a": 2, "b": 2}]
     assert all(len(stage) == 1 for stage in auto(request_of(law), sync_s=10.0))
@@ -212,9 +218,9 @@ def test_a_shared_stage_stays_unless_a_pipeline_is_faster_by_more_than_a_deviati
         assert stays or all(len(stage) == 1 for stage in found)
 
 
-def test_shared_stages_may_have_other_micro_batches_than_the_measured_rounds() -> None:
-    """With two, four rows cannot be shared evenly among three devices. A head that takes as long as
-    the devices is a reason for several."""
+def test_shared_stages_may_change_the_number_of_micro_batches() -> None:
+    """With two micro-batches, three devices cannot share four rows evenly. A head that is as slow
+    as the devices is a reason for several micro-batches."""
     rows = HeldStage(("a", "b", "c"), 6, (1, 2, 1))
     law = law_of(NAMES, m=2, apart=True, stages=(rows,), spread=0.1)
     assert auto(request_of(law), 0.01) == [{"a": 3, "b": 3, "c": 2}]
@@ -223,8 +229,8 @@ def test_shared_stages_may_have_other_micro_batches_than_the_measured_rounds() -
 
 
 def test_an_earlier_plan_is_chosen_again_if_it_was_measured_faster() -> None:
-    """The law believes that the shared stage is the fastest. Two plans that nearly took the same
-    time do not take turns, and a measurement becomes weaker."""
+    """The law predicts that the shared stage is the fastest. Plans with nearly equal times do not
+    alternate, and a measurement with little weight does not decide."""
     rows, alone = HeldStage(("a", "b", "c"), 6, (2, 3, 3)), stages_of({"a": 2, "b": 2, "c": 2})
     last = MeasuredPlan((rows,), 1, 20.0, "one_f_one_b")
     law = law_of(NAMES, m=1, apart=True, stages=(rows,), measured=(last,))
@@ -240,8 +246,8 @@ def test_an_earlier_plan_is_chosen_again_if_it_was_measured_faster() -> None:
 
 
 def test_the_faster_schedule_is_chosen_by_measured_times() -> None:
-    """A head that is slow but works on several micro-batches wants more of them under way than 1F1B
-    has. A schedule stays unless another one is faster by more than the interval."""
+    """A slow head that works on several micro-batches needs more of them in flight than 1F1B has. A
+    schedule stays unless another one is faster by more than the interval."""
 
     def chosen(law: StepLaw | None, most: int | None = None) -> str:
         request = replace(request_of(law, most=most), schedule="auto")
@@ -264,7 +270,7 @@ def test_the_faster_schedule_is_chosen_by_measured_times() -> None:
 
 
 def test_a_schedule_within_limits_is_preferred() -> None:
-    """Rules that ignore limits break them with both schedules, or with GPipe alone."""
+    """Rules that ignore limits exceed them with both schedules, or only with GPipe."""
     law = law_of(NAMES, m=8, apart=True, head_s=30.0, head_pace_s=1.0)
     request = replace(request_of(law), schedule="auto", partition="pipeline")
     (cluster,) = request.clusters
@@ -277,11 +283,11 @@ def test_a_schedule_within_limits_is_preferred() -> None:
 
 
 def test_memory_may_forbid_a_schedule() -> None:
-    """GPipe would be faster, but keeps all micro-batches."""
+    """GPipe would be faster, but it keeps the tensors of all micro-batches."""
     law = law_of(NAMES, m=8, apart=True, head_s=30.0, head_pace_s=1.0)
     request = replace(request_of(law), schedule="auto")
     (cluster,) = request.clusters
-    memory = MemoryBudget(2 * 4.5, 0.0, 0.5 + 8.0, 0.0, 0.0, 8.0)  # of half of the rows
+    memory = MemoryBudget(2 * 4.5, 0.0, 0.5 + 8.0, 0.0, 0.0, 8.0)  # for half of the rows
     small = tuple(replace(each, memory=memory) for each in cluster.devices)
     request = replace(request, clusters=(replace(cluster, devices=small),))
     (cluster,) = AllUnits().plan_round(request, np.random.default_rng(0)).clusters
@@ -289,7 +295,7 @@ def test_memory_may_forbid_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("doubt", [0.02, 0.5])
-def test_new_plans_with_shared_stages_must_be_faster_by_more_than_those_before_were_wrong(
+def test_new_shared_stages_must_gain_more_than_past_prediction_errors(
     doubt: float,
 ) -> None:
     law = law_of(NAMES, m=2, apart=True, send_s=2.0, spread_of_new=doubt)
@@ -303,7 +309,7 @@ def test_new_plans_with_shared_stages_must_be_faster_by_more_than_those_before_w
 def test_no_reported_law_makes_planning_fail(
     rows: float, send_s: float, hop: tuple[float, float]
 ) -> None:
-    """A unit may report any law that is possible at all."""
+    """A unit may report any valid law."""
     law = law_of(NAMES, m=4096, apart=True, send_s=send_s, head_s=1e4, head_pace_s=1e-15)
     devices = {name: replace(each, rows=rows) for name, each in law.devices.items()}
     request = request_of(replace(law, devices=devices))
@@ -316,7 +322,7 @@ def test_no_reported_law_makes_planning_fail(
 def test_plans_that_are_too_long_to_simulate_are_not_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Their times are the closed law's, which knows no head."""
+    """Their times come from the closed law, which does not include the head."""
     law = law_of(NAMES, m=1, apart=True, stages=stages_of({"a": 6}), head_s=20.0)
     assert planned(request_of(law), 3.0).num_micro_batches > 2
     for most, expected in ((3, 2), (1, 1)):  # actions of a step
@@ -324,8 +330,8 @@ def test_plans_that_are_too_long_to_simulate_are_not_compared(
         assert planned(request_of(law), 3.0).num_micro_batches == expected
 
 
-def test_devices_that_fit_only_in_another_order_keep_it() -> None:
-    """The number of micro-batches stays as well, and so does a plan that was as fast."""
+def test_an_order_that_memory_requires_is_kept() -> None:
+    """The number of micro-batches stays as well, and so does an equally fast plan."""
     memory = MemoryBudget(12.0, 0.0, 9.0, 0.0, 0.0, 8.0)
     devices = tuple(
         DeviceProfile(name, AffineLaw(1.0, 0.0, 0.0, 0.0), memory=own)

@@ -1,4 +1,4 @@
-"""The register of solvers: every name leads somewhere, and nothing loads before it is asked for."""
+"""The register of solvers: every name has a solver, and libraries are loaded only on use."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ LOADED = "import sys, optim.solvers; print([m for m in ('scipy', 'cvxpy') if m i
 
 
 @pytest.mark.parametrize("name", CLUSTER_SOLVERS)
-def test_every_solver_answers_under_its_name(name: str) -> None:
+def test_every_solver_names_itself_in_its_certificate(name: str) -> None:
     laws = [AffineLaw(0.1 * k, 0.1, 0.0, 0.2) for k in (1, 2, 3)]
     devices = tuple(DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws))
     problem = ClusterProblem(devices, 6, 16, 16, "overlap")
@@ -31,7 +31,7 @@ def test_every_solver_answers_under_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", CLUSTER_SOLVERS)
 @pytest.mark.parametrize("latency", LATENCIES)
 def test_every_solver_plans_devices_that_take_no_time(name: str, latency: Latency) -> None:
-    """Though with more micro-batches a device holds more blocks, so that fewer devices do."""
+    """More micro-batches let a device hold more blocks, so that fewer devices suffice."""
     memory = MemoryBudget(8.0, 0.0, 1.0, 0.5)
     law, sharing = AffineLaw(0.0, 0.0, 0.0, 0.0), SharingLaw(0.0, memory=memory)
     devices = (DeviceProfile(f"d{k}", law, memory=memory, sharing=sharing) for k in range(4))
@@ -41,7 +41,7 @@ def test_every_solver_plans_devices_that_take_no_time(name: str, latency: Latenc
     assert solution.best.latency_s == 0 and len(solution.front) == 1
 
 
-def test_only_the_papers_way_has_a_round_of_its_own() -> None:
+def test_only_the_papers_solver_has_its_own_round_solver() -> None:
     assert round_solver("paper") is not round_solver("exact")
     assert round_solver("gpipe") is round_solver("exact")
 
@@ -52,7 +52,7 @@ def test_an_unknown_name_is_refused() -> None:
             solver("exat")
 
 
-def test_nothing_loads_before_it_is_asked_for() -> None:
+def test_importing_the_register_does_not_load_scipy_and_cvxpy() -> None:
     command = [sys.executable, "-c", LOADED]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

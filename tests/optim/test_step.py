@@ -1,4 +1,4 @@
-"""Simulated steps: against a longest path, against a formula, and on cores that are shared."""
+"""Simulated steps against a longest path, against a formula, and on shared cores."""
 
 import math
 from dataclasses import replace
@@ -44,14 +44,15 @@ def test_a_worker_takes_the_first_lane_that_can_begin() -> None:
 def test_free_cores_give_the_longest_path(
     pairs: list[tuple[float, float]], m: int, send_s: float, head_s: float, name: str
 ) -> None:
-    """An independent recursion: an action ends after its device's earlier action and its input."""
+    """An independent recursion: an action begins after its device's earlier action and its
+    input."""
     devices = [DeviceWork(*pair, send_s, None) for pair in pairs]
     works = [StageWork((each,)) for each in devices]
     lists, last = build(name, len(works), m), len(works)
 
     @cache
     def sent(stage: int, action: Action) -> float:
-        """A link carries one tensor after the other."""
+        """Return when a tensor has been sent; a link sends one tensor at a time."""
         before = (
             sent(stage, Action(action.kind, action.micro_batch - 1)) if action.micro_batch else 0
         )
@@ -77,11 +78,13 @@ def test_free_cores_give_the_longest_path(
         return max(before, sent(source, action)) + seconds
 
     law = law_of([], m=m, send_s=send_s, head_s=head_s, head_pace_s=head_s)
-    expected_s = max(ended(0, Action(BACKWARD, number)) for number in range(m))  # nothing returns
+    expected_s = max(
+        ended(0, Action(BACKWARD, number)) for number in range(m)
+    )  # no transfer back to the embedding
     assert step_s(law, works, name) == pytest.approx(expected_s)
 
 
-def test_one_micro_batch_takes_the_sum_of_everything() -> None:
+def test_one_micro_batch_takes_the_sum_of_all_times() -> None:
     law = law_of(
         "ab",
         m=1,
@@ -103,7 +106,7 @@ def test_one_micro_batch_takes_the_sum_of_everything() -> None:
     cores=st.integers(1, 4),
     m=st.integers(1, 6),
 )
-def test_no_step_is_faster_than_its_processors(blocks: list[int], cores: int, m: int) -> None:
+def test_no_step_is_faster_than_its_cores_allow(blocks: list[int], cores: int, m: int) -> None:
     names = [str(place) for place in range(len(blocks))]
     law = law_of(names, m=m, cores=cores, embedding_forward_s=0.2)
     seconds = step_s(law, works_with(law, names, [1.0] * len(blocks), blocks), "one_f_one_b")
@@ -112,7 +115,7 @@ def test_no_step_is_faster_than_its_processors(blocks: list[int], cores: int, m:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_more_devices_help_only_on_machines_of_their_own(apart: bool) -> None:
+def test_more_devices_help_only_on_separate_machines(apart: bool) -> None:
     law = law_of("abc", cores=1, apart=apart, send_s=0.003, embedding_forward_s=0.001)
     cuts = {"a": [6], "ab": [3, 3], "abc": [2, 2, 2]}
     times = [
@@ -138,8 +141,8 @@ def test_waiting_for_cores_is_removed_from_measured_times() -> None:
 @pytest.mark.parametrize(
     ("w", "ell", "send_s"), [(1.0, 0.0, 0.3), (0.0, 1.0, 0.9), (1.0, 3.0, 0.6)]
 )
-def test_hops_of_a_share_take_as_long_as_its_rows(w: float, ell: float, send_s: float) -> None:
-    """Of the 0.9 s that three rows took, as far as they depend on rows by the device's law."""
+def test_hop_times_depend_on_the_rows_of_a_share(w: float, ell: float, send_s: float) -> None:
+    """Three rows took 0.9 s. The device's law determines which part of this depends on the rows."""
     law = law_of("ab", m=1)
     times = {name: replace(each, send_s=0.9, rows=3.0) for name, each in law.devices.items()}
     devices = {name: DeviceProfile(name, AffineLaw(1.0, 0.0, w, ell)) for name in "ab"}
@@ -153,10 +156,10 @@ def test_hops_of_a_share_take_as_long_as_its_rows(w: float, ell: float, send_s: 
     ("rows", "begins_s"),
     [((2, 2), [1.0, 3.0]), ((3, 1), [3.0, 3.0]), ((1, 3), [1.0, 3.0])],
 )
-def test_a_device_waits_for_those_that_have_its_rows(
+def test_a_device_waits_for_the_devices_that_send_its_rows(
     rows: tuple[int, int], begins_s: list[float]
 ) -> None:
-    """Of the stage before, whose devices with two rows each take 1 and 3 s."""
+    """Two devices of the previous stage have two rows each, and take 1 s and 3 s."""
     slow, quick = DeviceWork(3.0, 0.0, 0.0, None), DeviceWork(1.0, 0.0, 0.0, None)
     works = [StageWork((quick, slow), rows=(2, 2)), StageWork((quick, quick), rows=rows)]
     ran = play(law_of("", m=1), works, "gpipe")

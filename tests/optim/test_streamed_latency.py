@@ -1,7 +1,7 @@
-"""The uplink, the head and the gradients' way as stages, against runs of real schedules.
+"""The uplink, the head and the downlink as stages, compared with simulated schedules.
 
-The law is a row of machines, exactly. A schedule is within it as far as it keeps a micro-batch in
-flight for each stage: 1F1B keeps one more than there are segments, for the uplink.
+The law describes a line of machines exactly. A schedule stays within it if it keeps one micro-batch
+in flight for each stage. 1F1B keeps one more than there are segments, for the uplink.
 """
 
 import statistics
@@ -37,8 +37,8 @@ seconds = st.just(0.0) | st.floats(1e-3, 5.0)
 
 @each_law
 @given(st.data())
-def test_the_law_is_a_row_of_machines(latency: Latency, data: st.DataObject) -> None:
-    """Of the encoder's, then the uplink, the head and the gradients' way: event by event."""
+def test_the_law_equals_a_simulated_line_of_machines(latency: Latency, data: st.DataObject) -> None:
+    """The machines are the encoder's, then the uplink, the head and the downlink."""
     laws = data.draw(st.lists(st.builds(AffineLaw, *[seconds] * 4), min_size=1, max_size=5))
     held = [data.draw(st.integers(1, 3)) for _ in laws]
     batch_size, m = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 9))
@@ -63,13 +63,14 @@ def test_the_law_is_a_row_of_machines(latency: Latency, data: st.DataObject) -> 
     assert found == pytest.approx(line.clock_s, rel=1e-12, abs=1e-12)
 
 
-def test_the_numbers_are_those_of_the_equation() -> None:
-    """Σ = 10, M = 4 and m = 3: 18 s alone; then 1 s, 4 s and 6 s of each micro-batch's upload."""
+def test_examples_of_the_equation() -> None:
+    """Σ = 10, M = 4 and m = 3 take 18 s alone; then a micro-batch's upload takes 1 s, 4 s or 6
+    s."""
     assert streamed_s(18.0, 4.0, 3, 0.0) == 18
     assert streamed_s(18.0, 4.0, 3, 3.0) == 10 + 1 + 2 * 4
     assert streamed_s(18.0, 4.0, 3, 12.0) == 10 + 4 + 2 * 4
     assert streamed_s(18.0, 4.0, 3, 18.0) == 10 + 6 + 2 * 6
-    assert streamed_s(18.0, 0.0, 3, 18.0) == 18 + 18  # waits for the whole batch
+    assert streamed_s(18.0, 0.0, 3, 18.0) == 18 + 18  # the upload waits for the whole batch
     assert batch_s(Partition((1,), 3, 18.0, 4.0), 18.0) == 28
     alone = ClusterProblem(
         (DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 2.0)),),
@@ -81,7 +82,7 @@ def test_the_numbers_are_those_of_the_equation() -> None:
         24.0,
         9.0,
     )
-    # b̂ = 4: C = 4, H = 2; of a batch 24 s in the head and 9 s of gradients.
+    # b̂ = 4: C = 4, H = 2; a batch takes 24 s in the head and 9 s on the downlink.
     found = partition_of(alone, [1], 3)
     assert (found.latency_s, found.slowest_s) == (6 + 8 + 3 + 2 * 8, 8)
     for latency, slowest_s in (("bound", 6), ("overlap", 4)):
@@ -90,10 +91,10 @@ def test_the_numbers_are_those_of_the_equation() -> None:
 
 
 @given(st.floats(1, 50), st.floats(0, 1), st.integers(1, 16), st.lists(st.floats(0, 100)))
-def test_an_uplink_hides_behind_the_pipeline_at_best(
+def test_an_uplink_adds_at_least_the_last_micro_batchs_upload(
     pipeline_s: float, share: float, m: int, uplinks: list[float]
 ) -> None:
-    """It adds the last micro-batch's upload at least, all at most; and a rise is never undone."""
+    """It adds at most the whole upload, and a longer upload never shortens the batch."""
     slowest = share * pipeline_s / m
     found = [float(streamed_s(pipeline_s, slowest, m, each)) for each in sorted(uplinks)]
     for uplink_s, each in zip(sorted(uplinks), found, strict=True):
@@ -108,10 +109,12 @@ def test_an_uplink_hides_behind_the_pipeline_at_best(
 @pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
 @settings(max_examples=3 * settings.default.max_examples)
 @given(st.data())
-def test_gpipe_is_the_longer_of_two_rows(latency: Latency, data: st.DataObject) -> None:
-    """Exactly: of all stages of both directions; or of forwards, and then of backwards.
+def test_gpipe_takes_the_longer_of_two_lines_of_machines(
+    latency: Latency, data: st.DataObject
+) -> None:
+    """One line has all stages of both directions. In the other all backwards follow all forwards.
 
-    The second where the last segment still has forwards to do when gradients come back.
+    The second is longer if the last segment still has forwards to do when gradients arrive.
     """
     count, m = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     forward, backward = (
@@ -138,7 +141,7 @@ def stages(chunk: Chunk, latency: Latency) -> list[float]:
 
 @pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
 def test_with_an_uplink_alone_the_law_bounds_both_schedules(schedule: Scheduler) -> None:
-    """Where all devices share one ratio of backward to forward, and hops take no time."""
+    """All devices have one ratio of backward to forward, and hops take no time."""
     found = ratios(draws(300, UPLINK), schedule)
     assert max(found) <= 1 + 1e-12
     assert 0.94 < statistics.mean(found) < 0.98
@@ -149,7 +152,7 @@ def test_with_an_uplink_alone_the_law_bounds_both_schedules(schedule: Scheduler)
 
 
 def test_with_an_uplink_alone_arbitrary_devices_exceed_the_law() -> None:
-    """1F1B in a draw of a hundred, by 2 %; GPipe in one of ten, by up to 25 %."""
+    """1F1B exceeds it in about 1 % of the draws, by 2 %; GPipe in about 10 %, by up to 25 %."""
     cases = draws(600, UPLINK, alike=False)
     flying, flushing = (ratios(cases, schedule) for schedule in (one_f_one_b, gpipe))
     assert 1.01 < max(flying) < 1.03
@@ -160,8 +163,8 @@ def test_with_an_uplink_alone_arbitrary_devices_exceed_the_law() -> None:
     assert 0.97 < statistics.mean(flushing) < 0.99
 
 
-def test_slow_links_are_no_more_within_overlap_than_without_an_uplink() -> None:
-    """1F1B leaves them idle; GPipe is within 15 %."""
+def test_slow_links_exceed_the_overlap_law_with_an_uplink() -> None:
+    """1F1B leaves the links idle; GPipe takes at most 15 % more than the law."""
     cases = draws(300, UPLINK, hops=True)
     flying = ratios(cases, one_f_one_b, "overlap")
     assert 1.1 < statistics.mean(flying) < 1.2
@@ -169,8 +172,8 @@ def test_slow_links_are_no_more_within_overlap_than_without_an_uplink() -> None:
     assert max(ratios(cases, gpipe, "overlap")) < 1.15
 
 
-def test_stages_behind_the_uplink_starve_one_f_one_b() -> None:
-    """It keeps S + 1 micro-batches in flight, for S + 3 stages; GPipe is within the law."""
+def test_stages_after_the_uplink_make_one_f_one_b_exceed_the_law() -> None:
+    """It keeps S + 1 micro-batches in flight for S + 3 stages. GPipe stays within the law."""
     cases = draws(300, ALL)
     assert max(ratios(cases, gpipe)) <= 1 + 1e-12
     starved = ratios(cases, one_f_one_b)
@@ -180,14 +183,14 @@ def test_stages_behind_the_uplink_starve_one_f_one_b() -> None:
 
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("hops", [False, True])
-def test_a_micro_batch_more_for_each_of_them_is_enough(hops: bool, alike: bool) -> None:
-    """Then the law bounds 1F1B whatever the devices and their hops."""
+def test_one_f_one_b_with_two_more_in_flight_stays_within_the_law(hops: bool, alike: bool) -> None:
+    """This holds for all devices and hops."""
     found = ratios(draws(300, ALL, hops, alike), two_more_in_flight)
     assert max(found) <= 1 + 1e-12
     assert 0.9 < statistics.mean(found) < 0.98
 
 
-# The paper's world
+# The paper's setting
 
 
 @pytest.mark.parametrize(
@@ -195,10 +198,10 @@ def test_a_micro_batch_more_for_each_of_them_is_enough(hops: bool, alike: bool) 
     [
         ("bound", 0.91, (0.98, 0.99), 0.999),
         ("flow_shop", 0.95, (0.995, 1.0), 1 + 1e-12),
-        ("overlap", 0.96, (1.005, 1.02), 1.045),  # it leaves the links idle
+        ("overlap", 0.96, (1.005, 1.02), 1.045),  # 1F1B leaves the links idle
     ],
 )
-def test_one_f_one_b_in_the_papers_world(
+def test_one_f_one_b_is_near_the_law_in_the_papers_setting(
     latency: Latency, least: float, mean: tuple[float, float], most: float
 ) -> None:
     found = ratios(papers(latency), one_f_one_b, latency)
@@ -208,14 +211,15 @@ def test_one_f_one_b_in_the_papers_world(
 
 
 @each_law
-def test_gpipe_in_the_papers_world(latency: Latency) -> None:
+def test_gpipe_stays_within_the_law_in_the_papers_setting(latency: Latency) -> None:
     found = ratios(papers(latency), gpipe, latency)
     assert 0.9 < min(found) <= max(found) <= 1 + 1e-12
     assert statistics.mean(found) > 0.975
 
 
-def test_a_head_and_a_downlink_in_the_papers_world() -> None:
-    """10 s and 5 s of a batch: 1F1B takes up to an eighth more than the law, GPipe no more."""
+def test_one_f_one_b_exceeds_the_law_with_a_head_in_the_papers_setting() -> None:
+    """The head takes 10 s and the downlink 5 s of a batch. 1F1B exceeds the law by up to an eighth,
+    GPipe does not."""
     cases = papers("flow_shop", 10.0, 5.0)
     assert max(ratios(cases, gpipe)) <= 1 + 1e-12
     starved = ratios(cases, one_f_one_b)

@@ -1,4 +1,4 @@
-"""A batch's chart is what the law says: nobody does two things at once, and it ends in time."""
+"""A batch's timeline agrees with the law, and no device or link does two things at once."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +21,8 @@ laws = st.builds(AffineLaw, u=st.floats(0.01, 2.0), v=figures, w=figures, ell=fi
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[ClusterProblem, Partition]:
-    """A problem under any law, with an uplink and stages behind it, and a partition of it."""
+    """Draw a problem under any law, with an uplink, a head and a downlink, and a partition of
+    it."""
     blocks = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
     devices = tuple(DeviceProfile(f"d{k}", draw(laws)) for k in range(len(blocks)))
     latency, batch_size = draw(st.sampled_from(LATENCIES)), draw(st.integers(1, 32))
@@ -33,23 +34,23 @@ def cases(draw: st.DrawFn) -> tuple[ClusterProblem, Partition]:
 
 
 @given(cases())
-def test_the_last_hop_ends_when_the_law_says(case: tuple[ClusterProblem, Partition]) -> None:
-    """Without a stage behind it."""
+def test_the_last_hop_ends_at_the_time_of_the_law(case: tuple[ClusterProblem, Partition]) -> None:
+    """The head and the downlink take no time here."""
     problem = replace(case[0], head_s=0.0, gradient_s=0.0)
     partition = partition_of(problem, case[1].blocks, case[1].num_micro_batches)
     last = timeline(problem, partition)[-1]
     end = last.hops[-1] + last.hop_s
-    if problem.latency == "bound":  # whose last slot is as long as the slowest chunk
+    if problem.latency == "bound":  # its last slot is as long as the slowest chunk
         assert end <= partition.latency_s * (1 + 1e-9)
     else:
         assert end == pytest.approx(partition.latency_s, rel=1e-9)
 
 
 @given(cases())
-def test_the_last_stage_behind_ends_when_the_law_says(
+def test_the_last_stage_after_the_encoder_ends_at_the_time_of_the_law(
     case: tuple[ClusterProblem, Partition],
 ) -> None:
-    """Each takes its share of the batch, one micro-batch after the other; none that takes none."""
+    """Each stage takes an equal time per micro-batch. Stages that take no time are omitted."""
     problem, partition = case
     (uplink_s,), m = problem.activation_s, partition.num_micro_batches
     found = stages_behind(problem, partition, uplink_s)
@@ -62,10 +63,10 @@ def test_the_last_stage_behind_ends_when_the_law_says(
 
 
 @given(cases())
-def test_stages_behind_begin_when_micro_batches_reach_them(
+def test_stages_after_the_encoder_begin_when_micro_batches_arrive(
     case: tuple[ClusterProblem, Partition],
 ) -> None:
-    """Event by event, behind the encoder's machines."""
+    """Compared with an event-by-event simulation of all stages."""
     problem, partition = case
     (uplink_s,), m = problem.activation_s, partition.num_micro_batches
     chunks = [
@@ -90,14 +91,14 @@ def test_stages_behind_begin_when_micro_batches_reach_them(
         assert stage.starts == pytest.approx(line.starts_s[places[stage.name]], rel=1e-9, abs=1e-12)
 
 
-def test_replicas_have_no_stage_behind() -> None:
+def test_replicas_have_no_stages_after_the_encoder() -> None:
     devices = tuple(DeviceProfile(f"d{k}", AffineLaw(1.0, 0.5, 9.0, 9.0)) for k in range(2))
     problem = ClusterProblem(devices, 3, 8, 8, "overlap", head_s=3.0, gradient_s=2.0)
     assert stages_behind(problem, Partition((3, 3), 1, 13.5, replicated=True), 5.0) == ()
 
 
 @given(cases())
-def test_nobody_does_two_things_at_once(case: tuple[ClusterProblem, Partition]) -> None:
+def test_no_device_or_link_does_two_things_at_once(case: tuple[ClusterProblem, Partition]) -> None:
     problem, partition = case
     stages = timeline(problem, partition)
     assert sum(stage.span.blocks for stage in stages) == problem.num_blocks
@@ -112,7 +113,7 @@ def test_nobody_does_two_things_at_once(case: tuple[ClusterProblem, Partition]) 
 
 
 @given(cases())
-def test_a_micro_batch_arrives_before_it_is_worked_on(
+def test_a_micro_batch_arrives_before_it_is_computed(
     case: tuple[ClusterProblem, Partition],
 ) -> None:
     stages = timeline(*case)
@@ -125,7 +126,7 @@ def test_a_micro_batch_arrives_before_it_is_worked_on(
             assert_not_before(compute, hop + before.hop_s)
 
 
-def test_replicas_work_side_by_side() -> None:
+def test_replicas_compute_in_parallel() -> None:
     devices = tuple(DeviceProfile(f"d{k}", AffineLaw(1.0 + k, 0.5, 9.0, 9.0)) for k in range(2))
     problem = ClusterProblem(devices, 3, 8, 8, "overlap")
     stages = timeline(problem, Partition((3, 3), 1, 25.5, replicated=True))

@@ -1,4 +1,4 @@
-"""Units chosen by a rule: each gets the channel and power with which the round ends soonest."""
+"""Units chosen by a rule get the channels and powers with which the round ends earliest."""
 
 import functools
 import itertools
@@ -44,7 +44,7 @@ def makespan(planned: RoundPlan) -> float:
 
 
 def least_makespan(finish_s: Finish, chosen: list[int], num_channels: int) -> float:
-    """Of every way to give the chosen units' channels."""
+    """Return the least makespan over all assignments of channels to the chosen units."""
     return min(
         max(finish_s(*pair) for pair in zip(chosen, channels, strict=True))
         for channels in itertools.permutations(range(num_channels), len(chosen))
@@ -52,7 +52,8 @@ def least_makespan(finish_s: Finish, chosen: list[int], num_channels: int) -> fl
 
 
 def rich(asked: RoundRequest, factor: float) -> RoundRequest:
-    """With so much more energy, which pays for all uploads, if not at full power."""
+    """Return the request with ``factor`` times the energy, which pays for all uploads at some
+    power."""
     clusters = (
         replace(state, uplink=replace(state.uplink, energy_j=factor * state.uplink.energy_j))
         for state in asked.clusters
@@ -61,7 +62,11 @@ def rich(asked: RoundRequest, factor: float) -> RoundRequest:
 
 
 def finish_times(asked: RoundRequest, fading: str, uplink: str, energy: str) -> Finish:
-    """Of a unit on a channel, with all power that it can pay and the best split for just that."""
+    """Return a function of the finish time of a unit on a channel.
+
+    The unit sends with all power that it can pay for, and its split is the best one for this
+    channel.
+    """
     uplinks = [state.uplink for state in asked.clusters]
     pairs = links(uplinks, asked.channels, fading, energy).at(0)
     activations, models = pairs.parts(power_limits(pairs))
@@ -82,7 +87,7 @@ def finish_times(asked: RoundRequest, fading: str, uplink: str, energy: str) -> 
 @pytest.mark.parametrize("uplink", ["streamed", "after"])
 @pytest.mark.parametrize("fading", [pytest.param("none", marks=pytest.mark.thorough), "rayleigh"])
 @pytest.mark.parametrize("preset", ["paper", "edge"])
-def test_the_chosen_units_end_as_soon_as_any_channels_let_them(
+def test_the_chosen_units_finish_as_early_as_any_channels_allow(
     preset: str, fading: str, uplink: str
 ) -> None:
     energy = "all" if uplink == "streamed" else "adapters"
@@ -98,8 +103,8 @@ def test_the_chosen_units_end_as_soon_as_any_channels_let_them(
 
 
 @pytest.mark.parametrize("preset", ["paper", "edge"])
-def test_who_has_no_channel_splits_as_if_there_were_none(preset: str) -> None:
-    """More units than channels: nothing is uploaded beside a pipeline."""
+def test_units_without_channels_are_split_as_if_there_were_no_channels(preset: str) -> None:
+    """There are more units than channels, so no upload overlaps with a pipeline."""
     for seed in range(2):
         asked = drawn_request(preset, seed, num_units=7)
         planned = plan(AllUnits(), asked)
@@ -108,8 +113,8 @@ def test_who_has_no_channel_splits_as_if_there_were_none(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", ["paper", "edge"])
-def test_the_shortest_delay_is_that_of_the_pipeline(preset: str) -> None:
-    """However much its unit has to upload."""
+def test_shortest_delay_ignores_uploads(preset: str) -> None:
+    """The unit with the fastest pipeline is chosen even if it uploads 1e11 bits."""
     for seed in range(2):
         asked = drawn_request(preset, seed)
         delays = {
@@ -127,22 +132,22 @@ def test_the_shortest_delay_is_that_of_the_pipeline(preset: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [RandomUnits, HighestLoss, ShortestDelay])
-def test_no_more_units_are_chosen_than_there_are_channels(rule: type[SelectUnits]) -> None:
-    """The rule decides who, not the channels."""
+def test_at_most_one_unit_per_channel_is_chosen(rule: type[SelectUnits]) -> None:
+    """The rule chooses the units; the channels only limit their number."""
     for seed in range(4):
         asked = drawn_request("paper", seed)
-        two = replace(asked, channels=asked.channels[:2], clusters=heard(asked, 2))
+        two = replace(asked, channels=asked.channels[:2], clusters=with_first_gains(asked, 2))
         assert units(plan(rule(5), two)) == units(plan(rule(2), two))
 
 
-def heard(asked: RoundRequest, channels: int) -> tuple:
+def with_first_gains(asked: RoundRequest, channels: int) -> tuple:
     return tuple(
         replace(state, uplink=replace(state.uplink, gains=state.uplink.gains[:channels]))
         for state in asked.clusters
     )
 
 
-def test_who_cannot_pay_for_a_channel_is_left_out() -> None:
+def test_a_unit_that_cannot_pay_for_its_upload_is_left_out() -> None:
     asked = drawn_request("edge", 0)
     first, *_ = units(plan(ShortestDelay(1), asked))
 
@@ -161,7 +166,7 @@ def test_who_cannot_pay_for_a_channel_is_left_out() -> None:
         plan(ShortestDelay(1), poor(first))
 
 
-def test_where_nobody_tells_an_uplink_none_is_planned() -> None:
+def test_no_uplinks_are_planned_if_no_unit_reports_one() -> None:
     asked = drawn_request("edge", 0)
     silent = tuple(replace(state, uplink=None) for state in asked.clusters)
     for rule in RULES:
@@ -169,7 +174,7 @@ def test_where_nobody_tells_an_uplink_none_is_planned() -> None:
         assert [each.uplink for each in planned.clusters] == [None] * 3
 
 
-def test_everyone_gets_a_channel_if_there_are_enough() -> None:
+def test_all_units_get_a_channel_if_there_are_enough() -> None:
     asked = drawn_request("paper", 0)
     present = units(plan(AllUnits(), asked))
     assert len(present) > len(asked.channels)
@@ -181,8 +186,8 @@ def test_everyone_gets_a_channel_if_there_are_enough() -> None:
     assert {each.uplink for each in plan(EvenSplit(), few).clusters} == {None}
 
 
-def test_chance_chooses_the_same_units_however_they_split() -> None:
-    """So that partitions can be compared in pairs."""
+def test_random_units_do_not_depend_on_the_partition() -> None:
+    """This allows paired comparisons of partitions."""
     for seed in range(10):
         asked, chosen = drawn_request("edge", seed), set()
         for partition in (None, "vanilla_fl", "no_segment_scheduling", "pipeline"):

@@ -1,4 +1,4 @@
-"""Theorem 1: a bound of the loss after T rounds, from S and the interference of each."""
+"""Theorem 1: a bound of the loss after T rounds, from each round's S and interference."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """What Theorem 1 assumes of the loss and of the training."""
+    """The assumptions of Theorem 1 about the loss and the training."""
 
     smoothness: float  # β (assumption 1)
     gradient_bound: float  # φ² (assumption 2)
@@ -23,13 +23,13 @@ def optimality_gap(
     num_segments: Sequence[int],
     errors: Sequence[float],
 ) -> float:
-    """Theorem 1's bound on F(θ(T)) - F* after T rounds (eq. 23, with σ of eq. 24).
+    """Return Theorem 1's bound on F(θ(T)) - F* after T rounds (eq. 23, with σ of eq. 24).
 
-    The paper prints ∏(1 - 2σ)·F(θ(0)) - F*; a bracket is missing, since that is negative for large
-    T. Here the product is of ``initial_gap`` = F(θ(0)) - F*. See ``check_step_size``.
+    The paper prints ∏(1 - 2σ)·F(θ(0)) - F*, which lacks a bracket: it is negative for large T. Here
+    the product multiplies ``initial_gap`` = F(θ(0)) - F*. See ``check_step_size``.
 
     ``num_segments`` and ``errors`` are S and ε(p) (eq. 25) of each round t = 0 … T-1. If units
-    differ, they are the means over S² and ε, or the largest for a bound of the worst.
+    differ, use the means of S² and ε, or the largest values for a worst-case bound.
     """
     gap, added, rate = initial_gap, 0.0, descent.learning_rate
     for segments, error in zip(num_segments, errors, strict=True):
@@ -42,23 +42,23 @@ def optimality_gap(
 
 
 def contraction(descent: Descent, num_segments: int) -> float:
-    """σ = ηξ - βη²/2·(1 + S²/(NL)) of eq. (24)."""
+    """Return σ = ηξ - βη²/2·(1 + S²/(NL)) of eq. (24)."""
     rate = descent.learning_rate
     spread = 1 + num_segments**2 / (descent.num_units * descent.num_blocks)
     return rate * descent.curvature - descent.smoothness * rate**2 / 2 * spread
 
 
 def step_size_limit(descent: Descent, num_segments: int) -> float:
-    """Theorem 1's condition η < 4ξNL/(β·(S² + L))."""
+    """Return the limit of Theorem 1's condition η < 4ξNL/(β·(S² + L))."""
     scale = 4 * descent.curvature * descent.num_units * descent.num_blocks
     return scale / (descent.smoothness * (num_segments**2 + descent.num_blocks))
 
 
 def check_step_size(descent: Descent, num_segments: int) -> None:
-    """Warns (``UserWarning``) where σ ≤ 0, so that the bound does not shrink.
+    """Warn (``UserWarning``) if σ ≤ 0, because the bound then does not shrink.
 
-    That is stricter than Theorem 1's own condition, which the paper derives from another σ than
-    eq. (24)'s: η < 2ξNL/(β·(NL + S²)) is less than half of ``step_size_limit``.
+    This check is stricter than Theorem 1's own condition, which the paper derives from another σ
+    than eq. (24). It requires η < 2ξNL/(β·(NL + S²)), less than half of ``step_size_limit``.
     """
     sigma = contraction(descent, num_segments)
     if sigma > 0:

@@ -1,4 +1,4 @@
-"""Whether a solver's plans are as fast as an oracle says, for all uplink times."""
+"""Check that a solver's plans are as fast as an oracle's, for all uplink times."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver
 from optim.verified import solve_verified
 from optim.verify.cluster import verify_cluster
 
-_BETWEEN = (0.3, 2.0, 9.0, 30.0, 1e3)  # of a range of uplink times
+_BETWEEN = (0.3, 2.0, 9.0, 30.0, 1e3)  # samples of a range of uplink times
 
 
 def asked(problem: ClusterProblem) -> list[float]:
-    """The times that the problem asks for, and some of a range."""
+    """Return the problem's uplink times, and samples if it has a range."""
     finite = [each for each in problem.activation_s if math.isfinite(each)]
     return finite + ([*_BETWEEN] if len(finite) < len(problem.activation_s) else [])
 
@@ -24,8 +24,8 @@ def asked(problem: ClusterProblem) -> list[float]:
 def solved(
     problem: ClusterProblem, solver: ClusterSolver, expected_s: Sequence[float]
 ) -> ClusterSolution | None:
-    """The solution, which anybody can verify, is complete, and as fast as expected at each time
-    that is asked for; None if no plan fits, as expected."""
+    """Return the solution if it is verified, complete, and as fast as expected at each uplink time.
+    Return None if no plan fits, as expected."""
     if math.isinf(expected_s[0]):
         with pytest.raises(InfeasibleRoundError):
             solve_verified(problem, solver, np.random.default_rng(0))

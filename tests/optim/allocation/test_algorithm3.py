@@ -1,4 +1,4 @@
-"""Algorithm 3: the matching and the power are optimal for eq. 35, and every answer is valid."""
+"""Algorithm 3: matching and power are optimal for eq. 35, and every answer is feasible."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ NUM_BLOCKS = 12
 
 
 def front(rng: np.random.Generator, streamed: bool) -> tuple[Partition, ...]:
-    """One to four points of S = 1 … 4; uploads that wait for the pipeline, or need not."""
+    """Draw one to four points of S = 1 … 4; uploads wait for the pipeline unless ``streamed``."""
     latencies = sorted(rng.uniform(30, 90, rng.integers(1, 5)), reverse=True)
     if streamed:
         return tuple(
@@ -39,7 +39,7 @@ def front(rng: np.random.Generator, streamed: bool) -> tuple[Partition, ...]:
 def round_problem(
     seed: int, num_units: int, num_channels: int, streamed: bool = False, **options: Any
 ) -> RoundProblem:
-    """Uplinks like Table II's, some without enough energy for any power."""
+    """Draw a round with uplinks like Table II's; some lack the energy for any power."""
     rng = np.random.default_rng(seed)
     channels = tuple(
         Channel(float(rng.uniform(0.4e6, 0.6e6)), float(rng.uniform(0.06, 0.08)), 4e-21)
@@ -62,7 +62,7 @@ def round_problem(
 
 
 def solved(problem: RoundProblem) -> RoundSolution | None:
-    """The verified answer: power, energy, uploads, how many are scheduled, the objective."""
+    """Return the verified answer; None if the round is infeasible."""
     try:
         solution = paper_allocation(problem)
     except InfeasibleRoundError:
@@ -79,7 +79,7 @@ def solved(problem: RoundProblem) -> RoundSolution | None:
     ("num_units", "num_channels"), chosen([(4, 2), (2, 4), (3, 1)], [(4, 2), (3, 1)])
 )
 @pytest.mark.parametrize("streamed", [False, True])
-def test_valid_and_no_better_than_the_optimum(
+def test_answers_are_feasible_and_not_better_than_the_optimum(
     num_units: int, num_channels: int, drift: str, fading: str, streamed: bool
 ) -> None:
     found = 0
@@ -97,8 +97,8 @@ def test_valid_and_no_better_than_the_optimum(
     assert found >= 2
 
 
-def test_one_unit_and_one_channel_are_solved_to_the_end() -> None:
-    """Then nothing is decoupled, and eq. 35 is the objective but for constants."""
+def test_one_unit_and_one_channel_are_solved_optimally() -> None:
+    """Decoupling then loses nothing, and eq. 35 is the objective up to constants."""
     for seed, drift, fading in itertools.product(
         range(4), ("gamma", "paper"), ("none", "rayleigh")
     ):
@@ -126,8 +126,9 @@ def test_power_is_within_its_limits() -> None:
     assert limited
 
 
-def test_a_hard_gamma_takes_points_that_it_allows() -> None:
-    """With S = 4 Γ is at least 0.23 beyond, so that the limit forbids the fastest points."""
+def test_a_hard_gamma_excludes_some_of_the_fastest_points() -> None:
+    """With S = 4, Γ is 0.23 plus the interference error, so the limit forbids the fastest
+    points."""
     smaller = 0
     for seed in range(8):
         problem = round_problem(seed, 4, 3, drift="gamma", hard_gamma=True, gamma_max=0.36)
@@ -137,7 +138,7 @@ def test_a_hard_gamma_takes_points_that_it_allows() -> None:
     assert smaller
 
 
-def test_the_fastest_points_without_it() -> None:
+def test_without_a_hard_gamma_units_take_their_fastest_points() -> None:
     problem = round_problem(1, 4, 3)
     solution = solved(problem)
     assert solution is not None
@@ -145,7 +146,7 @@ def test_the_fastest_points_without_it() -> None:
         assert each.partition == problem.fronts[each.unit][-1]
 
 
-def test_matching_is_the_best_of_all() -> None:
+def test_the_matching_is_as_good_as_by_enumeration() -> None:
     for seed in range(150):
         rng = np.random.default_rng(seed)
         shape = tuple(rng.integers(1, 5, 2))
@@ -163,7 +164,7 @@ def test_matching_is_the_best_of_all() -> None:
 
 
 def by_enumeration(uploads: Floats, drift: Floats, weight: float) -> tuple[int, float]:
-    """Pairs of the largest matchings, and the least Υ of those."""
+    """Return the size of the largest matchings, and the least Υ among them."""
     units, channels = uploads.shape
     chosen = [
         list(zip(some, order, strict=True))
@@ -202,7 +203,7 @@ def senders(seed: int, count: int, fading: str, drift: str) -> Senders:
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_power_against_a_fine_grid(count: int, drift: str, fading: str) -> None:
+def test_power_is_as_good_as_a_fine_grid(count: int, drift: str, fading: str) -> None:
     for seed in range(cases(3, 6)):
         problem = senders(seed, count, fading, drift)
         power = controlled_power(problem, problem.high_w)
@@ -212,7 +213,7 @@ def test_power_against_a_fine_grid(count: int, drift: str, fading: str) -> None:
 
 
 def least_on_a_grid(problem: Senders) -> float:
-    """Υ's least of 1,000 powers of the first unit with each of 1,000 of the second, if any."""
+    """Return the least Υ over 1,000 powers of the first unit, and 1,000 of the second, if any."""
     shares = np.linspace(0, 1, 1001)[1:, None]
     grid = problem.low_w + shares * (problem.high_w - problem.low_w)
     uploads = problem.links.uploads(grid).T
@@ -233,7 +234,7 @@ def test_power_does_not_depend_on_the_start(drift: str, fading: str) -> None:
         assert costs[0] == pytest.approx(costs[1], rel=1e-5)
 
 
-def test_extreme_figures_leave_a_valid_power() -> None:
+def test_power_is_within_its_limits_for_extreme_inputs() -> None:
     for seed in range(12):
         rng = np.random.default_rng(seed)
         base = senders(seed, 3, "none", "paper")
@@ -249,7 +250,7 @@ def test_extreme_figures_leave_a_valid_power() -> None:
         assert problem.cost(power) <= problem.cost(problem.high_w)
 
 
-def test_what_cannot_be_planned() -> None:
+def test_rounds_without_energy_or_fronts_are_refused() -> None:
     problem = round_problem(0, 3, 2)
     poor = tuple(replace(uplink, energy_j=1e-3) for uplink in problem.uplinks)
     with pytest.raises(InfeasibleRoundError, match="energy_j"):

@@ -1,4 +1,4 @@
-"""Where heads train is chosen with everything else: against every place, partition and payload."""
+"""The head's place is chosen jointly with partitions and payloads, as well as by enumeration."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +30,7 @@ PLACES: tuple[HeadPlace, ...] = ("server", "control_unit")
 
 
 def offering(rng: np.random.Generator, drawn: Round) -> Round:
-    """Units that may have their heads in either place, or in one of them only."""
+    """Return the round with units that allow both places of the head, or only one."""
     uplinks = []
     for uplink, cluster in zip(drawn.problem.uplinks, drawn.clusters, strict=True):
         bits = uplink.model_bits, uplink.activation_bits
@@ -58,7 +58,7 @@ def offering(rng: np.random.Generator, drawn: Round) -> Round:
 
 
 def of_fronts(drawn: Round, latency: Latency) -> RoundProblem:
-    """As strategies make it."""
+    """Return the round with fronts as strategies compute them."""
     problem, some = drawn.problem, drawn.clusters[0]
     pairs = zip(drawn.clusters, problem.uplinks, strict=True)
     clusters = tuple(
@@ -91,7 +91,7 @@ def _first(payload: Payload) -> dict[str, float]:
 
 
 def of_all(drawn: Round) -> RoundProblem:
-    """Every feasible partition of each cluster, with the head in each place."""
+    """Return the round with every feasible partition of each cluster and each place of the head."""
     found = []
     for cluster, uplink in zip(drawn.clusters, drawn.problem.uplinks, strict=True):
         front: list[Partition] = []
@@ -106,7 +106,9 @@ def of_all(drawn: Round) -> RoundProblem:
 
 @each_law
 @pytest.mark.parametrize(("drift", "count"), [("gamma", cases(6, 40)), ("paper", cases(3, 12))])
-def test_the_best_places(drift: str, count: int, latency: Latency) -> None:
+def test_the_places_of_heads_are_as_good_as_by_enumeration(
+    drift: str, count: int, latency: Latency
+) -> None:
     rng, chosen = np.random.default_rng(0), Counter[str | None]()
     for _ in range(count):
         drawn = offering(rng, random_round(rng, drift, latency))
@@ -121,8 +123,8 @@ def test_the_best_places(drift: str, count: int, latency: Latency) -> None:
     assert set(chosen) == set(PLACES)
 
 
-def test_a_split_by_chance_is_the_same_in_both_places() -> None:
-    """As without a choice, and so for the units behind."""
+def test_a_random_split_is_the_same_for_both_places() -> None:
+    """It also equals the split without a choice of places, for all units."""
     asked, solve = drawn_request("paper", 0), cluster_solver("no_segment_scheduling")
     offered = []
     for state in asked.clusters:
@@ -141,8 +143,9 @@ def test_a_split_by_chance_is_the_same_in_both_places() -> None:
     assert any(held[0])
 
 
-def test_a_verifier_refuses_times_of_a_head_that_stands_elsewhere() -> None:
-    """Even those of a point of the unit's front, with a payload that it offers."""
+def test_a_partition_for_another_place_of_the_head_is_refused() -> None:
+    """The partition is a point of the unit's front, and the unit offers a payload for that
+    place."""
     rng = np.random.default_rng(1)
     while True:
         drawn = offering(rng, random_round(rng, "gamma", "overlap"))

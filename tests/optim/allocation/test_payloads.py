@@ -1,4 +1,4 @@
-"""What units send is chosen with everything else: against every payload of every unit."""
+"""Payloads are chosen jointly with all other decisions, as well as by enumeration."""
 
 from dataclasses import replace
 
@@ -18,7 +18,8 @@ from tests.thorough import cases
 
 
 def with_payloads(rng: np.random.Generator, problem: RoundProblem) -> RoundProblem:
-    """Up to three payloads a unit; with queues, or with a budget that forbids some."""
+    """Return the round with up to three payloads per unit, and error queues or a limiting
+    budget."""
     uplinks = tuple(_offering(rng, uplink) for uplink in problem.uplinks)
     queues = tuple(rng.choice([0.0, 0.1, rng.uniform(0, 5)], len(uplinks)).tolist())
     return replace(problem, uplinks=uplinks, error_queues=queues if rng.random() < 0.7 else ())
@@ -37,7 +38,7 @@ def _offering(rng: np.random.Generator, uplink: Uplink) -> Uplink:
 
 
 def check(problem: RoundProblem, reference: RoundProblem) -> set[str | None]:
-    """The answer is the best of ``reference``; what its units send."""
+    """Check that the answer is the best of ``reference``; return the precisions that units send."""
     allocations = best_allocations(problem, *rounds.best_of_payloads(reference))
     return {each.payload.activation for each in allocations if each.payload}
 
@@ -51,7 +52,7 @@ def check(problem: RoundProblem, reference: RoundProblem) -> set[str | None]:
         ("paper", "rayleigh", cases(1, 2)),
     ],
 )
-def test_the_best_payloads(drift: str, fading: str, count: int) -> None:
+def test_the_payloads_are_as_good_as_by_enumeration(drift: str, fading: str, count: int) -> None:
     rng, sent = np.random.default_rng(0), set[str | None]()
     for _ in range(count):
         drawn = rounds.random_round(rng, drift, fading, most_units=3, most_channels=2)
@@ -62,8 +63,10 @@ def test_the_best_payloads(drift: str, fading: str, count: int) -> None:
 
 @each_law
 @pytest.mark.parametrize(("drift", "count"), [("gamma", cases(3, 12)), ("paper", 2)])
-def test_fronts_lack_nothing_for_any_payload(drift: str, count: int, latency: str) -> None:
-    """Against every partition of each cluster."""
+def test_fronts_have_the_best_partitions_for_all_payloads(
+    drift: str, count: int, latency: str
+) -> None:
+    """The reference tries every partition of each cluster."""
     rng, sent = np.random.default_rng(1), set[str | None]()
     for _ in range(count):
         drawn = random_clusters(rng, drift, latency)
@@ -72,7 +75,7 @@ def test_fronts_lack_nothing_for_any_payload(drift: str, count: int, latency: st
     assert len(sent) > 1
 
 
-def test_a_verifier_refuses_what_was_not_offered_or_is_beyond_the_budget() -> None:
+def test_payloads_not_offered_or_beyond_the_budget_are_refused() -> None:
     rng = np.random.default_rng(3)
     problem = with_payloads(rng, rounds.random_round(rng, "gamma", most_units=1))
     while len(problem.uplinks[0].payloads) < 3 or not problem.fronts[0]:
@@ -91,8 +94,8 @@ def test_a_verifier_refuses_what_was_not_offered_or_is_beyond_the_budget() -> No
         verify_round(solution, replace(problem, error_queues=(), options=tight))
 
 
-def test_the_mean_error_of_many_rounds_is_within_its_budget() -> None:
-    """The queue's last value bounds by how much it is exceeded."""
+def test_the_mean_error_of_many_rounds_is_bounded_by_its_budget() -> None:
+    """The last error queue bounds how much the errors exceed the budget."""
     rng = np.random.default_rng(4)
     problem = rounds.random_round(rng, "gamma", most_units=3)
     while not all(problem.fronts) or problem.options.hard_gamma:
@@ -115,8 +118,8 @@ def test_the_mean_error_of_many_rounds_is_within_its_budget() -> None:
 
 
 @pytest.mark.parametrize("seed", [13, 17, 50, 64])
-def test_payloads_that_nobody_would_choose_change_nothing(seed: int) -> None:
-    """Costs without measure stand beside those of other units, and some pairs are missing."""
+def test_payloads_that_are_too_rough_do_not_change_the_objective(seed: int) -> None:
+    """Some costs are extremely large, and some pairs are infeasible."""
     rng = np.random.default_rng(seed)
     problem = rounds.random_round(rng, "gamma", most_units=5)
     least = replace(problem.options, error_budget=1e-14)

@@ -1,7 +1,7 @@
-"""The joint round over fronts is that over all partitions, while activations are streamed.
+"""A streamed round over fronts is as good as over all partitions.
 
-Fronts come from ``exact_partition`` for what each unit's uplink may take. The reference knows
-neither fronts nor times: it tries every δ and m of every unit.
+Fronts come from ``exact_partition`` for the possible uplink times of each unit. The reference does
+not use fronts or times: it tries every δ and m of every unit.
 """
 
 from collections import Counter
@@ -30,13 +30,13 @@ each_law = pytest.mark.parametrize("latency", LAWS)
 
 @dataclass(frozen=True)
 class Round:
-    """Clusters, and what else a round is; its fronts are not those of the clusters."""
+    """Clusters, and a round whose own fronts do not belong to them."""
 
     clusters: tuple[ClusterProblem, ...]
     problem: RoundProblem
 
     def of_fronts(self) -> RoundProblem:
-        """Each cluster's verified front."""
+        """Return the round with each cluster's verified front."""
         problem, fronts = self.problem, []
         times = activation_times(problem.uplinks, problem.channels, problem.options)
         for cluster, activation_s in zip(self.clusters, times, strict=True):
@@ -51,7 +51,7 @@ class Round:
         return replace(problem, fronts=tuple(fronts))
 
     def of_all(self) -> RoundProblem:
-        """Every feasible partition of each cluster."""
+        """Return the round with every feasible partition of each cluster."""
         return replace(self.problem, fronts=tuple(map(every_partition, self.clusters)))
 
 
@@ -65,7 +65,7 @@ def every_partition(cluster: ClusterProblem) -> tuple[Partition, ...]:
 def random_cluster(
     rng: np.random.Generator, num_blocks: int, most_micro_batches: int, latency: Latency
 ) -> ClusterProblem:
-    """Up to three devices; ties are likely half of the time."""
+    """Draw up to three devices; in half of the draws ties are likely."""
     count = int(rng.integers(1, 4))
     u, v, w, ell = rng.uniform(0, [[2.0], [3.0], [1.0], [5.0]], (4, count))
     if rng.random() < 0.5:
@@ -85,7 +85,7 @@ def random_cluster(
 def random_round(
     rng: np.random.Generator, drift: str, latency: Latency, fading: str = "none"
 ) -> Round:
-    """Up to three units and two channels."""
+    """Draw up to three units and two channels."""
     sizes = int(rng.integers(2, 5)), 8 if drift == "gamma" else 4
     problem = rounds.random_round(rng, drift, fading, most_units=3, most_channels=2)
     clusters = tuple(random_cluster(rng, *sizes, latency) for _ in problem.uplinks)
@@ -94,7 +94,8 @@ def random_round(
 
 
 def best_allocations(problem: RoundProblem, most: int, least: float) -> tuple[Allocation, ...]:
-    """The verified answer, which schedules the most units at the least cost; none for nobody."""
+    """Return the verified allocations after comparing their number and objective with ``most`` and
+    ``least``. Return () if no unit can be scheduled."""
     if not most:
         with pytest.raises(InfeasibleRoundError):
             exact_allocation(problem)
@@ -108,7 +109,7 @@ def best_allocations(problem: RoundProblem, most: int, least: float) -> tuple[Al
 
 
 def check(drawn: Round) -> Counter[str]:
-    """What the answer is by both ways, and some of what made it difficult."""
+    """Compare the answer with enumeration; count feasible rounds and special cases."""
     problem = drawn.of_fronts()
     allocations = best_allocations(problem, *rounds.best_by_enumeration(drawn.of_all()))
     seen = Counter({"feasible": 1} if allocations else {})
@@ -132,8 +133,10 @@ def check(drawn: Round) -> Counter[str]:
         ("paper", "rayleigh", 4),
     ],
 )
-def test_fronts_lack_nothing(drift: str, fading: str, count: int, latency: Latency) -> None:
-    """Whatever the deadline and the power: for the times on the uplink that they were asked for."""
+def test_fronts_have_the_best_partitions(
+    drift: str, fading: str, count: int, latency: Latency
+) -> None:
+    """This holds for all deadlines and powers, given each unit's possible uplink times."""
     rng, seen = np.random.default_rng(0), Counter[str]()
     for _ in range(count):
         seen += check(random_round(rng, drift, latency, fading))
@@ -143,8 +146,8 @@ def test_fronts_lack_nothing(drift: str, fading: str, count: int, latency: Laten
 
 
 @each_law
-def test_no_deadline_lacks_its_cheapest_options(latency: Latency) -> None:
-    """Of each unit and channel, though a search looks at fewer of them the shorter its interval."""
+def test_the_options_of_an_interval_include_the_cheapest(latency: Latency) -> None:
+    """A search considers fewer options of each unit and channel if its interval is shorter."""
     rng, left_out = np.random.default_rng(1), 0
     for _ in range(25):
         drawn = random_round(rng, "paper", latency)
@@ -165,7 +168,7 @@ def test_no_deadline_lacks_its_cheapest_options(latency: Latency) -> None:
 
 
 def cheapest(curves: PowerCurves, deadline_s: float, table: OptionTable) -> np.ndarray:
-    """S + p of each pair, [N, J]."""
+    """Return the least S + p of each pair, [N, J]."""
     found = np.full(table.limits_w.shape[1:], np.inf)
     powers, _ = curves.power(deadline_s)
     costs = np.where(curves.finish_s <= deadline_s, curves.segments + powers, np.inf)

@@ -1,4 +1,4 @@
-"""Algorithm 2: what each step promises, and how near the alternation comes to the optimum."""
+"""Algorithm 2: what each step guarantees, and how close the alternation is to the optimum."""
 
 import itertools
 import math
@@ -29,16 +29,16 @@ from tests.thorough import cases
 
 LAWS: tuple[Latency, ...] = get_args(Latency)
 each_law = pytest.mark.parametrize("latency", LAWS)
-RNG = np.random.default_rng(0)  # Algorithm 2 draws nothing
+RNG = np.random.default_rng(0)  # Algorithm 2 draws no random numbers
 
 
 def latency_of(problem: ClusterProblem, blocks: tuple[int, ...], m: float) -> float:
-    """The law, also for an m that is no integer."""
+    """Return the law's latency, also for an m that is not an integer."""
     return pipeline_latency(problem.devices, blocks, problem.batch_size, m, problem.latency)  # type: ignore[arg-type]
 
 
 def least_by_enumeration(problem: ClusterProblem, num_micro_batches: int) -> float:
-    """The least latency of all δ within the caps at one m; infinite where there is none."""
+    """Return the least latency of all δ within the caps for one m; infinite if no δ fits."""
     caps = block_caps(problem)[num_micro_batches - 1]
     splits = itertools.product(*(range(cap + 1) for cap in caps.tolist()))
     whole = (blocks for blocks in splits if sum(blocks) == problem.num_blocks)
@@ -46,7 +46,7 @@ def least_by_enumeration(problem: ClusterProblem, num_micro_batches: int) -> flo
 
 
 def solved(problem: ClusterProblem) -> ClusterSolution | None:
-    """The verified answer, None where the caps cannot hold the model."""
+    """Return the verified answer; None if the caps cannot hold the model."""
     try:
         solution = paper_partition(problem, RNG)
     except InfeasibleRoundError:
@@ -60,7 +60,7 @@ def solved(problem: ClusterProblem) -> ClusterSolution | None:
 
 
 @each_law
-def test_never_below_the_optimum(latency: Latency) -> None:
+def test_the_latency_is_never_below_the_optimum(latency: Latency) -> None:
     found = 0
     for seed in range(cases(4, 9)):
         problem = heterogeneous(np.random.default_rng(seed), 4, 6, latency, max_micro_batches=8)
@@ -74,7 +74,7 @@ def test_never_below_the_optimum(latency: Latency) -> None:
 
 
 @each_law
-def test_mostly_optimal_on_the_papers_clusters(latency: Latency) -> None:
+def test_most_partitions_of_the_papers_clusters_are_optimal(latency: Latency) -> None:
     near = []
     for seed in range(cases(3, 8)):
         problem = paper_like(np.random.default_rng(seed), latency, num_devices=4, num_blocks=6)
@@ -85,7 +85,7 @@ def test_mostly_optimal_on_the_papers_clusters(latency: Latency) -> None:
 
 @each_law
 def test_the_better_of_both_starts_is_near_the_optimum_of_uneven_clusters(latency: Latency) -> None:
-    """And nearer than from the even split's m⁽⁰⁾ alone."""
+    """It is closer to the optimum than the alternation from the even split's m⁽⁰⁾ alone."""
     above = []
     for seed in range(8):
         problem = uneven(np.random.default_rng(seed), latency, num_devices=5, num_blocks=8)
@@ -97,7 +97,7 @@ def test_the_better_of_both_starts_is_near_the_optimum_of_uneven_clusters(latenc
     assert both < min(alone, 0.03)
 
 
-def test_the_printed_start_is_one_micro_batch_or_the_fewest_that_fit() -> None:
+def test_the_papers_start_is_one_micro_batch_and_ours_has_more() -> None:
     problem = uneven(np.random.default_rng(0), "bound")
     assert starting_micro_batches(problem)[0] == 1
     assert starting_micro_batches(problem)[1] > 1
@@ -115,13 +115,13 @@ def test_blocks_are_optimal_for_their_micro_batches(
             blocks = best_blocks(problem, num_micro_batches)
             assert sum(blocks) == problem.num_blocks
             assert (np.array(blocks) <= block_caps(problem)[num_micro_batches - 1]).all()
-            # HiGHS itself promises 1e-6.
+            # HiGHS guarantees only 1e-6.
             assert latency_of(problem, blocks, num_micro_batches) <= least * (1 + 1e-5)
 
 
 @each_law
 def test_the_closed_form_is_the_latencys_stationary_point(latency: Latency) -> None:
-    """Of laws whose slowest device, or resource, is the same for every m."""
+    """The slowest device, or resource, is the same for every m."""
     laws = [AffineLaw(u, 0.5 * u, 0.1 * u, 0.4 * u) for u in (0.2, 0.3, 0.5)]
     devices = tuple(DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws))
     problem, blocks = ClusterProblem(devices, 12, 64, 64, latency), (4, 4, 4)
@@ -142,7 +142,7 @@ def test_equal_chunks_have_the_papers_closed_form(latency: Latency) -> None:
     assert stationary_micro_batches(problem, (4, 4, 4), 1) == pytest.approx(expected)
 
 
-def test_micro_batches_without_an_end() -> None:
+def test_an_infinite_stationary_point_gives_the_largest_m() -> None:
     free = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0))
     problem = ClusterProblem((free, free), 2, 8, 5, "flow_shop")
     assert stationary_micro_batches(problem, (1, 1), 1) == math.inf
@@ -154,7 +154,7 @@ def test_micro_batches_without_an_end() -> None:
 
 
 @each_law
-def test_micro_batches_are_the_better_integer_or_stay(latency: Latency) -> None:
+def test_new_micro_batches_are_feasible_and_not_slower(latency: Latency) -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         problem = heterogeneous(rng, 4, 6, latency, max_micro_batches=16)
@@ -183,7 +183,7 @@ def test_neither_step_improves_the_answer(latency: Latency) -> None:
 
 
 @each_law
-def test_one_device_and_one_block(latency: Latency) -> None:
+def test_one_device_or_one_block_gives_one_segment(latency: Latency) -> None:
     device = DeviceProfile("a", AffineLaw(1.0, 0.5, 0.1, 0.2))
     for devices, num_blocks in (((device,), 3), ((device, device), 1)):
         solution = solved(ClusterProblem(devices, num_blocks, 4, 3, latency))
@@ -191,8 +191,8 @@ def test_one_device_and_one_block(latency: Latency) -> None:
         assert solution.best.num_segments == 1
 
 
-def test_energy_that_allows_only_some_micro_batches() -> None:
-    """A budget per micro-batch: the larger m, the more blocks; fewer than four hold too few."""
+def test_energy_may_require_more_micro_batches() -> None:
+    """With a budget per micro-batch, a larger m allows more blocks; m < 4 allows too few."""
     law = AffineLaw(1.0, 0.0, 0.0, 0.0)
     budget = EnergyBudget(4.0, law, "micro_batch")
     device = DeviceProfile("a", replace(law, ell=100.0), energy=budget)
@@ -201,7 +201,7 @@ def test_energy_that_allows_only_some_micro_batches() -> None:
     assert solution.best.num_micro_batches >= 4
 
 
-def test_devices_that_cannot_hold_the_model() -> None:
+def test_devices_that_cannot_hold_the_model_are_refused() -> None:
     law = AffineLaw(1.0, 0.0, 0.0, 0.1)
     devices = (DeviceProfile("pi", law, 2), DeviceProfile("phone", law, 1))
     with pytest.raises(

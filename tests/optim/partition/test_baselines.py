@@ -1,4 +1,4 @@
-"""What others do: every answer is a valid plan, and the optimum of its own objective."""
+"""Baseline partitions: every answer is a valid plan and optimal for its own objective."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ def uncapped(problem: ClusterProblem) -> ClusterProblem:
 
 
 def answer(solver: ClusterSolver, problem: ClusterProblem, seed: int = 0) -> Partition:
-    """The verified single point."""
+    """Return the verified single point."""
     solution = solver(problem, np.random.default_rng(seed))
     verify_cluster(solution, problem)
     assert len(solution.front) == 1
@@ -63,17 +63,17 @@ def latency_of(problem: ClusterProblem, blocks: tuple[int, ...], m: int) -> floa
 
 
 def devices_with(speeds: list[float], **limits: object) -> tuple[DeviceProfile, ...]:
-    """Devices that compute so many blocks and samples a second, and send at once."""
+    """Return devices that compute ``speeds`` blocks times samples per second, with free hops."""
     laws = [AffineLaw(1 / speed, 0.0, 0.0, 0.0) for speed in speeds]
     return tuple(DeviceProfile(f"d{k}", law, **limits) for k, law in enumerate(laws))  # type: ignore[arg-type]
 
 
 @each_law
 @pytest.mark.parametrize("solver", PIPELINES)
-def test_every_pipeline_is_certified_with_its_uplink_and_what_is_behind(
+def test_objectives_include_the_uplink_the_head_and_the_downlink(
     solver: ClusterSolver, latency: Latency
 ) -> None:
-    """For the first time on the uplink; and no better than the optimum for that."""
+    """The objective is for the first uplink time, and not better than the optimum."""
     problem = replace(cluster(0, latency), activation_s=(9.0, 30.0), head_s=20.0, gradient_s=8.0)
     solution = solver(problem, np.random.default_rng(0))
     verify_cluster(solution, problem)
@@ -97,8 +97,8 @@ def test_every_pipeline_is_valid_and_no_better_than_the_optimum(
 
 
 @pytest.mark.parametrize("solver", PIPELINES)
-def test_an_answer_within_caps_or_the_device_that_breaks_them(solver: ClusterSolver) -> None:
-    """Each device holds 1 to 3 of the 6 blocks; some have little energy, too."""
+def test_answers_keep_the_caps_or_errors_name_a_device(solver: ClusterSolver) -> None:
+    """Each device holds 1 to 3 of the 6 blocks, and some have little energy."""
     answered = refused = 0
     for seed in range(40):
         problem, rng = cluster(seed, "overlap", capped=True), np.random.default_rng(seed)
@@ -146,7 +146,7 @@ def test_vanilla_fl_waits_for_the_slowest_replica() -> None:
     assert answer(vanilla_fl, kept) == best
 
 
-def test_vanilla_fl_names_who_cannot_hold_the_model() -> None:
+def test_vanilla_fl_names_the_devices_that_cannot_hold_the_model() -> None:
     devices = devices_with([1, 1, 1, 1])
     budget = EnergyBudget(40.0, AffineLaw(1.0, 0.0, 99.0, 99.0))
     lacking = (replace(devices[1], max_blocks=4), replace(devices[2], energy=budget))
@@ -166,17 +166,17 @@ def test_pipeline_splits_evenly_with_eight_micro_batches() -> None:
     assert answer(pipeline_even, replace(problem, num_blocks=3)).blocks == (1, 1, 1, 0)
 
 
-def test_titanic_follows_speed() -> None:
+def test_titanic_splits_blocks_by_speed() -> None:
     problem = ClusterProblem(devices_with([1, 2, 3]), 12, 64, 64, "bound")
     assert answer(titanic, problem).blocks == (2, 4, 6)
     assert answer(titanic, problem).num_micro_batches == 8
-    # A device that is far slower than the others gets none.
+    # A device that is far slower than the others gets no block.
     slow = replace(problem, devices=devices_with([0.01, 2, 2]), num_blocks=5)
     assert answer(titanic, slow).blocks == (0, 3, 2)
 
 
-def test_titanic_counts_what_a_micro_batch_costs_at_its_size() -> None:
-    """Eight samples a micro-batch: 8u + v is 2 s here and 1 s there."""
+def test_titanic_counts_the_time_per_micro_batch() -> None:
+    """With eight samples per micro-batch, 8u + v is 2 s on device a and 1 s on device b."""
     laws = [AffineLaw(0.125, 1.0, 0.0, 0.0), AffineLaw(0.125, 0.0, 0.0, 0.0)]
     devices = tuple(DeviceProfile(name, law) for name, law in zip("ab", laws, strict=True))
     assert answer(titanic, ClusterProblem(devices, 6, 64, 64, "bound")).blocks == (2, 4)
@@ -197,14 +197,14 @@ def test_titanics_shares_are_within_a_block_of_their_quota(
     assert (blocks[:, None] >= blocks)[faster].all()
 
 
-def test_titanic_with_devices_that_take_no_time() -> None:
+def test_titanic_gives_all_blocks_to_devices_that_take_no_time() -> None:
     free = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 1.0))
     problem = ClusterProblem((free, *devices_with([1.0]), free), 7, 8, 8, "bound")
     assert answer(titanic, problem).blocks == (4, 0, 3)
 
 
 @each_law
-def test_without_segment_scheduling_only_s_and_m_are_the_optimums(latency: Latency) -> None:
+def test_without_segment_scheduling_only_s_and_m_are_optimal(latency: Latency) -> None:
     problem = cluster(0, latency, 6, 12)
     best = exact_partition(problem).best
     answers = [answer(no_segment_scheduling, problem, seed) for seed in range(10)]
@@ -226,7 +226,7 @@ def test_gpipe_has_the_best_micro_batches(latency: Latency) -> None:
         assert best.latency_s == min(latency_of(problem, (3, 2, 2), m) for m in range(1, 13))
 
 
-def test_too_little_energy_is_told_from_too_little_memory() -> None:
+def test_the_error_distinguishes_little_energy_from_little_memory() -> None:
     law = AffineLaw(1.0, 0.0, 0.0, 0.0)
     poor = DeviceProfile("poor", law, 3, EnergyBudget(8.0, law))
     problem = ClusterProblem((poor, DeviceProfile("other", law)), 4, 8, 1, "overlap")
@@ -234,8 +234,8 @@ def test_too_little_energy_is_told_from_too_little_memory() -> None:
         pipeline_even(problem, np.random.default_rng(0))
 
 
-def test_gpipe_keeps_to_micro_batches_that_the_energy_allows() -> None:
-    """A joule a sample and block, and at most 2 J a micro-batch on one device."""
+def test_gpipe_uses_only_micro_batches_that_energy_allows() -> None:
+    """A block takes 1 J per sample, and one device may spend at most 2 J per micro-batch."""
     devices = devices_with([1, 1])
     budget = EnergyBudget(2.0, AffineLaw(1.0, 0.0, 0.0, 0.0), "micro_batch")
     slow_hop = replace(devices[0].time, ell=100.0)
@@ -271,7 +271,7 @@ def test_pipedream_uses_every_device_and_the_best_micro_batches(latency: Latency
     assert best.latency_s == min(others)
 
 
-def test_pipedream_leaves_out_a_device_that_holds_nothing() -> None:
+def test_pipedream_leaves_out_a_device_that_can_hold_no_block() -> None:
     first, *rest = devices_with([5, 1, 1])
     problem = ClusterProblem((replace(first, max_blocks=0), *rest), 4, 8, 8, "bound")
     assert answer(pipedream, problem).blocks == (0, 2, 2)
@@ -309,8 +309,8 @@ def test_pipeedge_refuses_more_than_twelve_devices() -> None:
 
 
 @each_law
-def test_a_stage_is_what_the_law_repeats(latency: Latency) -> None:
-    """One more micro-batch of the same size costs one slowest stage."""
+def test_one_more_micro_batch_takes_one_slowest_stage(latency: Latency) -> None:
+    """The additional micro-batch has the same size as the others."""
     problem, blocks = cluster(1, latency), (1, 3, 0, 2)
     stages = stage_times(problem, 4)
     longer = pipeline_latency(problem.devices, blocks, 5 / 4 * problem.batch_size, 5, latency)
@@ -319,7 +319,7 @@ def test_a_stage_is_what_the_law_repeats(latency: Latency) -> None:
 
 
 def whole_splits(stages: np.ndarray, least: int) -> list[tuple[int, ...]]:
-    """All splits of L blocks with at least so many on each device, within its cap."""
+    """Return all splits of L blocks with at least ``least`` on each device, within its cap."""
     num_blocks = stages.shape[1]
     caps = np.isfinite(stages).sum(axis=1).tolist()
     splits = itertools.product(*(range(least, cap + 1) for cap in caps))
@@ -331,7 +331,7 @@ def slowest(stages: np.ndarray, blocks: tuple[int, ...]) -> float:
     return float(max(held, default=math.inf))
 
 
-def test_caps_are_those_of_the_micro_batches() -> None:
+def test_stage_times_are_finite_only_within_the_caps() -> None:
     problem = cluster(0, "bound", capped=True)
     for m in (1, 7, 12):
         caps = np.isfinite(stage_times(problem, m)).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Sub-1: the front is feasible, honest, and as fast as anything that other methods find."""
+"""Sub-1: the front is feasible and certified, and no other method is faster."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ Reference = Callable[[ClusterProblem, Floats], Floats]
 
 
 def small(rng: np.random.Generator, latency: Latency) -> ClusterProblem:
-    """At most 4 devices and 6 blocks; half of the time with figures that make ties likely."""
+    """Draw at most 4 devices and 6 blocks; in half of the draws ties are likely."""
     few = rng.random() < 0.5
     figures = rng.choice([0.0, 0.5, 1.0, 2.0], (4, 8)) if few else rng.uniform(0, 3, (4, 8))
     devices = []
@@ -59,7 +59,7 @@ def small(rng: np.random.Generator, latency: Latency) -> ClusterProblem:
 
 
 def curve(solution: ClusterSolution, max_segments: int) -> Floats:
-    """The least latency with at most S segments, [Smax + 1]; inf where there is none."""
+    """Return the least latency with at most S segments, [Smax + 1]; infinite without a point."""
     least = np.full(max_segments + 1, np.inf)
     for point in solution.front:
         least[point.num_segments] = point.latency_s
@@ -67,7 +67,7 @@ def curve(solution: ClusterSolution, max_segments: int) -> Floats:
 
 
 def envelope(points: Iterable[Partition], uplinks: Floats, max_segments: int) -> Floats:
-    """The least latency with at most S segments for times on the uplink, [A, Smax + 1]."""
+    """Return the least latency with at most S segments for each uplink time, [A, Smax + 1]."""
     least = np.full((len(uplinks), max_segments + 1), np.inf)
     for point in points:
         m, pace = point.num_micro_batches, point.slowest_s
@@ -79,7 +79,7 @@ def envelope(points: Iterable[Partition], uplinks: Floats, max_segments: int) ->
 
 
 def check(problem: ClusterProblem, solution: ClusterSolution) -> None:
-    """Everything that can be verified without solving."""
+    """Check everything that can be verified without solving."""
     caps = block_caps(problem)
     for point in solution.front:
         assert sum(point.blocks) == problem.num_blocks
@@ -101,7 +101,7 @@ def check(problem: ClusterProblem, solution: ClusterSolution) -> None:
 
 
 def check_exact(problem: ClusterProblem, expected: Floats) -> None:
-    """Feasible, certified, and the expected latency at every S."""
+    """Check that the front is feasible and certified, and has the expected latency at every S."""
     solution = exact_partition(problem)
     check(problem, solution)
     assert solution.certificate.gap <= TOLERANCE
@@ -109,7 +109,7 @@ def check_exact(problem: ClusterProblem, expected: Floats) -> None:
 
 
 def check_against_enumeration(problem: ClusterProblem) -> None:
-    """The front is that of all partitions, or there is none."""
+    """Compare the front with enumeration, which may find that no partition is feasible."""
     expected = by_enumeration(problem)
     if math.isinf(expected[-1]):
         with pytest.raises(InfeasibleRoundError):
@@ -121,16 +121,16 @@ def check_against_enumeration(problem: ClusterProblem) -> None:
 @each_law
 @many
 @given(seed=st.integers(0, 2**32))
-@example(seed=1706)  # the lowest threshold of all is the best one
+@example(seed=1706)  # the lowest threshold is the best one
 @example(seed=7882)  # a hop that is shorter than the device's one block
-def test_as_fast_as_every_partition(latency: Latency, seed: int) -> None:
-    """Small clusters with ties, zero costs and caps of all kinds, against enumeration."""
+def test_the_front_equals_enumeration(latency: Latency, seed: int) -> None:
+    """The clusters are small, with ties, zero costs and caps of all kinds."""
     check_against_enumeration(small(np.random.default_rng(seed), latency))
 
 
 @each_law
 @given(seed=st.integers(0, 2**32))
-def test_as_fast_as_every_partition_that_micro_batches_leave_room_for(
+def test_the_front_equals_enumeration_with_memory_per_micro_batch(
     latency: Latency, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -142,11 +142,11 @@ def test_as_fast_as_every_partition_that_micro_batches_leave_room_for(
     check_against_enumeration(replace(problem, devices=devices))
 
 
-# What the activations take on the uplink, and the stages behind it
+# Uplink times, and the stages after the uplink
 
 
 def uplinks_of(rng: np.random.Generator, scale_s: float) -> tuple[float, ...]:
-    """A time, several, or all from one on, in the order of a batch's latency."""
+    """Draw one uplink time, several, or all from one on, of the order of ``scale_s``."""
     low = scale_s * float(rng.choice([0.0, rng.uniform(0, 2), 10 ** rng.uniform(-3, 1)]))
     if rng.random() < 0.5:
         return (low, math.inf)
@@ -155,7 +155,7 @@ def uplinks_of(rng: np.random.Generator, scale_s: float) -> tuple[float, ...]:
 
 
 def streaming(rng: np.random.Generator, problem: ClusterProblem, scale_s: float) -> ClusterProblem:
-    """The cluster with stages behind it."""
+    """Return the cluster with uplink times, a head and a downlink."""
     behind = scale_s * rng.choice([0.0, 1.0], 2) * 10 ** rng.uniform(-2, 1, 2)
     return replace(
         problem,
@@ -166,9 +166,10 @@ def streaming(rng: np.random.Generator, problem: ClusterProblem, scale_s: float)
 
 
 def samples(problem: ClusterProblem, front: Iterable[Partition], scale_s: float) -> Floats:
-    """The problem's times; of a range some, with all at which a point of the front changes.
+    """Return the problem's uplink times; of a range, samples with all times at which a point
+    changes.
 
-    A range begins at the last finite time; the times before it are possible alone.
+    A range begins at the last finite time. The times before it are single ones.
     """
     *_, low, last = 0.0, *problem.activation_s
     if math.isfinite(last):
@@ -181,7 +182,8 @@ def samples(problem: ClusterProblem, front: Iterable[Partition], scale_s: float)
 
 
 def check_streamed(problem: ClusterProblem, reference: Reference, scale_s: float) -> None:
-    """Verified, certified, and as fast as the reference at every S for all times."""
+    """Check that the front is verified, certified, and as fast as the reference at every S and
+    time."""
     solution = exact_partition(problem)
     verify_cluster(solution, problem)
     assert solution.certificate.gap <= TOLERANCE
@@ -204,7 +206,8 @@ def check_fastest(
     uplinks: Floats,
     expected: Floats,
 ) -> None:
-    """The point is the fastest with as few segments at both ends of its range, and not outside."""
+    """Check that the point is the fastest with at most its S at both ends of its range, and not
+    outside."""
     size, (first, last) = point.num_segments, point.fastest_s
     own = envelope([point], uplinks, size)[:, size]
     fastest = own <= expected[:, size] * (1 + TOLERANCE)
@@ -226,11 +229,13 @@ def check_fastest(
 @each_law
 @many
 @given(seed=st.integers(0, 2**32))
-@example(seed=319)  # all m are as fast without an upload
-@example(seed=789)  # and from some upload on, those that differ in the slowest stage alone
-@example(seed=2630)  # the same, for single times
-def test_as_fast_as_every_partition_whatever_the_uplink(latency: Latency, seed: int) -> None:
-    """Small clusters with ties, zero costs and caps of all kinds, with stages behind them."""
+@example(seed=319)  # all m are equally fast without an upload
+@example(
+    seed=789
+)  # the same from some uplink time on, for points that differ only in the slowest stage
+@example(seed=2630)  # the same for single times
+def test_the_front_equals_enumeration_for_all_uplink_times(latency: Latency, seed: int) -> None:
+    """The clusters are small, with ties, zero costs, caps of all kinds, a head and a downlink."""
     rng = np.random.default_rng(seed)
     problem = small(rng, latency)
     scale_s = float(by_enumeration(problem)[-1]) or 1.0
@@ -243,8 +248,10 @@ def test_as_fast_as_every_partition_whatever_the_uplink(latency: Latency, seed: 
 
 @each_law
 @given(seed=st.integers(0, 2**32))
-def test_several_times_and_all_from_the_last_one_on(latency: Latency, seed: int) -> None:
-    """No point is the fastest only between the single times, where nobody asked for one."""
+def test_the_front_equals_enumeration_for_single_times_and_a_range(
+    latency: Latency, seed: int
+) -> None:
+    """No point is the fastest only between the single times, which are not requested."""
     rng = np.random.default_rng(seed)
     problem = heterogeneous(rng, int(rng.integers(2, 5)), 6, latency, 8)
     scale_s = float(by_enumeration(problem)[-1])
@@ -258,8 +265,10 @@ def test_several_times_and_all_from_the_last_one_on(latency: Latency, seed: int)
 
 @pytest.mark.parametrize("seed", seeds(1, 3))
 @each_law
-def test_as_fast_as_an_unpruned_search_whatever_the_uplink(latency: Latency, seed: int) -> None:
-    """Middle-sized clusters, every m up to 24, all times: several points of one S."""
+def test_the_front_equals_an_unpruned_search_for_all_uplink_times(
+    latency: Latency, seed: int
+) -> None:
+    """The clusters are of middle size, with every m up to 24 and several points of one S."""
     problem = heterogeneous(np.random.default_rng(seed), 8, 12, latency, 24)
     scale_s = exact_partition(problem).best.latency_s
     reference = by_thresholds if latency == "bound" else by_dynamic_programme
@@ -271,12 +280,13 @@ def test_as_fast_as_an_unpruned_search_whatever_the_uplink(latency: Latency, see
     check_streamed(replace(behind, activation_s=times), reference, scale_s)
 
 
-def test_a_point_may_be_the_fastest_twice() -> None:
-    """At both ends of the times, and another one between.
+def test_a_point_may_be_the_fastest_in_two_separate_ranges() -> None:
+    """It is the fastest for the shortest and the longest uplink times, and another point between.
 
-    By hand: energy lets ``whole`` do two micro-batches at most, of 10 s, and ``parts`` no fewer
-    than three, of 5.5 s and a hop of 5.3 s. With a seconds on the uplink they take 20 + a/2 and
-    21.8 + a/3, which meet at 10.8; from 16.5 on the second takes 10.8 + a, until 18.4.
+    Computed by hand: energy allows ``whole`` at most two micro-batches of 10 s, and ``parts`` at
+    least three of 5.5 s, with a hop of 5.3 s. With an uplink time a they take 20 + a/2 and 21.8 +
+    a/3, which are equal at 10.8. From 16.5 on the second takes 10.8 + a, and it is the fastest
+    until 18.4.
     """
     problem = whole_or_parts(5.5, 5.3)
     check_streamed(problem, by_enumeration, 20.0)
@@ -287,7 +297,7 @@ def test_a_point_may_be_the_fastest_twice() -> None:
 
 
 def whole_or_parts(compute_s: float, hop_s: float) -> ClusterProblem:
-    """A device for up to two micro-batches of 10 s, and one for three."""
+    """Return a device for at most two micro-batches of 10 s, and one for three."""
     each, sample = AffineLaw(0.0, 0.0, 0.0, 1.0), AffineLaw(0.0, 0.0, 1.0, 0.0)
     whole = DeviceProfile("whole", AffineLaw(10 / 6, 0.0, 0.0, 0.0), None, EnergyBudget(2.0, each))
     law, budget = (
@@ -298,8 +308,9 @@ def whole_or_parts(compute_s: float, hop_s: float) -> ClusterProblem:
     return ClusterProblem((whole, parts), 1, 12, 3, "overlap", (1.0, math.inf))
 
 
-def test_a_slow_head_keeps_uplinks_apart_that_the_pipeline_would_not() -> None:
-    """Of 100 s: 110 + a/2 and 120 + a/3 seconds meet at 60, when no device is slower."""
+def test_with_a_slow_head_the_fastest_m_depends_on_the_uplink_time() -> None:
+    """The head takes 100 s of a batch and is the slowest stage. With an uplink time a, m = 2 and m
+    = 3 take 110 + a/2 and 120 + a/3 seconds, which are equal at a = 60."""
     problem = replace(whole_or_parts(10.2, 9.8), head_s=100.0)
     check_streamed(problem, by_enumeration, 60.0)
     one, other = exact_partition(problem).front
@@ -310,8 +321,8 @@ def test_a_slow_head_keeps_uplinks_apart_that_the_pipeline_would_not() -> None:
 @each_law
 @settings(max_examples=settings.default.max_examples // 4)
 @given(seed=st.integers(0, 2**32))
-def test_single_times_have_the_points_of_their_range(latency: Latency, seed: int) -> None:
-    """At each of them, from one search for all, one each, and one for the range."""
+def test_single_times_have_the_latencies_of_their_range(latency: Latency, seed: int) -> None:
+    """One search for all times, one for each time and one for the range agree."""
     rng = np.random.default_rng(seed)
     problem = heterogeneous(rng, 6, 10, latency, 20)
     scale_s = exact_partition(problem).best.latency_s
@@ -329,10 +340,8 @@ def test_single_times_have_the_points_of_their_range(latency: Latency, seed: int
 
 @each_law
 @pytest.mark.parametrize("ratio", [1e10, 1e12, 1e13, 1e14])
-def test_a_slow_device_does_not_hide_how_fast_the_others_are(
-    latency: Latency, ratio: float
-) -> None:
-    """Against enumeration, with hops of the fast ones that matter and with none."""
+def test_a_slow_device_does_not_hide_the_times_of_fast_ones(latency: Latency, ratio: float) -> None:
+    """Compared with enumeration, with and without hops of the fast devices."""
     for hop in (0.0, 1e-8):
         devices = (
             DeviceProfile("slow", AffineLaw(1e-8 * ratio, 0.0, 0.0, 0.0)),
@@ -345,8 +354,10 @@ def test_a_slow_device_does_not_hide_how_fast_the_others_are(
 
 @each_law
 @given(seed=st.integers(0, 2**32))
-def test_laws_of_every_size(latency: Latency, seed: int) -> None:
-    """From 1e-12 to 1e6 within one cluster, against enumeration."""
+def test_the_front_equals_enumeration_for_laws_of_all_magnitudes(
+    latency: Latency, seed: int
+) -> None:
+    """Within one cluster times range from 1e-12 to 1e6."""
     rng = np.random.default_rng(seed)
     laws = 10 ** rng.uniform(-12, 6, (4, 4)) * (rng.random((4, 4)) < 0.8)
     devices = tuple(
@@ -359,8 +370,8 @@ def test_laws_of_every_size(latency: Latency, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(2, 4))
 @each_law
-def test_as_fast_as_an_unpruned_search(latency: Latency, seed: int) -> None:
-    """Middle-sized clusters, every m up to 64."""
+def test_the_front_equals_an_unpruned_search(latency: Latency, seed: int) -> None:
+    """The clusters are of middle size, with every m up to 64."""
     problem = heterogeneous(np.random.default_rng(seed), 10, 16, latency)
     reference = by_thresholds if latency == "bound" else by_dynamic_programme
     check_exact(problem, reference(problem))
@@ -368,8 +379,9 @@ def test_as_fast_as_an_unpruned_search(latency: Latency, seed: int) -> None:
 
 @each_law
 @pytest.mark.parametrize("seed", seeds(3, 9))
-def test_as_fast_as_mixed_integer_programming(latency: Latency, seed: int) -> None:
-    """A point of the front and other m for as many segments: none is faster."""
+def test_the_front_equals_mixed_integer_programming(latency: Latency, seed: int) -> None:
+    """For a point's m and S it finds the point's latency, and for other m it finds no faster
+    plan."""
     rng = np.random.default_rng(100 + seed)
     problem = heterogeneous(rng, 8, 14, latency)
     front = exact_partition(problem).front
@@ -385,7 +397,7 @@ def test_as_fast_as_mixed_integer_programming(latency: Latency, seed: int) -> No
 @many
 @given(seed=st.integers(0, 2**32))
 def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) -> None:
-    """Whatever the price: with the bottleneck known, be it by compute or by hop, and without."""
+    """This holds for any price, with a known bottleneck, by compute or by hop, and without one."""
     rng = np.random.default_rng(seed)
     problem = replace(small(rng, latency), max_micro_batches=5)
     # Speeds far apart, and hops as long as several blocks of a slow device.
@@ -418,8 +430,10 @@ def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) ->
 @pytest.mark.slow
 @each_law
 @pytest.mark.parametrize("devices", [24, pytest.param(48, marks=pytest.mark.thorough)])
-def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency, devices: int) -> None:
-    """With two blocks for each: pruning errors do not show on small clusters."""
+def test_the_front_of_many_devices_equals_an_unpruned_search(
+    latency: Latency, devices: int
+) -> None:
+    """There are two blocks per device. Small clusters do not reveal errors of pruning."""
     problem = heterogeneous(np.random.default_rng(48), devices, 2 * devices, latency, 64)
     if latency == "bound":
         check_exact(problem, by_thresholds(problem))
@@ -430,7 +444,7 @@ def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency, devices
 
 @pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
 def test_relaxations_leave_few_nodes_to_solve(latency: Latency) -> None:
-    """Of some thousands; with a price of the wrong node it was a thousand."""
+    """Fewer than 50 of some thousands remain; with a wrong node's price a thousand remained."""
     problem = heterogeneous(np.random.default_rng(3), 48, 96, latency)
     with mock.patch.object(additive, "solve", wraps=additive.solve) as solved:
         exact_partition(problem)
@@ -439,8 +453,8 @@ def test_relaxations_leave_few_nodes_to_solve(latency: Latency) -> None:
 
 @each_law
 @given(seed=st.integers(0, 2**32))
-def test_more_is_never_worse(latency: Latency, seed: int) -> None:
-    """A faster device, more memory, more energy, one more device: at every S."""
+def test_more_resources_are_never_worse(latency: Latency, seed: int) -> None:
+    """A faster device, more memory, more energy or one more device never increases a latency."""
     rng = np.random.default_rng(seed)
     problem = heterogeneous(rng, 5, 8, latency, 12)
     devices, k = problem.devices, int(rng.integers(5))
@@ -457,8 +471,8 @@ def test_more_is_never_worse(latency: Latency, seed: int) -> None:
 
 @each_law
 @given(seed=st.integers(0, 2**32), factor=st.sampled_from([1e-6, 0.3, 7.0, 1e5]))
-def test_times_scale(latency: Latency, seed: int, factor: float) -> None:
-    """All times by a factor: the latency by the same."""
+def test_latencies_scale_with_the_times(latency: Latency, seed: int, factor: float) -> None:
+    """If all times are multiplied by a factor, so is the latency."""
     problem = heterogeneous(np.random.default_rng(seed), 6, 10, latency, 20)
     devices = []
     for device in problem.devices:
@@ -473,7 +487,7 @@ def test_times_scale(latency: Latency, seed: int, factor: float) -> None:
 @each_law
 @given(seed=st.integers(0, 2**32))
 def test_the_order_of_devices_does_not_matter(latency: Latency, seed: int) -> None:
-    """The same front's latencies; and the same request gives the same answer."""
+    """The front's latencies stay the same, and the same request gives the same answer."""
     rng = np.random.default_rng(seed)
     problem = heterogeneous(rng, 7, 11, latency, 20)
     shuffled = tuple(problem.devices[k] for k in rng.permutation(7))
@@ -488,10 +502,10 @@ def test_the_order_of_devices_does_not_matter(latency: Latency, seed: int) -> No
     ("num_devices", "num_blocks", "max_micro_batches"),
     [(1, 9, 8), (6, 1, 8), (6, 3, 8), (6, 9, 1), (1, 1, 1)],
 )
-def test_the_smallest_cases(
+def test_the_front_of_the_smallest_clusters_equals_an_unpruned_search(
     latency: Latency, num_devices: int, num_blocks: int, max_micro_batches: int
 ) -> None:
-    """One device, one block, fewer blocks than devices, one micro-batch."""
+    """The cases have one device, one block, fewer blocks than devices, or one micro-batch."""
     law = AffineLaw(1.0, 0.5, 0.1, 0.3)
     devices = tuple(DeviceProfile(f"device-{k}", law) for k in range(num_devices))
     problem = ClusterProblem(devices, num_blocks, 8, max_micro_batches, latency)
@@ -500,8 +514,8 @@ def test_the_smallest_cases(
 
 
 @each_law
-def test_devices_that_are_all_the_same(latency: Latency) -> None:
-    """Every threshold is a tie of many devices; with free hops more segments cost nothing."""
+def test_the_front_of_equal_devices_equals_an_unpruned_search(latency: Latency) -> None:
+    """Every threshold is a tie of many devices. With free hops more segments take no more time."""
     for law in (AffineLaw(1.0, 0.5, 0.3, 0.7), AffineLaw(1.0, 0.0, 0.0, 0.0)):
         devices = tuple(DeviceProfile(f"device-{k}", law, 3) for k in range(9))
         problem = ClusterProblem(devices, 14, 16, 16, latency)
@@ -511,8 +525,10 @@ def test_devices_that_are_all_the_same(latency: Latency) -> None:
 
 @each_law
 @given(seed=st.integers(0, 2**32))
-def test_devices_of_few_kinds_whatever_the_uplink(latency: Latency, seed: int) -> None:
-    """Of many that are as fast, from some time on or at all, none stands in the front in vain."""
+def test_a_front_of_few_kinds_of_devices_has_no_superfluous_point(
+    latency: Latency, seed: int
+) -> None:
+    """Many partitions are equally fast, at all uplink times or from one on."""
     rng = np.random.default_rng(seed)
     laws = [
         AffineLaw(*map(float, rng.choice([0.5, 1.0, 2.0], 4))) for _ in range(rng.integers(1, 3))
@@ -530,16 +546,16 @@ def test_devices_of_few_kinds_whatever_the_uplink(latency: Latency, seed: int) -
 
 
 @each_law
-def test_the_smallest_m_of_equals(latency: Latency) -> None:
-    """Alone and without overheads a device is as fast with any m."""
+def test_of_equally_fast_m_the_smallest_is_chosen(latency: Latency) -> None:
+    """A single device without overheads is equally fast with any m."""
     device = DeviceProfile("device", AffineLaw(1.0, 0.0, 0.0, 0.0))
     solution = exact_partition(ClusterProblem((device,), 5, 8, 8, latency))
     assert [point.num_micro_batches for point in solution.front] == [1]
 
 
 @each_law
-def test_a_cluster_as_the_papers(latency: Latency) -> None:
-    """Equal hops on all links."""
+def test_the_front_of_paper_like_clusters_equals_an_unpruned_search(latency: Latency) -> None:
+    """All hops take equally long."""
     for seed in range(3):
         problem = paper_like(np.random.default_rng(seed), latency)
         reference = by_thresholds if latency == "bound" else by_dynamic_programme
@@ -547,8 +563,7 @@ def test_a_cluster_as_the_papers(latency: Latency) -> None:
 
 
 @each_law
-def test_stopped_early_it_claims_no_more_than_it_knows(latency: Latency) -> None:
-    """A feasible front, and a lower bound that is one."""
+def test_a_stopped_search_has_a_feasible_front_and_a_valid_bound(latency: Latency) -> None:
     alone = heterogeneous(np.random.default_rng(7), 12, 24, latency)
     scale_s = exact_partition(alone).best.latency_s
     check(alone, exact_partition(alone, max_nodes=0))
@@ -571,7 +586,7 @@ def test_stopped_early_it_claims_no_more_than_it_knows(latency: Latency) -> None
 def test_a_limited_search_ends_at_the_same_node_on_a_slow_machine(
     latency: Latency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the more nodes, the higher the bound, until the front is complete."""
+    """More nodes never lower the bound, and with enough nodes the front is complete."""
     problem = heterogeneous(np.random.default_rng(7), 6, 10, latency, 24)
     problem = replace(problem, activation_s=(0.0, 10.0, math.inf))
     limits = (0, 100, 500, 20_000)
@@ -585,7 +600,7 @@ def test_a_limited_search_ends_at_the_same_node_on_a_slow_machine(
 
 
 def with_budget(limits: list[int | None], joules: float, num_blocks: int) -> ClusterProblem:
-    """Devices with these limits, the last with an energy budget; a batch of 4."""
+    """Return devices with these limits, the last one with an energy budget, and a batch of 4."""
     law = AffineLaw(1.0, 0.0, 0.0, 1.0)
     devices = [DeviceProfile(f"device-{k}", law, limit) for k, limit in enumerate(limits)]
     devices[-1] = replace(devices[-1], energy=EnergyBudget(joules, law))
@@ -593,23 +608,23 @@ def with_budget(limits: list[int | None], joules: float, num_blocks: int) -> Clu
 
 
 def refusal(problem: ClusterProblem) -> str:
-    """The one line with which it is refused."""
+    """Return the error message, which is one line."""
     with pytest.raises(InfeasibleRoundError) as caught:
         exact_partition(problem)
     (line,) = str(caught.value).splitlines()
     return line
 
 
-def test_too_little_memory() -> None:
-    """Says what fits where, and how much is missing."""
+def test_too_little_memory_is_explained() -> None:
+    """The error names the blocks that fit each device, and how many are missing."""
     line = refusal(with_budget([6, 2, 4], 1e9, 24))
     assert "at most 12 of 24 blocks in 1 micro-batch (device-0: 6 by memory, device-1: 2 b" in line
     assert "memory by 12 blocks in all" in line
     assert "energy" not in line
 
 
-def test_too_little_energy() -> None:
-    """Says what would be enough, and it is."""
+def test_too_little_energy_is_explained() -> None:
+    """The energy that the error names is enough."""
     line = refusal(with_budget([2, None], 10.0, 5))
     # m = 1: four samples and one hop are 4·δ + 1 J.
     assert "at most 4 of 5 blocks in 1 micro-batch (device-0: 2 by memory, device-1: 2 b" in line
@@ -620,10 +635,10 @@ def test_too_little_energy() -> None:
 
 
 @each_law
-def test_with_one_number_of_micro_batches_it_is_the_best_of_all_partitions(
+def test_the_partition_for_a_fixed_m_is_as_good_as_by_enumeration(
     latency: Latency,
 ) -> None:
-    """As where a round goes on with its m; energy and memory limit what each m allows."""
+    """Later rounds keep their m. Energy and memory limit the partitions for each m."""
     rng, feasible = np.random.default_rng(11), 0
     for _ in range(cases(25, 40)):
         free = small(rng, latency)

@@ -20,7 +20,7 @@ from optim.problem import LATENCIES, ClusterProblem
 
 
 def drawn(rng: np.random.Generator, most_devices: int = 4, most_blocks: int = 5) -> ClusterProblem:
-    """Any law and uplink; some devices are alike, and memory and energy bind in many."""
+    """Draw any law and uplink; some devices are alike, and memory and energy are often scarce."""
     count, num_blocks = (int(rng.integers(1, most + 1)) for most in (most_devices, most_blocks))
     batch, seeds = int(rng.integers(1, 8)), rng.integers(0, 2**30, count)
     kinds = rng.integers(0, 3, count) if rng.random() < 0.4 else np.arange(count)
@@ -45,8 +45,10 @@ def drawn(rng: np.random.Generator, most_devices: int = 4, most_blocks: int = 5)
 
 
 def tight(rng: np.random.Generator) -> ClusterProblem:
-    """Devices that keep tensors of fewer micro-batches near the end of the pipeline, with memory
-    for a few blocks; some may recompute."""
+    """Draw devices with memory for a few blocks; some may recompute.
+
+    Near the end of the pipeline devices keep the tensors of fewer micro-batches.
+    """
     problem = drawn(rng, most_devices=3)
     batch, kept = int(rng.integers(4, 8)), tuple(range(1, len(problem.devices) + 1))
     devices = tuple(_tight(device, rng, batch, problem.num_blocks) for device in problem.devices)
@@ -94,7 +96,8 @@ def _device(name: str, rng: np.random.Generator, num_blocks: int, batch: int) ->
 
 
 def linked(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
-    """The problem with links between some pairs of devices, slow, fast or without any time."""
+    """Return the problem with links between some pairs of devices: slow, fast or without any
+    time."""
     devices, syncs = list(problem.devices), rng.spawn(1)[0]
     for pair in combinations(range(len(devices)), 2):
         if rng.random() < 0.6:
@@ -107,7 +110,7 @@ def linked(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
 
 
 def budgeted(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
-    """The problem with budgets that bind, and joules of all links that are not those of usual
+    """Return the problem with scarce energy budgets, whose links take other joules than usual
     hops."""
     devices = []
     for each in problem.devices:
@@ -125,7 +128,8 @@ def budgeted(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProble
 
 
 def timeless(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProblem:
-    """The problem in which some parts of devices' laws are 0, or all parts of all devices."""
+    """Return the problem in which some parts of devices' laws are 0, or all parts of all
+    devices."""
     none = rng.random() < 0.5
     devices = []
     for each in problem.devices:
@@ -137,8 +141,11 @@ def timeless(problem: ClusterProblem, rng: np.random.Generator) -> ClusterProble
 
 
 def lopsided(rng: np.random.Generator) -> ClusterProblem:
-    """Many rows under ``overlap``, on two or three devices of which some compute for longer and
-    others send for longer, so that rows with the least time may not have the least pace."""
+    """Draw many rows under ``overlap`` on two or three devices.
+
+    Some devices compute longer and others send longer, so that rows with the least time may not
+    have the least pace.
+    """
     problem, count = drawn(rng, most_blocks=4), int(rng.integers(2, 4))
     batch, blocks = int(rng.integers(12, 33)), problem.num_blocks
     devices = []
@@ -167,8 +174,11 @@ def lopsided(rng: np.random.Generator) -> ClusterProblem:
 
 
 def slow_to_start(rng: np.random.Generator) -> ClusterProblem:
-    """Devices that take long for any micro-batch and little for its rows, of which some m are not
-    possible; syncs take about as long as a block."""
+    """Draw devices that take long per micro-batch and little per row; syncs are about as long as a
+    block.
+
+    Some m are not allowed.
+    """
     problem, batch = drawn(rng, most_devices=4), int(rng.integers(4, 10))
     devices = []
     for each in problem.devices:

@@ -1,4 +1,4 @@
-"""Brute force over all groups, orders, blocks, rows, modes and m; no code is the solver's."""
+"""Brute force over all groups, orders, blocks, rows, modes and m, without the solver's code."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ Ways = Callable[[int, Group], set[DeviceProfile]]
 
 
 def fastest_s(problem: ClusterProblem, most: int = 99) -> float:
-    """The fewest seconds of a batch of any plan with at most ``most`` stages; infinite if no plan
+    """Return the least seconds of a batch with at most ``most`` stages; infinite if no plan
     fits."""
     return fastest_at(problem, (0.0,), most)[0]
 
 
 def fastest_at(problem: ClusterProblem, times: Sequence[float], most: int = 99) -> list[float]:
-    """The same for each of the uplink times."""
+    """Return the least seconds of a batch for each uplink time; infinite if no plan fits."""
     best, ways = [math.inf] * len(times), cache(partial(_ways, problem))
     for m in range(problem.min_micro_batches, problem.max_micro_batches + 1):
         plans = set(_plans(problem, m, most, ways))
@@ -31,12 +31,13 @@ def fastest_at(problem: ClusterProblem, times: Sequence[float], most: int = 99) 
 
 
 def _plans(problem: ClusterProblem, m: int, most: int, ways: Ways) -> Iterator[tuple[float, float]]:
-    """Each plan's seconds of one micro-batch and all syncs, and its pace, without the uplink."""
+    """Yield each plan's seconds of one micro-batch and all syncs, and its pace, without the
+    uplink."""
     behind = [problem.head_s / m, problem.gradient_s / m]
     stage = cache(lambda *asked: set(_stage(problem, m, ways, *asked)))
     linked, places = any(each.links for each in problem.devices), len(problem.in_flight) or 1
     for groups in filter(lambda each: len(each) <= most, _orders(problem)):
-        # A stage is the same at all places and before all devices that it does not depend on.
+        # Places and next devices that do not matter are made equal, so that stages are cached.
         place_each = [min(place, places) for place in range(len(groups), 0, -1)]
         behind_each = [*groups[1:], ()] if linked else [()] * len(groups)
         for blocks in shares(problem.num_blocks, len(groups)):
@@ -51,7 +52,7 @@ def _plans(problem: ClusterProblem, m: int, most: int, ways: Ways) -> Iterator[t
 
 
 def _orders(problem: ClusterProblem) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All groups, in all orders if memory or hops depend on them."""
+    """Yield all groups, in all orders if memory or hops depend on the order."""
     ordered = len(problem.in_flight) > 1 or any(each.links for each in problem.devices)
     for groups in _groups(tuple(range(len(problem.devices)))):
         yield from permutations(groups) if ordered else [tuple(groups)]
@@ -66,8 +67,8 @@ def _stage(
     place: int,
     behind: Group,
 ) -> Iterator[tuple[float, float, float]]:
-    """Pace, compute and hop, and sync of the stage, s: for all whole rows of its devices, each in
-    either mode."""
+    """Yield a stage's pace, compute plus hop, and sync in seconds, for all whole rows of its
+    devices and both modes of each device."""
     if len(group) == 1:
         for device in ways(group[0], behind):
             if fits_alone(problem, device, blocks, m, place):
@@ -88,13 +89,13 @@ def _stage(
 
 
 def _ways(problem: ClusterProblem, number: int, behind: Group) -> set[DeviceProfile]:
-    """The device in either mode, in front of these."""
+    """Return the device in either mode, with the hop to the next stage's devices."""
     device, names = problem.devices[number], [problem.devices[k].name for k in behind]
     return {_sending(device.in_mode(on), names) for on in (False, True)}
 
 
 def _sending(device: DeviceProfile, names: Sequence[str]) -> DeviceProfile:
-    """The device with the time and joules of its slowest hop to devices with these names."""
+    """Return the device with the time and joules of its slowest hop to devices with these names."""
     if not (names and device.links):
         return device
     own = {link.to: link for link in device.links}
@@ -143,7 +144,7 @@ def fits_alone(
 
 
 def _under_way(problem: ClusterProblem, m: int, place: int) -> float:
-    """The part of a batch's rows that a device keeps tensors of, at this place from the end."""
+    """Return the part of a batch's rows whose tensors a device keeps at this place from the end."""
     rows, counts = math.ceil(problem.batch_size / m), problem.in_flight
     count = min(m, counts[min(place, len(counts)) - 1]) if counts else m
     return min(1.0, count * rows / problem.batch_size)
@@ -184,7 +185,7 @@ def _affords(device: DeviceProfile, blocks: int, rows: float, m: int, members: i
 
 
 def _groups(devices: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
-    """All ways to cut all or some devices into groups."""
+    """Yield all ways to divide all or some devices into groups."""
     if not devices:
         yield []
         return
@@ -197,7 +198,7 @@ def _groups(devices: tuple[int, ...]) -> Iterator[list[tuple[int, ...]]]:
 
 
 def shares(total: int, count: int) -> Iterator[list[int]]:
-    """All ways to split ``total`` into ``count`` positive parts."""
+    """Yield all ways to split ``total`` into ``count`` positive parts."""
     if count == 1:
         yield [total]
     for own in range(1, total - count + 2) if count > 1 else ():

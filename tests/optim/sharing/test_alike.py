@@ -1,4 +1,4 @@
-"""Similar devices that count as one kind give bounds that hold, and plans."""
+"""Merging similar devices into one kind gives valid lower bounds and plans."""
 
 import math
 from contextlib import suppress
@@ -24,7 +24,7 @@ from tests.thorough import chosen
 
 
 def of_one_form(problem: ClusterProblem) -> ClusterProblem:
-    """The problem in which all devices' rows and blocks take the memory of the first one's."""
+    """Return the problem in which rows and blocks take the first device's memory on all devices."""
     like, devices = problem.devices[0], list[DeviceProfile]()
     for each in problem.devices:
         limit = each.memory.limit_bytes if each.memory else 3.0 * problem.num_blocks
@@ -36,7 +36,7 @@ def of_one_form(problem: ClusterProblem) -> ClusterProblem:
 
 @pytest.mark.parametrize("seed", chosen(range(20), range(2)))
 def test_bounds_of_merged_kinds_hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For up to five devices, as if these were too many."""
+    """Clusters of up to five devices are treated as too large to search exactly."""
     merged = shared = 0
     for number in range(60):
         problem = drawn(np.random.default_rng((seed, number)), most_devices=5)
@@ -67,8 +67,11 @@ def test_bounds_of_merged_kinds_hold(seed: int, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("number", [182, 404, 587, 1228])
-def test_the_worst_devices_plans_count(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws in which they are faster than the best devices' plans that can be held."""
+def test_the_worst_devices_plans_are_considered(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In these draws they are faster than the best devices' plans that the real devices can
+    hold."""
     problem = of_one_form(drawn(np.random.default_rng((9, number)), most_devices=5))
     monkeypatch.setattr(exact, "MOST_PAIRS", 36)
     monkeypatch.setattr(exact, "_MOST_MERGED", 36)
@@ -78,7 +81,8 @@ def test_the_worst_devices_plans_count(number: int, monkeypatch: pytest.MonkeyPa
 
 
 def check_both_ends(certificate: Certificate, problem: ClusterProblem) -> None:
-    """The bound is that of the best devices at least, and the plan as fast as the worst ones'."""
+    """Check that the bound is at least the best devices', and the plan no slower than the worst
+    ones'."""
     devices = sorted(problem.devices, key=lambda each: each.time.chunk(1, problem.batch_size))
     own = replace(problem, devices=tuple(devices), activation_s=problem.activation_s[:1])
     for best in (True, False):
@@ -90,8 +94,7 @@ def check_both_ends(certificate: Certificate, problem: ClusterProblem) -> None:
 
 
 @pytest.mark.parametrize("best", [True, False])
-def test_who_is_as_good_as_the_best_is_as_fast_as_any(best: bool) -> None:
-    """And who is as bad as the worst no faster, in each respect."""
+def test_merged_devices_are_the_best_or_the_worst_in_each_respect(best: bool) -> None:
     budget, law = MemoryBudget(8.0, 1.0, 1.0, 0.1), AffineLaw(1.0, 0.1, 0.2, 0.3)
     one = DeviceProfile("a", law, memory=budget, sharing=SharingLaw(0.5, memory=budget))
     small = replace(budget, limit_bytes=4.0)
@@ -110,7 +113,7 @@ def test_who_is_as_good_as_the_best_is_as_fast_as_any(best: bool) -> None:
 
 
 def test_the_most_similar_devices_are_merged_first() -> None:
-    """If their limits have one form: memory of other blocks keeps them apart."""
+    """Devices whose blocks take different memory are not merged."""
     speeds = (1.0, 5.0, 1.01, 5.2, 20.0)
     budget, laws = MemoryBudget(50.0, 0.0, 1.0, 0.0), [AffineLaw(u, 0.0, 0.1, 0.0) for u in speeds]
     devices = [
@@ -129,8 +132,8 @@ def test_the_most_similar_devices_are_merged_first() -> None:
     assert similar_kinds(apart, 21) is None
 
 
-def test_devices_that_hold_as_much_are_similar() -> None:
-    """Alone or in shared stages."""
+def test_devices_with_similar_memory_are_merged() -> None:
+    """The memory limits whole segments or shared stages."""
     law, rooms = AffineLaw(1.0, 0.0, 0.1, 0.0), (3.0, 9.0, 3.1)
     for alone in (True, False):
         devices = []
@@ -153,7 +156,7 @@ def test_devices_that_hold_as_much_are_similar() -> None:
         {"sharing": None},
     ],
 )
-def test_limits_of_other_forms_keep_devices_apart(limits: dict[str, Any]) -> None:
+def test_devices_with_different_kinds_of_limits_are_not_merged(limits: dict[str, Any]) -> None:
     energy = EnergyBudget(9.0, AffineLaw(1.0, 0.0, 0.0, 0.0), "batch")
     law = AffineLaw(1.0, 0.0, 0.1, 0.0)
     one = DeviceProfile("a", law, energy=energy, sharing=SharingLaw(0.1))
@@ -163,10 +166,10 @@ def test_limits_of_other_forms_keep_devices_apart(limits: dict[str, Any]) -> Non
     assert similar_kinds(replace(problem, devices=(pair[0], replace(pair[1], **limits))), 6) is None
 
 
-def test_the_best_devices_plan_is_left_out_if_the_real_ones_cannot_hold_it(
+def test_a_plan_that_the_real_devices_cannot_hold_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The fast ones hold few blocks, and the kind's best is fast and holds all."""
+    """The fast devices hold few blocks, but the best device of their kind is fast and holds all."""
     speeds, limits, sharing = (0.1, 0.11, 1.0, 1.1), (1, 1, 4, 4), SharingLaw(0.2, 0)
     devices = tuple(
         DeviceProfile(f"d{k}", AffineLaw(u, 0.0, 0.1, 0.0), most, sharing=sharing)
@@ -182,7 +185,8 @@ def test_the_best_devices_plan_is_left_out_if_the_real_ones_cannot_hold_it(
 
 
 def twelve() -> ClusterProblem:
-    """Different devices, of which none holds the model, nor do all of them one stage."""
+    """Return twelve different devices; the model fits no single device and no stage of all
+    devices."""
     rng = np.random.default_rng(0)
     devices = []
     for k, u in enumerate(rng.uniform(0.8, 1.2, 12).tolist()):
@@ -193,7 +197,7 @@ def twelve() -> ClusterProblem:
     return ClusterProblem(tuple(devices), 12, 24, 12, "flow_shop")
 
 
-def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
+def test_twelve_different_devices_share_stages_if_memory_is_scarce() -> None:
     problem = twelve()
     found = shared_partition(problem)
     verify_cluster(found, problem)
@@ -202,8 +206,8 @@ def test_twelve_different_devices_share_stages_where_memory_binds() -> None:
     assert 0 < found.certificate.gap < 0.1 and not math.isinf(found.certificate.lower_bound)
 
 
-def test_a_limit_of_nodes_leaves_fewer_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound then holds, too."""
+def test_a_limit_of_nodes_reduces_the_number_of_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lower bound is still valid."""
     counts = list[int]()
 
     def counted(problem: ClusterProblem, most_pairs: int) -> list[list[int]] | None:

@@ -1,4 +1,4 @@
-"""Plans with shared stages are as fast as any, and their bounds hold."""
+"""Plans with shared stages are the fastest, and their lower bounds are valid."""
 
 import math
 from collections.abc import Callable
@@ -57,8 +57,8 @@ from tests.thorough import cases, chosen
 
 @pytest.mark.parametrize("seed", chosen(range(60), range(2)))
 @pytest.mark.parametrize("draw", [drawn, tight, lopsided, slow_to_start])
-def test_no_plan_is_faster(draw: Callable[..., ClusterProblem], seed: int) -> None:
-    """For all uplink times that were asked for, with all rows, orders and modes."""
+def test_no_plan_is_faster_than_the_solvers(draw: Callable[..., ClusterProblem], seed: int) -> None:
+    """The oracle tries all rows, orders and modes, for all requested uplink times."""
     ordered = 0
     for number in range(60 if draw is tight else 25):
         problem = draw(np.random.default_rng((seed, number)))
@@ -71,7 +71,7 @@ def test_no_plan_is_faster(draw: Callable[..., ClusterProblem], seed: int) -> No
 
 @pytest.mark.parametrize("scope", ["batch", "micro_batch"])
 def test_adding_gradients_takes_energy(scope: EnergyScope) -> None:
-    """Of a batch; a limit of each micro-batch does not count it."""
+    """A budget per batch counts it, and a budget per micro-batch does not."""
     law, m, blocks = AffineLaw(1.0, 0.0, 0.1, 0.0), 4, 3
     adding_j = 2 * (1 / 2) * blocks * 5.0
     spent_j = m * (blocks * 1.0 + 0.1) + adding_j
@@ -94,7 +94,7 @@ def test_adding_gradients_takes_energy(scope: EnergyScope) -> None:
 
 
 def test_no_plan_of_five_devices_is_faster() -> None:
-    """With up to eight blocks."""
+    """The model has up to eight blocks."""
     larger = 0
     for number in range(cases(few=30, many=400)):
         problem = drawn(np.random.default_rng((5, number)), most_devices=5, most_blocks=8)
@@ -104,8 +104,8 @@ def test_no_plan_of_five_devices_is_faster() -> None:
 
 
 @pytest.mark.parametrize("seed", chosen(range(20), range(3)))
-def test_no_pipeline_is_faster_wherever_devices_stand(seed: int) -> None:
-    """For each number of segments."""
+def test_no_pipeline_in_another_order_is_faster(seed: int) -> None:
+    """This holds for each number of segments."""
     placed = 0
     for number in range(40):
         problem = tight(np.random.default_rng((seed, number)))
@@ -128,8 +128,8 @@ def test_no_pipeline_is_faster_wherever_devices_stand(seed: int) -> None:
     assert placed
 
 
-def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
-    """At every place, for every set of devices."""
+def test_costs_include_recomputing_only_if_memory_requires_it() -> None:
+    """Checked at every place, for every set of devices."""
     recomputing = 0
     for number in range(60):
         problem = replace(tight(np.random.default_rng(number)), latency="flow_shop")
@@ -153,8 +153,8 @@ def test_costs_are_the_times_of_devices_that_recompute_if_they_must() -> None:
     assert recomputing
 
 
-def test_costs_of_several_m_are_those_of_each_with_its_own_threshold() -> None:
-    """Though those with equal rows and limits are computed once."""
+def test_costs_of_several_m_equal_the_costs_of_each_m_alone() -> None:
+    """Several m with equal rows and limits are computed only once. Each m has its own threshold."""
     same = 0
     for number in range(40):
         rng = np.random.default_rng((7, number))
@@ -176,10 +176,10 @@ def test_costs_of_several_m_are_those_of_each_with_its_own_threshold() -> None:
 
 
 @pytest.mark.parametrize("draw", [drawn, tight, lambda rng: linked(drawn(rng), rng)])
-def test_what_a_stage_costs_is_never_below_its_bound(
+def test_the_cost_of_a_stage_is_never_below_its_bound(
     draw: Callable[[np.random.Generator], ClusterProblem],
 ) -> None:
-    """Nor does it depend on which other stages are wanted."""
+    """The cost does not depend on which other stages are requested."""
     near = 0
     for number in range(cases(few=60, many=600)):
         rng = np.random.default_rng((8, number))
@@ -208,7 +208,7 @@ def test_what_a_stage_costs_is_never_below_its_bound(
     assert near
 
 
-def test_without_places_links_and_recomputing_do_not_count() -> None:
+def test_shared_partition_alone_ignores_links_and_recomputing() -> None:
     planned = 0
     for seed in range(200):
         rng = np.random.default_rng((9, seed))
@@ -224,7 +224,8 @@ def test_without_places_links_and_recomputing_do_not_count() -> None:
 
 
 def test_within_a_threshold_no_rows_take_less_time() -> None:
-    """Of each set of devices, of which some may have no rows; no pace is below its lower bound."""
+    """Checked for each set of devices; some devices may have no rows. No pace is below its lower
+    bound."""
     moved = 0
     for number in range(cases(few=100, many=1000)):
         rng = np.random.default_rng((6, number))
@@ -265,14 +266,14 @@ def test_within_a_threshold_no_rows_take_less_time() -> None:
 
 
 def test_row_caps_are_the_most_rows_that_fit() -> None:
-    """For each number of devices that share the stage; memory or energy binds in many."""
+    """Checked for each number of devices in the stage; memory or energy is often scarce."""
     bound = 0
     for seed in range(150):
         problem = drawn(np.random.default_rng(seed))
         for device in (each for each in problem.devices if each.sharing):
             for (others, row, held), cap in np.ndenumerate(row_caps(problem, device)):
                 m, blocks, members = row + 1, held + 1, others + 2
-                most = math.ceil(problem.batch_size / m) - 1  # another one has a row
+                most = math.ceil(problem.batch_size / m) - 1  # another device has a row
                 rows = range(1, most + 1)
                 fitting = [y for y in rows if fits(problem, device, blocks, y, m, members)]
                 if m >= problem.min_micro_batches:
@@ -281,7 +282,7 @@ def test_row_caps_are_the_most_rows_that_fit() -> None:
     assert bound > 100
 
 
-def test_under_bound_fewer_stages_may_have_a_longer_pace() -> None:
+def test_under_law_bound_more_stages_may_be_faster() -> None:
     """A plan with more stages, less sync and the same pace is faster at a lower threshold."""
 
     def device(
@@ -300,8 +301,8 @@ def test_under_bound_fewer_stages_may_have_a_longer_pace() -> None:
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
-def test_devices_without_compute_time(latency: Latency) -> None:
-    """Alone or with others, zero times are times."""
+def test_plans_of_devices_without_compute_time_are_the_fastest(latency: Latency) -> None:
+    """Devices that take no time are planned alone and together with others."""
     free, usual = AffineLaw(0.0, 0.0, 0.0, 0.0), AffineLaw(0.5, 0.1, 0.0, 0.1)
     for laws in ([free, free], [free, usual], [AffineLaw(0.0, 1.0, 0.0, 0.0)] * 2):
         devices = tuple(
@@ -348,8 +349,8 @@ def test_rules_of_other_systems_are_never_faster(solve: ClusterSolver) -> None:
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
-def test_asteroid_leaves_a_hopeless_device_without_rows(slow: int) -> None:
-    """Wherever it is in the order of devices."""
+def test_asteroid_gives_no_rows_to_a_very_slow_device(slow: int) -> None:
+    """This holds at every place in the order of devices."""
     laws = [AffineLaw(1e6 if k == slow else 1.0, 0.0, 1.0, 0.0) for k in range(3)]
     devices = tuple(
         DeviceProfile(str(k), law, sharing=SharingLaw(1e-3)) for k, law in enumerate(laws)
@@ -361,7 +362,8 @@ def test_asteroid_leaves_a_hopeless_device_without_rows(slow: int) -> None:
 
 @pytest.mark.parametrize("places_matter", [False, True])
 def test_a_limit_of_nodes_leaves_a_valid_bound(places_matter: bool) -> None:
-    """The bound never exceeds the best plan, nor does the plan that was found fall below it."""
+    """The bound never exceeds the best plan's time, and the found plan is never faster than the
+    best."""
     limits, worse = (0, 1, 3, 8), set[int]()
     for seed in range(cases(few=55, many=400)):
         rng = np.random.default_rng(seed)
@@ -391,8 +393,8 @@ def test_a_limit_of_nodes_leaves_a_valid_bound(places_matter: bool) -> None:
     assert worse == {*limits}
 
 
-def test_a_large_cluster_states_its_gap() -> None:
-    """Thirty different devices: pipelines and one shared stage are compared, with a bound."""
+def test_a_large_cluster_has_a_lower_bound_and_a_gap() -> None:
+    """With thirty different devices, only pipelines and one shared stage are compared."""
     rng = np.random.default_rng(0)
     laws = [AffineLaw(float(u), 0.01, 0.001, 0.002) for u in rng.uniform(0.1, 1, 30)]
     sharing = SharingLaw(0.001)
@@ -406,9 +408,9 @@ def test_a_large_cluster_states_its_gap() -> None:
     assert 0 < solution.certificate.gap < 0.2
 
 
-def test_of_many_small_devices_those_that_hold_most_share_stages() -> None:
-    """Of twelve different ones, none of which holds a block for a whole micro-batch. Their blocks
-    differ in size, so that they are not merged."""
+def test_of_many_small_devices_the_ten_largest_share_stages() -> None:
+    """Twelve different devices each lack the memory for a block of a whole micro-batch. Their
+    blocks differ in size, so that they are not merged."""
     devices = []
     for k in range(12):
         memory = MemoryBudget(2.1 + 0.001 * k, 0.0, 1.0 - 1e-6 * k, 0.3)
@@ -427,7 +429,7 @@ def test_of_many_small_devices_those_that_hold_most_share_stages() -> None:
         shared_partition(replace(problem, num_blocks=30))
 
 
-def test_devices_that_are_alike_need_few_states() -> None:
+def test_equal_devices_need_few_states() -> None:
     law, sharing = AffineLaw(1.0, 0.1, 0.0, 0.0), SharingLaw(0.01)
     alike = [DeviceProfile(f"d{k}", law, sharing=sharing) for k in range(8)]
     other = DeviceProfile("x", replace(law, u=2.0), sharing=sharing)
@@ -437,8 +439,8 @@ def test_devices_that_are_alike_need_few_states() -> None:
     assert (states.counts[states.groups] <= states.counts[states.sets]).all()
 
 
-def test_without_a_law_nothing_is_shared() -> None:
-    """The answer is the exact pipeline's."""
+def test_devices_without_a_sharing_law_share_no_stage() -> None:
+    """The plan is as fast as the exact pipeline."""
     rng = np.random.default_rng(4)
     devices = tuple(
         DeviceProfile(f"d{k}", AffineLaw(float(u), 0.0, 0.01, 0.0))
@@ -452,8 +454,8 @@ def test_without_a_law_nothing_is_shared() -> None:
 
 
 def test_the_law_bounds_a_simulated_batch() -> None:
-    """Every device does one micro-batch at a time and waits for all rows that it needs; a stage
-    adds its gradients after its last micro-batch. One stage takes exactly the law's time."""
+    """A device does one micro-batch at a time and waits for all rows that it needs. A stage adds
+    its gradients after its last micro-batch. A single stage takes exactly the law's time."""
     shared = 0
     for seed in range(120):
         plain = drawn(np.random.default_rng(seed))
@@ -472,8 +474,8 @@ def test_the_law_bounds_a_simulated_batch() -> None:
     assert shared > 20
 
 
-def test_the_pace_may_be_of_another_device_than_the_slowest() -> None:
-    """Under ``overlap``: then no device does two things at once either."""
+def test_the_slowest_device_may_not_determine_the_pace() -> None:
+    """No device does two things at once in such a plan under ``overlap``."""
     others = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -498,7 +500,7 @@ def test_the_pace_may_be_of_another_device_than_the_slowest() -> None:
 
 @pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
 def test_no_device_does_two_things_at_once(latency: Latency) -> None:
-    """In the timeline of any plan, which ends with its latency but for syncs."""
+    """The timeline of any plan, plus its syncs, ends within the plan's latency."""
     for seed in range(100):
         own = replace(drawn(np.random.default_rng(seed)), latency=latency, activation_s=(0.0,))
         problem = replace(own, head_s=0.0, gradient_s=0.0)
@@ -538,8 +540,8 @@ def _simulated(problem: ClusterProblem, point: Partition) -> float:
     return max(end for _, end in simulate(jobs, workers, {}).values())
 
 
-def test_a_search_that_ends_too_early_names_its_limit() -> None:
-    """No device holds a block alone, so that only the search finds plans."""
+def test_the_error_of_a_search_without_a_plan_names_its_limit() -> None:
+    """No device holds a block alone, so only the search finds plans."""
     law = AffineLaw(0.5, 0.1, 0.0, 0.1)
     devices = tuple(DeviceProfile(f"d{k}", law, 0, sharing=SharingLaw(0.01, 2)) for k in range(2))
     problem = ClusterProblem(devices, 2, 4, 2, "overlap")

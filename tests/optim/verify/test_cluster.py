@@ -1,4 +1,4 @@
-"""A right front passes; each planted fault is named by its constraint, with the numbers."""
+"""A correct front passes; each planted fault is reported with its constraint and the numbers."""
 
 import ast
 import itertools
@@ -25,19 +25,19 @@ LAWS: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
 
 
 def certified(objective: float, lower_bound: float | None = None) -> Certificate:
-    """With the objective as its own bound, where no other is given."""
+    """Return a certificate; by default its lower bound is the objective."""
     bound = objective if lower_bound is None else lower_bound
     return Certificate(objective, bound, "by hand", 0.0)
 
 
 def solved(front: tuple[Partition, ...], certificate: Certificate) -> ClusterSolution:
-    """The last point is the best."""
+    """Return the solution whose best point is the last one."""
     return ClusterSolution(front, front[-1], certificate)
 
 
-# By hand: a cluster of three devices, three blocks, and a batch of four samples. With m = 2, two
-# blocks on `a` take 2·1·2 + 1 = 5 s, one on `b` takes 2·2 + 0.5·2 = 5 s; `c` alone takes 36 s. With
-# m = 3 it were 14.33 s, but 10 J of the 8 J that `b` may spend: no partition is below 15 s.
+# Computed by hand: three devices, three blocks and a batch of four samples. With m = 2, two blocks
+# on `a` take 2·1·2 + 1 = 5 s, and one on `b` takes 2·2 + 0.5·2 = 5 s; `c` alone takes 36 s. With
+# m = 3 they would take 14.33 s, but `b` would spend 10 J of 8 J: no partition takes below 15 s.
 
 BUDGET = EnergyBudget(8.0, AffineLaw(0.5, 1.0, 0.5, 1.0))
 DEVICES = (
@@ -51,8 +51,9 @@ SOLUTION = solved((ALONE, BOTH), certified(15.0))
 MODEST = replace(SOLUTION, certificate=certified(15.0, 12.0))
 
 
-def test_it_shares_no_code_with_the_solvers() -> None:
-    """Of this room it imports what a problem and an answer are, what schedules keep, and itself."""
+def test_the_verifier_shares_no_code_with_the_solvers() -> None:
+    """From ``optim`` it imports only problems, requests, the micro-batches in flight, and
+    itself."""
     room = Path(optim.verify.__file__).parent
     nodes = [node for file in room.glob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -78,10 +79,11 @@ def test_a_front_made_by_hand_passes(law: Latency) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_a_head_and_gradients_are_stages_of_a_front(law: Latency) -> None:
-    """Of a batch 12 s and 2 s: with m = 2 6 s and 1 s beside stages of 5 s or 4 s."""
+def test_the_head_and_the_downlink_are_stages_of_a_front(law: Latency) -> None:
+    """They take 12 s and 2 s of a batch. With m = 2 these are stages of 6 s and 1 s, and the others
+    take 5 s or 4 s."""
     seconds, slowest = HAND[law]
-    # Σ + 7, and 6 s are the slowest stage; alone Σ is 36 + 14, and 36 s the slowest.
+    # The sum is Σ + 7 s and the slowest stage 6 s; on `c` alone they are 36 + 14 s and 36 s.
     point = replace(BOTH, latency_s=seconds - slowest + 7 + 6, slowest_s=6.0)
     alone = replace(ALONE, latency_s=50.0)
     problem = replace(PROBLEM, latency=law, head_s=12.0, gradient_s=2.0)
@@ -93,9 +95,9 @@ def test_a_head_and_gradients_are_stages_of_a_front(law: Latency) -> None:
             verify_cluster(solved((alone, point), certified(point.latency_s, 0.0)), fault)
 
 
-# By hand: one device, b = 4, L = 3, a block takes 1 s a sample and 1 s a micro-batch: 12/m + 3
-# seconds of each. With a seconds on the uplink m = 1 takes 15 + a, m = 2 takes
-# 9 + a/2 + max(9, a/2), m = 3 takes 7 + a/3 + 2·max(7, a/3); they meet at a = 6 and a = 18.
+# Computed by hand: one device, b = 4, L = 3. A block takes 1 s per sample and 1 s per micro-batch,
+# so that a micro-batch takes 12/m + 3 s. With an uplink time a, m = 1 takes 15 + a, m = 2 takes
+# 9 + a/2 + max(9, a/2), and m = 3 takes 7 + a/3 + 2·max(7, a/3); they are equal at 6 and 18.
 LONE = ClusterProblem((DeviceProfile("one", AffineLaw(1.0, 1.0, 0.0, 0.0)),), 3, 4, 4, "overlap")
 WHOLE, HALVES, THIRDS, FOURTHS = (
     Partition((3,), m, 12.0 + 3.0 * m, 12.0 / m + 3.0) for m in (1, 2, 3, 4)
@@ -122,10 +124,10 @@ def for_uplinks(*times: float) -> ClusterProblem:
         ((THIRDS, FOURTHS), (18.5, math.inf), 7 + 18.5 / 3 + 14),
     ],
 )
-def test_a_front_for_some_uplinks_passes(
+def test_a_correct_front_for_some_uplink_times_passes(
     front: tuple[Partition, ...], times: tuple[float, ...], objective: float
 ) -> None:
-    """Certified for the first time."""
+    """The objective is for the first uplink time."""
     verify_cluster(ClusterSolution(front, front[0], certified(objective)), for_uplinks(*times))
 
 
@@ -160,15 +162,15 @@ UPLINK_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
 
 
 @pytest.mark.parametrize(("says", "solution", "problem"), UPLINK_FAULTS)
-def test_each_fault_of_a_front_for_some_uplinks_is_named(
+def test_each_fault_of_a_front_for_some_uplink_times_is_named(
     says: str, solution: ClusterSolution, problem: ClusterProblem
 ) -> None:
     with pytest.raises(PlanViolationError, match=f"^{says}"):
         verify_cluster(solution, problem)
 
 
-def test_replicas_pass_by_their_own_rule() -> None:
-    """3·(3·4/3 + 0.5) = 13.5 s on the slowest device; no hop, neither in time nor in energy."""
+def test_replicas_are_verified_by_their_own_rule() -> None:
+    """The slowest device takes 3·(3·4/3 + 0.5) = 13.5 s. Hops add no time and no energy."""
     devices = tuple(
         replace(device, max_blocks=3, energy=EnergyBudget(5.0, BUDGET.law, scope))
         for device, scope in zip(DEVICES, ("batch", "micro_batch", "batch"), strict=True)
@@ -194,20 +196,21 @@ def test_replicas_pass_by_their_own_rule() -> None:
 
 
 def with_point(**changes: Any) -> ClusterSolution:
-    """Another last point, certified honestly."""
+    """Return the solution with a changed last point and its true objective."""
     point = replace(BOTH, **changes)
     return solved((ALONE, point), certified(point.latency_s, 0.0))
 
 
 def with_budget(limit_j: float, scope: str) -> ClusterProblem:
-    """Device b may spend this much."""
+    """Return the problem in which device b may spend this much."""
     budget = replace(BUDGET, limit_j=limit_j, scope=scope)
     devices = (DEVICES[0], replace(DEVICES[1], energy=budget), DEVICES[2])
     return replace(PROBLEM, devices=devices)
 
 
 def with_memory(limit_bytes: float) -> ClusterProblem:
-    """Of `a`, whose segment takes 1 byte, a block 4, and each sample of a micro-batch 2 more."""
+    """Return the problem with this memory of `a`, whose segment takes 1 byte, a block 4, and each
+    sample of a micro-batch 2 more."""
     first = replace(DEVICES[0], memory=MemoryBudget(limit_bytes, 1.0, 4.0, 2.0))
     return replace(PROBLEM, devices=(first, *DEVICES[1:]))
 
@@ -273,30 +276,30 @@ def test_each_fault_of_a_front_is_named(
     assert "\n" not in str(caught.value)
 
 
-def test_budgets_that_hold_exactly_are_kept() -> None:
-    """8 J a batch, 4 J a micro-batch; and rounding is no fault."""
+def test_energy_that_equals_the_budget_passes() -> None:
+    """A batch takes 8 J and a micro-batch 4 J. Rounding errors pass, too."""
     for limit_j, scope in ((8.0, "batch"), (4.0, "micro_batch"), (8.0 * (1 - 1e-12), "batch")):
         verify_cluster(MODEST, with_budget(limit_j, scope))
 
 
-def test_memory_that_holds_exactly_is_kept() -> None:
-    """1 + 2·(4 + 2·2) bytes."""
+def test_memory_that_equals_the_limit_passes() -> None:
+    """Device `a` takes 1 + 2·(4 + 2·2) = 17 bytes."""
     verify_cluster(SOLUTION, with_memory(17.0))
 
 
-def test_energy_that_is_left_refutes_a_claim() -> None:
-    """10 J allow m = 3."""
+def test_a_lower_bound_that_ignores_available_energy_is_refused() -> None:
+    """10 J allow m = 3, which is faster."""
     with pytest.raises(PlanViolationError, match=r"lower bound: 15 s, .* with m=3 take 14\.33"):
         verify_cluster(SOLUTION, with_budget(10.1, "batch"))
 
 
-def test_rounding_of_a_latency_is_no_fault() -> None:
-    """Of a part in 10¹²."""
+def test_a_rounding_error_of_a_latency_passes() -> None:
+    """The relative error is 1e-12."""
     verify_cluster(with_point(latency_s=15.0 * (1 + 1e-12)), PROBLEM)
 
 
-def test_no_gap_is_defined_for_an_objective_of_zero() -> None:
-    """Unless the bound is 0 too."""
+def test_the_gap_of_an_objective_of_zero_is_undefined() -> None:
+    """It is defined only if the lower bound is 0, too."""
     free = replace(PROBLEM, devices=(FREE,))
     point = Partition((3,), 1, 0.0)
     verify_cluster(solved((point,), certified(0.0)), free)
@@ -305,14 +308,14 @@ def test_no_gap_is_defined_for_an_objective_of_zero() -> None:
 
 
 class WrongGap(Certificate):
-    """A certificate that claims more than its numbers."""
+    """A certificate whose gap does not match its numbers."""
 
     @property
     def gap(self) -> float:
         return 0.0
 
 
-def test_a_gap_that_is_only_claimed_is_refused() -> None:
+def test_a_wrong_gap_is_refused() -> None:
     claimed = WrongGap(15.0, 12.0, "by hand", 0.0)
     with pytest.raises(PlanViolationError, match=r"gap: 0, expected 0\.2"):
         verify_cluster(replace(SOLUTION, certificate=claimed), PROBLEM)
@@ -328,19 +331,19 @@ def test_a_gap_that_is_only_claimed_is_refused() -> None:
     ],
     ids=["m", "block", "segment", "two steps"],
 )
-def test_a_claim_that_a_neighbour_refutes(point: Partition, better: str) -> None:
-    """The answer is feasible, yet not optimal as it says."""
+def test_a_lower_bound_above_a_neighbour_is_refused(point: Partition, better: str) -> None:
+    """The answer is feasible, but its certificate wrongly says that it is optimal."""
     problem = replace(with_budget(100.0, "batch"), max_micro_batches=2)
     verify_cluster(solved((point,), certified(point.latency_s, 0.0)), problem)
     with pytest.raises(PlanViolationError, match=f"^lower bound: {better}"):
         verify_cluster(solved((point,), certified(point.latency_s)), problem)
 
 
-# At random: the front by enumeration, then one field of it spoilt.
+# Random fronts by enumeration, of which one field is then corrupted.
 
 
 def random_cluster(rng: np.random.Generator, law: Latency) -> ClusterProblem:
-    """One to three devices, up to four blocks, short hops, caps of each kind."""
+    """Draw one to three devices, up to four blocks, short hops, and caps of each kind."""
     scale = np.array([1.0, 1.0, 0.1, 0.1])
     devices = tuple(
         DeviceProfile(
@@ -360,14 +363,14 @@ def random_cluster(rng: np.random.Generator, law: Latency) -> ClusterProblem:
 
 
 def random_budget(rng: np.random.Generator) -> EnergyBudget:
-    """Of about two blocks."""
+    """Draw a budget for about two blocks."""
     scope = "batch" if rng.random() < 0.5 else "micro_batch"
     return EnergyBudget(rng.uniform(2.0, 40.0), AffineLaw(*rng.uniform(0.1, 1.0, 4)), scope)
 
 
 def enumerated(problem: ClusterProblem) -> ClusterSolution | None:
-    """The front by brute force: who is fastest with at most S segments, at all times or at some of
-    a range; None where the caps cannot hold the model."""
+    """Return the front by brute force: the fastest with at most S segments, at all uplink times or
+    at samples of a range. Return None if the caps cannot hold the model."""
     caps, points = block_caps(problem), list[Partition]()
     for blocks in itertools.product(range(problem.num_blocks + 1), repeat=len(problem.devices)):
         if sum(blocks) == problem.num_blocks:
@@ -389,10 +392,10 @@ def enumerated(problem: ClusterProblem) -> ClusterSolution | None:
     return ClusterSolution(tuple(front), best, certified(batch_s(best, times[0])))
 
 
-def spoilt_fronts(
+def corrupted_fronts(
     solution: ClusterSolution, problem: ClusterProblem, rng: np.random.Generator
 ) -> Iterator[ClusterSolution]:
-    """One change each, of a kind that no answer survives."""
+    """Yield answers with one change each that makes them wrong."""
     place = int(rng.integers(len(solution.front)))
     point, k = solution.front[place], int(rng.integers(len(problem.devices)))
     factor = 1 + rng.choice([-1, 1]) * 10.0 ** rng.uniform(-8, -1)
@@ -420,21 +423,21 @@ def spoilt_fronts(
 
 @pytest.mark.parametrize("law", LAWS)
 @given(st.integers(0, 2**32))
-def test_a_right_front_passes_and_a_spoilt_one_does_not(law: Latency, seed: int) -> None:
-    """The optimum, certified without a gap, is refuted by no neighbour."""
+def test_a_correct_front_passes_and_a_corrupted_one_does_not(law: Latency, seed: int) -> None:
+    """No neighbour refutes the optimum, which is certified without a gap."""
     rng = np.random.default_rng(seed)
     problem = random_cluster(rng, law)
     solution = enumerated(problem)
     if solution is None:
         return
     verify_cluster(solution, problem)
-    for spoilt in spoilt_fronts(solution, problem, rng):
+    for spoilt in corrupted_fronts(solution, problem, rng):
         with pytest.raises(PlanViolationError):
             verify_cluster(spoilt, problem)
 
 
-def test_a_bound_for_one_number_of_micro_batches_is_not_refuted_by_another() -> None:
-    """By hand: a micro-batch takes 1 s of any size, so that m = 1 were faster than the fixed 4."""
+def test_a_bound_for_a_fixed_m_is_not_refuted_by_another_m() -> None:
+    """A micro-batch of any size takes 1 s, so m = 1 would be faster than the required m = 4."""
     device = DeviceProfile("a", AffineLaw(0.0, 1.0, 0.0, 0.0))
     fixed = ClusterProblem((device,), 1, 4, 4, "overlap", min_micro_batches=4)
     verify_cluster(solved((Partition((1,), 4, 4.0, 1.0),), certified(4.0)), fixed)

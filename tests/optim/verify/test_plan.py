@@ -1,4 +1,4 @@
-"""What a strategy plans, held against what the units have."""
+"""A strategy's plan is verified against the clusters of the request."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def sends(cluster: ClusterPlan, power_w: float) -> ClusterPlan:
 SOUND = plan(("a", 2), ("b", 2), ("c", 2))
 
 
-def test_a_sound_plan_passes() -> None:
+def test_a_valid_plan_passes() -> None:
     other = plan(("c", 4), ("a", 2), unit=5, channel=1)
     verify_plan(RoundPlan(1, (SOUND, other)), REQUEST)
     verify_plan(EvenSplit().plan_round(REQUEST, np.random.default_rng(0)), REQUEST)
@@ -81,7 +81,7 @@ def test_every_violation_is_named(clusters: tuple[ClusterPlan, ...], message: st
         verify_plan(RoundPlan(1, clusters), REQUEST)
 
 
-def test_a_plan_is_of_the_round_that_was_asked_for() -> None:
+def test_a_plan_of_another_round_is_refused() -> None:
     with pytest.raises(PlanViolationError, match="round: 0, the request is of round 1"):
         verify_plan(RoundPlan(0, (SOUND,)), REQUEST)
 
@@ -97,7 +97,7 @@ def framework(partition: str, *devices: DeviceProfile) -> RoundRequest:
     return replace(REQUEST, partition=partition, clusters=(state,))
 
 
-def test_a_framework_may_break_limits_but_not_use_devices_that_are_away() -> None:
+def test_a_framework_may_exceed_limits_but_not_use_absent_devices() -> None:
     away = DeviceProfile("d", LAW, 0)
     asked = framework("titanic", *DEVICES, away)
     greedy = replace(plan(("a", 3), ("b", 3)), over_limits=True)
@@ -109,8 +109,9 @@ def test_a_framework_may_break_limits_but_not_use_devices_that_are_away() -> Non
         verify_plan(RoundPlan(1, (absent,)), asked)
 
 
-def test_replicas_keep_limits_on_every_device_that_is_there() -> None:
-    """Of 8 samples four on each of two devices, 24 J for six blocks; eight on a lone one, 48 J."""
+def test_limits_of_replicas_are_checked_on_every_present_device() -> None:
+    """Each of two devices computes four of 8 samples: 24 J for six blocks. A single one needs 48
+    J."""
     law, away = AffineLaw(1.0, 0.0, 9.0, 9.0), DeviceProfile("d", LAW, 0)
     one, other = DeviceProfile("a", LAW, 6), DeviceProfile("b", LAW, None, EnergyBudget(24.0, law))
     replicas = replace(SOUND, segments=(), num_micro_batches=1)
@@ -133,7 +134,7 @@ def test_replicas_keep_limits_on_every_device_that_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["gammas", "queues", "idle_queues", "error_queues"])
-def test_queues_are_of_all_units_or_there_are_none(name: str) -> None:
+def test_queues_must_be_empty_or_have_one_value_per_unit(name: str) -> None:
     sound = RoundPlan(1, (SOUND,))
     verify_plan(replace(sound, **{name: (0.5, 0.5)}), REQUEST)
     with pytest.raises(PlanViolationError, match=f"C10: 1 {name} of 2 units"):

@@ -1,4 +1,4 @@
-"""A right round passes; each planted fault is named by its constraint, with the numbers."""
+"""A correct round passes; each planted fault is reported with its constraint and the numbers."""
 
 import itertools
 import math
@@ -22,17 +22,17 @@ from tests.optim.refutation import verify_round
 
 
 def certified(objective: float, lower_bound: float | None = None) -> Certificate:
-    """With the objective as its own bound, where no other is given."""
+    """Return a certificate; by default its lower bound is the objective."""
     bound = objective if lower_bound is None else lower_bound
     return Certificate(objective, bound, "by hand", 0.0)
 
 
-# By hand: a round of three units and two channels. I + B·N_0 = 1 W, so that at 1 W the rates are
-# log2(1 + h) = 2 and 3 bit/s, and 6 bits take 3 and 2 s. A third of them are activations: with
-# m = 2 half of these are sent when the pipeline has passed its 15 s, half before. Unit 0 ends after
-# 15 + 0.5 + 2 s, unit 1 after 15 + 1/3 + 4/3 s. Unit 2's cluster cannot hold the model;
-# units 0 and 1 on each other's channel would need 4·ln 2 = 2.77 J of their 2.5 J at least.
-# Γ_0 = 0.3·4/3 + 0.7/3.5 + 0.3 = 0.9, Γ_1 = 0.4 + 0.7/7.5 + 0.3, and 0.7/0.5 + 0.3 = 1.7 idle.
+# Computed by hand: three units and two channels. I + B·N_0 = 1 W, so that with 1 W the rates are
+# log2(1 + h) = 2 and 3 bit/s, and 6 bits take 3 and 2 s. A third of the bits are activations. With
+# m = 2 half of these are sent before the pipeline ends at 15 s, and half after. Unit 0 ends after
+# 15 + 0.5 + 2 s, unit 1 after 15 + 1/3 + 4/3 s. Unit 2's cluster cannot hold the model. On each
+# other's channel units 0 and 1 would need at least 4·ln 2 = 2.77 J, but have only 2.5 J.
+# Γ_0 = 0.3·4/3 + 0.7/3.5 + 0.3 = 0.9, Γ_1 = 0.4 + 0.7/7.5 + 0.3; idle it is 0.7/0.5 + 0.3 = 1.7.
 
 ALONE, BOTH = Partition((0, 0, 3), 1, 36.0, 36.0), Partition((2, 1, 0), 2, 15.0, 5.0)
 UPLINKS = (
@@ -56,36 +56,39 @@ ASKED = replace(OPTIONS, drift="paper")
 
 
 def test_a_round_made_by_hand_passes() -> None:
-    """With Γ as drift, with S + p, and with the limit on Γ that unit 0 just meets."""
+    """The drift is Γ, or S + p, or Γ with a limit that unit 0 just meets."""
     verify_round(ANSWER, ROUND)
     verify_round(ANSWER, replace(ROUND, options=replace(OPTIONS, hard_gamma=True)))
     paper = RoundSolution((FIRST, SECOND), certified(1.75 + 1 * 3 + 2 * 3, 0.0))
     verify_round(paper, replace(ROUND, options=ASKED))
 
 
-def test_an_uplink_that_waits_ends_a_rounds_pipelines_and_uploads_one_by_one() -> None:
-    """15 + 3 s and 15 + 2 s; and an uplink that is slower than the pipeline hides that."""
+def test_finish_times_of_uploads_after_the_pipeline_and_of_slow_ones() -> None:
+    """Uploads after the pipelines end after 15 + 3 s and 15 + 2 s.
+
+    If a streamed upload is slower than its pipeline, the upload determines the end.
+    """
     waits = with_options(uplink="after")
     given = replace(FIRST, finish_s=18.0), replace(SECOND, finish_s=17.0)
     verify_round(RoundSolution(given, certified(BEST + 0.05)), waits)
-    # 16 bits of activations: 4 s of each half, which the second begins when the first has gone.
+    # 32 bits of activations: each half takes 8 s, and the second begins when the first is sent.
     slow = with_uplink(activation_bits=32.0)
     given = replace(FIRST, upload_s=18.0, finish_s=10.0 + 8 + 8 + 2), SECOND
     verify_round(RoundSolution(given, certified(BEST + 1.05, 0.0)), slow)
 
 
 def given_to(first: Allocation, second: Allocation = SECOND) -> RoundSolution:
-    """Allocations that are not checked against the objective, since a fault comes before."""
+    """Return allocations whose objective is not checked, because another fault is found first."""
     return RoundSolution((first, second), certified(BEST))
 
 
 def with_options(**changes: Any) -> RoundProblem:
-    """The same round."""
+    """Return the round with changed options."""
     return replace(ROUND, options=replace(OPTIONS, **changes))
 
 
 def with_uplink(**changes: Any) -> RoundProblem:
-    """Of unit 0."""
+    """Return the round with a changed uplink of unit 0."""
     return replace(ROUND, uplinks=(replace(UPLINKS[0], **changes), *UPLINKS[1:]))
 
 
@@ -149,7 +152,7 @@ FADING = replace(OPTIONS, fading="rayleigh")
 
 
 def mean_rate(channel: Channel, gain: float, power_w: float) -> float:
-    """Eq. 10 by adaptive quadrature over the gain."""
+    """Return eq. 10 by adaptive quadrature over the gain."""
     snr = power_w * gain / (channel.interference_w + channel.bandwidth_hz * channel.noise_w_per_hz)
     nats, _ = quad(lambda g: math.exp(-g) * math.log1p(snr * g), 0, 1, epsabs=0, epsrel=1e-12)
     tail, _ = quad(lambda g: math.exp(-g) * math.log1p(snr * g), 1, math.inf, epsabs=0)
@@ -158,7 +161,7 @@ def mean_rate(channel: Channel, gain: float, power_w: float) -> float:
 
 @pytest.mark.parametrize("power_w", [1e-7, 1e-3, 1.0, 1e3, 1e7])
 def test_fading_rates_are_expectations(power_w: float) -> None:
-    """Of a single unit, over 14 orders of the signal-to-noise ratio."""
+    """A single unit is verified over 14 orders of magnitude of the signal-to-noise ratio."""
     uplink = Uplink(power_w, 1e15, 4.0, 2.0, (1.0,))
     problem = replace(
         ROUND, fronts=((BOTH,),), uplinks=(uplink,), channels=CHANNELS[:1], queues=(0.0,),
@@ -177,7 +180,7 @@ def test_fading_rates_are_expectations(power_w: float) -> None:
 
 
 def ends_s(point: Partition, activation_s: float, model_s: float, uplink: str) -> float:
-    """When all is sent, one micro-batch after the other as they leave the pipeline."""
+    """Return when all data is sent; a micro-batch is sent once it has left the pipeline."""
     m, sent_s = point.num_micro_batches, 0.0
     for place in range(m):
         left_s = point.latency_s - (m - 1 - place) * point.slowest_s
@@ -187,8 +190,8 @@ def ends_s(point: Partition, activation_s: float, model_s: float, uplink: str) -
     return sent_s + model_s
 
 
-def test_a_larger_matching_through_other_channels_is_found() -> None:
-    """Unit 0 can use both channels, unit 1 only the one that unit 0 took."""
+def test_a_round_with_fewer_units_than_possible_is_refused() -> None:
+    """Unit 0 can use both channels, unit 1 only the channel that unit 0 has."""
     rich = replace(UPLINKS[0], energy_j=10.0)
     problem = replace(ROUND, uplinks=(rich, replace(UPLINKS[1], gains=(7.0, 1e-3)), UPLINKS[2]))
     alone = RoundSolution((FIRST,), certified(BEST))
@@ -206,7 +209,7 @@ POOR = with_uplink(energy_j=1.9).uplinks
     [
         (with_uplink(max_power_w=0.0), ROUND),
         (with_uplink(gains=(0.0, 0.0)), ROUND),
-        # A bit costs ln 2/3 J at least, four of them 0.924 J.
+        # A bit costs at least ln 2/3 J, and four bits 0.924 J.
         (with_uplink(energy_j=0.92), with_uplink(energy_j=0.93)),
         (replace(ROUND, fronts=((), (ALONE, BOTH), ())), ROUND),
         # Γ_0 = 0.9 at 1 W.
@@ -227,26 +230,25 @@ POOR = with_uplink(energy_j=1.9).uplinks
     ],
     ids=["power", "gain", "energy", "front", "Γ", "Γ at any power", "energy for Γ"],
 )
-def test_a_unit_that_can_have_no_channel_is_left_out(
+def test_only_a_unit_that_can_use_no_channel_may_be_left_out(
     infeasible: RoundProblem, feasible: RoundProblem
 ) -> None:
-    """But only such a one."""
     allocations = (_allocated(infeasible, 1, 1, 1.0, infeasible.fronts[1][-1]),)
     verify_round(RoundSolution(allocations, certified(price(infeasible, allocations))), infeasible)
     with pytest.raises(PlanViolationError, match=r"^C4: 1 units have a channel, 2 feasible pairs"):
         verify_round(RoundSolution(allocations, certified(0.0)), feasible)
 
 
-# Each answer is feasible and honestly priced, but one step away there is a better one.
+# Each answer is feasible and has its true objective, but a neighbour is better.
 
 
 def sure(seconds: float) -> tuple[Partition, ...]:
-    """A front of one point."""
+    """Return a front of one point."""
     return (Partition((3,), 1, seconds, seconds),)
 
 
 def simple_round(gains: tuple[tuple[float, ...], ...], **changes: Any) -> RoundProblem:
-    """Units with much energy and clusters that take 10 s; no queue waits."""
+    """Return units with much energy, clusters that take 10 s, and queues of 0."""
     uplinks = tuple(Uplink(1.0, 100.0, 4.0, 2.0, row) for row in gains)
     problem = RoundProblem(
         (sure(10.0),) * len(gains), uplinks, (CHANNELS * 2)[: len(gains[0])],
@@ -256,7 +258,8 @@ def simple_round(gains: tuple[tuple[float, ...], ...], **changes: Any) -> RoundP
 
 
 def priced(problem: RoundProblem, *places: tuple[int, int, float]) -> RoundSolution:
-    """Units on channels with powers, on the last points of their fronts; certified as optimal."""
+    """Return units on channels with powers and the last points of their fronts, certified as
+    optimal."""
     allocations, drift = [], 0.0
     for unit, channel, power_w in places:
         uplink, band = problem.uplinks[unit], problem.channels[channel]
@@ -294,7 +297,7 @@ REFUTED: list[tuple[str, RoundProblem, list[tuple[int, int, float]]]] = [
 @pytest.mark.parametrize(
     ("problem", "places"), [case[1:] for case in REFUTED], ids=[case[0] for case in REFUTED]
 )
-def test_a_claim_that_another_round_refutes(
+def test_a_lower_bound_above_another_round_is_refused(
     problem: RoundProblem, places: list[tuple[int, int, float]]
 ) -> None:
     solution = priced(problem, *places)
@@ -304,11 +307,11 @@ def test_a_claim_that_another_round_refutes(
         verify_round(solution, problem)
 
 
-# At random: rounds solved by enumeration, then one field spoilt.
+# Random rounds solved by enumeration, of which one field is then corrupted.
 
 
 def random_round(rng: np.random.Generator, options: RoundOptions) -> RoundProblem:
-    """Up to three units, two channels and two points on a front; energy is often scarce."""
+    """Draw up to three units, two channels and two points per front; energy is often scarce."""
     num_units, num_channels = int(rng.integers(1, 4)), int(rng.integers(1, 3))
     channels = tuple(Channel(*rng.uniform(0.5, 2.0, 3)) for _ in range(num_channels))
     uplinks = tuple(
@@ -319,7 +322,7 @@ def random_round(rng: np.random.Generator, options: RoundOptions) -> RoundProble
         for _ in range(num_units)
     )  # fmt: skip
     slow, fast = rng.uniform(20.0, 40.0, num_units), rng.uniform(5.0, 20.0, num_units)
-    # Of two stages: the slowest takes a third to a half of what a micro-batch passes.
+    # The slowest of the stages takes a third to a half of the sum of all stages.
     paces = fast / rng.uniform(3.0, 4.0, num_units)
     fronts = tuple(
         (Partition((3, 0), 1, alone, alone), Partition((1, 2), 2, both, pace))
@@ -332,7 +335,7 @@ def random_round(rng: np.random.Generator, options: RoundOptions) -> RoundProble
 
 
 def rate_of(problem: RoundProblem, unit: int, channel: int, power_w: float) -> float:
-    """Eq. 10."""
+    """Return eq. 10."""
     band, gain = problem.channels[channel], problem.uplinks[unit].gains[channel]
     if problem.options.fading == "rayleigh":
         return mean_rate(band, gain, power_w)
@@ -341,7 +344,7 @@ def rate_of(problem: RoundProblem, unit: int, channel: int, power_w: float) -> f
 
 
 def largest_power(problem: RoundProblem, unit: int, channel: int) -> float | None:
-    """By a root of eq. 12; None where no power is small enough."""
+    """Return the largest power by a root of eq. 12; None if no power is small enough."""
     uplink = problem.uplinks[unit]
     bits = uplink.model_bits + uplink.activation_bits * (problem.options.energy == "all")
 
@@ -357,7 +360,7 @@ def largest_power(problem: RoundProblem, unit: int, channel: int) -> float | Non
 
 
 def gamma_of(problem: RoundProblem, given: Allocation) -> float:
-    """Eq. 28."""
+    """Return eq. 28."""
     options, gain = problem.options, problem.uplinks[given.unit].gains[given.channel]
     received = given.power_w * gain + problem.channels[given.channel].interference_w
     spread = options.gradient_bound * given.partition.num_segments**2 / problem.num_blocks
@@ -367,7 +370,7 @@ def gamma_of(problem: RoundProblem, given: Allocation) -> float:
 
 
 def price(problem: RoundProblem, allocations: tuple[Allocation, ...]) -> float:
-    """The objective, in plain words."""
+    """Return the objective by definition."""
     options = problem.options
     objective = options.drift_weight * max(given.finish_s for given in allocations)
     mean = sum(channel.interference_w for channel in problem.channels) / len(problem.channels)
@@ -383,7 +386,7 @@ def price(problem: RoundProblem, allocations: tuple[Allocation, ...]) -> float:
 
 
 def candidates(problem: RoundProblem) -> Iterator[tuple[Allocation, ...]]:
-    """Every matching of largest size at the largest powers, with every partition."""
+    """Yield every largest matching at the largest powers, with every partition."""
     shape = (len(problem.uplinks), len(problem.channels))
     limits = {pair: largest_power(problem, *pair) for pair in np.ndindex(shape)}
     feasible = [pair for pair, limit in limits.items() if limit is not None]
@@ -412,10 +415,10 @@ def _allocated(
     return Allocation(unit, channel, power_w, activation_s + model_s, finish_s, point)
 
 
-def spoilt_rounds(
+def corrupted_rounds(
     solution: RoundSolution, problem: RoundProblem, rng: np.random.Generator
 ) -> Iterator[RoundSolution]:
-    """One change each, of a kind that no answer survives."""
+    """Yield answers with one change each that makes them wrong."""
     chosen, objective = solution.allocations, solution.certificate.objective
     place = int(rng.integers(len(chosen)))
     given, factor = chosen[place], 1 + rng.choice([-1, 1]) * 10.0 ** rng.uniform(-8, -1)
@@ -440,8 +443,10 @@ def spoilt_rounds(
 
 @pytest.mark.parametrize("options", [OPTIONS, FADING], ids=["steady", "fading"])
 @given(st.integers(0, 2**32))
-def test_a_right_round_passes_and_a_spoilt_one_does_not(options: RoundOptions, seed: int) -> None:
-    """The optimum, certified without a gap, is refuted by no neighbour."""
+def test_a_correct_round_passes_and_a_corrupted_one_does_not(
+    options: RoundOptions, seed: int
+) -> None:
+    """No neighbour refutes the optimum, which is certified without a gap."""
     rng = np.random.default_rng(seed)
     problem = random_round(rng, options)
     best = min(candidates(problem), key=lambda chosen: price(problem, chosen), default=None)
@@ -449,14 +454,14 @@ def test_a_right_round_passes_and_a_spoilt_one_does_not(options: RoundOptions, s
         return
     solution = RoundSolution(best, certified(price(problem, best)))
     verify_round(solution, problem)
-    for spoilt in spoilt_rounds(solution, problem, rng):
+    for spoilt in corrupted_rounds(solution, problem, rng):
         with pytest.raises(PlanViolationError):
             verify_round(spoilt, problem)
 
 
 @given(st.integers(0, 2**32))
-def test_every_honest_round_passes_under_both_drifts(seed: int) -> None:
-    """However far from the optimum, as long as it claims no bound."""
+def test_correct_rounds_without_a_bound_pass_under_both_drifts(seed: int) -> None:
+    """The rounds may be far from the optimum."""
     rng = np.random.default_rng(seed)
     drift = replace(OPTIONS, drift="paper" if rng.random() < 0.5 else "gamma")
     problem = random_round(rng, drift)
@@ -469,8 +474,8 @@ def test_every_honest_round_passes_under_both_drifts(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_the_best_power_of_the_papers_drift_is_refuted_by_none(seed: int) -> None:
-    """One channel: each unit and partition has one best power, found by a bounded search."""
+def test_no_neighbour_refutes_the_best_power_of_the_papers_drift(seed: int) -> None:
+    """There is one channel. A bounded search finds the best power of each unit and partition."""
     rng = np.random.default_rng(seed)
     problem = random_round(rng, ASKED)
     problem = replace(problem, channels=problem.channels[:1])
@@ -486,13 +491,13 @@ def test_the_best_power_of_the_papers_drift_is_refuted_by_none(seed: int) -> Non
             if price(problem, spend(power_w)) < bound:
                 best, bound = spend(power_w), price(problem, spend(power_w))
     if best is not None:
-        # The search ends near the optimum, within the square of its tolerance.
+        # The found value differs from the optimum by the square of the search's tolerance.
         verify_round(RoundSolution(best, certified(bound, bound * (1 - 1e-8))), problem)
 
 
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
-def test_who_reaches_nobody_takes_nobodys_place(drift: str) -> None:
-    """Nor does a unit with nothing to send, whose upload would take no time and no energy."""
+def test_units_without_gain_or_power_are_not_scheduled(drift: str) -> None:
+    """One of them has no bits to send, so that its upload would take no time and no energy."""
     options = replace(OPTIONS, drift=drift)
     silent = (Uplink(1.0, 2.5, 0.0, 0.0, (0.0, 0.0)), Uplink(0.0, 2.5, 0.0, 2.0, (3.0, 1.0)))
     problem = replace(

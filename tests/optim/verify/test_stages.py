@@ -22,7 +22,7 @@ Change = Callable[[Partition], Partition]
 
 
 def _first(**changes: object) -> Change:
-    """A change of the first stage."""
+    """Return a change of the first stage."""
     return lambda point: replace(
         point,
         stages=(replace(point.stages[0], **changes), *point.stages[1:]),  # type: ignore[arg-type]
@@ -65,8 +65,8 @@ def test_a_wrong_point_is_refused(change: Change, constraint: str) -> None:
     ],
 )
 def test_limits_of_a_share_are_checked(device: dict[str, object], constraint: str) -> None:
-    """A device with a third of the rows keeps a third of a batch's tensors: 24.3 bytes, 1.81 J.
-    It receives the gradients of 2·(6 + 2)/3 blocks at most."""
+    """A device with a third of the rows keeps a third of a batch's tensors: 24.3 bytes, 1.81 J. It
+    receives the gradients of at most 2·(6 + 2)/3 blocks."""
     solution = shared_partition(PROBLEM)
     limited = replace(PROBLEM.devices[1], **device)  # type: ignore[arg-type]
     problem = replace(PROBLEM, devices=(PROBLEM.devices[0], limited, PROBLEM.devices[2]))
@@ -75,8 +75,8 @@ def test_limits_of_a_share_are_checked(device: dict[str, object], constraint: st
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_memory_is_counted_at_a_devices_place(shared: bool) -> None:
-    """The device that holds more must be nearer to the end of the pipeline."""
+def test_memory_depends_on_the_place_of_a_device(shared: bool) -> None:
+    """The device that holds more must be closer to the end of the pipeline."""
     limit = MemoryBudget(25.0, 0.0, 5.0, 0.0, 0.0, 4.0)
     rooms = [replace(limit, limit_bytes=each) for each in (12.0, 20.0, 20.0)]
     devices = tuple(

@@ -1,4 +1,5 @@
-"""A witness proves the bound of an exact plan, and no witness proves more than the best plan."""
+"""A witness proves the bound of an exact plan, and no witness proves a bound above the best
+plan."""
 
 import math
 from dataclasses import replace
@@ -33,7 +34,7 @@ def certified(bound: float, witness: Witness) -> Certificate:
 
 
 def arbitrary(rng: np.random.Generator, problem: ClusterProblem, most: float) -> Witness:
-    """Thresholds for each m that nobody chose for this problem."""
+    """Return random thresholds for each m."""
     counts = rng.integers(0, 6, problem.max_micro_batches + 1 - problem.min_micro_batches)
     return tuple(
         tuple(sorted(set(rng.uniform(0, most, count).tolist()) - {0.0})) for count in counts
@@ -41,7 +42,7 @@ def arbitrary(rng: np.random.Generator, problem: ClusterProblem, most: float) ->
 
 
 def instances(rng: np.random.Generator, latency: Latency) -> ClusterProblem:
-    """Small clusters, some with stages after the encoder and a range of m."""
+    """Draw small clusters, some with stages after the encoder and a range of m."""
     problem = small(rng, latency)
     if rng.random() < 0.5:
         head_s, gradient_s, sent_s = (float(each) for each in rng.uniform(0, 9, 3))
@@ -53,7 +54,7 @@ def instances(rng: np.random.Generator, latency: Latency) -> ClusterProblem:
 
 @pytest.mark.parametrize("latency", LAWS)
 @pytest.mark.parametrize("seed", seeds(2, 60))
-def test_it_proves_the_optimum_and_not_more(seed: int, latency: Latency) -> None:
+def test_a_witness_proves_the_optimum_and_no_higher_bound(seed: int, latency: Latency) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(8):
         problem = instances(rng, latency)
@@ -71,7 +72,7 @@ def test_it_proves_the_optimum_and_not_more(seed: int, latency: Latency) -> None
 
 
 @pytest.mark.parametrize("seed", seeds(3, 60))
-def test_with_shared_stages_it_proves_the_optimum_and_not_more(seed: int) -> None:
+def test_a_witness_of_shared_stages_proves_the_optimum_and_not_more(seed: int) -> None:
     rng, proved = np.random.default_rng(seed), 0
     while proved < 8:
         own = lopsided(rng) if proved % 2 else in_groups(rng, most_devices=3, most_blocks=4)
@@ -90,9 +91,9 @@ def test_with_shared_stages_it_proves_the_optimum_and_not_more(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", seeds(2, 20))
-def test_it_holds_for_all_places_and_modes(seed: int) -> None:
-    """Where places or recomputing matter it may prove less than the optimum, and is then left
-    out."""
+def test_witnesses_hold_for_all_places_and_modes(seed: int) -> None:
+    """If places or recomputing matter, a witness may prove less than the optimum and is then
+    omitted."""
     rng, proved, left_out = np.random.default_rng(seed), 0, 0
     while min(proved, left_out) < 2:
         problem = replace(drawn(rng), activation_s=(0.0,))
@@ -120,7 +121,7 @@ def test_a_bound_that_is_too_high_is_refused() -> None:
         witnessed(PROBLEM, replace(solution, certificate=wrong))
 
 
-def test_a_planned_cluster_has_one_for_each_number_of_micro_batches() -> None:
+def test_a_planned_cluster_has_thresholds_for_each_m() -> None:
     certificate = plan_cluster(DEVICES, num_blocks=12, batch_size=16).certificate
     assert len(certificate.witness) == 16
     check_witness(certificate, PROBLEM)
@@ -130,8 +131,8 @@ def test_a_planned_cluster_has_one_for_each_number_of_micro_batches() -> None:
     )
 
 
-def test_large_problems_have_none() -> None:
-    """It would take longer than the plan."""
+def test_large_problems_have_no_witness() -> None:
+    """Finding it would take longer than planning."""
     own = tuple(
         replace(DEVICES[0], name=f"box-{k}", max_blocks=2, sharing=SharingLaw(0.01))
         for k in range(7)
@@ -143,7 +144,7 @@ def test_large_problems_have_none() -> None:
     assert is_small(replace(problem, max_micro_batches=1024), shared=False)
 
 
-def test_whole_numbers_are_laws_as_well() -> None:
+def test_laws_may_have_whole_numbers() -> None:
     law = AffineLaw(1, 0, 1, 0)
     own = tuple(DeviceProfile(f"box-{k}", law, sharing=SharingLaw(0)) for k in range(2))
     assert shared_partition(ClusterProblem(own, 2, 4, 4, "overlap")).best.latency_s > 0
@@ -159,13 +160,13 @@ def test_whole_numbers_are_laws_as_well() -> None:
         (((math.inf,),) + ((),) * 15, "the thresholds for m=1 do not ascend"),
     ],
 )
-def test_thresholds_that_leave_times_out_are_refused(changed: Witness, says: str) -> None:
+def test_missing_or_unordered_thresholds_are_refused(changed: Witness, says: str) -> None:
     with pytest.raises(PlanViolationError, match=f"^witness: {says}; "):
         check_witness(certified(1e-9, changed), PROBLEM)
 
 
 def test_stages_that_take_no_time_are_counted() -> None:
-    """The head takes 6 s, which is all that a batch takes."""
+    """A batch takes only the head's 6 s."""
     free = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 0.0))
     problem = ClusterProblem((free, *DEVICES), 12, 16, 2, "overlap", head_s=6.0)
     assert exact_partition(problem).best.latency_s == 6.0
@@ -182,11 +183,11 @@ def test_a_stage_that_takes_no_time_does_not_hide_the_slowest(latency: Latency) 
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_devices_that_are_done_at_once_the_one_with_the_least_pace_has_the_row(
+def test_of_equally_fast_devices_the_one_with_the_least_pace_gets_a_row(
     order: tuple[int, int],
 ) -> None:
-    """One row takes 1 s of computing and 1 s of sending on a device, 2 s of computing on another:
-    with two rows and one their stage takes 4 s, and 2 s between micro-batches."""
+    """For each row one device computes for 1 s and sends for 1 s, and the other computes for 2 s.
+    With two rows and one row, their stage takes 4 s, and 2 s between micro-batches."""
     both = (
         DeviceProfile("sends", AffineLaw(1.0, 0.0, 1.0, 0.0), sharing=SharingLaw(0.0)),
         DeviceProfile("computes", AffineLaw(2.0, 0.0, 0.0, 0.0), sharing=SharingLaw(0.0)),
@@ -199,7 +200,7 @@ def test_of_devices_that_are_done_at_once_the_one_with_the_least_pace_has_the_ro
 
 
 def test_each_device_of_a_shared_stage_has_a_row() -> None:
-    """With a row each, the last row does not go to the fastest device, whose pace would grow."""
+    """The last row does not go to the fastest device, because its pace would grow."""
     three = DeviceProfile("box", AffineLaw(0.5, 0.6, 0.9, 0.0), sharing=SharingLaw(0.1))
     fast = DeviceProfile("fast", AffineLaw(0.9, 0.0, 0.0, 0.0), sharing=SharingLaw(0.0))
     own = (*(replace(three, name=f"box-{k}") for k in range(3)), fast)
@@ -211,7 +212,7 @@ def test_each_device_of_a_shared_stage_has_a_row() -> None:
     assert witness_of(problem, solution.best.latency_s * MORE, shared=True) is None
 
 
-def test_rows_of_a_shared_stage_are_possible_where_they_fit() -> None:
+def test_rows_of_a_shared_stage_are_possible_if_they_fit() -> None:
     refused = 0
     for seed in range(60):
         problem = in_groups(np.random.default_rng(seed))
@@ -224,8 +225,8 @@ def test_rows_of_a_shared_stage_are_possible_where_they_fit() -> None:
     assert refused > 100
 
 
-def test_a_device_counts_as_the_last_one_where_it_can_hold_most() -> None:
-    """As the last of the pipeline it holds all blocks, as the first of two only one."""
+def test_a_witness_uses_the_memory_of_the_last_stage() -> None:
+    """The device holds all blocks as the last stage, but only one block as the first of two."""
     memory = MemoryBudget(8.0, 0.0, 5.0, 0.0, batch_block_bytes=4.0)
     fast = DeviceProfile("fast", AffineLaw(0.1, 0.0, 0.0, 0.1), memory=memory)
     slow = DeviceProfile("slow", AffineLaw(9.0, 0.0, 0.0, 0.1))
@@ -243,10 +244,8 @@ THIRD = 1 / 3 * 1e9
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("blocks", range(1, 16))
-def test_limits_of_exactly_some_blocks_are_the_solvers_and_the_witness(
-    blocks: int, shared: bool
-) -> None:
-    """Rounding of such limits decides alike, else a right plan is refused."""
+def test_solvers_and_witnesses_round_limits_alike(blocks: int, shared: bool) -> None:
+    """Otherwise a correct plan would be refused."""
     memory = MemoryBudget(THIRD / 7 + blocks * (THIRD + 0.2), THIRD / 7, THIRD, 0.1)
     energy = EnergyBudget(1e6 + blocks * 0.1, AffineLaw(0.1 / 2, 0.0, 0.0, 1e6), "micro_batch")
     sharing = SharingLaw(0.01, memory=memory)
@@ -261,7 +260,7 @@ def test_limits_of_exactly_some_blocks_are_the_solvers_and_the_witness(
     assert exact_partition(problem).best.blocks[0] == blocks
 
 
-def test_a_search_that_ended_early_has_a_witness_of_its_lower_bound() -> None:
+def test_a_stopped_search_has_a_witness_of_its_lower_bound() -> None:
     solution = exact_partition(PROBLEM, max_nodes=0)
     assert witnessed(PROBLEM, solution).certificate.witness
     assert batch_s(solution.best, 0.0) >= solution.certificate.lower_bound
