@@ -11,7 +11,7 @@ from typing import Literal
 from pipeline.schedule import FORWARD, Action, Schedule
 
 Sender = Literal["device", "link"]
-"""Who is busy while a hop takes place: the device, or a link of its own."""
+"""The resource that is busy during a hop: the device, or a separate link."""
 
 
 @dataclass(frozen=True, slots=True)

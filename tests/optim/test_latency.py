@@ -25,7 +25,7 @@ laws = st.builds(
     *[st.one_of(st.just(0.0), st.floats(1e-3, 10.0))] * 2,
     *[st.one_of(st.just(0.0), st.floats(1e-9, 10.0))] * 2,
 )
-"""Of one direction; a device may be free of either part of its compute."""
+"""Laws of one direction; either part of the compute may be 0."""
 
 
 @st.composite

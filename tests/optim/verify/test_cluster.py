@@ -67,7 +67,7 @@ def test_the_verifier_shares_no_code_with_the_solvers() -> None:
 
 
 HAND = {"flow_shop": (15.0, 5.0), "overlap": (14.0, 4.0), "bound": (15.0, 5.0)}
-"""Of ``BOTH`` under each law: seconds of a batch, and of its slowest stage."""
+"""Seconds of a batch and of its slowest stage with ``BOTH``, under each law."""
 
 
 @pytest.mark.parametrize("law", LAWS)
