@@ -559,7 +559,7 @@ def test_a_diverging_run_ends_with_status_1_and_one_line(command: Command, tmp_p
         "run", *TINY, "optimizer=sgd", "optimizer.lr=1e30", f"hydra.run.dir={tmp_path}"
     )
     assert (status, err.count("\n")) == (1, 1)
-    assert "the loss is" in err
+    assert "the loss is" in err and "round 1" in err
 
 
 def test_control_characters_in_predictions_and_paths_are_not_printed(

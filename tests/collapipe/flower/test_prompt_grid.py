@@ -42,7 +42,6 @@ def test_each_reply_arrives_once_and_a_silent_node_times_out(
     replies = list(make_prompt(grid).send_and_receive(messages, timeout=timeout))
     asked = [reply.metadata.reply_to_message_id for reply in replies]
     assert asked == ["0", "1", "2"]
-    assert all(set(grid.asked) >= {one} for one in asked)
 
 
 def test_messages_without_a_reply_at_the_timeout_are_forgotten(

@@ -1,5 +1,6 @@
 """Temporary folders are removed when their process or their object ends."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,10 @@ def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_the_folder_of_a_killed_process_is_removed_by_the_next_process(tmp_path: Path) -> None:
-    """Folders in use, folders with other names and the target of a link are kept."""
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders in use, folders of other users or names, and the target of a link are kept."""
     others = [tmp_path / "collapipe-runs", tmp_path / "collapipe-trial-12345678"]
     for each in others:
         each.mkdir()
@@ -33,6 +36,9 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_process(tmp_path:
         with TemporaryFolder("trial") as folder:
             assert left.exists() and folder.stat().st_mode & 0o777 == 0o700
         process.kill()
+    with monkeypatch.context() as patch, pytest.raises(PermissionError):
+        patch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
+        TemporaryFolder("other")
     assert left.exists()
     with TemporaryFolder("other") as folder:
         assert not left.exists() and folder.exists()
