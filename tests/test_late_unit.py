@@ -1,4 +1,4 @@
-"""A unit that connects after a run has begun."""
+"""A unit that connects after a run has begun trains from the next round on."""
 
 import json
 from collections.abc import Iterable

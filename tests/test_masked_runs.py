@@ -1,4 +1,4 @@
-"""A run with masked updates gives the same weights as a run whose server sees every update."""
+"""A masked run gives, up to rounding, the weights of a run whose server sees every update."""
 
 import json
 import math
@@ -123,7 +123,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, li
     return folder, client, secret
 
 
-def test_a_masked_run_ends_with_the_weights_of_the_plain_run(
+def test_a_masked_run_equals_the_plain_run_up_to_rounding(
     plain: dict[str, Tensor], watched: tuple[Path, Watched, list[Secret]]
 ) -> None:
     folder, *_ = watched
@@ -206,7 +206,7 @@ def test_a_part_of_an_update_is_found_in_any_record(
 @pytest.mark.parametrize(
     "precision", ["int8", pytest.param("bfloat16", marks=pytest.mark.thorough)]
 )
-def test_a_masked_run_with_low_precision_adapters_equals_the_plain_run(
+def test_masked_low_precision_adapters_equal_the_plain_run_up_to_rounding(
     tmp_path: Path, precision: str
 ) -> None:
     plain = run(tmp_path / "plain", *PLAIN, "adapter=lora")
@@ -269,7 +269,7 @@ def plain_without_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("kind", [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN])
-def test_a_unit_that_fails_by_the_end_of_training_is_excluded_and_recorded(
+def test_a_unit_that_fails_before_or_in_training_is_excluded_and_recorded(
     tmp_path: Path, plain_without_one: dict[str, Tensor], kind: str
 ) -> None:
     client = Watched(lost(kind, 1))
@@ -297,7 +297,7 @@ def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) ->
 def test_unreadable_shares_skip_rounds_but_do_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The unit then fails in training, so its masks stay in the sum and two rounds are skipped.
+    """The unit with these shares then fails in training, so its masks stay in the sum and two rounds are skipped.
     The reason names this unit, and no other unit fails."""
     asked = list[str]()
 

@@ -183,7 +183,7 @@ def test_a_unit_keeps_its_place_if_its_number_changes(
 def test_a_unit_that_claims_another_units_number_is_refused_and_both_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both if the other unit is present and if it is missing."""
+    """The other unit may be present or missing."""
     federation = Federation(tmp_path)
     with caplog.at_level(logging.WARNING, "server_app.exclusions"):
         run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1, "cyd": 1})

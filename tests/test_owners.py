@@ -578,7 +578,7 @@ def test_an_unexpected_error_reveals_no_values(tmp_path: Path) -> None:
 
 
 def test_a_server_without_evaluation_rows_names_the_missing_files(tmp_path: Path) -> None:
-    """It does not use rows of the units."""
+    """The server does not use rows of the units instead."""
     settings = load_overrides([*MODEL, f"hydra.run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="no rows"):
         load_rows(settings, "test")

@@ -85,7 +85,7 @@ def test_resume_removes_models_of_units_that_had_not_trained_by_the_checkpoint(
 def test_a_unit_whose_devices_have_changed_is_logged_and_the_run_resumes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such a unit may lie, or its rows may have changed; it is logged."""
+    """The unit may lie, or its rows may have changed; the log names the unit."""
 
     def slower(message: Message, context: Context) -> Message:
         reply = units(message, context)

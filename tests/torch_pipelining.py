@@ -1,6 +1,7 @@
 """The same model on torch.distributed.pipelining, over gloo without encryption.
 
-Benchmarks compare with it, and tests use its gradients, which need no line of our runtime.
+Benchmarks compare CollaPipe with it. Tests compare its gradients, because it shares no code with
+our runtime.
 """
 
 import math
@@ -41,7 +42,7 @@ class Rival:
         return answers[-1][0], gradients
 
     def iterate(self, rate: float, clip_norm: float) -> float:
-        """Do the same and a step, clipped by the norm of all gradients; return the loss."""
+        """Run the batch and a step that is clipped by the norm of all gradients; return the loss."""
         return float(self._ask(("iterate", rate, clip_norm))[-1])
 
     def _ask(self, command: tuple[Any, ...]) -> list[Any]:
@@ -52,7 +53,7 @@ class Rival:
 
 @contextmanager
 def rival(work: Work, cut: Sequence[int], num_micro_batches: int, schedule: str) -> Iterator[Rival]:
-    """Start a process for each number in ``cut``, which holds so many consecutive blocks."""
+    """Start a process for each number in ``cut``, which is its number of consecutive blocks."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pairs = [context.Pipe() for _ in cut]

@@ -253,7 +253,7 @@ def test_chunks_and_energy_of_an_optimum_follow_from_the_devices_laws() -> None:
     ratio, most, spent = fig05._chunks_and_energy(cluster, best)
     assert ratio == pytest.approx(max(chunks) / min(chunks))
     assert (most, spent) == (max(best.blocks), pytest.approx(best.num_micro_batches * max(joules)))
-    assert max(joules) <= 5  # C9' bounds one micro-batch, ``spent`` has all
+    assert max(joules) <= 5  # C9' bounds the energy of one micro-batch
 
 
 def test_a_spread_narrows_ranges_around_their_middle_and_1_changes_nothing() -> None:

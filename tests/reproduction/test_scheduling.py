@@ -132,7 +132,7 @@ def test_frameworks_use_the_same_devices_and_upload_their_own_payloads() -> None
     own = sample[plain("collapipe")]
     assert own[0] == own[1]  # the environment is static
     assert own[0].over_limits == 0
-    assert sample[plain("vanilla_fl")][0].over_limits == 3  # 12 blocks where 6 fit
+    assert sample[plain("vanilla_fl")][0].over_limits == 3  # 12 blocks, but only 6 fit
     assert max(own[0].pipelines_s) < max(sample[plain("pipeline")][0].pipelines_s)
 
 

@@ -17,7 +17,7 @@ from server_app.app import main
 
 @pytest.mark.parametrize("resolved", [True, False])
 def test_an_error_in_the_combination_of_options_is_reported(tmp_path: Path, resolved: bool) -> None:
-    """The command has checked each option only separately, or it is Flower's own command."""
+    """The submitting command checked each option only separately, or it was Flower's command."""
     options = ["task=classification", "runtime=deployment", "runtime.federation=there"]
     options.append(f"hydra.run.dir={tmp_path}")
     given = {"settings": outline(options).text} if resolved else {"overrides": " ".join(options)}

@@ -165,7 +165,7 @@ def test_a_unit_that_does_not_send_its_state_does_not_prevent_a_checkpoint(
     options = "federation.rounds=3", "federation.keep=3"
     units, grid = rounds_of(tmp_path, turn, *options)
     assert units == [[0, 1, 2], [0, 1, 2], [0, 2]]
-    # Round 2's training and checkpoint, then no message, its state, or its last two messages.
+    # Round 2's training and checkpoint; then nothing, its state, or round 3's two messages.
     assert grid.asked.count(3) == 1 + asked
     folder = CheckpointFolder(tmp_path)
     first, *later = (folder.read(name).training.units for name in folder.names())

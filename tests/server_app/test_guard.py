@@ -1,4 +1,4 @@
-"""The guard of the SuperLink: other machines can only send what admitted units need to send."""
+"""The SuperLink's guard: other machines can only use the node API and ask if a unit is admitted."""
 
 import json
 import logging
@@ -105,9 +105,7 @@ def test_requests_without_a_valid_signature_do_not_reach_flower(
     assert answer.status_code == 401 and "Flower" not in answer.text
 
 
-def test_each_refused_sender_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_refusal_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client, key = dialled_from("192.0.2.7", tmp_path), fingerprint(STRANGER.public_key())
     for _ in range(2):
         client.post(FLEET, headers=signed())
@@ -268,7 +266,7 @@ def test_a_part_with_a_long_or_unterminated_head_is_refused(
 def test_a_run_that_ends_meanwhile_does_not_affect_the_limits_of_other_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its note is deleted after the notes were listed and before they are read."""
+    """The run's note is deleted after the notes were listed and before they are read."""
     folder = ServerFolder(tmp_path)
     (folder.flower_home / "runs").mkdir(parents=True)
     folder.expect_replies("5", 1, 300)

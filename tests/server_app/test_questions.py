@@ -1,4 +1,4 @@
-"""The server checks a reply's size before it parses the reply; bad ones exclude only their sender."""
+"""The server checks a reply's size before it parses the reply; a bad reply excludes its sender."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def test_the_table_has_every_message_that_a_unit_answers() -> None:
 
 
 def reply_of(*records_: tuple[str, Any]) -> Message:
-    InlineGrid(app, 1)  # after which messages can be created
+    InlineGrid(app, 1)  # messages can be created after this
     return Message(RecordDict(dict(records_)), 2, "query.any")
 
 

@@ -136,7 +136,7 @@ def numbered(unit: int) -> Callable[[Message, Context], Message]:
 def test_a_unit_with_an_invalid_reply_is_excluded_and_named(
     tmp_path: Path, answer: Callable[[Message, Context], Message], cause: str
 ) -> None:
-    """It is asked again before every round and takes part once its reply is valid."""
+    """The unit is asked again before every round and takes part once its reply is valid."""
     asked = [0]
 
     def client(message: Message, context: Context) -> Message:
@@ -160,7 +160,7 @@ def test_a_run_without_any_usable_unit_does_not_begin(tmp_path: Path) -> None:
 
 
 def test_a_unit_that_was_not_restored_gets_even_an_empty_state_later() -> None:
-    """It may still have state of rounds after the checkpoint."""
+    """The unit may still have state of rounds after the checkpoint."""
     restored = list[tuple[object, list[str]]]()
 
     def client(message: Message, context: Context) -> Message:

@@ -88,7 +88,7 @@ def known(client: object, num_units: int, **changes: object) -> Units:
 
 
 def test_only_a_few_units_states_are_in_memory(tmp_path: Path) -> None:
-    """The number does not grow with the number of units, and each unit gets its state back."""
+    """The number of states in memory has a fixed limit, and each unit gets its state back."""
     restored = dict[int, Kept]()
 
     def client(message: Message, context: Context) -> Message:

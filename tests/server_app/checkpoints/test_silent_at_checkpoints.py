@@ -63,7 +63,7 @@ def test_a_unit_that_missed_the_round_is_not_asked_at_its_checkpoint() -> None:
 def test_a_silent_unit_is_asked_at_fewer_and_fewer_checkpoints(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Once it replies, it is asked at each checkpoint again."""
+    """After the unit replies, it is asked at each checkpoint again."""
     units = Asked(1)
     units.places.of["rome"] = 1
     asked = [1 in units.checkpoint()[0] for _ in range(40)]

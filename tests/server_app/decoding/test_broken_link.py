@@ -137,7 +137,7 @@ def test_ready_does_not_wait_on_a_broken_link(answered: bool) -> None:
 
 
 def wait_until(condition: Callable[[], bool], come: threading.Event) -> None:
-    """Block until the condition is true; each event must come within 10 s."""
+    """Block until the condition is true; each event must occur within 10 s."""
     while not condition():
         assert come.wait(10)
         come.clear()
@@ -263,7 +263,7 @@ def test_streams_of_earlier_rounds_do_not_block_those_of_the_next_round() -> Non
 
 @contextmanager
 def in_step(seconds: float) -> Iterator[tuple[DecoderLink, Wire]]:
-    """A link in a step that waits for an activation; it tries to reconnect for these seconds."""
+    """A link in a step that waits for an activation; ``seconds`` is its limit for reconnecting."""
     settings = replace(SETTINGS, reconnect_s=seconds)
     with DecoderLinkServer(settings, 1) as server, wire_to(server) as wire:
         session: DecoderSession = decoder_session(0, 3, "task.max_length=5")

@@ -657,7 +657,7 @@ def impostor(*answers: Frame) -> Iterator[LinkAddress]:
 def test_a_stranger_gets_no_http2_connection(
     server: DecoderLinkServer, keys: str | None, tmp_path: Path
 ) -> None:
-    """So it cannot open and reset streams, and it receives no bytes."""
+    """A stranger receives no bytes and so cannot open and reset streams."""
     mine = session(0)
     address = server.open(mine)
     context = ssl.create_default_context(cadata=address.server_certificate.decode())

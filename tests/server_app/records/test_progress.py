@@ -38,7 +38,7 @@ def test_each_cause_is_shown_once_and_in_one_line() -> None:
     assert shown.getvalue().count("unit 1 is excluded: a b\n") == 1
 
 
-def test_units_are_shown_by_name_and_a_round_in_one_line() -> None:
+def test_the_lines_of_a_round_show_units_by_name() -> None:
     shown = io.StringIO()
     report = round_report(1, train_loss=0.5, samples=10, failures={1: "gone"}, excluded={0: "away"})
     slow = replace(report, events={1: ("lost box",)})
@@ -62,7 +62,7 @@ def test_units_are_shown_by_name_and_a_round_in_one_line() -> None:
 def test_the_duration_of_a_pipeline_is_logged_at_level_info(
     caplog: pytest.LogCaptureFixture, measured: dict[int, float], told: str
 ) -> None:
-    """``collapipe -v`` shows this log; it includes the modelled duration of simulated devices."""
+    """``collapipe -v`` shows this log; for simulated devices the duration is modelled."""
     cost = RoundCost(2.0, (ClusterCost(1, 1.5, None, 0.0, {}, 1.5),))
     report = replace(round_report(1, cost=cost), pipeline_s=measured)
     with (
@@ -83,7 +83,7 @@ def test_speed_is_shown_in_samples_per_second() -> None:
 
 
 def test_speed_for_causal_text_is_shown_in_input_tokens_per_second() -> None:
-    """Both in plain lines and in the live display of steps."""
+    """Plain lines and the live display of steps both show tokens per second."""
     shown = io.StringIO()
     report = round_report(1, train_loss=0.5, samples=1, target_tokens=7, input_tokens=3000)
     with RunProgress(Console(file=shown, width=80), 9, 1, CALLED, tokens=True) as progress:

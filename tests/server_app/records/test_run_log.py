@@ -16,7 +16,7 @@ from collapipe.runs.folder import RunFolder
 from server_app.records.run_log import csv_row, mlflow_log
 
 
-def test_a_row_for_each_round(tmp_path: Path) -> None:
+def test_metrics_csv_has_a_row_for_each_round(tmp_path: Path) -> None:
     play(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     with (tmp_path / "metrics.csv").open(newline="") as file:

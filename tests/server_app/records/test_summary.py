@@ -18,7 +18,9 @@ from server_app.records.summary import (
 )
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0)])  # Flower raises SystemExit
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(0)]
+)  # Flower stops a run with SystemExit
 def test_a_stopped_run_has_the_status_interrupted(error: BaseException) -> None:
     assert _outcome(error) == ("interrupted", "interrupted", 1)
 

@@ -85,7 +85,7 @@ def test_average_needs_exactly_one_weight_for_each_model() -> None:
 
 
 def test_fedavg_returns_the_average() -> None:
-    """Both are equal bit for bit."""
+    """The result and the average are equal bit for bit."""
     averaged = random_model(1)
     stepped = ServerOptimizer(server_optimizer_settings("fedavg")).step(random_model(0), averaged)
     assert stepped.keys() == averaged.keys()

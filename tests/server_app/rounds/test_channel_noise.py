@@ -1,4 +1,4 @@
-"""Noise of the uplink: its variance follows Lemma 2, it repeats for a seed, it is off by default."""
+"""Uplink noise: its variance follows Lemma 2, it repeats for a seed and is off by default."""
 
 from pathlib import Path
 

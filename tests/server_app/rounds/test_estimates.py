@@ -29,7 +29,7 @@ def test_estimates_for_a_quadratic_are_bounds_of_its_constants() -> None:
 
 
 def test_estimates_are_the_extremes_of_all_rounds() -> None:
-    """A later round with smaller values does not change them."""
+    """A later round with smaller values does not change the estimates."""
     before, last = Estimates(50.0, 7.0, 0.1), RoundObservation(4.0, 1.0, 0.5)
     assert estimate(before, last, RoundObservation(4.0, 1.0, 0.5)) == before
 

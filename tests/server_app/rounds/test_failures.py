@@ -110,7 +110,7 @@ def test_a_unit_that_raises_is_excluded_from_the_round_and_named(
 def test_a_unit_that_fails_late_has_the_same_effect_as_one_that_never_began(
     tmp_path: Path,
 ) -> None:
-    """It changes neither the weights nor an optimiser's state."""
+    """The failed unit changes neither the weights nor an optimiser's state."""
     never_began = run(tmp_path / "absent", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
     steps = []
 
@@ -200,7 +200,7 @@ def claims_divergence(app: ClientApp) -> ClientApp:
 def test_a_unit_that_reports_a_non_finite_loss_is_excluded_from_the_round(
     tmp_path: Path, trains: bool
 ) -> None:
-    """This holds for heads on units and for heads on the server, which have learned by then."""
+    """The heads are on the units or on the server; heads on the server have already learned."""
     options, app = ((), client_app) if trains else (UNTRAINED, scripted_units())
     run(tmp_path / "run", *options, client=claims_divergence(app))
     first, second = lines(tmp_path / "run")
@@ -255,7 +255,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
 
 @pytest.mark.parametrize("mode", ["per_cluster", "shared"])
 def test_a_unit_that_fails_within_a_step_does_not_disturb_others(tmp_path: Path, mode: str) -> None:
-    """Its stream ends after one micro-batch."""
+    """The failed unit's stream ends after one micro-batch."""
     real, broken = link.DecoderLink.submit, []
 
     def submit(self: link.DecoderLink, micro_batch: int, hidden: torch.Tensor) -> None:
@@ -369,7 +369,7 @@ def test_the_run_ends_after_every_unit_has_failed_alone(tmp_path: Path) -> None:
 def test_a_failing_unit_that_is_always_chosen_is_suspended_ever_longer(
     tmp_path: Path, strategy: str
 ) -> None:
-    """Its queue grows, and a missing loss counts as the highest loss.
+    """The failing unit's queue grows, and a missing loss counts as the highest loss.
 
     These strategies would therefore always choose the unit.
     """
@@ -435,7 +435,7 @@ def test_a_run_that_diverges_in_its_last_step_has_the_status_failed(tmp_path: Pa
 
 @pytest.mark.parametrize("framework", ["collapipe", "vanilla_fl"])
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path, framework: str) -> None:
-    """A norm that is NaN cannot be clipped."""
+    """Gradients cannot be clipped by a norm that is NaN."""
 
     def poison(gradient: torch.Tensor) -> torch.Tensor:
         return gradient * torch.nan
@@ -512,7 +512,7 @@ def test_a_reply_after_the_timeout_leaves_no_state_on_the_unit(tmp_path: Path) -
 
 
 def reports(**fields: object) -> Callable[[Message], None]:
-    """A lie that replaces these fields of a unit's report."""
+    """Return a function that replaces these fields of a unit's report."""
 
     def lie(reply: Message) -> None:
         with rewritten(reply) as told:

@@ -45,12 +45,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, GlobalM
 
 
 def more(group: str, name: str, *shape: int) -> Lie:
-    """A lie that adds a tensor."""
+    """Return a function that adds a tensor to a state."""
     return lambda kept: kept.setdefault(group, {}).update({name: torch.zeros(shape)})
 
 
 def other(group: str, name: str, change: Callable[[Tensor], Tensor]) -> Lie:
-    """A lie that changes the first tensor whose name ends with ``name``."""
+    """Return a function that changes the first tensor whose name ends with ``name``."""
 
     def lie(kept: Kept) -> None:
         found = next(each for each in kept[group] if each.endswith(name))
@@ -60,7 +60,7 @@ def other(group: str, name: str, change: Callable[[Tensor], Tensor]) -> Lie:
 
 
 def arrived(rows: int, tokens: int) -> Lie:
-    """A lie that replaces the rows that have arrived with ``rows`` rows of ``tokens`` tokens."""
+    """Return a function that replaces the arrived rows with ``rows`` rows of ``tokens`` tokens."""
     memory = ActivationMemory(1, {row: torch.zeros(tokens, 16) for row in range(rows)})
     return lambda kept: kept.update(last_activations=memory.pack())
 

@@ -214,7 +214,7 @@ def test_noise_comes_from_the_operating_system_unless_a_seed_is_set(
     assert summary["privacy"]["noise"] == "the operating system's"
 
 
-def test_a_tokeniser_of_units_words_causes_a_warning_as_noise_does_not_cover_it(
+def test_a_private_run_with_a_tokeniser_of_units_words_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for tokeniser, warned in ("federated", 1), ("bytes", 0):
@@ -246,7 +246,7 @@ def test_options_that_would_undo_privacy_are_refused(
         settings_of(tmp_path, ["privacy=private", option])
 
 
-def test_epsilon_counts_rounds_twice_that_a_resumed_run_repeats(tmp_path: Path) -> None:
+def test_rounds_that_a_resumed_run_repeats_count_twice_in_epsilon(tmp_path: Path) -> None:
     """A run of three rounds resumes from the first round's checkpoint."""
     begun = World(tmp_path, *UNTRAINED, "privacy=private", "federation.rounds=3")
     once = begun.run(tmp_path / "run", client=scripted_units())

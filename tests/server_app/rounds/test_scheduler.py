@@ -1,4 +1,4 @@
-"""The scheduler: one world for all strategies, repeatable plans, excluded units, skipped rounds."""
+"""The scheduler: strategies see the same world, plans repeat, units and rounds can be left out."""
 
 import gzip
 import json
@@ -279,8 +279,8 @@ def test_only_a_planned_unit_that_failed_gets_its_idle_queue(tmp_path: Path) -> 
     assert [loss is None for loss in own.state.losses] == [unit != finished for unit in range(4)]
 
 
-def test_with_noise_no_plan_depends_on_values_that_units_measured(tmp_path: Path) -> None:
-    """These are losses, gradients and rounding errors. Without noise, plans use each of them."""
+def test_with_noise_the_state_ignores_values_that_units_measured(tmp_path: Path) -> None:
+    """The values are losses, gradients and rounding errors; without noise, the state has them."""
     for options in ("privacy=private",), ():
         own = scheduler(tmp_path, *options)
         decision = own.decide(1)
@@ -385,7 +385,7 @@ def test_a_failed_unit_adds_no_rounding_error_to_its_queue(tmp_path: Path) -> No
 
 
 def test_plans_use_the_rounding_errors_that_units_measured(tmp_path: Path) -> None:
-    """The next round uses them for the units that measured. The exact payload stays exact, and
+    """The next round uses a unit's own errors if the unit has measured them. The exact payload stays exact, and
     stays first."""
     own = offered(tmp_path)
     found = RoundingErrors({"int4": 0.25}, {"int4": 0.5, "int8": 2.0})
@@ -491,7 +491,7 @@ def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
 def test_a_run_continues_without_a_unit_that_sends_invalid_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its first three reports are invalid, the fourth is valid."""
+    """The unit's first three reports are invalid, and the fourth is valid."""
     run(tmp_path, *FAST, client=lying(1, {'"v":0.0': '"v":NaN'}, 3))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [list(line["excluded"]) for line in lines] == [["1"], ["1"], []]
@@ -585,7 +585,7 @@ def test_the_plan_of_real_devices_is_kept_while_a_device_is_absent(
 def test_a_run_logs_once_that_shared_stages_would_be_faster(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It does so only if the gain exceeds the prediction's error and the times are known."""
+    """The gain must exceed the prediction's error, and the devices' times must be known."""
     options = *MOBILE, "environment=static", "strategy=dssra", "strategy.energy=adapters"
     for spread, sync_s, known, told in (
         (0.02, 1e-3, True, 1),

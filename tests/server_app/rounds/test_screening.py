@@ -64,7 +64,7 @@ def test_a_unit_with_false_weights_does_not_change_the_result(
 
 
 def test_a_median_resists_false_weights_without_screening(tmp_path: Path) -> None:
-    """Weights that are 1e6 times too large change the median by less than 10."""
+    """A unit's weights that are 1e6 times too large move the model by a norm of less than 10."""
     options = "server_optimizer.average=median", "federation.max_update_norm=null"
     honest = run(tmp_path / "honest", *options)
     lied = run(tmp_path / "lied", *options, client=Lying(scaled(1e6), {1}))  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def test_a_unit_that_is_mostly_alone_cannot_raise_its_norm_step_by_step() -> Non
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=9), st.floats(1, 12))
 def test_no_share_is_above_the_cap(tokens: list[int], most: float) -> None:
-    """Only shares above the cap change, and they become equal to the cap."""
+    """A share that changes becomes equal to the cap."""
     shares = {unit: float(each) for unit, each in enumerate(tokens)}
     found = capped(shares, most)
     limit = most * sum(found.values()) / len(found)
@@ -162,7 +162,7 @@ def test_values_of_few_units_are_also_bounded_by_the_previous_round() -> None:
 def test_false_values_of_a_unit_have_a_bounded_effect_on_estimates(
     limit: str, tmp_path: Path
 ) -> None:
-    """This also holds if norms of updates are not compared, as in runs with noise."""
+    """The effect is also bounded if norms of updates are not compared, as in runs with noise."""
     honest = scripted_units()
 
     def lying(message: Message, context: Context) -> Message:
@@ -181,7 +181,7 @@ def test_false_values_of_a_unit_have_a_bounded_effect_on_estimates(
 
 
 def test_a_unit_that_is_alone_in_its_first_round_does_not_end_the_run(tmp_path: Path) -> None:
-    """Its weights of 1e30 would make every honest unit diverge."""
+    """The unit's weights of 1e30 would make every honest unit diverge."""
     lie = scaled(1e30)
     options = *UNTRAINED, "channel.num_channels=1", "federation.rounds=6"
     run(tmp_path / "run", *options, client=Lying(lie, {1}, scripted_units()))  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ numbers = st.integers(-3, 3) | st.sampled_from([2**40 - 1, 2**40, 2**62, -(2**63
 @pytest.mark.parametrize("name", TASKS)
 @given(st.data())
 def test_accepted_statistics_give_finite_scores(name: str, data: st.DataObject) -> None:
-    """This holds for one unit's statistics and for the sum of two."""
+    """The scores are finite for one unit's statistics and for the sum of two."""
     task, shape = TASKS[name]
     counts = data.draw(npst.arrays(np.int64, shape, elements=numbers))
     rows = data.draw(st.sampled_from([int(counts.sum()), 5]))
