@@ -106,8 +106,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, list[Secret]]:
-    """A masked run's folder, the replies of its units, and each unit's unmasked update as bytes:
-    packed words, unpacked words, and the change of weights as float32."""
+    """A masked run's folder, the replies of its units, and each unit's unmasked update.
+
+    The update is in bytes: packed words, unpacked words, and the change of weights as float32.
+    """
     folder, client, secret = tmp_path_factory.mktemp("masked") / "run", Watched(), list[Secret]()
     real = Quantiser.quantise
 
@@ -297,8 +299,8 @@ def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) ->
 def test_unreadable_shares_skip_rounds_but_do_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The unit with these shares then fails in training, so its masks stay in the sum and two rounds are skipped.
-    The reason names this unit, and no other unit fails."""
+    """Unit 1 sends such shares and fails in training, so its masks stay in the sum. Two rounds are
+    skipped; the reason names unit 1, and no other unit fails."""
     asked = list[str]()
 
     def lying(message: Message, context: Context) -> Message:

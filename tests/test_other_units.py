@@ -156,7 +156,7 @@ def test_a_unit_that_replies_late_on_resume_continues_from_its_state(
 def test_a_checkpoint_keeps_the_state_of_an_absent_unit(
     first: tuple[Federation, Path], tmp_path: Path
 ) -> None:
-    """The state is that of the last checkpoint before the unit left."""
+    """Later checkpoints copy the state from the last one before the unit left."""
     federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     federation.leaves = {"bob": 3}

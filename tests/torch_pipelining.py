@@ -42,7 +42,7 @@ class Rival:
         return answers[-1][0], gradients
 
     def iterate(self, rate: float, clip_norm: float) -> float:
-        """Run the batch and a step that is clipped by the norm of all gradients; return the loss."""
+        """Run the batch and a step clipped by the norm of all gradients; return the loss."""
         return float(self._ask(("iterate", rate, clip_norm))[-1])
 
     def _ask(self, command: tuple[Any, ...]) -> list[Any]:

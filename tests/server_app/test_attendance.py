@@ -60,7 +60,7 @@ def test_only_consecutive_misses_count(kind: str) -> None:
 
 
 def test_a_unit_misses_a_round_only_once() -> None:
-    """The unit replies neither to the training nor to the checkpoint of the round."""
+    """The unit does not reply to the training or to the checkpoint of the round."""
     missed = {1: Failure(SILENT, "")}
     own = after(roster(), 1, missed, {0}, 2)
     own = after(own, 1, missed, (), 2)

@@ -253,7 +253,7 @@ def test_a_node_cannot_send_more_bytes_than_replies_to_the_last_questions_have(
 def test_a_part_with_a_long_or_unterminated_head_is_refused(
     part: bytes, status: int, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower splits the head at commas, and the result takes up to 27 times its bytes."""
+    """Flower splits the head at commas; the pieces need up to 27 times the bytes of the head."""
     monkeypatch.setattr(requests, "_HEAD_BYTES", 1000)
     body = PushObjectRequest(object_content=part).SerializeToString()
     answer = client.post(PART, content=body, headers=signed())

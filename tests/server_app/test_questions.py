@@ -259,7 +259,7 @@ TASK = Classification(None, True, 300, 32)
 
 
 def told_labels(*counts: int) -> dict[int, RowsReply]:
-    """The replies of nodes with two common labels and this many labels of their own."""
+    """Replies of nodes; node n has two common labels and ``counts[n]`` labels that no other has."""
     return {
         node: RowsReply(
             node, 9, dict.fromkeys(["a", "b", *(f"{node}-{i}" for i in range(n))], 1), {}
@@ -298,7 +298,7 @@ def test_a_unit_with_too_many_labels_takes_no_part(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("order", [*itertools.permutations([11, 12, 13])])
 def test_a_certified_unit_has_the_place_of_its_name(order: tuple[int, ...]) -> None:
-    """Neither the order of replies nor the reported numbers matter."""
+    """The order of replies and the reported numbers do not matter."""
     named = {11: "paris", 12: "rome", 13: "mallory"}
     reserved = {"berlin": 0, "paris": 1, "rome": 2}
     places = Places(signed=lambda: named, reserved=reserved)

@@ -445,10 +445,10 @@ def test_tensors_are_sent_in_pieces_in_both_directions(server: DecoderLinkServer
         assert torch.equal(link.answer(0)[1], 2 * hidden)
 
 
-def test_unacknowledged_gradients_are_kept_for_one_step(
+def test_gradients_without_credit_are_kept_for_one_step(
     server: DecoderLinkServer,
 ) -> None:
-    """The unit acknowledges no gradient, so the last one waits; another step would add more."""
+    """The unit returns no credit for gradients, so the last one waits; another step would add more."""
     address = server.open(decoder_session(0, 3, "task.max_length=5", "batch_size=8"))
     said = queue.SimpleQueue[bytes | None]()
     with dial(address) as channel:
@@ -459,7 +459,7 @@ def test_unacknowledged_gradients_are_kept_for_one_step(
         for number in range(WINDOW + 1):
             said.put(good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=number))
             if number % 2:
-                next(call)  # the unit may send two more
+                next(call)  # the server's credit for two more
             if number < WINDOW:
                 next(call)
         said.put(END)

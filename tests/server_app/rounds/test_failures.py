@@ -110,7 +110,7 @@ def test_a_unit_that_raises_is_excluded_from_the_round_and_named(
 def test_a_unit_that_fails_late_has_the_same_effect_as_one_that_never_began(
     tmp_path: Path,
 ) -> None:
-    """The failed unit changes neither the weights nor an optimiser's state."""
+    """The failed unit does not change the weights or the state of an optimiser."""
     never_began = run(tmp_path / "absent", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
     steps = []
 

@@ -385,8 +385,8 @@ def test_a_failed_unit_adds_no_rounding_error_to_its_queue(tmp_path: Path) -> No
 
 
 def test_plans_use_the_rounding_errors_that_units_measured(tmp_path: Path) -> None:
-    """The next round uses a unit's own errors if the unit has measured them. The exact payload stays exact, and
-    stays first."""
+    """The next round uses the errors of units that measured them. The exact payload stays exact
+    and first."""
     own = offered(tmp_path)
     found = RoundingErrors({"int4": 0.25}, {"int4": 0.5, "int8": 2.0})
     measured = ClusterReport(0, (1.0,), 1, 1, rounding=found)
@@ -462,7 +462,7 @@ def test_a_skipped_round_reduces_the_error_queues(tmp_path: Path) -> None:
 def test_a_unit_that_offers_other_payloads_than_requested_is_excluded(
     tmp_path: Path, options: tuple[str, ...], told: ClusterState
 ) -> None:
-    """A unit must neither choose what the configuration sets nor end the run of other units."""
+    """Such a unit must not override the configuration and must not end the run of other units."""
     overrides = [*MOBILE, "environment=static", "federation.num_units=2", *options]
     settings = settings_of(tmp_path / "unused", overrides)
     left_out = Rounds(settings, [cluster(0), told]).state.roster.excluded
