@@ -107,7 +107,7 @@ def test_a_run_resumes_with_other_units(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The tokeniser stays, and units report no words again. A missing unit keeps its place and its
-    state, and continues from them when it is present again."""
+    state, and it continues from this state when it is present again."""
     federation, whole = first
     run_dir = shutil.copytree(whole, tmp_path / "run", symlinks=True)
     tokenizer = read_tokenizer(run_dir / "model").pack()

@@ -126,7 +126,7 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
 def test_a_message_reads_the_owners_options_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each message reads them again, so that a change between two messages takes effect."""
+    """Each message reads the options again, so that changes between messages take effect."""
     load, composed = owner.load_settings, list[str]()
 
     def counted(*arguments: Any) -> Settings:
@@ -524,8 +524,8 @@ def test_a_label_that_the_run_does_not_list_excludes_its_unit(
 def test_units_evaluate_on_rows_that_their_owners_hold_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server does not open these files and needs no evaluation files. A unit without held-out
-    rows adds nothing to the metric."""
+    """The server does not open the owners' files and needs no evaluation files. A unit without
+    held-out rows adds nothing to the metric."""
     mine, held = written(tmp_path / "rows.csv", 30), written(tmp_path / "held.csv", 7)
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text(

@@ -89,7 +89,7 @@ def result(delay_s: float, took_part: tuple[bool, ...], queue: float = 0.0) -> S
     return ScheduledRound(delay_s, (delay_s / 2,), took_part, queue, 0)
 
 
-def test_shares_and_queues_add_up() -> None:
+def test_reductions_shares_and_queues_have_the_expected_values() -> None:
     queues = (1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 9.0, 11.0)
     slow = tuple(result(10.0, (True, False), queue) for queue in queues)
     fast = tuple(result(8.0, (place < 2, place >= 2)) for place in range(8))

@@ -146,8 +146,8 @@ def test_frameworks_that_learn_alike_differ_only_in_seconds(made: Made) -> None:
     claims = {claim.text: claim for claim in found.claims}
     rounds, devices, uploads = fig06.AXES.values()
     assert claims[f"BLEU above VanillaFL's, {rounds}"].ours.mean == 0
-    # On devices, ours ends after 80 s, when VanillaFL has done half of its rounds. With uploads,
-    # VanillaFL ends after 160 s, when ours has done half of its rounds.
+    # On devices, CollaPipe ends after 80 s, when VanillaFL has done half of its rounds. With
+    # uploads, VanillaFL ends after 160 s, when CollaPipe has done half of its rounds.
     assert claims[f"BLEU above VanillaFL's, {devices}"].ours.mean == pytest.approx(100)
     assert claims[f"BLEU above VanillaFL's, {uploads}"].ours.mean == pytest.approx(-50)
     for axis in fig06.AXES.values():
@@ -192,7 +192,7 @@ def test_a_gain_over_a_metric_of_zero_is_an_error(made: Made) -> None:
         fig06.gain_percent([same], "translation", "titanic", "rounds")
 
 
-def test_the_largest_difference_is_found(made: Made) -> None:
+def test_findings_have_the_largest_differences(made: Made) -> None:
     found = {each.text: each.ours.mean for each in fig06.FIGURE.evidence((0, 1), made).findings}
     text = "translation: largest difference of validation BLEU from {} in any round"
     assert found[text.format("VanillaFL")] == 0
@@ -314,7 +314,7 @@ def test_without_data_no_run_is_started(
     assert not (tmp_path / "out").exists()
 
 
-def test_data_are_named_by_option_or_variable(
+def test_the_data_folder_is_set_by_option_or_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLLAPIPE_DATA", str(tmp_path))

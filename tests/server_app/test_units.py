@@ -32,7 +32,7 @@ def test_a_wrong_number_of_nodes_names_the_option_of_flwr_run() -> None:
 
 @pytest.mark.parametrize("where", ["deployment", "local"])
 def test_units_on_other_machines_do_not_receive_the_servers_own_options(where: str) -> None:
-    """The options that they receive have the same values otherwise."""
+    """The other options, such as the optimiser's, keep their values."""
     told = list[Settings]()
 
     def answering(message: Message, context: Context) -> Message:

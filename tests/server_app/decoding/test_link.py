@@ -135,7 +135,7 @@ def test_units_train_over_the_advertised_address() -> None:
         assert mine.complete
 
 
-def test_host_0000_without_an_advertised_address_is_refused() -> None:
+def test_host_0_0_0_0_without_an_advertised_address_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"link\.advertise"):
         link_settings(host="0.0.0.0")
 
@@ -448,7 +448,7 @@ def test_tensors_are_sent_in_pieces_in_both_directions(server: DecoderLinkServer
 def test_gradients_without_credit_are_kept_for_one_step(
     server: DecoderLinkServer,
 ) -> None:
-    """The unit returns no credit for gradients, so the last one waits; another step would add more."""
+    """The unit returns no credit, so the last gradient waits; another step would add more."""
     address = server.open(decoder_session(0, 3, "task.max_length=5", "batch_size=8"))
     said = queue.SimpleQueue[bytes | None]()
     with dial(address) as channel:

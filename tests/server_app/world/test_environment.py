@@ -72,7 +72,7 @@ def rounds(
 # The same environment for the same seed
 
 
-def test_the_static_environment_does_not_change_a_bit() -> None:
+def test_the_static_environment_changes_no_cluster() -> None:
     clusters = tuple(cluster(unit, 3) for unit in range(30))
     for state in rounds(STATIC, 4, *clusters):
         assert STATIC.conditions(state, clusters) == clusters
