@@ -141,8 +141,8 @@ def test_a_run_resumes_with_other_units(
 def test_a_unit_that_replies_late_on_resume_continues_from_its_state(
     first: tuple[Federation, Path], tmp_path: Path, late: tuple[str, int]
 ) -> None:
-    """A unit that replies only before the first round gives the same result as a unit that replies
-    at once."""
+    """A unit that does not reply at once, but before the first resumed round, gives the same result
+    as a unit that replies at once."""
     federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     federation.late = {"bob": late}
