@@ -74,7 +74,7 @@ def test_a_unit_that_replies_with_an_error_has_not_missed_the_round() -> None:
 
 
 class Moving(InlineGrid):
-    """A grid that calls ``turn`` at each round; ``gone`` nodes reply with an error or not at all."""
+    """A grid that calls ``turn`` at each round; ``gone`` nodes send an error or no reply."""
 
     def __init__(self, turn: Callable[["Moving", int], None]) -> None:
         super().__init__(scripted_units(), 3)
