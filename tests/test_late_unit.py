@@ -1,4 +1,4 @@
-"""A unit that comes when a run has begun, and one that is back after it was left out."""
+"""A unit that connects after a run has begun trains from the next round on."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from collapipe.flower.inline_grid import InlineGrid
 
 
 class Late(InlineGrid):
-    """Its last node is there from the fourth look on, which is before round 2."""
+    """A grid that lists its last node from the fourth query on, which is before round 2."""
 
     looks = 0
 
@@ -22,7 +22,7 @@ class Late(InlineGrid):
         return nodes if self.looks > 3 else nodes[:-1]
 
 
-def test_a_late_unit_is_told_counted_and_trains_in_the_next_round(
+def test_a_late_unit_is_reported_and_trains_in_the_next_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "federation.num_units=3", "federation.min_units=2", "federation.wait_s=0"

@@ -1,4 +1,4 @@
-"""Runs whose server learns sums alone end where those do that show it every update."""
+"""A masked run gives, up to rounding, the weights of a run whose server sees every update."""
 
 import json
 import math
@@ -37,7 +37,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 
-BOUND = 10.0  # above all changes of these runs
+BOUND = 10.0  # larger than every change of weights in these runs
 PLAIN = (
     "decoder.mode=control_unit",
     "federation.weighting=uniform",
@@ -55,11 +55,11 @@ MASKED = (
 )
 Spoil = Callable[[Message, Context], bool]
 Secret = tuple[bytes, ...]
-WINDOW = 64  # bytes of an update, each of which is looked for
+WINDOW = 64  # bytes: size of the pieces of an update that are searched for
 
 
 class Watched:
-    """The real ClientApp; keeps what the server gets, and raises where ``spoilt`` says so."""
+    """The real ClientApp; it records its replies and raises an error if ``spoilt`` returns true."""
 
     def __init__(self, spoilt: Spoil = lambda message, context: False) -> None:
         self.replies: list[tuple[str, int, Message]] = []
@@ -74,7 +74,7 @@ class Watched:
 
 
 def lost(kind: str, *units: int, round_: int = 1) -> Spoil:
-    """These units are gone when this message of a round comes."""
+    """These units fail when they receive their ``round_``-th message of this kind."""
     seen = dict[int, int]()
 
     def spoilt(message: Message, context: Context) -> bool:
@@ -106,8 +106,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, list[Secret]]:
-    """A masked run, what the server got in it, and each unit's update before masks as bytes: its
-    words packed and as they are, and its change."""
+    """A masked run's folder, the replies of its units, and each unit's unmasked update.
+
+    The update is in bytes: packed words, unpacked words, and the change of weights as float32.
+    """
     folder, client, secret = tmp_path_factory.mktemp("masked") / "run", Watched(), list[Secret]()
     real = Quantiser.quantise
 
@@ -123,7 +125,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, li
     return folder, client, secret
 
 
-def test_a_masked_run_ends_where_the_plain_one_does(
+def test_a_masked_run_equals_the_plain_run_up_to_rounding(
     plain: dict[str, Tensor], watched: tuple[Path, Watched, list[Secret]]
 ) -> None:
     folder, *_ = watched
@@ -133,8 +135,8 @@ def test_a_masked_run_ends_where_the_plain_one_does(
     assert line["skipped"] is None
 
 
-def said(content: RecordDict) -> bytes:
-    """All that a message says, numbers as float32."""
+def content_bytes(content: RecordDict) -> bytes:
+    """All values of a message as bytes, numbers as float32."""
     parts = list[bytes]()
     for record in content.values():
         for value in record.values():
@@ -149,18 +151,18 @@ def said(content: RecordDict) -> bytes:
     return b"".join(parts)
 
 
-def tells(content: RecordDict, secret: Secret) -> bool:
-    """Whether any part of an update is in a message; what looks alike everywhere is none."""
-    text = said(content)
+def contains_part(content: RecordDict, secret: Secret) -> bool:
+    """Whether a message contains a piece of an update that has more than four distinct bytes."""
+    text = content_bytes(content)
     starts = ((form, i) for form in secret for i in range(0, len(form) - WINDOW, WINDOW))
     windows = (form[i : i + WINDOW] for form, i in starts)
     return any(each in text for each in windows if len(set(each)) > 4)
 
 
-def test_nothing_that_the_server_got_is_an_update(
+def test_no_reply_contains_a_part_of_an_update(
     watched: tuple[Path, Watched, list[Secret]],
 ) -> None:
-    """Every message of the run: what is in it, and that no bytes of it are a unit's."""
+    """Each reply has only the expected records, and the counted bytes are those that were sent."""
     folder, client, secret = watched
     total = sum(each.numel() for each in weights(folder).values())
     quantiser = Quantiser(total, BOUND, LEVELS["float32"], 3)
@@ -168,7 +170,7 @@ def test_nothing_that_the_server_got_is_an_update(
     arrays = dict[tuple[str, str], int]()
     for kind, _, reply in client.replies:
         assert not {*reply.content} & {Failure.__name__}
-        assert not any(tells(reply.content, each) for each in secret)
+        assert not any(contains_part(reply.content, each) for each in secret)
         for group, record in reply.content.array_records.items():
             for name in records.unpack_tensors(record):
                 arrays[kind, f"{group}/{name}"] = arrays.get((kind, f"{group}/{name}"), 0) + 1
@@ -184,10 +186,10 @@ def test_nothing_that_the_server_got_is_an_update(
     assert lines(folder)[0]["bytes_up"] == sent + 3 * quantiser.num_bytes
 
 
-def test_an_update_would_be_found_wherever_it_was(
+def test_a_part_of_an_update_is_found_in_any_record(
     watched: tuple[Path, Watched, list[Secret]],
 ) -> None:
-    """Otherwise the test above would show nothing."""
+    """This shows that the test above can fail."""
     _, client, secret = watched
     words, _, change = secret[0]
     floats = np.frombuffer(change, np.float32)
@@ -200,20 +202,22 @@ def test_an_update_would_be_found_wherever_it_was(
     for record in planted:
         content = RecordDict(dict(client.replies[-1][2].content))
         content["more"] = record
-        assert tells(content, secret[0])
+        assert contains_part(content, secret[0])
 
 
 @pytest.mark.parametrize(
     "precision", ["int8", pytest.param("bfloat16", marks=pytest.mark.thorough)]
 )
-def test_few_bits_of_adapters_are_enough(tmp_path: Path, precision: str) -> None:
+def test_masked_low_precision_adapters_equal_the_plain_run_up_to_rounding(
+    tmp_path: Path, precision: str
+) -> None:
     plain = run(tmp_path / "plain", *PLAIN, "adapter=lora")
     options = "adapter=lora", f"compression={precision}"
     masked = run(tmp_path / "masked", *MASKED, *options)
     assert 0 < apart(plain, masked) <= bound(precision)
 
 
-def test_a_unit_that_is_gone_before_masks_are_taken_off_changes_nothing(
+def test_a_unit_that_fails_before_unmasking_does_not_change_the_sum(
     tmp_path: Path, watched: tuple[Path, Watched, list[Secret]]
 ) -> None:
     client = Watched(lost(records.UNMASK, 2))
@@ -223,11 +227,11 @@ def test_a_unit_that_is_gone_before_masks_are_taken_off_changes_nothing(
     assert lines(tmp_path / "run")[0]["units"] == [0, 1, 2]
 
 
-def test_a_unit_that_leaves_before_masks_are_taken_off_has_missed_the_round(
+def test_a_unit_that_fails_before_unmasking_misses_the_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its update is in the sum; after two such rounds it is left out, and asked whether it is
-    back."""
+    """The sum contains its update. After two missed rounds the unit is suspended until it replies
+    again."""
 
     def leaving(message: Message, context: Context) -> Message:
         unit, kind = context.node_config["partition-id"], message.metadata.message_type
@@ -241,7 +245,7 @@ def test_a_unit_that_leaves_before_masks_are_taken_off_has_missed_the_round(
     assert "round 3: unit 2 is back" in capsys.readouterr().out
 
 
-def test_a_unit_that_reveals_wrong_shares_changes_nothing_and_is_named(
+def test_a_unit_that_reveals_wrong_shares_does_not_change_the_sum_and_is_logged(
     tmp_path: Path,
     watched: tuple[Path, Watched, list[Secret]],
     caplog: pytest.LogCaptureFixture,
@@ -267,7 +271,7 @@ def plain_without_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ten
 
 
 @pytest.mark.parametrize("kind", [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN])
-def test_a_unit_that_is_gone_earlier_is_left_out_and_named(
+def test_a_unit_that_fails_before_or_in_training_is_excluded_and_recorded(
     tmp_path: Path, plain_without_one: dict[str, Tensor], kind: str
 ) -> None:
     client = Watched(lost(kind, 1))
@@ -278,10 +282,10 @@ def test_a_unit_that_is_gone_earlier_is_left_out_and_named(
     assert "battery" in line["failures"]["1"]  # type: ignore[index]
 
 
-def test_a_round_below_the_threshold_is_skipped_and_says_why(tmp_path: Path) -> None:
+def test_a_round_below_the_threshold_is_skipped_with_a_reason(tmp_path: Path) -> None:
     kinds = [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN]
     kinds += [records.SURVIVORS, records.UNMASK]
-    spoilers = [lost(kind, 0, 1) for kind in kinds]  # a round's later messages come in the next
+    spoilers = [lost(kind, 0, 1) for kind in kinds]  # each kind is first sent a round later
     client = Watched(lambda *arguments: any(spoil(*arguments) for spoil in spoilers))
     found = run(tmp_path / "run", *MASKED, "federation.rounds=6", client=client)  # type: ignore[arg-type]
     told = lines(tmp_path / "run")
@@ -292,11 +296,11 @@ def test_a_round_below_the_threshold_is_skipped_and_says_why(tmp_path: Path) -> 
     assert found
 
 
-def test_a_liar_whose_shares_nobody_can_open_ends_no_run(
+def test_unreadable_shares_skip_rounds_but_do_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And it is gone then, so that its masks stay in the sum: two rounds are skipped. It is named,
-    and no other unit fails."""
+    """Unit 1 sends such shares and fails in training, so its masks stay in the sum. Two rounds are
+    skipped; the reason names unit 1, and no other unit fails."""
     asked = list[str]()
 
     def lying(message: Message, context: Context) -> Message:
@@ -323,7 +327,7 @@ def test_a_liar_whose_shares_nobody_can_open_ends_no_run(
     assert told in caplog.text
 
 
-def test_an_answer_without_end_costs_its_unit_the_round(tmp_path: Path) -> None:
+def test_an_oversized_reply_excludes_its_unit_from_the_round(tmp_path: Path) -> None:
     def padding(message: Message, context: Context) -> Message:
         reply, unit = client_app(message, context), context.node_config["partition-id"]
         if message.metadata.message_type == records.MASK_KEYS and unit == 1:
@@ -337,7 +341,7 @@ def test_an_answer_without_end_costs_its_unit_the_round(tmp_path: Path) -> None:
     assert "bytes of JSON, at most 4,096" in str(told["failures"])
 
 
-def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units_part(
+def test_a_corrupt_vector_skips_the_round_and_a_short_one_excludes_its_unit(
     tmp_path: Path,
 ) -> None:
     def nonsense(sent: Tensors, trained: Tensors) -> Tensors:
@@ -363,7 +367,7 @@ def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units
     assert told[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
 
 
-def test_a_sum_that_is_spoilt_counts_where_the_server_is_not_trusted_with_it(
+def test_a_corrupt_sum_spends_epsilon_only_if_units_add_the_noise(
     tmp_path: Path,
 ) -> None:
     def nonsense(sent: Tensors, trained: Tensors) -> Tensors:
@@ -372,18 +376,18 @@ def test_a_sum_that_is_spoilt_counts_where_the_server_is_not_trusted_with_it(
     for by, counts in ("units", True), ("server", False):
         options = *MASKED, "privacy.noise_multiplier=4", f"privacy.noise_by={by}"
         folder = tmp_path / by
-        with pytest.raises(RoundFailedError):  # nothing was learned
+        with pytest.raises(RoundFailedError):  # the only round is skipped
             run(folder, *options, client=Lying(nonsense, {1}))  # type: ignore[arg-type]
         (line,) = lines(folder)
         assert line["units"] == [] and "norm" in str(line["skipped"])
         assert (line["epsilon"] > 0) == counts  # type: ignore[operator]
 
 
-def test_a_run_that_is_broken_off_has_counted_the_sum_that_it_may_have_learned(
+def test_the_privacy_account_counts_a_round_before_its_sum_is_unmasked(
     tmp_path: Path,
 ) -> None:
-    """The server is gone when units begin to tell shares: ``account.json`` has the round by then,
-    and the round that is summed again on resume counts once more."""
+    """``account.json`` includes the round when units are asked for shares, so a server that is
+    killed after that has counted the round."""
     folder, found = tmp_path / "run", list[int]()
 
     def client(message: Message, context: Context) -> Message:
@@ -399,10 +403,11 @@ def test_a_run_that_is_broken_off_has_counted_the_sum_that_it_may_have_learned(
 NOISY = ("privacy.noise_multiplier=0.5", "privacy.noise_by=units", "privacy.noise_seed=1")
 
 
-def test_the_units_noise_is_in_the_sum_that_the_server_learns(
+def test_the_sum_contains_the_units_noise(
     tmp_path: Path, watched: tuple[Path, Watched, list[Secret]]
 ) -> None:
-    """Of each of three units that of a whole sum, for two must finish, and each knows its own."""
+    """Each of three units adds the noise of a whole sum: only two units must finish, and each of
+    them knows its own noise."""
     folder, _, _ = watched
     noisy, plain = run(tmp_path / "noisy", *MASKED, *NOISY), weights(folder)
     noise = torch.cat([(noisy[name] - plain[name]).flatten() for name in sorted(plain)])
@@ -412,10 +417,13 @@ def test_the_units_noise_is_in_the_sum_that_the_server_learns(
     assert told["noise"] == "privacy.noise_seed=1"
 
 
-def test_few_bits_of_adapters_carry_the_noise_of_server_and_units(tmp_path: Path) -> None:
+def test_int8_adapters_carry_the_noise_of_the_server_or_the_units(tmp_path: Path) -> None:
     options = *MASKED, "adapter=lora", "compression=int8"
     quiet = run(tmp_path / "quiet", *options)
-    for by, times in ("server", 1.0), ("units", math.sqrt(3)):  # two of three parts are enough
+    for by, times in (
+        ("server", 1.0),
+        ("units", math.sqrt(3)),
+    ):  # each unit adds all noise
         noise_by = f"privacy.noise_by={by}"
         noisy = run(tmp_path / by, *options, *NOISY, noise_by)
         moved = [name for name in sorted(quiet) if not torch.equal(noisy[name], quiet[name])]
@@ -424,7 +432,7 @@ def test_few_bits_of_adapters_carry_the_noise_of_server_and_units(tmp_path: Path
         assert float(noise.std()) == pytest.approx(0.5 * BOUND * times / 3, rel=0.1)
 
 
-def test_of_many_units_some_may_be_gone_at_each_stage(tmp_path: Path) -> None:
+def test_of_15_units_one_may_fail_at_each_stage(tmp_path: Path) -> None:
     kinds = [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN]
     gone = [
         lost(kind, unit) for unit, kind in enumerate([*kinds, records.SURVIVORS, records.UNMASK])
@@ -441,13 +449,13 @@ def test_of_many_units_some_may_be_gone_at_each_stage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "further",
     [
-        pytest.param(  # at the server
+        pytest.param(  # the server adds the noise
             ("privacy.noise_multiplier=0.01", "privacy.noise_seed=1"), marks=pytest.mark.thorough
         ),
         NOISY,
     ],
 )
-def test_a_masked_run_that_goes_on_ends_as_it_would_have(
+def test_a_resumed_masked_run_equals_an_uninterrupted_one(
     tmp_path: Path, further: tuple[str, ...]
 ) -> None:
     masked = [*MASKED[:4], *MASKED[-3:], "compression=int8", "federation.num_units=3"]
@@ -477,7 +485,7 @@ def test_a_masked_run_that_goes_on_ends_as_it_would_have(
         "privacy.threshold=0.5",
     ],
 )
-def test_options_that_show_more_than_a_sum_or_need_it_are_refused(override: str) -> None:
+def test_options_incompatible_with_masked_sums_are_refused(override: str) -> None:
     load_overrides(MASKED)
     with pytest.raises(ConfigError) as error:
         load_overrides([*MASKED, override])

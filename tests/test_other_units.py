@@ -1,4 +1,4 @@
-"""Runs that go on with other units than they began with."""
+"""Runs that resume with other units than they began with."""
 
 import json
 import logging
@@ -28,14 +28,14 @@ from server_app.places import Places
 
 
 class Federation:
-    """Owners with files of their own, some of whom are there; their units are scripted."""
+    """Runs with scripted units, of which each has an owner file."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.words = folder, dict[str, int]()  # that each has told last
+        self.folder, self.words = folder, dict[str, int]()  # words that each owner reported last
         self.late = dict[
             str, tuple[str, int]
-        ]()  # who answers this question with such an error, once
-        self.leaves = dict[str, int]()  # who is gone from which round on
+        ]()  # owner → question that it answers once with an error, and the error's code
+        self.leaves = dict[str, int]()  # owner → first round in which its training fails
         held = written(folder / "held.csv", 8)
         own = f"data.validation_file={held}", f"data.test_file={held}"
         few = "federation.min_units=1", "federation.wait_s=0", "federation.num_units=3"
@@ -43,7 +43,7 @@ class Federation:
         self._options = [*MODEL, *own, *few, *often, "strategy=all", *UNTRAINED, *options]
 
     def run(self, run_dir: Path, there: Mapping[str, int], resume: str | None = None) -> Path:
-        """Train, with these owners and the numbers in their files; each has rows of its own."""
+        """Train with these owners, whose files have these numbers and different rows."""
         told = [*self._options, f"hydra.run.dir={run_dir}"]
         files = [self._file(name, number) for name, number in there.items()]
         units = scripted_units()
@@ -79,14 +79,14 @@ class Federation:
 
 
 def finished(run_dir: Path) -> list[list[int]]:
-    """The units of each round."""
+    """The units that trained in each round."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["units"] for line in lines]
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Path]:
-    """Two owners, and four rounds of theirs; a test takes a copy of the run's folder."""
+    """A run of four rounds with two owners; each test copies its folder."""
     folder = tmp_path_factory.mktemp("owners")
     federation = Federation(folder)
     whole = federation.run(folder / "whole", {"ann": 0, "bob": 1})
@@ -99,15 +99,15 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Path]:
     [({"ann": 0, "cyd": 2}, [0, 2]), pytest.param({"ann": 0}, [0], marks=pytest.mark.thorough)],
     ids=["other", "fewer"],
 )
-def test_a_run_goes_on_with_other_units(
+def test_a_run_resumes_with_other_units(
     first: tuple[Federation, Path],
     tmp_path: Path,
     there: dict[str, int],
     units: list[int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the tokeniser that it has; nobody is asked for words again. Who is missing keeps its
-    place and what it kept, and goes on from there in a later part."""
+    """The tokeniser stays, and units report no words again. A missing unit keeps its place and its
+    state, and it continues from this state when it is present again."""
     federation, whole = first
     run_dir = shutil.copytree(whole, tmp_path / "run", symlinks=True)
     tokenizer = read_tokenizer(run_dir / "model").pack()
@@ -136,12 +136,13 @@ def test_a_run_goes_on_with_other_units(
         (records.RESTORE, 5),
         pytest.param((records.RESTORE, 0), marks=pytest.mark.thorough),
     ],
-    ids=["not there", "goes", "fails"],
+    ids=["absent for state", "absent for restore", "fails to restore"],
 )
-def test_a_unit_that_answers_after_the_start_goes_on_from_what_it_kept(
+def test_a_unit_that_replies_late_on_resume_continues_from_its_state(
     first: tuple[Federation, Path], tmp_path: Path, late: tuple[str, int]
 ) -> None:
-    """Not when the run goes on, but before its first round: as one that did at once."""
+    """A unit that does not reply at once, but before the first resumed round, gives the same result
+    as a unit that replies at once."""
     federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     federation.late = {"bob": late}
@@ -152,10 +153,10 @@ def test_a_unit_that_answers_after_the_start_goes_on_from_what_it_kept(
 
 
 @pytest.mark.thorough
-def test_a_checkpoint_has_what_a_unit_kept_that_is_away(
+def test_a_checkpoint_keeps_the_state_of_an_absent_unit(
     first: tuple[Federation, Path], tmp_path: Path
 ) -> None:
-    """By the one before, in which it was there."""
+    """Later checkpoints copy the state from the last one before the unit left."""
     federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     federation.leaves = {"bob": 3}
@@ -167,10 +168,10 @@ def test_a_checkpoint_has_what_a_unit_kept_that_is_away(
     assert kept[0] and [differing(each, kept[0]) for each in kept[1:]] == [[], []]
 
 
-def test_a_unit_keeps_its_place_whatever_its_number(
+def test_a_unit_keeps_its_place_if_its_number_changes(
     first: tuple[Federation, Path], tmp_path: Path
 ) -> None:
-    """Two boxes have swapped their numbers: the run goes on to the last bit as it would have."""
+    """Two owners swap their numbers, and the resumed run still equals the uninterrupted one."""
     federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     federation.run(again, {"bob": 0, "ann": 1}, "000002")
@@ -179,10 +180,10 @@ def test_a_unit_keeps_its_place_whatever_its_number(
     assert outcome(again) == outcome(whole)
 
 
-def test_who_claims_the_place_of_another_is_refused_and_both_are_named(
+def test_a_unit_that_claims_another_units_number_is_refused_and_both_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While it is there, and while it is missing."""
+    """The other unit may be present or missing."""
     federation = Federation(tmp_path)
     with caplog.at_level(logging.WARNING, "server_app.exclusions"):
         run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1, "cyd": 1})
@@ -193,7 +194,7 @@ def test_who_claims_the_place_of_another_is_refused_and_both_are_named(
     assert finished(run_dir) == [[0, 1], [0, 1], [0], [0]]
 
 
-def test_on_a_federations_server_nobody_has_another_name_than_its_certificate(
+def test_a_federations_server_refuses_a_name_that_is_not_in_the_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     noted, expected = list[Path](), list[int]()
@@ -225,7 +226,7 @@ def test_on_a_federations_server_nobody_has_another_name_than_its_certificate(
         ("", 2, "two nodes reported to be unit 2"),
     ],
 )
-def test_who_has_no_place(name: str, number: int, words: str) -> None:
+def test_an_invalid_name_or_number_gets_no_place(name: str, number: int, words: str) -> None:
     places = Places({"ann": 0, "bob": 1})
     with pytest.raises(WireError, match=words):
         places.claim(name, number, 3, {0, 2})

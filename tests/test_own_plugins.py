@@ -1,4 +1,4 @@
-"""Plug-ins of a user's own that inherit nothing of ours."""
+"""Plug-ins of a user: valid ones run, and faulty ones are reported in one line."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from federated import run
 from collapipe.config import load_overrides
 from collapipe.errors import CollaPipeError, ConfigError
 
-# All that docs/how-to/extend.md and the protocol say of a task, and no more.
+# A task with exactly the members that docs/how-to/extend.md and the protocol require.
 TASK = """
 from dataclasses import dataclass
 
@@ -99,12 +99,12 @@ class Reverse:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose modules are found."""
+    """A folder on the module search path."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def test_a_task_written_from_the_seam_alone_trains(own: Path) -> None:
+def test_a_task_with_only_the_members_of_the_protocol_trains(own: Path) -> None:
     (own / "reverse_whole.py").write_text(TASK)
     run(own / "run", "task._target_=reverse_whole.Reverse")
 
@@ -159,8 +159,10 @@ def test_a_strategy_without_its_method_is_refused_in_a_line_that_names_it(own: P
         ("return np.array(", "return (", "Reverse.count returned list, expected ndarray"),
     ],
 )
-def test_what_a_task_gets_wrong_is_one_line(own: Path, right: str, wrong: str, says: str) -> None:
-    name = own.name  # another one for each case: modules stay imported
+def test_a_faulty_task_is_reported_in_one_line(
+    own: Path, right: str, wrong: str, says: str
+) -> None:
+    name = own.name  # a new name for each case, because modules stay imported
     assert TASK.count(right) == 1
     (own / f"{name}.py").write_text(TASK.replace(right, wrong))
     with pytest.raises(CollaPipeError, match=says) as caught:
@@ -168,7 +170,7 @@ def test_what_a_task_gets_wrong_is_one_line(own: Path, right: str, wrong: str, s
     assert "\n" not in str(caught.value)
 
 
-def test_a_strategy_that_takes_other_arguments_is_refused(own: Path) -> None:
+def test_a_strategy_whose_method_takes_other_arguments_is_refused(own: Path) -> None:
     source = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Takes:\n"
     (own / "takes.py").write_text(f"{source}    def plan_round(self, request): ...\n")
     with pytest.raises(ConfigError, match=r"takes\.Takes: plan_round must take \(request, rng\); "):

@@ -1,4 +1,4 @@
-"""Units with rows of their owners': nobody else opens them, chooses them or is told of them."""
+"""Units train on their owners' rows; the server does not open, choose or receive these rows."""
 
 import json
 import logging
@@ -59,13 +59,13 @@ def written(file: Path, count: int, first: int = 0, label: str = "label") -> Pat
 
 
 def overrides(folder: Path, *more: str) -> list[str]:
-    """The server names files of its own, to evaluate on, and none to train on."""
+    """Options of a server that has files for evaluation and no file for training."""
     own = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
     return [*MODEL, *own, f"hydra.run.dir={folder / 'run'}", *more]
 
 
 def grid_of(nodes: list[dict[str, Any]]) -> InlineGrid:
-    """Each unit with the node configuration that its owner wrote."""
+    """A grid whose units use these node configurations, one for each owner."""
 
     def client(message: Message, context: Context) -> Message:
         unit = int(context.node_config["partition-id"])
@@ -99,7 +99,8 @@ def only_units_open(*files: Path) -> Iterator[dict[str, set[str]]]:
 
 
 def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path) -> None:
-    """Both ways to name them; each is opened by its own unit alone."""
+    """One owner names the rows in the node configuration, the other in an owner file. Only the
+    owner's unit opens each file."""
     mine = written(tmp_path / "mine" / "rows.csv", 30)
     theirs = written(tmp_path / "theirs" / "rows.csv", 25, 5, "topic")
     file = theirs.with_name("unit.yaml")
@@ -122,10 +123,10 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
     assert all(weight.isfinite().all() for weight in weights(tmp_path / "run").values())
 
 
-def test_a_message_reads_the_options_with_the_owners_files_once(
+def test_a_message_reads_the_owners_options_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And each message anew, so that a change between two is seen."""
+    """Each message reads the options again, so that changes between messages take effect."""
     load, composed = owner.load_settings, list[str]()
 
     def counted(*arguments: Any) -> Settings:
@@ -149,8 +150,8 @@ def test_a_message_reads_the_options_with_the_owners_files_once(
     assert counts == {kind: {1} for kind in counts} and counts.keys() >= {records.TRAIN}
 
 
-def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path) -> None:
-    """The partitioner runs in each unit; the same rows at owners' make the same model."""
+def test_a_server_in_one_process_with_its_units_opens_no_training_rows(tmp_path: Path) -> None:
+    """The partitioner runs in each unit. Owners' files with the same rows give the same model."""
     file = written(tmp_path / "rows.csv", 30)
     told = overrides(tmp_path, f"data.train_file={file}", "data.shuffle=false")
     with only_units_open(file):
@@ -162,7 +163,7 @@ def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path)
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
 
 
-def test_nor_does_the_process_that_starts_a_simulation(tmp_path: Path) -> None:
+def test_the_process_that_starts_a_simulation_opens_no_training_rows(tmp_path: Path) -> None:
     file = written(tmp_path / "rows.csv", 30)
     told = overrides(tmp_path, f"data.train_file={file}", "runtime=simulation")
     with only_units_open(file), patch("collapipe.cli.simulation.run_simulation") as started:
@@ -170,8 +171,8 @@ def test_nor_does_the_process_that_starts_a_simulation(tmp_path: Path) -> None:
     assert started.called
 
 
-def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> None:
-    """The units draw some from those that they would train on."""
+def test_a_server_without_evaluation_files_opens_no_training_rows(tmp_path: Path) -> None:
+    """The units hold out some of their training rows."""
     file = written(tmp_path / "rows.csv", 60)
     told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
     with only_units_open(file):
@@ -179,7 +180,7 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["on_units"]["rows"] == {"0": 3, "1": 3}
     planned = [*told[:-1], f"hydra.run.dir={tmp_path / 'planned'}", "framework.train=false"]
-    with patch("server_app.training.load_server_rows") as opened:  # units may have read the file
+    with patch("server_app.training.load_server_rows") as opened:  # units may have cached the file
         train(grid_of([{}, {}]), load_overrides(planned))
     assert not opened.called
     with pytest.raises(ConfigError, match=r"data\.validation_file is not set.*where=units"):
@@ -217,7 +218,7 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
         ("decoder=3", "decoder is no section"),
     ],
 )
-def test_what_is_the_owners_is_refused_without_its_value(
+def test_an_option_that_belongs_to_the_owner_is_refused_without_its_value(
     tmp_path: Path, option: str, word: str
 ) -> None:
     file = written(tmp_path / "mine.csv", 9)
@@ -240,18 +241,20 @@ def test_what_is_the_owners_is_refused_without_its_value(
         ("edge.example:/secret", False),
     ],
 )
-def test_a_unit_dials_its_server_alone(address: str, dialled: bool, tmp_path: Path) -> None:
+def test_a_unit_connects_only_to_its_owners_server(
+    address: str, dialled: bool, tmp_path: Path
+) -> None:
     file = tmp_path / "unit.yaml"
     file.write_text("server: edge.example:8000\ndata: {train_file: rows.csv}\n")
     refused = pytest.raises(OwnerError, match=r"link\.advertise is another host")
     link = LinkAddress(address, b"pem", "name", b"key", b"own", "token")
     with nullcontext() if dialled else refused:
         assert owner.trusted_link(link, {"owner": str(file)}) == link
-    assert owner.trusted_link(link, {"data": "rows.csv"}) == link  # who named no server of his own
+    assert owner.trusted_link(link, {"data": "rows.csv"}) == link  # this owner names no server
 
 
-def test_a_unit_with_credentials_believes_its_authority_alone(tmp_path: Path) -> None:
-    """Whatever certificate the server sends with the address."""
+def test_a_unit_with_credentials_trusts_only_its_authority(tmp_path: Path) -> None:
+    """An address that the server sends with another certificate is refused."""
     file = tmp_path / "unit.yaml"
     server = "server: '[2001:db8::1]:8000'\ncredentials: own\n"
     file.write_text(server + "data: {train_file: rows.csv}\n")
@@ -264,8 +267,10 @@ def test_a_unit_with_credentials_believes_its_authority_alone(tmp_path: Path) ->
         owner.trusted_link(replace(told, server_certificate=b"pem"), {"owner": str(file)})
 
 
-def test_a_server_that_would_cut_rows_from_others_ends_before_it_opens_any(tmp_path: Path) -> None:
-    """Without files to evaluate on it would open the training file; units refuse it first."""
+def test_units_refuse_a_server_with_a_training_file_before_it_opens_the_file(
+    tmp_path: Path,
+) -> None:
+    """Without evaluation files, the server would open the training file; units refuse it first."""
     file = written(tmp_path / "rows.csv", 40)
     told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
     nodes = [{"data": str(written(tmp_path / f"{unit}.csv", 9))} for unit in (0, 1)]
@@ -294,10 +299,10 @@ clusters:
     ],
     ids=["federated", "null", "bytes"],
 )
-def test_a_tokeniser_that_nobody_brings(
+def test_a_run_without_a_given_tokeniser_makes_one(
     tmp_path: Path, options: list[str], size: int, told: bool
 ) -> None:
-    """Of words that units tell, or of bytes, for which they tell none."""
+    """The tokeniser has the words that units report, or bytes, for which units report no words."""
     mine = written(tmp_path / "mine.csv", 30)
     run = overrides(tmp_path, *options)
     node = {"owner": str(tmp_path / "unit.yaml")}
@@ -310,8 +315,8 @@ def test_a_tokeniser_that_nobody_brings(
     assert tokenizer.labels == ("a", "b")
 
 
-def test_the_uplink_of_a_run_with_measured_radio_is_the_owners(tmp_path: Path) -> None:
-    """The server's file has the channels; a unit opens none that the server names."""
+def test_a_run_with_measured_radio_uses_the_owners_uplink(tmp_path: Path) -> None:
+    """The server's file describes the channels; a unit opens no file that the server names."""
     written(tmp_path / "mine.csv", 9)
     joint = (ROOT / "docs" / "examples" / "joint-round.yaml").read_text()
     (tmp_path / "boxes.yaml").write_text(joint)
@@ -330,8 +335,8 @@ def test_the_uplink_of_a_run_with_measured_radio_is_the_owners(tmp_path: Path) -
         owner.load_settings(run, {"data": str(tmp_path / "mine.csv")})
 
 
-def test_an_owner_says_what_the_unit_computes_with(tmp_path: Path) -> None:
-    """Instead of what the run says; the file's one cluster is the unit's, whatever its number."""
+def test_an_owner_file_sets_the_units_devices_and_threads(tmp_path: Path) -> None:
+    """The inventory's only cluster belongs to the unit, although the unit's number is 1."""
     written(tmp_path / "mine.csv", 9)
     (tmp_path / "boxes.yaml").write_text(CLUSTER)
     file = tmp_path / "unit.yaml"
@@ -386,7 +391,7 @@ PROMISES = (
         ),
     ],
 )
-def test_an_owner_insists_on_what_the_server_must_not_see(
+def test_an_owner_file_can_require_privacy_options(
     tmp_path: Path, less: tuple[str, ...], words: str | None
 ) -> None:
     written(tmp_path / "mine.csv", 9)
@@ -404,7 +409,7 @@ def test_an_owner_insists_on_what_the_server_must_not_see(
 
 
 @pytest.mark.parametrize("stranger", [False, True])
-def test_units_are_summed_with_the_peers_that_their_owners_know(
+def test_units_join_a_sum_only_with_the_peers_that_their_owners_list(
     tmp_path: Path, stranger: bool
 ) -> None:
     names = ["berlin", "paris", "rome"]
@@ -452,10 +457,10 @@ def test_units_are_summed_with_the_peers_that_their_owners_know(
         ("data: {train_file: absent.csv}\n", "absent.csv: no such file"),
     ],
 )
-def test_a_wrong_owners_file_is_told_to_the_owner_alone(
+def test_an_error_in_an_owner_file_is_shown_only_to_the_owner(
     tmp_path: Path, text: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server hears that the unit is left out, and nothing of the file."""
+    """The server learns that the unit is excluded, but nothing about the file."""
     file = tmp_path / "secret" / "unit.yaml"
     file.parent.mkdir()
     file.write_text(text)
@@ -477,10 +482,10 @@ def test_a_wrong_owners_file_is_told_to_the_owner_alone(
         ("text,label\n\xff\xfe", "is not UTF-8", "its rows cannot be read"),
     ],
 )
-def test_wrong_rows_are_told_without_values(
+def test_an_error_in_rows_is_reported_to_the_server_without_values(
     tmp_path: Path, rows: str, words: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The unit is left out and named; the others train."""
+    """The unit is excluded and logged; the other unit stays."""
     bad = tmp_path / "secret.csv"
     bad.write_bytes(rows.encode("latin-1"))
     run = overrides(tmp_path)
@@ -498,10 +503,11 @@ def test_wrong_rows_are_told_without_values(
 LOGS = "collapipe.owner", "server_app.exclusions"
 
 
-def test_a_label_that_the_run_does_not_list_costs_its_unit_the_run(
+def test_a_label_that_the_run_does_not_list_excludes_its_unit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its owner sees which one, the server that there is one; others train on the listed ones."""
+    """The owner's log names the label; the server's log only says that an unlisted label exists.
+    The other unit trains with the listed labels."""
     mine, theirs = written(tmp_path / "mine.csv", 20), tmp_path / "theirs.csv"
     theirs.write_text("text,label\n" + "the hen,a\nthe owl,secret\n" * 6)
     told = overrides(tmp_path, "task.labels=[a,b,c]")
@@ -515,9 +521,11 @@ def test_a_label_that_the_run_does_not_list_costs_its_unit_the_run(
     assert (shards["labels"], len(shards["shards"])) == (["a", "b", "c"], 1)
 
 
-def test_owners_hold_rows_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the unit's own files, which the server cannot open, and it needs none of its own; a unit
-    without such rows adds nothing."""
+def test_units_evaluate_on_rows_that_their_owners_hold_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server does not open the owners' files and needs no evaluation files. A unit without
+    held-out rows adds nothing to the metric."""
     mine, held = written(tmp_path / "rows.csv", 30), written(tmp_path / "held.csv", 7)
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text(
@@ -533,17 +541,17 @@ def test_owners_hold_rows_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     nodes += [{"data": str(theirs)}, {"data": str(tmp_path / "folder")}]
     with only_units_open(mine, held, theirs) as opened:
         train(grid_of(nodes), load_overrides(told))
-        # the file of both: who comes second may find it read
+        # both units name this file; the second unit may read a cached copy
         assert opened[str(held)] and opened[str(held)] <= {"unit-0", "unit-1"}
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0, "3": 0}
     assert "unit 2 has no rows to evaluate on" in " ".join(capsys.readouterr().out.split())
 
 
-def test_held_out_rows_that_cannot_be_used_are_told_to_their_owner(
+def test_an_error_in_held_out_rows_is_shown_to_their_owner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server hears of an unknown label that there is one, and evaluates without the unit."""
+    """The server learns only that an unknown label exists, and evaluates without the unit."""
     written(tmp_path / "rows.csv", 30)
     (tmp_path / "held.csv").write_text("text,label\nthe hen,secret\n")
     (tmp_path / "unit.yaml").write_text(
@@ -561,16 +569,16 @@ def test_held_out_rows_that_cannot_be_used_are_told_to_their_owner(
     assert any("'secret'" in record.getMessage() for record in caplog.records)
 
 
-def test_an_error_that_nobody_expected_tells_nothing(tmp_path: Path) -> None:
-    """A library's own words may hold anything."""
+def test_an_unexpected_error_reveals_no_values(tmp_path: Path) -> None:
+    """A library's error message may contain values of rows."""
     with pytest.raises(OwnerError) as told:
         raise owner.as_told(KeyError("secret row"), {"data": "/secret"})
     assert "secret" not in str(told.value)
     assert isinstance(owner.as_told(KeyError("a"), {}), KeyError)
 
 
-def test_a_server_without_rows_of_its_own_says_what_it_lacks(tmp_path: Path) -> None:
-    """It cuts none from those of the units."""
+def test_a_server_without_evaluation_rows_names_the_missing_files(tmp_path: Path) -> None:
+    """The server does not use rows of the units instead."""
     settings = load_overrides([*MODEL, f"hydra.run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="no rows"):
         load_rows(settings, "test")
@@ -579,8 +587,8 @@ def test_a_server_without_rows_of_its_own_says_what_it_lacks(tmp_path: Path) -> 
         load_overrides([*MODEL, one])
 
 
-def test_every_section_of_the_options_is_known_to_owners() -> None:
-    """Or each of them would refuse every run."""
+def test_owners_know_every_section_of_the_options() -> None:
+    """Otherwise every owner would refuse every run."""
     of_all = {each.name for each in fields(Settings)} - {each.name for each in fields(Resolved)}
-    plugins = {*owner._PLUGINS} - {"partitioner"}  # of the section data
+    plugins = {*owner._PLUGINS} - {"partitioner"}  # part of the section data
     assert {*owner._SECTIONS.split(), *owner._NUMBERS} == of_all | plugins

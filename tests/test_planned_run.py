@@ -1,4 +1,4 @@
-"""DSSRA in the loop: what is planned is what is trained, and what is written down."""
+"""Runs planned by DSSRA: they train as planned and record their plans."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ def rounds(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a run, and what it printed."""
+    """The folder of a run, and its standard output."""
     folder = tmp_path_factory.mktemp("planned")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         run(folder, *PLANNED)
@@ -57,7 +57,7 @@ def test_two_of_four_uneven_clusters_train_as_planned(planned: tuple[Path, str])
         for line in lines
         for cluster in line["plan"]["clusters"]
     }
-    assert len(cuts) > 1  # each cluster has devices of its own
+    assert len(cuts) > 1  # the clusters have different devices
     assert max(map(len, cuts)) > 1
     table = printed.split("run ")[-1]
     for unit in range(4):
@@ -75,7 +75,7 @@ def test_the_same_seed_plans_and_trains_the_same(tmp_path: Path, planned: tuple[
     assert plans[0] == plans[1]
 
 
-def test_a_round_without_a_plan_stops_the_run_with_the_planners_words(tmp_path: Path) -> None:
+def test_an_infeasible_round_stops_the_run_with_the_planners_error(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleRoundError, match=r"^round 1: "):
         run(tmp_path, *PLANNED, "channel.energy_j=1.0e-9")
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -92,7 +92,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Greedy:
-    """Gives each first device everything, whatever it holds."""
+    """A strategy that gives all blocks to a cluster's first device and ignores its memory."""
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         """See ``Planner.plan_round``."""
@@ -104,12 +104,12 @@ class Greedy:
         return RoundPlan(request.round, tuple(plans))
 
 
-def test_a_plan_beyond_a_devices_memory_is_not_sent(tmp_path: Path) -> None:
+def test_a_plan_that_exceeds_a_devices_memory_is_refused(tmp_path: Path) -> None:
     expected = r"unit 0: C7: x-0 holds 4 blocks, which with m=2 take \d+ bytes of 1000"
     with pytest.raises(PlanViolationError, match=expected):
         run(tmp_path, "strategy=even", "strategy._target_=test_planned_run.Greedy", *SMALL)
 
 
-def test_an_even_split_that_fits_nobody_is_infeasible(tmp_path: Path) -> None:
+def test_an_even_split_that_fits_no_device_is_infeasible(tmp_path: Path) -> None:
     with pytest.raises(InfeasibleRoundError, match=r"unit 0: .* at most 0 fit its memory; raise"):
         run(tmp_path, "strategy=even", *SMALL)

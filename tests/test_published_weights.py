@@ -1,4 +1,4 @@
-"""A machine that has the pretrained model's files is sent adapters alone."""
+"""A machine that has the pretrained model's files receives only adapters."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ NF4 = "model.quantization=nf4"
 
 @pytest.fixture(scope="module", params=["llama", "mixtral"])
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """Of a Mixtral, each expert has its own tensors in the file."""
+    """A pretrained model's folder; Mixtral's file has separate tensors for each expert."""
     path = causal_folder(tmp_path_factory.mktemp("models") / request.param, family=request.param)
     names = load_file(path / "model.safetensors")
     assert any("experts.3.w1" in name for name in names) == (request.param == "mixtral")
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 @pytest.fixture
 def quantised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The weights that were quantised after they were read, and how."""
+    """A list with the quantisation method of each weight that is quantised from its values."""
     seen = list[str]()
 
     def counted(weight: Tensor, how: str) -> tuple[Tensor, Tensor]:
@@ -52,12 +52,12 @@ def quantised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def own_weights(run_dir: Path) -> dict[str, Tensor]:
-    """Those that the run's folder holds."""
+    """The weights in the run's folder."""
     return load_file(run_dir / "model" / "model.safetensors")
 
 
 def stored(place: str = ".") -> list[Path]:
-    """Frozen weights in the store of the server and the units, or at another place in it."""
+    """Files in the store of frozen weights, which server and units use, or in its subfolders."""
     return [*default_folder().glob(f"{place}/*.safetensors")]
 
 
@@ -69,8 +69,11 @@ def stored(place: str = ".") -> list[Path]:
     ),
     indirect=["folder"],
 )
-def test_adapters_alone_go_down(tmp_path: Path, folder: Path, kept: str) -> None:
-    """To both units, in the first round, too; only what takes long to make is stored."""
+def test_units_with_the_folder_receive_only_adapters(
+    tmp_path: Path, folder: Path, kept: str
+) -> None:
+    """Both units receive only adapters, in the first round, too. Only quantised weights, which take
+    long to compute, are stored."""
     settings = lora_run(tmp_path, folder, kept)
     adapters = 3 * 2 * 2 * (16 + 16) - 3 * 2 * 8  # rank 2; the values' width is 8
     found = json.loads((tmp_path / "summary.json").read_text())
@@ -85,15 +88,15 @@ def test_adapters_alone_go_down(tmp_path: Path, folder: Path, kept: str) -> None
 def test_weights_are_not_quantised_in_each_round(
     tmp_path: Path, folder: Path, quantised: list[str]
 ) -> None:
-    """By the server once; units, evaluation and the next run find them stored."""
+    """The server quantises them once; units, evaluation and the next run read the stored result."""
     once = list[int]()
     for rounds in (1, 3):
         quantised.clear()
-        _cached_parts.cache_clear()  # may hold them
+        _cached_parts.cache_clear()  # may hold quantised weights
         lora_run(tmp_path / str(rounds), folder, NF4, f"federation.rounds={rounds}")
         once.append(len(quantised))
         assert set(quantised) <= {"nf4"}
-    assert once == [3 * 4, 0]  # linear layers
+    assert once == [3 * 4, 0]  # 3 blocks of 4 linear layers; the second run quantises no layer
 
 
 def inventory(file: Path, there: list[Daemon]) -> Path:
@@ -103,12 +106,12 @@ def inventory(file: Path, there: list[Daemon]) -> Path:
     ]
     clusters = [{"name": "here", "devices": devices}]
     tree = {"batch_size": 4, "model": {"name": "transformer"}, "clusters": clusters}
-    file.write_text(json.dumps(tree))  # which is YAML
+    file.write_text(json.dumps(tree))  # JSON is valid YAML
     return file
 
 
 @pytest.mark.parametrize("kept", [pytest.param("model.dtype=auto", marks=_MORE), NF4])
-def test_a_device_with_the_folder_is_sent_no_frozen_block(
+def test_a_device_with_the_folder_receives_no_frozen_weights(
     tmp_path: Path,
     folder: Path,
     kept: str,
@@ -128,16 +131,16 @@ def test_a_device_with_the_folder_is_sent_no_frozen_block(
         lora_run(tmp_path / "run", folder, kept, *own, f"cluster.file={file}")
     assert sent and all("lora" in key for key in sent)
     assert len(stored()) == (3 if kept == NF4 else 0)
-    # by the server and by the devices: the second round may give one of them two more blocks
+    # 3 blocks at the server and 3 at devices; round 2 may move 2 more blocks to one device
     assert len(quantised) <= (3 + 3 + 2) * (7 if folder.name == "llama" else 4)
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 @pytest.mark.parametrize("kept", [pytest.param("model.dtype=auto", marks=_MORE), NF4])
-def test_a_device_with_another_folder_is_sent_what_it_lacks(
+def test_a_device_with_another_folder_receives_the_blocks_that_it_lacks(
     tmp_path: Path, folder: Path, kept: str
 ) -> None:
-    """With the bits of a run in which no device has a folder."""
+    """The run ends with the same bits as a run whose devices have no model folder."""
     other = causal_folder(tmp_path / "other", seed=1, family=folder.name)
     own = "federation.num_units=1", "strategy=all", "pipeline.profile=false", "cluster=devices"
     trained = list[dict[str, Tensor]]()

@@ -1,4 +1,4 @@
-"""What pyproject.toml requires: pinned, and the same wherever it stands."""
+"""Requirements in pyproject.toml are pinned, and missing libraries are named with their extra."""
 
 import os
 import re
@@ -27,13 +27,13 @@ def test_a_missing_library_is_named_with_its_extra() -> None:
     assert missing("psutil") == "psutil is not installed; pip install 'collapipe'"
 
 
-def test_collapipe_is_no_way_to_a_library_that_it_does_not_require() -> None:
-    """A user's plug-in may import any."""
+def test_a_library_that_collapipe_does_not_require_is_named_without_an_extra() -> None:
+    """A user's plug-in may import any library."""
     assert "collapipe" not in missing("unheard_of.part")
     assert missing("unheard_of.part").startswith("unheard_of is not installed; ")
 
 
-def test_a_command_without_its_extra_says_which_one(tmp_path: Path) -> None:
+def test_a_command_names_the_extra_that_is_not_installed(tmp_path: Path) -> None:
     site = installed([], tmp_path / "site")
     own = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{site}"}
     words = "plan", str(ROOT / "docs/examples/workshop.yaml")

@@ -1,4 +1,4 @@
-"""A run that was interrupted and went on ends like one that was not, to the last bit."""
+"""A resumed run equals an uninterrupted one to the last bit."""
 
 import gzip
 import json
@@ -30,9 +30,9 @@ from server_app.checkpoints.file import CheckpointFolder
             marks=pytest.mark.thorough,
         ),
         ["server_optimizer=fedadam", "optimizer.state=reset"],
-        # a head on each unit, and an account of what was told
+        # a head on each unit, and a privacy account
         ["privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"],
-        pytest.param(  # one unit a round: no order of arrival
+        pytest.param(  # one unit a round, so that the order of replies does not matter
             ["decoder.mode=shared", "channel.num_channels=1"], marks=pytest.mark.thorough
         ),
         pytest.param(
@@ -40,7 +40,7 @@ from server_app.checkpoints.file import CheckpointFolder
             marks=pytest.mark.thorough,
         ),
         pytest.param(["compression=int8", "compression.gradient=int4"], marks=pytest.mark.thorough),
-        pytest.param(  # other precisions in each round
+        pytest.param(  # precisions change in each round
             ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"], marks=pytest.mark.thorough
         ),
         pytest.param(
@@ -58,7 +58,9 @@ from server_app.checkpoints.file import CheckpointFolder
     ],
     ids=lambda overrides: overrides[0].replace("=", "_"),
 )
-def test_a_run_goes_on_from_a_checkpoint_as_it_did(tmp_path: Path, overrides: list[str]) -> None:
+def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_run(
+    tmp_path: Path, overrides: list[str]
+) -> None:
     world = World(tmp_path, *overrides)
     whole = world.run(tmp_path / "whole")
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
@@ -68,7 +70,9 @@ def test_a_run_goes_on_from_a_checkpoint_as_it_did(tmp_path: Path, overrides: li
     assert outcome(whole)["latest"] == Path("000003")
 
 
-def test_a_model_of_a_unit_that_had_not_trained_by_then_is_given_up(tmp_path: Path) -> None:
+def test_resume_removes_models_of_units_that_had_not_trained_by_the_checkpoint(
+    tmp_path: Path,
+) -> None:
     options = ["framework=pipeline", "strategy=random", "channel.num_channels=1", "seed=3"]
     run_dir = World(tmp_path, *options).run(tmp_path / "run")
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
@@ -78,10 +82,10 @@ def test_a_model_of_a_unit_that_had_not_trained_by_then_is_given_up(tmp_path: Pa
     assert models == ["unit-0.safetensors"]
 
 
-def test_a_unit_with_other_devices_than_at_the_checkpoint_keeps_nobody_from_going_on(
+def test_a_unit_whose_devices_have_changed_is_logged_and_the_run_resumes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It may lie, or have a row more by now; it is named."""
+    """The unit may lie, or its rows may have changed; the log names the unit."""
 
     def slower(message: Message, context: Context) -> Message:
         reply = units(message, context)
@@ -111,7 +115,7 @@ def test_a_unit_with_other_devices_than_at_the_checkpoint_keeps_nobody_from_goin
     ],
     ids=["activations", "stem"],
 )
-def test_units_with_fewer_rows_go_on_with_what_they_kept_of_those(
+def test_units_with_fewer_rows_keep_the_state_of_the_remaining_rows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -136,7 +140,7 @@ def test_units_with_fewer_rows_go_on_with_what_they_kept_of_those(
             assert max(kept["activations"]["rows"]) < 5
 
 
-def test_units_that_fail_rest_as_they_would_have(tmp_path: Path) -> None:
+def test_a_resumed_run_suspends_failing_units_like_the_uninterrupted_run(tmp_path: Path) -> None:
     def failing(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
             raise OSError("the battery is empty")
@@ -152,8 +156,8 @@ def test_units_that_fail_rest_as_they_would_have(tmp_path: Path) -> None:
         assert outcome(again) == outcome(whole)
 
 
-def test_a_unit_that_tells_no_number_sits_out_of_what_goes_on(tmp_path: Path) -> None:
-    """The checkpoint knows its cluster, but nobody knows its node any more."""
+def test_a_unit_that_reports_no_number_is_excluded_from_the_resumed_run(tmp_path: Path) -> None:
+    """The checkpoint has the unit's cluster, but the server cannot identify its node."""
 
     def mute(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] == 1:
@@ -168,15 +172,17 @@ def test_a_unit_that_tells_no_number_sits_out_of_what_goes_on(tmp_path: Path) ->
     assert [list(line["excluded"]) for line in lines] == [[], ["1"], ["1"]]
 
 
-def test_the_last_round_has_a_checkpoint_be_it_due_or_not(tmp_path: Path) -> None:
+def test_the_last_round_always_has_a_checkpoint(tmp_path: Path) -> None:
     run_dir = World(tmp_path, "framework.train=false", "federation.checkpoint_every=2").run(
         tmp_path / "run"
     )
     assert CheckpointFolder(run_dir).names() == ["000002", "000003"]
 
 
-def test_times_and_curves_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Files of one second are read in the order of their numbers' digits: no 10 before 9.
+def test_times_and_curves_continue_in_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # TensorBoard sorts files of the same second by name, so it would read number 10 before 9.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     world = World(tmp_path, "framework.train=false")
     run_dir = world.run(tmp_path / "run")
@@ -189,7 +195,7 @@ def test_times_and_curves_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [point.step for point in curves.Scalars("round/clock_s")] == [1, 2, 3]
 
 
-def test_what_was_written_in_part_is_taken_back(tmp_path: Path) -> None:
+def test_resume_removes_partly_written_lines_and_checkpoints(tmp_path: Path) -> None:
     world = World(tmp_path, "decoder.mode=control_unit")
     whole = world.run(tmp_path / "whole")
     torn = shutil.copytree(whole, tmp_path / "torn", symlinks=True)
@@ -203,7 +209,7 @@ def test_what_was_written_in_part_is_taken_back(tmp_path: Path) -> None:
     assert not list((torn / "checkpoints").glob(".*"))
 
 
-def test_a_complete_run_that_gets_more_rounds_equals_one_that_had_them(tmp_path: Path) -> None:
+def test_a_completed_run_with_more_rounds_equals_a_run_that_began_with_them(tmp_path: Path) -> None:
     rare = ["federation.checkpoint_every=3", "federation.keep=2"]
     for name, rounds in (("short", 2), ("long", 4)):
         options = [*TINY, *SMALL, *rare, f"federation.rounds={rounds}", "decoder.mode=control_unit"]
@@ -216,7 +222,10 @@ def test_a_complete_run_that_gets_more_rounds_equals_one_that_had_them(tmp_path:
     assert not CliRunner().invoke(app, more).exit_code
     assert differing(tensors(tmp_path / "short"), tensors(tmp_path / "long")) == []
     short, long = (outcome(tmp_path / name) for name in ("short", "long"))
-    line, row = short["metrics"][1], short["rows"][1]  # which had a checkpoint, as the last one
+    line, row = (
+        short["metrics"][1],
+        short["rows"][1],
+    )  # with a final checkpoint
     sent, sent_s = line.pop("checkpoint_bytes"), line.pop("checkpoint_s")
     assert sent > 0 and sent_s > 0
     line["bytes_up"] -= sent

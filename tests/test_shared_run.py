@@ -1,4 +1,4 @@
-"""A run whose plans share stages: simulated devices, trained as planned."""
+"""Runs whose plans share a stage between several simulated devices."""
 
 import json
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_a_run_trains_its_shared_stages(tmp_path: Path) -> None:
 
 
 def _adapters(request: RoundRequest) -> RoundRequest:
-    """What trains is small, and links are fast, so that sharing pays."""
+    """The request with small trainable weights and fast links, so that shared stages are faster."""
     clusters = []
     for state in request.clusters:
         devices = []

@@ -1,4 +1,4 @@
-"""``flwr run`` end to end: Flower's simulation engine gives the weights that one process gives."""
+"""A run in Flower's simulation engine gives the same weights as a run in one process."""
 
 import json
 import shutil
@@ -19,10 +19,10 @@ TWO_NODES += ("federation.checkpoint_every=1", "compression=int4", "compression.
 
 
 @pytest.mark.timeout(900)  # a dozen processes, each of which imports torch
-def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_process(
+def test_a_simulation_resumed_in_one_process_equals_a_run_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the simulation's units keep is in files, which end with it."""
+    """Units of the simulation keep their state in files, which are removed when it ends."""
     remove, kept = shutil.rmtree, list[Path]()
 
     def removed(folder: Path, **options: bool) -> None:
@@ -52,7 +52,7 @@ def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_proc
         (["data.train_file=rows.xls", "evaluation.where=units"], "must end in one of"),
     ],
 )
-def test_what_is_wrong_with_the_data_is_said_before_flower_starts(
+def test_an_error_in_the_data_is_reported_before_flower_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], fault: str
 ) -> None:
     (tmp_path / "empty").mkdir()

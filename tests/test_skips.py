@@ -1,4 +1,4 @@
-"""``COLLAPIPE_REQUIRE_DATA=1``, as continuous integration sets it, lets no skip pass."""
+"""With ``COLLAPIPE_REQUIRE_DATA=1``, which continuous integration sets, a skipped test fails."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ WHOLE_FILE = "import pytest\npytest.skip('no data', allow_module_level=True)"
 
 
 @pytest.mark.thorough
-def test_a_skip_fails_where_data_are_required(tmp_path: Path) -> None:
+def test_a_skipped_test_fails_if_data_are_required(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_one.py").write_text(ONE_FILE)
     (tmp_path / "test_two.py").write_text(WHOLE_FILE)

@@ -1,4 +1,4 @@
-"""Each task that has made-up rows: trained in three clusters, scored, and asked."""
+"""Each task with synthetic rows is trained in three clusters, evaluated and used to predict."""
 
 import json
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def trained(run_dir: Path, *overrides: str) -> None:
 
 
 def metrics(run_dir: Path) -> tuple[str, set[str]]:
-    """The metric's name and those beside it, in the summary of a run."""
+    """The names of the metric and of the extra metrics in a run's summary."""
     metric = json.loads((run_dir / "summary.json").read_text())["metric"]
     return metric["name"], set(metric["extra_metrics"])
 
@@ -60,7 +60,7 @@ def loss_fell(run_dir: Path) -> bool:
 def answers(
     run_dir: Path, texts: Sequence[str], capsys: pytest.CaptureFixture[str], **options: Any
 ) -> list[str]:
-    """What ``collapipe predict`` prints for these texts."""
+    """The lines that ``collapipe predict`` prints for these texts."""
     capsys.readouterr()
     predict_texts(run_dir, [texts], (), **options)
     return capsys.readouterr().out.removesuffix("\n").split("\n")
@@ -89,7 +89,7 @@ def summary(run_dir: Path) -> dict[str, float]:
 
 
 def evaluated(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
-    """What ``collapipe evaluate`` finds on the run's own test rows, from a file."""
+    """The metrics that ``collapipe evaluate`` prints for a file with the run's test rows."""
     settings = config.load_saved(run_dir / "config.yaml")
     file = run_dir / "rows.jsonl"
     rows = settings.task.splits(settings.seed).test.select(range(40))
@@ -139,8 +139,8 @@ def test_causal_lm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "task", ["classification", pytest.param("ner", marks=pytest.mark.thorough), "causal_lm"]
 )
-def test_units_find_to_the_last_digit_what_the_server_finds(tmp_path: Path, task: str) -> None:
-    """On the same rows, each unit on its part of them; translation has a test of its own."""
+def test_evaluation_on_units_equals_evaluation_on_the_server(tmp_path: Path, task: str) -> None:
+    """Each unit evaluates on its part of the same rows. Another test covers translation."""
     model = CAUSAL if task == "causal_lm" else ENCODER
     short = "federation.local_steps=2", "data.max_eval_samples=20", "federation.num_units=2"
     trained(tmp_path, f"task={task}", *model, *short, "evaluation.where=both")

@@ -1,4 +1,4 @@
-"""How many cases of a property are tried: a few by default, many by ``make test-thorough``."""
+"""The number of cases that a test tries: a few by default, many with ``make test-thorough``."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-EXAMPLES, THOROUGH_EXAMPLES = 10, 400  # of a property with hypothesis
+EXAMPLES, THOROUGH_EXAMPLES = 10, 400  # for each property that hypothesis tests
 
 
 def seeds(few: int, many: int) -> list[Any]:
-    """Parameters 0 … ``many`` − 1, of which the thorough run alone tries those from ``few`` on."""
+    """Parameters 0 … ``many`` − 1; only the thorough run tries those from ``few`` on."""
     return chosen(range(many), range(few))
 
 
 def chosen(every: Iterable[Any], default: Iterable[Any]) -> list[Any]:
-    """Parameters, of which the thorough run alone tries those that are not among ``default``."""
+    """Parameters; only the thorough run tries those that are not in ``default``."""
     default = list(default)
     return [
         pytest.param(*_values(case), marks=() if case in default else pytest.mark.thorough)
@@ -24,7 +24,7 @@ def chosen(every: Iterable[Any], default: Iterable[Any]) -> list[Any]:
 
 
 def cases(few: int, many: int) -> int:
-    """Of a loop's cases ``few``; in the thorough run ``many``."""
+    """The number of a loop's cases: ``few``, or ``many`` in the thorough run."""
     return many if settings.default.max_examples > EXAMPLES else few
 
 

@@ -1,5 +1,8 @@
-"""The same model on torch.distributed.pipelining, over gloo without encryption: the rival of the
-benchmarks, and an oracle of gradients that shares no line of our runtime."""
+"""The same model on torch.distributed.pipelining, over gloo without encryption.
+
+Benchmarks compare CollaPipe with it. Tests compare its gradients, because it shares no code with
+our runtime.
+"""
 
 import math
 import multiprocessing
@@ -26,20 +29,20 @@ SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B
 class Rival:
     """Processes that hold a segment each, the first also the embedding, the last also the head.
 
-    A model without dropout, and a batch whose samples are as many in each micro-batch.
+    The model has no dropout, and each micro-batch has the same number of samples.
     """
 
     pids: Sequence[int]
     _ends: Sequence["Connection[Any, Any]"]
 
     def run(self) -> tuple[float, Tensors]:
-        """Forward and backward of the work's batch: its loss, and the gradients of all weights."""
+        """Run the work's batch forward and backward; return the loss and all gradients."""
         answers = self._ask(("run",))
         gradients = {name: each for _, found in answers for name, each in found.items()}
         return answers[-1][0], gradients
 
     def iterate(self, rate: float, clip_norm: float) -> float:
-        """The same and a step, clipped by the norm over all of them; the loss."""
+        """Run the batch and a step clipped by the norm of all gradients; return the loss."""
         return float(self._ask(("iterate", rate, clip_norm))[-1])
 
     def _ask(self, command: tuple[Any, ...]) -> list[Any]:
@@ -50,7 +53,7 @@ class Rival:
 
 @contextmanager
 def rival(work: Work, cut: Sequence[int], num_micro_batches: int, schedule: str) -> Iterator[Rival]:
-    """Consecutive blocks, as many as ``cut`` says, in a process each."""
+    """Start a process for each number in ``cut``, which is its number of consecutive blocks."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pairs = [context.Pipe() for _ in cut]
@@ -64,7 +67,7 @@ def rival(work: Work, cut: Sequence[int], num_micro_batches: int, schedule: str)
         ]
         for process, (_, end) in zip(processes, pairs, strict=True):
             process.start()
-            end.close()  # so that a process that ends is noticed
+            end.close()  # so that ``recv`` fails if the process ends
         try:
             yield Rival([each.pid or 0 for each in processes], [own for own, _ in pairs])
         finally:

@@ -1,4 +1,4 @@
-"""A tokeniser as a run makes it, of rows at hand."""
+"""Tokenisers and scores of given rows, computed in the same way as in a run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from collapipe.text.tokenizer import Tokenizer, count_words
 
 
 def trained(task: Task, rows: Dataset, labels: Sequence[str] | None = None) -> Tokenizer:
-    """With the names of the rows' labels, or these."""
+    """A tokeniser of these rows, with ``labels`` or the rows' labels."""
     words = count_words(task.texts(rows))
     labels = in_order(task.label_counts(rows)) if labels is None else labels
     return replace(Tokenizer.train_from_counts(words, task.vocabulary), labels=labels)
 
 
 def scored(task: Task, predictions: Sequence[str], rows: Dataset, loss: float = 1.0) -> Score:
-    """The metric of predictions for rows that have, or are predicted, all of the run's labels."""
+    """The metric of predictions; the run's labels are those in the rows or in the predictions."""
     spoken = {} if not task.label_counts(rows) else Counter(" ".join(predictions).split())
     labels = in_order({*task.label_counts(rows), *spoken})
     counts = task.count(predictions, rows, labels)

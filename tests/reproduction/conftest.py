@@ -23,7 +23,7 @@ def reproduce(
         except SystemExit as ended:
             status = int(ended.code or 0)
         captured = capsys.readouterr()
-        print(captured.out, captured.err)  # pytest shows it where the test fails
+        print(captured.out, captured.err)  # pytest shows it if the test fails
         return status, captured.out, captured.err
 
     return run

@@ -1,4 +1,4 @@
-"""The paper's figures: what is written, that it is the same again, and that it adds up."""
+"""The paper's figures: their files, their repeatability and the consistency of their numbers."""
 
 import contextlib
 import csv
@@ -54,7 +54,7 @@ def small() -> Iterator[None]:
         patch.setattr(spreads, "CLUSTERS", 3)
         patch.setattr(fig11, "ROUNDS", 3)
         worlds = ("jitter, activations too", "fading, adapters")
-        slow = "eq. 32 as printed"  # its powers, which the planner's own tests check
+        slow = "eq. 32 as printed"  # the planner's tests check its powers
         runs = {
             (world, how): run
             for (world, how), run in fig11.RUNS.items()
@@ -82,7 +82,7 @@ def small() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The folder of a figure of ``SEEDS`` seeds, written once, and what the command printed."""
+    """Write a figure of ``SEEDS`` seeds once; return its folder and the command's output."""
 
     @functools.cache
     def write(name: str) -> tuple[Path, str]:
@@ -130,7 +130,7 @@ def test_a_figure_is_written_with_its_claims(name: str, written: Written) -> Non
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_seed_gives_the_same_rows_again_and_alone(name: str, written: Written) -> None:
+def test_a_seed_gives_the_same_rows_without_the_other_seeds(name: str, written: Written) -> None:
     (chosen,) = command._CHOICES[name]
     again = [list(map(str, row)) for row in chosen.rows(1, chosen.compute(1))]
     rows = table(written(name)[0], name)
@@ -139,7 +139,7 @@ def test_a_seed_gives_the_same_rows_again_and_alone(name: str, written: Written)
     assert again != [list(row.values()) for row in others]
 
 
-def test_the_same_seeds_give_the_same_files_instead_of_those_of_before(
+def test_the_same_seeds_give_the_same_files_and_replace_old_ones(
     written: Written, reproduce: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "fig08.csv").write_text("old")
@@ -164,7 +164,7 @@ def test_one_seed_has_no_interval() -> None:
         (["fig04", "--output", "file"], "--output file: "),
     ],
 )
-def test_wrong_arguments_are_refused_in_a_line(
+def test_wrong_arguments_are_refused_in_one_line(
     arguments: list[str],
     numbers: str,
     reproduce: Run,
@@ -186,21 +186,21 @@ def test_a_file_that_cannot_be_written_is_named(reproduce: Run, tmp_path: Path) 
     assert f"{tmp_path}/fig04.png" in err
 
 
-def test_the_interval_is_students() -> None:
+def test_the_interval_is_students_t_interval() -> None:
     values = [3.0, 4.5, 4.0, 7.0, 1.0]
     ours = over_seeds(values)
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
     assert (ours.mean, ours.low, ours.high) == pytest.approx((np.mean(values), low, high))
 
 
-def test_a_share_is_at_most_all() -> None:
+def test_the_interval_of_a_share_is_within_0_and_100_percent() -> None:
     assert over_seeds([95.0, 100.0]).ends[1] > 100
     assert share_over_seeds([95.0, 100.0]).ends[1] == 100
     assert share_over_seeds([0.0, 5.0]).ends[0] == 0
     assert share_over_seeds([5.0]) == Interval(5.0, None, None)
 
 
-def test_a_unit_stays_beside_its_figures(written: Written) -> None:
+def test_a_number_and_its_unit_are_on_one_line(written: Written) -> None:
     out = written("fig05")[1]
     assert len(re.findall(r"\(\S+ … \S+\) (?:%|micro-batches) ", out)) == out.count("…")
     assert max(map(len, out.splitlines()[:-1])) <= 80
@@ -209,18 +209,18 @@ def test_a_unit_stays_beside_its_figures(written: Written) -> None:
 @pytest.mark.parametrize(
     ("mean", "agrees"), [(7.4, False), (7.6, True), (12.4, True), (12.6, False)]
 )
-def test_a_number_agrees_within_a_quarter(mean: float, agrees: bool) -> None:
+def test_a_number_agrees_if_it_is_within_a_quarter_of_the_papers(mean: float, agrees: bool) -> None:
     wide = Interval(mean, mean - 20, mean + 20)
     assert near("a reduction", 10, wide, "%").agrees == agrees
 
 
-def test_a_property_holds_where_the_whole_interval_does() -> None:
+def test_a_property_holds_only_if_it_holds_for_the_whole_interval() -> None:
     for low, agrees in ((-0.1, False), (0.0, True)):
         claim = above("a rise", "rises", Interval(1, low, 2), "%", 0, or_equal=True)
         assert claim.agrees == agrees
 
 
-def test_even_splits_cost_what_eq_15_says() -> None:
+def test_latencies_of_even_splits_follow_eq_15() -> None:
     devices = paper_world.paper_presets().devices(0, "here")
     fastest = sorted(devices, key=lambda device: device.time.u)[:4]
     seconds = fig04.latencies(devices)
@@ -240,7 +240,7 @@ def test_even_splits_cost_what_eq_15_says() -> None:
     assert seconds[segments - 1, micro_batches - 1] == least
 
 
-def test_what_is_assumed_of_an_optimum_follows_from_its_laws() -> None:
+def test_chunks_and_energy_of_an_optimum_follow_from_the_devices_laws() -> None:
     cluster = paper_world.draw_cluster(12, 0, "here")
     best = paper_world.solve("exact", cluster, np.random.default_rng(0))[0].best
     size, pairs = 64 / best.num_micro_batches, list(zip(cluster.devices, best.blocks, strict=True))
@@ -253,10 +253,10 @@ def test_what_is_assumed_of_an_optimum_follows_from_its_laws() -> None:
     ratio, most, spent = fig05._chunks_and_energy(cluster, best)
     assert ratio == pytest.approx(max(chunks) / min(chunks))
     assert (most, spent) == (max(best.blocks), pytest.approx(best.num_micro_batches * max(joules)))
-    assert max(joules) <= 5  # C9', which spent need not keep
+    assert max(joules) <= 5  # C9' bounds the energy of one micro-batch
 
 
-def test_a_narrow_spread_leaves_the_middle_of_the_ranges_and_a_full_one_changes_nothing() -> None:
+def test_a_spread_narrows_ranges_around_their_middle_and_1_changes_nothing() -> None:
     cluster = paper_world.paper_presets().cluster
     assert paper_world.narrowed(1.0).cluster == cluster
     for spread, width in ((0.0, 0.0), (0.5, 0.35)):
@@ -271,7 +271,7 @@ def test_an_even_split_on_the_fastest_devices_is_no_slower_than_on_others() -> N
     fastest_s = spreads.even_on_fastest_s(cluster, 3, 8)
     others = itertools.permutations(cluster.devices, 3)
     found = [pipeline_latency(chosen, (4, 4, 4), 64, 8, "bound") for chosen in others]
-    # Hops differ a little too, and are not looked at.
+    # Hops differ a little, too; the choice of devices ignores them.
     assert fastest_s == pytest.approx(min(found), rel=0.05)
     assert max(found) > 1.5 * fastest_s
 
@@ -304,23 +304,23 @@ def test_reductions_follow_from_the_table(written: Written) -> None:
     uploads = {key: float(row["upload_s"]) for key, row in by_key.items()}
     seconds = {key: float(row["devices_s"]) for key, row in by_key.items()}
     for method, *at in by_key:
-        if method == "exact":  # adapters at least, of which VanillaFL sends nothing else
+        if method == "exact":  # VanillaFL uploads only adapters, CollaPipe at least these
             assert uploads["exact", *at] >= uploads["vanilla_fl", *at] * (1 - 1e-9)
-        # None is faster on its devices, where limits bind it as they bind the optimum.
+        # No method that keeps the optimum's limits is faster on its devices.
         if method in ("titanic", "gpipe", "pipedream", "pipeedge"):
             assert seconds[method, *at] >= seconds["exact", *at] * (1 - 1e-9)
             both = seconds["exact", *at] + uploads["exact", *at]
             assert seconds[method, *at] + uploads[method, *at] >= both * (1 - 1e-9)
 
 
-def test_who_breaks_limits_is_told(written: Written) -> None:
+def test_methods_that_exceed_limits_are_reported(written: Written) -> None:
     found = figures_of(record(written("fig08")[0], "fig08"))
     # A device of Table II holds 6 of BERT's 12 blocks.
     assert found["VanillaFL: clusters whose memory or energy it exceeds"]["mean"] == 100
     assert found["PipeEdge: clusters whose memory or energy it exceeds"]["mean"] == 0
 
 
-def test_the_palette_is_legible_and_apart_in_grey() -> None:
+def test_the_palette_is_legible_and_distinguishable_in_grey() -> None:
     linear = [
         np.power((np.array(to_rgb(mark.colour)) + 0.055) / 1.055, 2.4) @ [0.2126, 0.7152, 0.0722]
         for mark in MARKS
@@ -330,11 +330,13 @@ def test_the_palette_is_legible_and_apart_in_grey() -> None:
     assert min(np.diff(lightness)) >= 6
 
 
-def test_an_interval_is_negated_with_its_ends() -> None:
+def test_negating_an_interval_negates_and_swaps_its_ends() -> None:
     assert -Interval(2, 1, 4) == Interval(-2, -4, -1)
     assert -Interval(2, None, None) == Interval(-2, None, None)
 
 
-def test_other_processes_answer_in_the_seeds_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_from_several_processes_keep_the_order_of_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(figure, "PROCESSES", 2)
     assert figure.compute_seeds(abs, [-3, 1, -2]) == [3, 1, 2]

@@ -1,4 +1,4 @@
-"""Remark 2: what is asked of the runs, what is read from them, and what follows from it."""
+"""Remark 2: its runs, the values that are read from them, and its claims."""
 
 import csv
 import gzip
@@ -26,7 +26,7 @@ from reproduction.training import Job, Training
 ROUNDS = 5
 QUIET_LOSS = 0.5
 Loss = Callable[[float, float], float]
-"""What noise of a factor adds to the loss at a power."""
+"""(noise factor, power) → the loss that this noise adds."""
 
 
 def error(power_w: float) -> float:
@@ -35,13 +35,13 @@ def error(power_w: float) -> float:
 
 
 def as_error(factor: float, power_w: float) -> float:
-    """As Theorem 1 has it: in proportion to ε."""
+    """The added loss of Theorem 1, in proportion to ε."""
     return 100 * factor * error(power_w)
 
 
 @dataclass(frozen=True)
 class Made(Training):
-    """Has every run at once; a seed is worth a tenth of the loss."""
+    """Returns made-up runs at once; each seed adds 0.1 to the loss."""
 
     added: Loss = as_error
 
@@ -49,7 +49,7 @@ class Made(Training):
         return {job: self._made(job) for job in jobs}
 
     def _made(self, job: Job) -> Run:
-        factor, power_w = told(job)
+        factor, power_w = factor_and_power(job)
         loss = QUIET_LOSS + job.seed / 10 + self.added(factor, power_w)
         lines = tuple(
             round_report(t, units=(0,), train_loss=loss / t, clock_s=float(t))
@@ -63,8 +63,8 @@ class Made(Training):
         return Run(Path("made-up"), "1", "", tree, lines, summary, {}, {})
 
 
-def told(job: Job) -> tuple[float, float]:
-    """Factor and power of a job."""
+def factor_and_power(job: Job) -> tuple[float, float]:
+    """The noise factor and the power of a job."""
     options = dict(override.split("=") for override in job.overrides)
     assert set(options) == {"federation.channel_noise", "channel.max_power_w"}
     return float(options["federation.channel_noise"]), float(options["channel.max_power_w"])
@@ -72,14 +72,14 @@ def told(job: Job) -> tuple[float, float]:
 
 @pytest.fixture
 def as_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made-up runs sent with the power that they were told."""
+    """Made-up runs transmit with the power in their options."""
     monkeypatch.setattr(
         remark2, "transmission", lambda run: (run.tree["power_w"], error(run.tree["power_w"]))
     )
 
 
 def agreed(added: Loss) -> dict[str, bool]:
-    """Whether we agree, by what is claimed."""
+    """Whether each claim agrees, by the claim's text."""
     training = Made(None, Path(), False, added=added)
     return {each.text: each.agrees for each in remark2.FIGURE.evidence((0, 1, 2), training).claims}
 
@@ -103,17 +103,18 @@ def test_a_loss_in_proportion_to_the_error_has_diminishing_returns() -> None:
     ],
     ids=["no effect", "rises", "linear", "logarithmic", "inverse"],
 )
-def test_falling_and_bending_are_told_apart(
+def test_a_falling_loss_and_diminishing_returns_are_distinguished(
     added: Loss, falls: bool, per_watt: bool, per_doubling: bool
 ) -> None:
     found = agreed(added)
-    for factor in FACTORS:  # what rises is no return, but the last doubling does the most harm
+    # A rising loss has negative returns, and the last doubling's is the lowest.
+    for factor in FACTORS:
         its = [agrees for text, agrees in found.items() if text.startswith(f"factor {factor:g}:")]
         assert its == [falls, per_watt, per_doubling]
 
 
 @pytest.mark.usefixtures("as_told")
-def test_findings_are_what_the_runs_say() -> None:
+def test_findings_are_computed_from_the_runs() -> None:
     evidence = remark2.FIGURE.evidence((0, 1), Made(None, Path(), False))
     found = {each.text: each.ours.mean for each in evidence.findings}
     assert found["no noise: test loss"] == pytest.approx(QUIET_LOSS + 0.05)
@@ -123,7 +124,7 @@ def test_findings_are_what_the_runs_say() -> None:
     assert evidence.settings["runs"] == 2 * len(SETTINGS)
 
 
-def test_nothing_but_noise_and_power_differs() -> None:
+def test_runs_differ_only_in_noise_and_power() -> None:
     jobs = list[Job]()
 
     class Recorded(Made):
@@ -134,18 +135,18 @@ def test_nothing_but_noise_and_power_differs() -> None:
     with pytest.raises(ConfigError):
         remark2.FIGURE.evidence((0, 1), Recorded(None, Path(), False))
     assert len({(job.variant, job.seed) for job in jobs}) == len(jobs) == 2 * len(SETTINGS)
-    asked = [told(job) for job in jobs if job.seed == 1]
+    asked = [factor_and_power(job) for job in jobs if job.seed == 1]
     assert asked == [(each.factor, each.power_w) for each in SETTINGS]
     assert sum(factor == 0 for factor, _ in asked) == 1
 
 
-def test_the_most_power_is_table_iis() -> None:
+def test_the_highest_power_is_the_one_in_table_ii() -> None:
     assert QUIET.power_w == POWERS_W[-1] == paper_presets().channel.max_power_w
     assert np.allclose(np.divide(POWERS_W[1:], POWERS_W[:-1]), 2)
 
 
 @pytest.mark.parametrize("sizes", ["", ",full_transformer"], ids=["reduced", "the paper's"])
-def test_the_experiment_plans_powers(sizes: str) -> None:
+def test_the_experiment_has_all_units_channel_noise_and_no_dropout(sizes: str) -> None:
     settings = config.load_overrides([f"experiment=[remark2{sizes}]"])
     assert settings.tree["strategy"]["_target_"] == "optim.baselines.AllUnits"
     assert settings.tree["channel"]["interference_constant_w"] == 0.08
@@ -172,7 +173,7 @@ def test_power_and_error_are_read_from_the_run(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("lack", ["file", "round", "uplink", "end", "sense"])
-def test_a_run_that_does_not_say_how_it_sent_is_named(
+def test_a_run_with_missing_or_damaged_uplink_records_is_named(
     lack: str, trained: Path, tmp_path: Path
 ) -> None:
     run = read_run(shutil.copytree(trained, tmp_path / "run"))
@@ -194,7 +195,7 @@ def test_a_run_that_does_not_say_how_it_sent_is_named(
 
 
 def _silent(line: RoundReport) -> RoundReport:
-    """The round, planned without channels."""
+    """The round with a plan without uplinks."""
     clusters = tuple(replace(each, uplink=None) for each in line.plan.clusters)
     return replace(line, plan=replace(line.plan, clusters=clusters))
 

@@ -1,4 +1,4 @@
-"""Figures that train: which runs are begun, what is read from them, and what follows from it."""
+"""Figures that train: the runs that they start, the values read from them, and their claims."""
 
 import csv
 import dataclasses
@@ -39,7 +39,10 @@ Command = Callable[..., tuple[int, str, str]]
 def made_run(
     *, name: str = "BLEU", gain: float = 1.0, round_s: float = 10.0, upload_s: float = 5.0
 ) -> Run:
-    """A loss of 1/t, and a metric of ``gain`` a round; of two clusters one takes half as long."""
+    """A run with a loss of 1/t and a metric that rises by ``gain`` a round.
+
+    Cluster 1 is twice as fast as cluster 0.
+    """
     lines = tuple(
         round_report(
             number,
@@ -65,8 +68,11 @@ def _cost(unit: int, pipeline_s: float) -> ClusterCost:
 
 
 class Made(Training):
-    """Has every run at once: PipeLine learns half as fast, VanillaFL's devices are slower, its
-    uploads shorter, and a seed is worth a tenth."""
+    """Returns made-up runs at once.
+
+    PipeLine learns half as fast. VanillaFL has slower devices and shorter uploads. Each seed adds a
+    tenth to the gain.
+    """
 
     def runs(self, jobs: Sequence[Job]) -> Mapping[Job, Run]:
         return {job: self._made(job) for job in jobs}
@@ -100,14 +106,14 @@ def test_seconds_are_the_slowest_clusters() -> None:
     assert found.points("validation", "clock_s")[0].tolist() == [30, 60, 90, 120]
 
 
-def test_between_evaluations_a_curve_is_linear() -> None:
+def test_a_curve_is_linear_between_evaluations() -> None:
     curve = learning_curve(made_run())
     assert curve.at("validation", "rounds", 5.0) == pytest.approx(5.0)
     assert curve.at("validation", "devices_s", 50.0) == pytest.approx(5.0)
     assert curve.at("validation", "rounds", 100.0) == ROUNDS
 
 
-def test_shares_are_percents() -> None:
+def test_an_accuracy_is_shown_in_percent_and_bleu_is_not() -> None:
     assert learning_curve(made_run(name="accuracy", gain=0.01)).test == pytest.approx(ROUNDS)
     assert learning_curve(made_run(name="BLEU", gain=2)).test == 2 * ROUNDS
     assert (learning_curve(made_run(name="accuracy")).unit, learning_curve(made_run()).unit) == (
@@ -116,14 +122,14 @@ def test_shares_are_percents() -> None:
     )
 
 
-def test_a_row_says_nothing_of_what_was_not_measured() -> None:
+def test_a_row_has_empty_cells_for_values_that_were_not_measured() -> None:
     found = list(learning_curve(made_run(gain=2.0)).rows())
     assert found[0] == (1, 10.0, 15.0, 1.0, "", "BLEU", "")
     assert found[1] == (2, 20.0, 30.0, 0.5, 0.25, "BLEU", 4.0)
 
 
 @pytest.mark.parametrize("lack", ["summary", "unit"])
-def test_a_run_that_lacks_something_is_named(lack: str) -> None:
+def test_an_incomplete_run_is_named(lack: str) -> None:
     whole = made_run()
     lines = (*whole.rounds[:-1], dataclasses.replace(whole.rounds[-1], units=(1,)))
     poor = (
@@ -135,13 +141,13 @@ def test_a_run_that_lacks_something_is_named(lack: str) -> None:
         learning_curve(poor)
 
 
-def test_who_learns_the_same_differs_in_seconds_alone(made: Made) -> None:
+def test_frameworks_that_learn_alike_differ_only_in_seconds(made: Made) -> None:
     found = fig06.FIGURE.evidence((0, 1, 2), made)
     claims = {claim.text: claim for claim in found.claims}
     rounds, devices, uploads = fig06.AXES.values()
     assert claims[f"BLEU above VanillaFL's, {rounds}"].ours.mean == 0
-    # Ours is through after 80 s on devices, VanillaFL then after half of its rounds; with uploads
-    # VanillaFL ends after 160 s, when we are in the middle.
+    # On devices, CollaPipe ends after 80 s, when VanillaFL has done half of its rounds. With
+    # uploads, VanillaFL ends after 160 s, when CollaPipe has done half of its rounds.
     assert claims[f"BLEU above VanillaFL's, {devices}"].ours.mean == pytest.approx(100)
     assert claims[f"BLEU above VanillaFL's, {uploads}"].ours.mean == pytest.approx(-50)
     for axis in fig06.AXES.values():
@@ -158,26 +164,26 @@ def _early(axis: str) -> str:
     return f"NER's training loss below VanillaFL's in the first quarter, {axis}"
 
 
-def test_no_difference_is_no_lead(made: Made) -> None:
+def test_equal_losses_are_not_a_lead(made: Made) -> None:
     claims = {claim.text: claim for claim in fig06.FIGURE.evidence((0, 1), made).claims}
     same = claims[_early(fig06.AXES["rounds"])]
     assert same.ours.mean == 0
     assert not same.agrees
 
 
-def test_rounding_is_no_lead() -> None:
+def test_a_lead_below_the_least_difference_does_not_agree() -> None:
     for low, agrees in ((0.0, False), (0.09, False), (0.11, True)):
         claim = above("a lead", "leads", Interval(0.2, low, 0.3), "points", 0.1)
         assert claim.agrees == agrees
 
 
-def test_losses_are_shown_more_precisely() -> None:
+def test_a_number_without_a_unit_is_shown_with_three_decimals() -> None:
     assert shown(Interval(1.25, 0.5, 2.0), "%") == "1.2 (0.5 … 2.0) %"
     assert shown(Interval(0.1234, 0.0, 0.2), "") == "0.123 (0.000 … 0.200)"
     assert shown(Interval(1.0, None, None), "s") == "1.0 s"
 
 
-def test_who_learned_nothing_has_no_percent(made: Made) -> None:
+def test_a_gain_over_a_metric_of_zero_is_an_error(made: Made) -> None:
     same = {
         ("translation", name): learning_curve(made_run(gain=0.0 if name == "titanic" else 1.0))
         for name in fig06.FRAMEWORKS
@@ -186,7 +192,7 @@ def test_who_learned_nothing_has_no_percent(made: Made) -> None:
         fig06.gain_percent([same], "translation", "titanic", "rounds")
 
 
-def test_the_largest_difference_is_found(made: Made) -> None:
+def test_findings_have_the_largest_differences(made: Made) -> None:
     found = {each.text: each.ours.mean for each in fig06.FIGURE.evidence((0, 1), made).findings}
     text = "translation: largest difference of validation BLEU from {} in any round"
     assert found[text.format("VanillaFL")] == 0
@@ -201,8 +207,8 @@ def test_differences_are_taken_within_a_seed(figure: PaperFigure[Any], made: Mad
     found = figure.evidence((0, 1, 2), made)
     with_dropout = [claim for claim in found.claims if "dropout 0.1" in claim.text]
     without = [claim for claim in found.claims if "dropout 0:" in claim.text]
-    assert len(with_dropout) == len(without) == 4  # the paper's two, and both other readings
-    for claim in with_dropout:  # a lead of 0.1 a round in each seed, though seeds differ more
+    assert len(with_dropout) == len(without) == 4  # the paper's two, and two of other readings
+    for claim in with_dropout:  # a lead of 0.1 a round in each seed, although seeds differ by more
         assert claim.ours.ends == pytest.approx((0.1 * ROUNDS, 0.1 * ROUNDS))
         assert claim.agrees
     for claim in without:
@@ -210,7 +216,7 @@ def test_differences_are_taken_within_a_seed(figure: PaperFigure[Any], made: Mad
         assert not claim.agrees
 
 
-def test_a_split_is_forced() -> None:
+def test_a_job_sets_the_number_of_segments_and_micro_batches() -> None:
     jobs = list[Job]()
 
     class Recorded(Made):
@@ -231,7 +237,7 @@ def test_a_split_is_forced() -> None:
     }
 
 
-def test_a_step_for_each_micro_batch_trains_on_as_many_samples(tmp_path: Path) -> None:
+def test_a_step_for_each_micro_batch_keeps_the_number_of_samples(tmp_path: Path) -> None:
     trainer = Training(None, tmp_path, False)
     (job,) = (each for name, each in FIG09.jobs(0).items() if name == (0.0, STEPPED))
     settings = config.load_overrides(trainer._overrides(job))
@@ -245,7 +251,8 @@ STEPPED = "S = 2, m = 8, a step each"
 
 @pytest.mark.parametrize("size", [0.1, 10.0], ids=["free", "clipped"])
 def test_summed_gradients_take_the_step_that_the_scaled_optimiser_takes(size: float) -> None:
-    """Σ of m micro-batches' gradients under AdamW: the mean's under ε/m and the norm over m."""
+    """For AdamW, the sum of m micro-batches' gradients gives the same step as their mean with ε and
+    the clip norm divided by m."""
     m, settings = 8, optimizer_settings(eps=1e-2)
     given = config.load_overrides(["pipeline.num_micro_batches=8", "optimizer.eps=1e-2"])
     eps, norm = (float(option.split("=")[1]) for option in summed(given))
@@ -295,7 +302,7 @@ def test_a_figure_is_written(
 
 
 @pytest.mark.parametrize("figure", ["fig06", "all"])
-def test_without_data_nothing_is_begun(
+def test_without_data_no_run_is_started(
     figure: str, reproduce: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLLAPIPE_DATA", raising=False)
@@ -307,7 +314,7 @@ def test_without_data_nothing_is_begun(
     assert not (tmp_path / "out").exists()
 
 
-def test_data_are_named_by_option_or_variable(
+def test_the_data_folder_is_set_by_option_or_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLLAPIPE_DATA", str(tmp_path))
@@ -321,7 +328,7 @@ def test_data_are_named_by_option_or_variable(
         data_folder(Path("nowhere"))
 
 
-def test_the_command_that_is_started_is_collapipe(tmp_path: Path) -> None:
+def test_the_started_command_is_collapipe(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         ended = subprocess.run(child_command("version"), stdout=log, stderr=log)
     assert (ended.returncode, __version__ in (tmp_path / "log").read_text()) == (0, True)
@@ -329,7 +336,7 @@ def test_the_command_that_is_started_is_collapipe(tmp_path: Path) -> None:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands of runs that would have been started; each leaves a finished run."""
+    """The commands of runs, which are recorded instead of started; each leaves a finished run."""
     commands = list[list[str]]()
 
     def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -365,7 +372,7 @@ def place(tmp_path: Path) -> Training:
 JOBS = [Job(HELD_OUT, "a", 0, ("pipeline.num_segments=2",)), Job(HELD_OUT, "a", 1)]
 
 
-def test_what_is_finished_is_not_run_again(place: Training, begun: list[list[str]]) -> None:
+def test_a_finished_run_is_not_repeated(place: Training, begun: list[list[str]]) -> None:
     found = place.runs(JOBS)
     assert len(begun) == 2
     assert begun[0][:4] == [
@@ -379,7 +386,7 @@ def test_what_is_finished_is_not_run_again(place: Training, begun: list[list[str
     assert len(begun) == 2
 
 
-def test_a_run_with_other_options_is_not_taken_for_it(
+def test_a_finished_run_with_other_options_is_refused(
     place: Training, begun: list[list[str]]
 ) -> None:
     place.runs(JOBS[:1])
@@ -390,7 +397,9 @@ def test_a_run_with_other_options_is_not_taken_for_it(
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["checkpoint", "no checkpoint"])
-def test_what_was_cut_off_goes_on(place: Training, begun: list[list[str]], saved: bool) -> None:
+def test_an_interrupted_run_resumes_or_starts_again_without_a_checkpoint(
+    place: Training, begun: list[list[str]], saved: bool
+) -> None:
     place.runs(JOBS[:1])
     run_dir = place.folder / "fig09" / "a-0"
     end(run_dir, "interrupted")
@@ -403,13 +412,17 @@ def test_what_was_cut_off_goes_on(place: Training, begun: list[list[str]], saved
     assert (run_dir / "rest").exists() == saved
 
 
-def test_paper_sizes_have_folders_of_their_own(place: Training, begun: list[list[str]]) -> None:
+def test_runs_with_the_papers_sizes_have_separate_folders(
+    place: Training, begun: list[list[str]]
+) -> None:
     Training(place.data, place.folder, True, lambda text: None).runs(JOBS[1:])
     assert begun[0][1] == "experiment=[fig09,full_transformer]"
     assert (place.folder / "fig09_full" / "a-1" / "summary.json").exists()
 
 
-def test_what_makes_its_own_rows_needs_no_data(begun: list[list[str]], tmp_path: Path) -> None:
+def test_an_experiment_with_synthetic_rows_needs_no_data(
+    begun: list[list[str]], tmp_path: Path
+) -> None:
     job = Job(Experiment("remark2", None, "full_transformer"), "a", 0)
     Training(None, tmp_path, False, lambda text: None).runs([job])
     assert begun[0][:3] == ["run", "experiment=[remark2]", "seed=0"]
@@ -423,7 +436,7 @@ def test_a_missing_data_set_is_named(place: Training, begun: list[list[str]]) ->
 
 
 class Process:
-    """Ends after some looks at it, with a status."""
+    """A process that ends with a status after this number of polls."""
 
     alive = 0
 
@@ -447,7 +460,7 @@ class Process:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Process]]:
-    """What was started, by the command's only word: how many looks, and a status."""
+    """The started processes, by command: ``POLLS`` or ``POLLS:STATUS``."""
     started = dict[str, Process]()
 
     def start(command: Sequence[str], log: Path) -> Process:
@@ -462,14 +475,14 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Process]]:
     yield started
 
 
-def test_two_run_at_a_time(processes: dict[str, Process], tmp_path: Path) -> None:
+def test_two_processes_run_at_a_time(processes: dict[str, Process], tmp_path: Path) -> None:
     commands = {Job(HELD_OUT, text, 0): [text] for text in ("5", "1", "2", "4")}
     ended = [job.variant for job in training._finished(commands, lambda job: tmp_path)]
     assert ended == ["1", "2", "5", "4"]
     assert not any(process.ended for process in processes.values())
 
 
-def test_a_failure_ends_the_others_and_is_told(
+def test_a_failed_process_ends_the_others_and_its_error_is_raised(
     processes: dict[str, Process], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -483,7 +496,9 @@ def test_a_failure_ends_the_others_and_is_told(
     }
 
 
-def test_an_interruption_ends_them(processes: dict[str, Process], tmp_path: Path) -> None:
+def test_an_interruption_ends_the_running_processes(
+    processes: dict[str, Process], tmp_path: Path
+) -> None:
     commands = {Job(HELD_OUT, text, 0): [text] for text in ("9", "1", "3")}
     jobs = training._finished(commands, lambda job: tmp_path)
     assert next(jobs).variant == "1"
@@ -492,7 +507,7 @@ def test_an_interruption_ends_them(processes: dict[str, Process], tmp_path: Path
     assert processes["9"].ended
 
 
-def test_what_a_process_says_is_kept(tmp_path: Path) -> None:
+def test_the_output_of_a_process_is_logged(tmp_path: Path) -> None:
     log = tmp_path / "folder" / "log"
     code = "import os, sys; print(os.getsid(0) == os.getpid(), flush=True); sys.exit('no')"
     process = training._start([sys.executable, "-S", "-c", code], log)

@@ -1,4 +1,4 @@
-"""What ends the ServerApp is told to the command that submitted the run."""
+"""The ServerApp reports the error that ends it to the command that submitted the run."""
 
 import logging
 from pathlib import Path
@@ -16,8 +16,8 @@ from server_app.app import main
 
 
 @pytest.mark.parametrize("resolved", [True, False])
-def test_options_that_do_not_fit_together_are_told(tmp_path: Path, resolved: bool) -> None:
-    """That command has checked each by itself alone, or was Flower's."""
+def test_an_error_in_the_combination_of_options_is_reported(tmp_path: Path, resolved: bool) -> None:
+    """The submitting command checked each option only separately, or it was Flower's command."""
     options = ["task=classification", "runtime=deployment", "runtime.federation=there"]
     options.append(f"hydra.run.dir={tmp_path}")
     given = {"settings": outline(options).text} if resolved else {"overrides": " ".join(options)}

@@ -1,4 +1,4 @@
-"""Units that miss rounds, leave, return as other nodes, or come late: what it costs the others."""
+"""Units that miss rounds, leave, return as other nodes or join late do not stop the others."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -36,7 +36,7 @@ def after(
     return was.after_absences(round_, failures, present=present, miss_limit=limit)
 
 
-def test_who_is_left_out_is_asked_again_ever_more_seldom() -> None:
+def test_an_excluded_unit_is_asked_again_less_and_less_often() -> None:
     own = after(roster(), 1, GONE, {0}, 1)
     assert own.excluded == GONE
     asked = []
@@ -50,7 +50,7 @@ def test_who_is_left_out_is_asked_again_ever_more_seldom() -> None:
 
 
 @pytest.mark.parametrize("kind", [ABSENT, SILENT])
-def test_misses_count_in_a_row(kind: str) -> None:
+def test_only_consecutive_misses_count(kind: str) -> None:
     own, missed = roster(), {1: Failure(kind, "")}
     own = after(own, 1, missed, {0}, 2)
     own = after(own, 2, {}, {0, 1}, 2)
@@ -59,8 +59,8 @@ def test_misses_count_in_a_row(kind: str) -> None:
     assert after(own, 4, missed, {0}, 2).excluded == missed
 
 
-def test_a_unit_misses_a_round_once_however_often_it_is_asked_in_it() -> None:
-    """Its training, and what it keeps for the checkpoint."""
+def test_a_unit_misses_a_round_only_once() -> None:
+    """The unit does not reply to the training or to the checkpoint of the round."""
     missed = {1: Failure(SILENT, "")}
     own = after(roster(), 1, missed, {0}, 2)
     own = after(own, 1, missed, (), 2)
@@ -68,19 +68,19 @@ def test_a_unit_misses_a_round_once_however_often_it_is_asked_in_it() -> None:
     assert after(own, 2, missed, {0}, 2).excluded == missed
 
 
-def test_who_answers_with_an_error_misses_nothing() -> None:
+def test_a_unit_that_replies_with_an_error_has_not_missed_the_round() -> None:
     failed = {1: Failure("DataError", "no rows")}
     assert after(roster(), 1, failed, {0}, 1) == replace(roster(), last=1)
 
 
 class Moving(InlineGrid):
-    """Nodes are ``gone`` for a while: Flower answers for them. ``turn`` is called at each round."""
+    """A grid that calls ``turn`` at each round; ``gone`` nodes send an error or no reply."""
 
     def __init__(self, turn: Callable[["Moving", int], None]) -> None:
         super().__init__(scripted_units(), 3)
         self.gone, self.turn, self.asked = set[int](), turn, list[int]()
-        self.leaves_at = ""  # node 3, while it is asked this
-        self.code: int | None = 5  # of the error that answers for who is gone; None: nothing does
+        self.leaves_at = ""  # node 3 leaves at a question of this kind
+        self.code: int | None = 5  # Flower's error for a gone node; None: no reply
 
     def get_node_ids(self) -> Iterable[int]:
         left = self.gone if self.code == 5 else ()
@@ -108,7 +108,7 @@ class Moving(InlineGrid):
         return replies + [Message(error, reply_to=each) for each in away]
 
     def restart(self, node: int, as_node: int) -> None:
-        """The same box as a node that Flower has not seen before."""
+        """Restart a node; Flower then knows it by a new number."""
         was = self._contexts.pop(node)
         how = was.node_config, RecordDict(), was.run_config
         self._contexts[as_node] = Context(was.run_id, as_node, *how)
@@ -117,7 +117,7 @@ class Moving(InlineGrid):
 def rounds_of(
     folder: Path, turn: Callable[[Moving, int], None], *options: str, gone: int = 0
 ) -> tuple[list[list[int]], Moving]:
-    """The units that finished each round."""
+    """The units that finished each round, and the grid."""
     settings = settings_of(folder, (*UNTRAINED, "federation.checkpoint_every=1", *options))
     grid = Moving(turn)
     grid.gone |= {gone}
@@ -126,7 +126,7 @@ def rounds_of(
     return [json.loads(line)["units"] for line in lines], grid
 
 
-def test_a_node_that_goes_costs_a_round_and_returns_as_another(tmp_path: Path) -> None:
+def test_a_unit_that_leaves_is_excluded_until_it_returns_as_another_node(tmp_path: Path) -> None:
     def turn(grid: Moving, round_: int) -> None:
         if round_ == 2:
             grid.gone = {3}
@@ -139,7 +139,7 @@ def test_a_node_that_goes_costs_a_round_and_returns_as_another(tmp_path: Path) -
     assert grid.asked.count(3) == 1  # in the round that it missed
 
 
-def test_a_unit_that_comes_late_takes_part_from_the_next_round(tmp_path: Path) -> None:
+def test_a_unit_that_joins_late_takes_part_from_the_next_round(tmp_path: Path) -> None:
     def turn(grid: Moving, round_: int) -> None:
         if round_ == 2:
             grid.gone.clear()
@@ -152,10 +152,10 @@ def test_a_unit_that_comes_late_takes_part_from_the_next_round(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("code", "asked"), [(5, 1), (None, 2), (0, 3)], ids=["gone", "silent", "an error"]
 )
-def test_a_unit_that_does_not_tell_what_it_keeps_costs_nobody_else_a_checkpoint(
+def test_a_unit_that_does_not_send_its_state_does_not_prevent_a_checkpoint(
     tmp_path: Path, code: int | None, asked: int
 ) -> None:
-    """Which has what it kept by the one before. Who does not answer is left out of rounds."""
+    """The checkpoint has the unit's previous state. A unit that does not reply is excluded."""
 
     def turn(grid: Moving, round_: int) -> None:
         if round_ == 2:
@@ -165,7 +165,7 @@ def test_a_unit_that_does_not_tell_what_it_keeps_costs_nobody_else_a_checkpoint(
     options = "federation.rounds=3", "federation.keep=3"
     units, grid = rounds_of(tmp_path, turn, *options)
     assert units == [[0, 1, 2], [0, 1, 2], [0, 2]]
-    # of its second round, of the checkpoint, and perhaps of its state, or of its last two
+    # Round 2's training and checkpoint; then nothing, its state, or round 3's two messages.
     assert grid.asked.count(3) == 1 + asked
     folder = CheckpointFolder(tmp_path)
     first, *later = (folder.read(name).training.units for name in folder.names())

@@ -1,4 +1,4 @@
-"""Of the SuperLink other machines reach what admitted units need, and whether a unit may come."""
+"""The SuperLink's guard: other machines can only use the node API and ask if a unit is admitted."""
 
 import json
 import logging
@@ -31,14 +31,14 @@ from server_app.guard import NodesAlone
 from server_app.records.run_log import write_metrics
 
 PUSH, PART = "/v1/fleet/push-messages", "/v1/fleet/push-object"
-NODE, SERVER = 17, 1  # numbers of Flower's
+NODE, SERVER = 17, 1  # Flower's numbers of nodes
 CONTROL, RUNTIME, FLEET = "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/get-run"
 PATHS = "/", CONTROL, RUNTIME, FLEET, PUSH, PART
 KEY, STRANGER = make_key(), make_key()
 
 
 def dialled_from(host: str, folder: Path, known: bool = True) -> TestClient:
-    """The SuperLink as a machine reaches it, once ``KEY`` is ``known``."""
+    """A client of the SuperLink at this address; the SuperLink admits ``KEY`` if ``known``."""
     server = ServerFolder(folder)
     server.flower_home.mkdir(parents=True, exist_ok=True)
     if known:
@@ -56,7 +56,7 @@ def dialled_from(host: str, folder: Path, known: bool = True) -> TestClient:
 def signed(
     claimed: ec.EllipticCurvePrivateKey = KEY, own: ec.EllipticCurvePrivateKey = KEY
 ) -> dict[str, str]:
-    """The head of a request of who claims to have a key, and has his ``own``."""
+    """The headers of a request that names the key ``claimed`` and is signed with ``own``."""
     now = datetime.now(UTC).isoformat()
     return {
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(claimed.public_key())).decode(),
@@ -66,7 +66,7 @@ def signed(
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "2001:db8::7", "10.0.0.1"])
-def test_others_reach_the_nodes_part_alone(host: str, tmp_path: Path) -> None:
+def test_other_machines_reach_only_the_api_of_nodes(host: str, tmp_path: Path) -> None:
     client = dialled_from(host, tmp_path)
     assert client.post(FLEET, content=b"abc", headers=signed()).text == "Flower got 3"
     for path in (
@@ -97,7 +97,7 @@ def test_others_reach_the_nodes_part_alone(host: str, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("host", ["192.0.2.7", "127.0.0.1"])
-def test_of_strangers_nothing_but_the_head_is_read(
+def test_requests_without_a_valid_signature_do_not_reach_flower(
     host: str, head: dict[str, str], tmp_path: Path
 ) -> None:
     client = dialled_from(host, tmp_path)
@@ -105,7 +105,7 @@ def test_of_strangers_nothing_but_the_head_is_read(
     assert answer.status_code == 401 and "Flower" not in answer.text
 
 
-def test_who_is_refused_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_refusal_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client, key = dialled_from("192.0.2.7", tmp_path), fingerprint(STRANGER.public_key())
     for _ in range(2):
         client.post(FLEET, headers=signed())
@@ -121,7 +121,7 @@ def test_who_is_refused_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureF
     assert all("192.0.2.7" in line and line.isprintable() for line in caplog.messages)
 
 
-def test_no_more_strangers_are_named_than_a_log_can_take(
+def test_the_number_of_logged_strangers_is_limited(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusals, "_MOST", 3)
@@ -131,7 +131,7 @@ def test_no_more_strangers_are_named_than_a_log_can_take(
     assert len(caplog.messages) == 3 and caplog.messages[2].endswith("not named any more")
 
 
-def test_a_request_has_a_length_that_flower_would_send(tmp_path: Path) -> None:
+def test_a_request_without_a_plausible_content_length_is_refused(tmp_path: Path) -> None:
     client = dialled_from("192.0.2.7", tmp_path)
     for length in (str(2**40), "-1", "1e3", ""):
         head = signed() | {"Content-Length": length}
@@ -140,14 +140,14 @@ def test_a_request_has_a_length_that_flower_would_send(tmp_path: Path) -> None:
     assert chunked.status_code == 413
 
 
-def test_units_try_again_while_the_server_starts(tmp_path: Path) -> None:
+def test_requests_get_status_503_while_the_server_starts(tmp_path: Path) -> None:
     client = dialled_from("192.0.2.7", tmp_path, known=False)
     assert client.post(FLEET, headers=signed()).status_code == 503
     assert client.get("/collapipe/admitted/a1").json()["admitted"] is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1"])
-def test_who_is_on_the_machine_submits_runs(host: str, tmp_path: Path) -> None:
+def test_runs_can_be_submitted_on_the_servers_machine(host: str, tmp_path: Path) -> None:
     assert dialled_from(host, tmp_path).post(CONTROL).text == "Flower got 0"
 
 
@@ -159,12 +159,12 @@ def test_who_is_on_the_machine_submits_runs(host: str, tmp_path: Path) -> None:
         pytest.param("", False, id="none"),
     ],
 )
-def test_a_unit_is_told_whether_it_may_come(key: str, admitted: bool, tmp_path: Path) -> None:
+def test_a_unit_can_ask_whether_it_is_admitted(key: str, admitted: bool, tmp_path: Path) -> None:
     told = dialled_from("192.0.2.7", tmp_path).get(f"/collapipe/admitted/{key}").json()
     assert (told["admitted"], told["collapipe"]) == (admitted, __version__)
 
 
-def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None:
+def test_metrics_of_the_last_round_are_served_on_the_servers_machine(tmp_path: Path) -> None:
     client = dialled_from("127.0.0.1", tmp_path)
     assert client.get("/metrics").text == ""
     report = round_report(3, units=(0, 2), failures={1: "gone"}, bytes_up=5, seconds={"plan": 0.5})
@@ -178,14 +178,14 @@ def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None
 
 @pytest.fixture
 def client(tmp_path: Path) -> TestClient:
-    """An admitted node."""
+    """A client with the key of an admitted node."""
     client = dialled_from("192.0.2.7", tmp_path)
     (tmp_path / "server" / "flower" / "runs").mkdir()
     return client
 
 
 def pushed(*messages: tuple[int, str]) -> bytes:
-    """Messages of these senders, in reply to these."""
+    """A request with these messages: (sender, message that it replies to)."""
     found = [
         Message(metadata=Metadata(src_node_id=sender, reply_to_message_id=asked))
         for sender, asked in messages
@@ -193,7 +193,7 @@ def pushed(*messages: tuple[int, str]) -> bytes:
     return PushMessagesRequest(messages_list=found).SerializeToString()
 
 
-def test_replies_of_its_own_pass(client: TestClient) -> None:
+def test_a_nodes_own_replies_are_accepted(client: TestClient) -> None:
     body = pushed((NODE, "asked"))
     assert client.post(PUSH, content=body, headers=signed()).text == f"Flower got {len(body)}"
 
@@ -207,15 +207,15 @@ def test_replies_of_its_own_pass(client: TestClient) -> None:
         pushed((NODE, "")),
         b"no message",
     ],
-    ids=["another's reply", "beside its own", "a question of the server's", "a question", "none"],
+    ids=["another's reply", "own and another's", "server's question", "question", "no message"],
 )
-def test_no_node_speaks_for_another(client: TestClient, body: bytes) -> None:
-    """Flower believes it: a unit could have others train, restore and tell."""
+def test_a_node_cannot_send_messages_of_another(client: TestClient, body: bytes) -> None:
+    """Flower does not check the sender: a unit could make others train, restore and report."""
     answer = client.post(PUSH, content=body, headers=signed())
     assert answer.status_code == 403 and "Flower" not in answer.text
 
 
-def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
+def test_a_node_cannot_send_more_bytes_than_replies_to_the_last_questions_have(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "_SMALL_BYTES", 1000)
@@ -227,7 +227,7 @@ def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
         part = {"content": body, "headers": signed()}
         return [client.post(PART, **part).status_code for _ in range(times)]  # type: ignore[arg-type]
 
-    assert took(3) == [200, 200, 413]  # nobody has asked
+    assert took(3) == [200, 200, 413]  # no run has asked
     folder.expect_replies("5", 1, 300)  # a reply may be pushed twice
     assert took(5) == [200] * 4 + [413]
     folder.expect_replies("5", 2, 300)
@@ -250,10 +250,10 @@ def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
     ],
     ids=["short", "some children", "long", "long without an end", "without an end"],
 )
-def test_a_part_has_a_short_head(
+def test_a_part_with_a_long_or_unterminated_head_is_refused(
     part: bytes, status: int, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower splits the head at commas, into up to 27 times its bytes."""
+    """Flower splits the head at commas; the pieces need up to 27 times the bytes of the head."""
     monkeypatch.setattr(requests, "_HEAD_BYTES", 1000)
     body = PushObjectRequest(object_content=part).SerializeToString()
     answer = client.post(PART, content=body, headers=signed())
@@ -263,10 +263,10 @@ def test_a_part_has_a_short_head(
         assert client.post(PART, content=b"\x0a" + part, headers=signed()).status_code == 403
 
 
-def test_a_run_that_ends_meanwhile_costs_no_other_runs_unit_its_reply(
+def test_a_run_that_ends_meanwhile_does_not_affect_the_limits_of_other_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its note goes after the notes were listed, and before they are read."""
+    """The run's note is deleted after the notes were listed and before they are read."""
     folder = ServerFolder(tmp_path)
     (folder.flower_home / "runs").mkdir(parents=True)
     folder.expect_replies("5", 1, 300)
@@ -281,13 +281,13 @@ def test_a_run_that_ends_meanwhile_costs_no_other_runs_unit_its_reply(
     assert folder.expected_replies() == {"6": (1, 400)}
 
 
-def test_another_request_than_a_part_is_small(client: TestClient) -> None:
+def test_a_large_request_that_is_not_a_part_is_refused(client: TestClient) -> None:
     head = signed() | {"Content-Length": str(2**20 + 1)}
     assert client.post(PUSH, content=b"abc", headers=head).status_code == 413
 
 
-def test_the_words_of_a_units_rows_are_one_part(client: TestClient) -> None:
-    """The SuperLink's process imports no ``questions``, which would import torch for seconds."""
+def test_the_words_of_a_units_rows_fit_into_one_part(client: TestClient) -> None:
+    """The SuperLink does not import ``questions``, because that would import torch for seconds."""
     most = questions.rows(words=True).size.total_bytes
     for size, said in ((most, "any run"), (2 * most, "no Content-Length")):  # no run has asked
         head = signed() | {"Content-Length": str(size)}
@@ -296,7 +296,7 @@ def test_the_words_of_a_units_rows_are_one_part(client: TestClient) -> None:
 
 
 def test_the_control_api_answers_in_json_on_the_machine(tmp_path: Path) -> None:
-    """What Flower refuses, and what is no question of its, is told with a status."""
+    """Questions that Flower refuses or does not know are answered with an error status."""
 
     async def unregister(request: Request) -> Response:
         asked = UnregisterNodeRequest.FromString(await request.body())

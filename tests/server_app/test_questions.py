@@ -1,4 +1,4 @@
-"""A reply is measured before it is parsed, for every question; a bad one costs its sender alone."""
+"""The server checks a reply's size before it parses the reply; a bad reply excludes its sender."""
 
 import itertools
 import json
@@ -51,12 +51,12 @@ TABLE: dict[str, Question[Any]] = {
 }
 
 
-def test_every_message_that_a_unit_answers_is_in_the_table() -> None:
+def test_the_table_has_every_message_that_a_unit_answers() -> None:
     assert {name.removesuffix(".default") for name in app._registered_funcs} == TABLE.keys()
 
 
 def reply_of(*records_: tuple[str, Any]) -> Message:
-    InlineGrid(app, 1)  # which lets messages be made
+    InlineGrid(app, 1)  # messages can be created after this
     return Message(RecordDict(dict(records_)), 2, "query.any")
 
 
@@ -69,7 +69,7 @@ def text(json: str) -> tuple[str, ConfigRecord]:
 
 
 def lies(question: Question[Any], more: int) -> dict[str, Callable[[], tuple[str, Any]]]:
-    """Records that are larger than a reply to the question can have, or no record of it."""
+    """Records that are too large for a reply to the question, or that do not belong in it."""
     size = question.size
     nested = "[" * (size.values + more)
     arrays = {
@@ -104,18 +104,18 @@ def test_a_reply_that_is_too_large_is_refused_before_anything_is_parsed(
 
 
 @pytest.mark.parametrize("kind", sorted(TABLE))
-def test_more_records_than_a_reply_has_are_refused(kind: str) -> None:
+def test_a_reply_with_too_many_records_is_refused(kind: str) -> None:
     many = {f"UnitReply{i}": ConfigRecord({"json": "{}"}) for i in range(99)}
     with pytest.raises(WireError, match="99 records"):
         check_size(RecordDict(many), TABLE[kind].size)
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))
-def test_the_largest_arrays_pass(name: str) -> None:
+def test_the_largest_possible_arrays_are_accepted(name: str) -> None:
     check_size(RecordDict({name: records.pack_tensors(ARRAYS[name])}), TABLE[records.TRAIN].size)
 
 
-def test_the_most_labels_and_words_pass() -> None:
+def test_the_largest_number_of_labels_and_words_is_accepted() -> None:
     labels = {f"{number:0200}": 2**13 for number in range(MOST_LABELS)}
     reply = RowsReply(0, 2**52, labels, {}, "x" * 64)
     check_size(records.pack(reply), questions.rows(words=False).size)
@@ -133,7 +133,7 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_json_values_are_counted(value: object) -> None:
-    """Never too few, whatever texts hold."""
+    """The count is never too low, and at most twice the true number."""
 
     def parts(of: object) -> int:
         inner = [*of.values()] if isinstance(of, dict) else of if isinstance(of, list) else []
@@ -143,7 +143,7 @@ def test_json_values_are_counted(value: object) -> None:
 
 
 def federated(answers: Mapping[int, Callable[[Message, Context], RecordDict]]) -> InlineGrid:
-    """As many nodes, by the numbers that they are configured with; none trains."""
+    """A grid with a node for each of these answers; the nodes do not train."""
 
     def client(message: Message, context: Context) -> Message:
         unit = int(context.node_config["partition-id"])
@@ -185,7 +185,7 @@ def laden(message: Message, context: Context) -> RecordDict:
 
 
 @pytest.mark.parametrize("answer", [failing, raising, nested, laden])
-def test_a_bad_answer_at_the_start_costs_its_unit_alone_which_is_named_once(
+def test_a_bad_reply_at_the_start_excludes_only_its_unit_and_is_logged_once(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = federated({0: honest(), 1: answer, 2: honest()})
@@ -201,7 +201,7 @@ def test_a_bad_answer_at_the_start_costs_its_unit_alone_which_is_named_once(
 
 
 def test_an_unterminated_string_is_counted_in_linear_time() -> None:
-    """Each of its escaped quotes once began a search for the end: a megabyte took an hour."""
+    """If each escaped quote began a search for the end, a megabyte would take an hour."""
     text = '"' + '\\"' * 2**19
     began = time.process_time()
     assert questions._num_values(text) == 1
@@ -217,14 +217,14 @@ def test_options_that_some_units_cannot_use_end_a_run_without_owners() -> None:
     assert [*Units(federated(answers), run_settings(), places=owners).rows()] == [0, 2]
 
 
-def test_too_few_units_end_the_run_in_the_units_own_words() -> None:
+def test_too_few_units_end_the_run_with_an_error_of_a_unit() -> None:
     grid = federated({0: failing, 1: failing, 2: honest()})
     with pytest.raises(ConfigError, match=r"1 of 3 .* at least 2 must \(.*\): node 2") as few:
         Units(grid, run_settings(min_units=2)).rows()
     assert str(few.value).count("ConfigError:") == 1
 
 
-def test_a_cause_of_all_units_is_told_first_and_once() -> None:
+def test_a_cause_common_to_all_units_is_reported_first_and_once() -> None:
     answers = {n: lambda *_: records.pack(Failure("ConfigError", "no column")) for n in range(3)}
     with pytest.raises(ConfigError, match=r'^"no column" \(0 of 3 units can begin\)$'):
         Units(federated(answers), run_settings()).rows()
@@ -233,7 +233,7 @@ def test_a_cause_of_all_units_is_told_first_and_once() -> None:
 
 
 def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    """And asked again later, but not before the first round."""
+    """The server asks it again later, but not before the first round."""
     released, asked = False, list[str]()
 
     def silent(message: Message, context: Context) -> RecordDict:
@@ -259,7 +259,7 @@ TASK = Classification(None, True, 300, 32)
 
 
 def told_labels(*counts: int) -> dict[int, RowsReply]:
-    """Nodes with so many labels of their own, beside two that all have."""
+    """Replies of nodes; node n has two common labels and ``counts[n]`` labels that no other has."""
     return {
         node: RowsReply(
             node, 9, dict.fromkeys(["a", "b", *(f"{node}-{i}" for i in range(n))], 1), {}
@@ -268,7 +268,7 @@ def told_labels(*counts: int) -> dict[int, RowsReply]:
     }
 
 
-def test_invented_labels_cost_the_unit_that_invents_them() -> None:
+def test_a_unit_that_invents_labels_is_excluded() -> None:
     told = told_labels(0, 9000, 3)
     unfit = unfit_labels(told, TASK)
     assert [*unfit] == [1] and "9,002 labels, 9,000 of which no other unit has" in str(unfit[1])
@@ -278,14 +278,14 @@ def test_invented_labels_cost_the_unit_that_invents_them() -> None:
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6))
-def test_the_labels_that_are_left_are_no_more_than_may_be(counts: list[int]) -> None:
+def test_the_remaining_labels_do_not_exceed_the_limit(counts: list[int]) -> None:
     told = told_labels(*counts)
     left = told.keys() - unfit_labels(told, TASK).keys()
     assert len({label for node in left for label in told[node].labels}) <= TASK.max_labels
     assert left or min(counts) + 2 > TASK.max_labels
 
 
-def test_a_unit_with_unfit_labels_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_unit_with_too_many_labels_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
     grid = federated({0: honest(), 1: honest(labels={str(n): 1 for n in range(300)})})
     units = Units(grid, run_settings(num_units=2))
     assert [*units.rows(task=TASK)] == [0]
@@ -298,7 +298,7 @@ def test_a_unit_with_unfit_labels_takes_no_part(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("order", [*itertools.permutations([11, 12, 13])])
 def test_a_certified_unit_has_the_place_of_its_name(order: tuple[int, ...]) -> None:
-    """Whoever answers first, and whatever number anybody reports."""
+    """The order of replies and the reported numbers do not matter."""
     named = {11: "paris", 12: "rome", 13: "mallory"}
     reserved = {"berlin": 0, "paris": 1, "rome": 2}
     places = Places(signed=lambda: named, reserved=reserved)
@@ -314,7 +314,7 @@ def test_a_certified_unit_has_the_place_of_its_name(order: tuple[int, ...]) -> N
 
 
 def test_certificates_are_read_once_a_question() -> None:
-    """However many units there are, and however many of them fail."""
+    """The number of reads does not grow with the number of units or of failures."""
 
     def reads(num_units: int) -> int:
         read = Mock(return_value={node: f"unit-{node}" for node in range(2, num_units + 2)})
@@ -338,8 +338,8 @@ def test_a_node_without_a_valid_certificate_has_no_place() -> None:
         places.check_signed(17, "rome", {})
 
 
-def test_a_run_that_goes_on_keeps_its_places() -> None:
-    """Another list of units gives nobody the place of a unit of the run."""
+def test_a_resumed_run_keeps_the_places_of_its_units() -> None:
+    """A new list of units does not give the place of a run's unit to another unit."""
     places = Places({"rome": 0, "paris": 1}, dict, {"paris": 0, "oslo": 1, "bern": 2})
     assert [places.name(place) for place in range(3)] == ["rome", "paris", "bern"]
     with pytest.raises(WireError, match="unit 1 is paris, and oslo claims"):

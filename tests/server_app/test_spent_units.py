@@ -1,4 +1,4 @@
-"""A unit whose owner allows no further round is named and left out, and the run goes on."""
+"""A unit whose owner allows no further round is named and excluded, and the run continues."""
 
 import json
 from pathlib import Path
@@ -15,19 +15,19 @@ from server_app.roster import SPENT, Roster
 REFUSES = Failure(SPENT, "berlin cannot take part: privacy.lifetime_epsilon=1 of its owner")
 
 
-def test_it_is_left_out_at_once_and_asked_again_later() -> None:
+def test_a_unit_with_a_spent_budget_is_excluded_at_once_and_asked_again_later() -> None:
     roster = Roster((unknown_cluster(0), unknown_cluster(1)))
     own = roster.after_absences(1, {1: REFUSES}, present=(0,), miss_limit=3)
     assert own.excluded == {1: REFUSES}
     assert (own.due(1), own.due(2)) == ([], [1])
 
 
-def test_it_has_failed_in_nothing() -> None:
+def test_a_unit_with_a_spent_budget_does_not_count_as_failed() -> None:
     roster = Roster((unknown_cluster(0), unknown_cluster(1)))
     assert not roster.after_failures(1, {1: REFUSES}, (0,)).failed
 
 
-def test_a_run_goes_on_without_it(tmp_path: Path) -> None:
+def test_a_run_continues_without_a_unit_with_a_spent_budget(tmp_path: Path) -> None:
     trained, honest = 0, scripted_units()
 
     def client(message: Message, context: Context) -> Message:

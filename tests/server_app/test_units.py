@@ -1,4 +1,4 @@
-"""Who takes part: as many nodes as units, each of which tells its own number."""
+"""The units of a run: there are as many nodes as units, and each node reports its number."""
 
 import gc
 import json
@@ -24,15 +24,15 @@ from server_app.kept_states import restore
 from server_app.roster import Roster
 
 
-def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run() -> None:
+def test_a_wrong_number_of_nodes_names_the_option_of_flwr_run() -> None:
     grid = InlineGrid(app, 2)
     with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
         units.Units(grid, run_settings(num_units=5, wait_s=0), "{}", {}).discover()
 
 
 @pytest.mark.parametrize("where", ["deployment", "local"])
-def test_units_elsewhere_receive_nothing_of_the_servers_own(where: str) -> None:
-    """They can use the options, which have the same choices."""
+def test_units_on_other_machines_do_not_receive_the_servers_own_options(where: str) -> None:
+    """The other options, such as the optimiser's, keep their values."""
     told = list[Settings]()
 
     def answering(message: Message, context: Context) -> Message:
@@ -48,8 +48,8 @@ def test_units_elsewhere_receive_nothing_of_the_servers_own(where: str) -> None:
     assert [each.optimizer for each in told] == [settings.optimizer]
 
 
-def test_flower_has_not_moved_what_the_grid_needs() -> None:
-    """``InlineGrid`` sets Flower's task identity itself; without it no message can be made."""
+def test_flower_uses_the_task_identity_that_the_grid_sets() -> None:
+    """``InlineGrid`` sets Flower's task identity; without it no message can be created."""
     from flwr.supercore.task_identity import TaskIdentity
 
     grid = InlineGrid(app, 1)
@@ -58,8 +58,8 @@ def test_flower_has_not_moved_what_the_grid_needs() -> None:
     assert message.metadata.run_id == TaskIdentity.run_id
 
 
-def test_a_grid_remembers_no_reply() -> None:
-    """It may have a model in it, and there is one for each node."""
+def test_a_grid_does_not_keep_replies_in_memory() -> None:
+    """Each node's reply may contain a model."""
 
     def answering(message: Message, context: Context) -> Message:
         return Message(RecordDict(), reply_to=message)
@@ -88,8 +88,10 @@ def raising(message: Message, context: Context) -> Message:
 
 
 @pytest.mark.parametrize(("client", "kind"), [(failing, ConfigError), (raising, RoundFailedError)])
-def test_what_a_unit_says_is_one_short_line(client: object, kind: type[Exception]) -> None:
-    """A terminal would do what it holds."""
+def test_the_error_message_of_a_unit_is_one_short_line(
+    client: object, kind: type[Exception]
+) -> None:
+    """Otherwise a terminal would execute control characters in the message."""
     grid = InlineGrid(client, 1)  # type: ignore[arg-type]
     with pytest.raises(kind) as caught:
         units.Units(grid, run_settings(num_units=1), "{}", {}).discover()
@@ -129,12 +131,12 @@ def numbered(unit: int) -> Callable[[Message, Context], Message]:
         (silent, "not today"),
         (failing, "ConfigError"),
     ],
-    ids=["another's number", "no number", "negative", "nonsense", "raises", "its options"],
+    ids=["another's number", "too large", "negative", "not a number", "raises", "its options"],
 )
-def test_a_unit_that_cannot_be_told_is_left_out_and_named(
+def test_a_unit_with_an_invalid_reply_is_excluded_and_named(
     tmp_path: Path, answer: Callable[[Message, Context], Message], cause: str
 ) -> None:
-    """It is asked again before every round, and takes part from when it makes sense."""
+    """The unit is asked again before every round and takes part once its reply is valid."""
     asked = [0]
 
     def client(message: Message, context: Context) -> Message:
@@ -151,14 +153,14 @@ def test_a_unit_that_cannot_be_told_is_left_out_and_named(
     assert cause in lines[0]["excluded"]["1"]
 
 
-def test_no_run_begins_without_any_unit(tmp_path: Path) -> None:
+def test_a_run_without_any_usable_unit_does_not_begin(tmp_path: Path) -> None:
     with pytest.raises(RoundFailedError) as failed:
         run(tmp_path, client=nonsense)  # type: ignore[arg-type]
     assert str(failed.value).count("WireError") == 1
 
 
-def test_a_unit_that_was_not_restored_forgets_later_even_where_it_had_kept_nothing() -> None:
-    """It may keep something of rounds that the run goes back behind."""
+def test_a_unit_that_was_not_restored_gets_even_an_empty_state_later() -> None:
+    """The unit may still have state of rounds after the checkpoint."""
     restored = list[tuple[object, list[str]]]()
 
     def client(message: Message, context: Context) -> Message:

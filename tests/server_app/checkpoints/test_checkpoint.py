@@ -1,4 +1,4 @@
-"""A checkpoint reads as it was written, or not at all."""
+"""A checkpoint is read exactly as it was written, or it is refused."""
 
 import json
 import math
@@ -39,7 +39,7 @@ NUMBER = st.floats(allow_nan=False)
 
 
 def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progress:
-    """With a value in every field."""
+    """A ``Progress`` with a value in every field."""
     some = numbers or iter([0.1 * each for each in range(99)])
     device = DeviceCondition(next(some), False, next(some), next(some))
     walk = Walk(*(next(some) for _ in range(len(Walk.__dataclass_fields__))))
@@ -67,7 +67,7 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
 
 
 def learned() -> TrainingState:
-    """With tensors of all kinds, some of which share their memory."""
+    """A ``TrainingState`` with tensors of all kinds, some of which share memory."""
     common = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
     return TrainingState(
         weights={"embedding.weight": common, "n": torch.tensor(3)},
@@ -101,7 +101,7 @@ def bits(tensors: Tensors) -> dict[str, tuple[torch.dtype, tuple[int, ...], byte
 
 
 @given(st.lists(NUMBER, min_size=40, max_size=40))
-def test_numbers_are_the_same_when_read_again(numbers: list[float]) -> None:
+def test_written_numbers_are_read_unchanged(numbers: list[float]) -> None:
     before = progress(numbers=iter(numbers))
     text = json.dumps(PROGRESS.dump_python(before, mode="json"))
     assert PROGRESS.validate_python(json.loads(text)) == before
@@ -123,7 +123,7 @@ FILES = "state.json", "tensors.safetensors", "unit-10.safetensors"
 
 
 def same_content(one: bytes, other: bytes) -> bool:
-    """Whether two files differ in nothing but white space and the case of exponents, in JSON."""
+    """Whether two JSON files have equal values; white space and exponents' case may differ."""
     try:
         return bool(json.loads(one) == json.loads(other))
     except ValueError:
@@ -131,7 +131,7 @@ def same_content(one: bytes, other: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_any_changed_bit_is_found(tmp_path: Path, name: str) -> None:
+def test_a_changed_bit_is_detected(tmp_path: Path, name: str) -> None:
     checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / name
     sound, rng = file.read_bytes(), Random(0)
     for place in rng.sample(range(len(sound)), 60):
@@ -146,7 +146,7 @@ def test_any_changed_bit_is_found(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("left", [None, 0, 100])
-def test_a_file_that_is_cut_off_or_gone_is_found(
+def test_a_truncated_or_missing_file_is_detected(
     tmp_path: Path, name: str, left: int | None
 ) -> None:
     checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / name
@@ -166,14 +166,14 @@ def test_another_format_is_named_with_its_version(tmp_path: Path) -> None:
         checkpoints.read("000003")
 
 
-def test_the_last_ones_are_kept_and_the_link_names_the_newest(tmp_path: Path) -> None:
+def test_the_last_checkpoints_are_kept_and_the_link_names_the_newest(tmp_path: Path) -> None:
     checkpoints = written(tmp_path, 5, 10, 15, 20, keep=2)
     assert checkpoints.names() == ["000015", "000020"]
     assert (tmp_path / "checkpoints" / "latest").readlink() == Path("000020")
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 
 
-def test_what_is_half_written_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
+def test_a_partly_written_checkpoint_is_ignored_and_removed(tmp_path: Path) -> None:
     partial = tmp_path / "checkpoints" / ".000005.partial"
     partial.mkdir(parents=True)
     (partial / "state.json").write_text("{")
@@ -182,7 +182,7 @@ def test_what_is_half_written_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
     assert not partial.exists()
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+def test_a_checkpoint_is_synced_to_disk_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced, real = [], os.fsync
@@ -202,7 +202,7 @@ def test_rounds_beyond_a_million_are_the_newest(tmp_path: Path) -> None:
     assert written(tmp_path, 999_999, 1_000_000, keep=1).names() == ["1000000"]
 
 
-def test_going_back_gives_up_what_came_later(tmp_path: Path) -> None:
+def test_rewinding_removes_later_checkpoints(tmp_path: Path) -> None:
     checkpoints = written(tmp_path, 1, 2, 3, 4)
     checkpoints.rewind("000003", keep=2)
     assert checkpoints.names() == ["000002", "000003"]
@@ -210,6 +210,6 @@ def test_going_back_gives_up_what_came_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model/x", "own_models.one/x", "units.1.x/y", "weights.1/x"])
-def test_a_tensor_that_belongs_to_nothing_is_refused(name: str) -> None:
+def test_a_tensor_with_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown tensor|invalid literal"):
         nested({name: torch.zeros(1)})

@@ -1,4 +1,4 @@
-"""Units' states go to a checkpoint and back a few at a time, and are counted."""
+"""Checkpoints gather and restore the states of a few units at a time."""
 
 import gc
 import logging
@@ -36,7 +36,7 @@ UNITS = 40
 
 
 class Alive:
-    """How many units' states are in memory, and the most that were at once."""
+    """Counts the tensors of units' states in memory, and the largest number so far."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -54,7 +54,7 @@ class Alive:
 
 
 class Counted(Mapping[int, Kept]):
-    """What units keep, read from files and counted."""
+    """The states of units, which are read from files and counted."""
 
     def __init__(self, files: KeptFiles, alive: Alive) -> None:
         self._files, self._alive = files, alive
@@ -87,8 +87,8 @@ def known(client: object, num_units: int, **changes: object) -> Units:
     return Units(grid, settings, nodes=dict(enumerate(grid.get_node_ids())))
 
 
-def test_memory_has_the_states_of_a_few_units(tmp_path: Path) -> None:
-    """However many units there are; each gets back what it kept."""
+def test_only_a_few_units_states_are_in_memory(tmp_path: Path) -> None:
+    """The number of states in memory has a fixed limit, and each unit gets its state back."""
     restored = dict[int, Kept]()
 
     def client(message: Message, context: Context) -> Message:
@@ -129,11 +129,11 @@ def test_memory_has_the_states_of_a_few_units(tmp_path: Path) -> None:
         assert [each.tolist() for each in told.values()] == ([] if unit == 3 else [[unit] * 25])
 
 
-def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_other() -> None:
+def test_units_that_missed_rounds_are_asked_last_and_silent_ones_stop_no_other() -> None:
     asked, groups = known(None, 20, round_timeout_s=60), list[list[int]]()
     away = {5: Failure(ABSENT, "")}
     missed = roster(20).after_absences(1, away, present=(), miss_limit=2)
-    missed = missed.after_absences(2, {}, present=(), miss_limit=2)  # it was not planned with
+    missed = missed.after_absences(2, {}, present=(), miss_limit=2)  # unit 5 was not in the plan
 
     def ask(contents: Mapping[int, object], timeout_s: float) -> dict[int, Kept | Failure]:
         groups.append([*contents])
@@ -149,7 +149,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
 
 
 def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was not asked by then has missed nothing."""
+    """Units that were not asked by then count as not asked, not as silent."""
     now, timeouts = [0.0], list[float]()
     monkeypatch.setattr(kept_states.time, "monotonic", lambda: now[0])
     asked = known(None, 40, round_timeout_s=10)
@@ -167,7 +167,7 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
     assert kinds == {SILENT: 2 * questions._AT_ONCE, "NotAsked": 40 - 2 * questions._AT_ONCE}
 
 
-def test_seconds_of_states_are_those_of_each_unit_on_its_best_channel() -> None:
+def test_sending_states_takes_each_units_seconds_on_its_best_channel() -> None:
     channels = (Channel(1e6, 0.0, 1e-12), Channel(2e6, 0.0, 1e-12))
     clusters: list[ClusterState] = []
     for unit, gains in enumerate([(1e-6, 1e-6), (1e-6, 0.0), (0.0, 0.0)]):
@@ -181,10 +181,10 @@ def test_seconds_of_states_are_those_of_each_unit_on_its_best_channel() -> None:
     assert sending_s({}, request, "none") == 0.0
 
 
-def test_a_full_disk_costs_the_checkpoint_and_no_room(
+def test_a_full_disk_skips_one_checkpoint_and_leaves_no_partial_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run goes on, further units are not asked, and the next checkpoint is written."""
+    """Later states of that checkpoint are refused, and the next checkpoint is written."""
     settings = Mock(tree={"seed": 0}, federation=federation_settings(checkpoint_every=1, keep=2))
     tokenizer = Mock(**{"pack.return_value": "{}"})
     folder = Mock(path=tmp_path, **{"sizes.return_value": {}})
@@ -207,5 +207,5 @@ def test_a_full_disk_costs_the_checkpoint_and_no_room(
     files = CheckpointFolder(tmp_path)
     assert files.names() == ["000001", "000003"]
     assert not [*(tmp_path / "checkpoints").glob(".*")]
-    # of unit 1 the last one has what it kept by the one before
+    # the last checkpoint has unit 1's state of the first checkpoint
     assert [*files.kept] == [0, 1] and files.kept[1]["optimizer"]["w/exp_avg"][0] == 1

@@ -1,4 +1,4 @@
-"""What may change while a run is down, and what may not."""
+"""Options that may and may not change when a run resumes."""
 
 from typing import Any
 
@@ -24,7 +24,9 @@ THEN: dict[str, Any] = {
         ("pipeline", {"threads": 2}),
     ],
 )
-def test_what_nothing_learned_depends_on_is_free(group: str, options: dict[str, Any]) -> None:
+def test_options_that_do_not_affect_learning_may_change(
+    group: str, options: dict[str, Any]
+) -> None:
     assert changed(THEN, {**THEN, group: {**THEN[group], **options}}) == {}
 
 
@@ -41,7 +43,7 @@ def test_what_nothing_learned_depends_on_is_free(group: str, options: dict[str, 
         ("model", {"config": {}}, {"model.config": ("not there", "{}")}),
     ],
 )
-def test_all_else_is_named_with_both_values(
+def test_other_changed_options_are_named_with_both_values(
     group: str, options: dict[str, Any], found: dict[str, tuple[str, str]]
 ) -> None:
     later = {**THEN, group: {**THEN[group], **options}}

@@ -1,4 +1,4 @@
-"""A unit that is silent at a checkpoint or an evaluation: what its silence may cost."""
+"""A unit that does not reply at checkpoints or evaluations is asked less often."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from server_app.units import Kept, Units
 
 
 class Asked(Units):
-    """Notes whom each checkpoint asks; the ``silent`` units do not answer."""
+    """Records the units that are asked; the ``silent`` units do not reply."""
 
     def __init__(self, *silent: int) -> None:
         grid = InlineGrid(None, 3)  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ class Asked(Units):
         self.roster = Roster(tuple(map(unknown_cluster, range(3))))
 
     def end_round(self, round_: int, failures: Mapping[int, Failure]) -> None:
-        """Who was absent in a round; the others were present."""
+        """End a round in which the failed units were absent and the others present."""
         present = {0, 1, 2} - failures.keys()
         self.roster = self.roster.after_absences(round_, failures, present=present, miss_limit=3)
 
@@ -45,13 +45,13 @@ class Asked(Units):
         return self.asked
 
     def checkpoint(self) -> tuple[list[int], list[int]]:
-        """The units that a checkpoint asks, and those that fail then."""
+        """The units that a checkpoint asks, and the units that fail."""
         self.asked = []
         found = dict(gather(self, self.roster, lambda unit: questions.keep({}, lambda kept: None)))
         return self.asked, [unit for unit, each in found.items() if isinstance(each, Failure)]
 
 
-def test_a_unit_that_missed_the_round_is_not_asked_after_it() -> None:
+def test_a_unit_that_missed_the_round_is_not_asked_at_its_checkpoint() -> None:
     units = Asked()
     for kind in (SILENT, ABSENT):
         units.end_round(5, {1: Failure(kind, "")})
@@ -60,10 +60,10 @@ def test_a_unit_that_missed_the_round_is_not_asked_after_it() -> None:
     assert units.checkpoint() == ([0, 1, 2], [])
 
 
-def test_a_unit_that_stays_silent_is_asked_at_fewer_and_fewer_checkpoints(
+def test_a_silent_unit_is_asked_at_fewer_and_fewer_checkpoints(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Though it trains in each round. Once it answers, it is asked each time again."""
+    """After the unit replies, it is asked at each checkpoint again."""
     units = Asked(1)
     units.places.of["rome"] = 1
     asked = [1 in units.checkpoint()[0] for _ in range(40)]
@@ -75,7 +75,7 @@ def test_a_unit_that_stays_silent_is_asked_at_fewer_and_fewer_checkpoints(
     assert asked == [False] * 23 + [True] * 6
 
 
-def test_evaluations_do_the_same_and_count_for_themselves() -> None:
+def test_evaluations_ask_a_silent_unit_less_often_and_count_separately() -> None:
     units = Asked(1)
     assert 1 in units.checkpoint()[0]
     assert [1 in units.evaluation() for _ in range(8)] == [

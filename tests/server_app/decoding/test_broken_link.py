@@ -1,4 +1,4 @@
-"""A link that breaks is opened again, and the round goes on behind the last step that was done."""
+"""A broken link is reopened, and the round continues after the last completed step."""
 
 import gc
 import queue
@@ -33,7 +33,7 @@ POINTS = ("begin", "submit", "answer", "norms")
 
 
 class Wire:
-    """A way to a port that can be cut: connections end, and others can be made again at once."""
+    """A proxy to a port. Its connections can be cut, and new ones can be opened at once."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -44,21 +44,21 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End every connection."""
+        """Close every connection."""
         pairs, self._pairs = self._pairs, []
         for pair in pairs:
             for end in pair:
                 try:
                     end.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # it has ended already
+                    continue  # it is already closed
 
     def close(self) -> None:
-        """For good."""
+        """Close every connection and accept no new ones."""
         if self._closed:
             return
         self._closed = True
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in ``accept``
         self._listener.close()
         self.cut()
 
@@ -96,7 +96,7 @@ def _carry(near: socket.socket, far: socket.socket) -> None:
 
 @contextmanager
 def wire_to(server: DecoderLinkServer) -> Iterator[Wire]:
-    """A way to the server."""
+    """A proxy to the server."""
     wire = Wire(int(server._address.rpartition(":")[2]))
     try:
         yield wire
@@ -111,8 +111,8 @@ def batches() -> list[Batch]:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_who_asks_whether_there_is_an_answer_does_not_wait(answered: bool) -> None:
-    """A pipeline sends the next activation only after it has been told that there is none."""
+def test_ready_does_not_wait_on_a_broken_link(answered: bool) -> None:
+    """A pipeline sends the next activation only after ``ready`` has returned false."""
     session = decoder_session(0, 3, "task.max_length=5")
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         address = replace(server.open(session), address=wire.address)
@@ -137,14 +137,14 @@ def test_who_asks_whether_there_is_an_answer_does_not_wait(answered: bool) -> No
 
 
 def wait_until(condition: Callable[[], bool], come: threading.Event) -> None:
-    """What came makes it so."""
+    """Block until the condition is true; each event must occur within 10 s."""
     while not condition():
         assert come.wait(10)
         come.clear()
 
 
 def precisions(session: DecoderSession) -> LinkPrecisions:
-    """Those of the session's unit, which has three rows."""
+    """The precisions of the session's unit, which has three rows."""
     coder = ChangeCoder(ActivationMemory(), 3, 3) if session.coder else None
     return LinkPrecisions(session.activation, session.gradient, coder)
 
@@ -153,8 +153,11 @@ Outcome = tuple[list[float], tuple[int, int], Tensors, bool]
 
 
 def trained(cut_at: tuple[int, str] | None, *options: str) -> Outcome:
-    """A round of two steps, the wire cut once; losses, bytes up and down, the head's weights,
-    whether it was done."""
+    """Train a round of two steps and cut the wire once.
+
+    Returns the losses, the bytes up and down, the head's weights, and whether the session is
+    complete.
+    """
     session = decoder_session(0, 3, "task.max_length=5", *options)
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         address = replace(server.open(session), address=wire.address)
@@ -169,7 +172,7 @@ def _round(link: DecoderLink, wire: Wire, cut_at: tuple[int, str] | None) -> lis
 
     def at(step: int, point: str) -> None:
         if (step, point) == cut_at:
-            time.sleep(0.05)  # for what was sent to be on its way, or to have arrived: all the same
+            time.sleep(0.05)  # sent frames may or may not have arrived by then
             wire.cut()
 
     with link:
@@ -196,7 +199,7 @@ def same_first_weights() -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_a_cut_changes_nothing(point: str, precision: str) -> None:
+def test_a_cut_link_does_not_change_the_result(point: str, precision: str) -> None:
     options = f"compression.activation={precision}", f"compression.gradient={precision}"
     losses, sent, weights, complete = trained(None, *options)
     torch.manual_seed(0)
@@ -208,10 +211,10 @@ def test_a_cut_changes_nothing(point: str, precision: str) -> None:
 
 @pytest.mark.parametrize("feedback", ["false", "true"])
 @pytest.mark.parametrize("step", [4, 5])
-def test_an_answer_that_was_lost_is_not_a_second_step(
+def test_a_lost_answer_does_not_repeat_the_step(
     step: int, feedback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has done the step: it says so again, after the last step of the round, too."""
+    """The server has done the step and sends its answer again, also after a round's last step."""
     wires, answer = list[Wire](), link_server._answer
 
     def answer_and_cut(session: DecoderSession, frame: Frame) -> Frame | None:
@@ -235,9 +238,9 @@ def test_an_answer_that_was_lost_is_not_a_second_step(
     assert all(torch.equal(each, session.part.weights()[name]) for name, each in weights.items())
 
 
-def test_streams_of_earlier_rounds_leave_the_connection_to_those_of_the_next() -> None:
-    """It may hold twice as many as there are units, and Python looks for cycles now and then."""
-    settings = link_settings(reconnect_s=0)  # what is refused ends the test
+def test_streams_of_earlier_rounds_do_not_block_those_of_the_next_round() -> None:
+    """A connection allows two streams a unit, and Python frees reference cycles only at times."""
+    settings = link_settings(reconnect_s=0)  # a refused stream fails the test
 
     def take_part(session: DecoderSession) -> list[float]:
         link = DecoderLink(server.open(session), session.unit, 3, settings, RowsRead("real"))
@@ -260,7 +263,7 @@ def test_streams_of_earlier_rounds_leave_the_connection_to_those_of_the_next() -
 
 @contextmanager
 def in_step(seconds: float) -> Iterator[tuple[DecoderLink, Wire]]:
-    """A link that reconnects for so many seconds, in a step that waits for an activation."""
+    """A link in a step that waits for an activation; ``seconds`` is its limit for reconnecting."""
     settings = replace(SETTINGS, reconnect_s=seconds)
     with DecoderLinkServer(settings, 1) as server, wire_to(server) as wire:
         session: DecoderSession = decoder_session(0, 3, "task.max_length=5")
@@ -282,7 +285,7 @@ def test_a_link_that_stays_broken_ends_the_round(seconds: float) -> None:
 
 
 class Silent:
-    """A stream whose other end says nothing."""
+    """A stream that never receives a frame."""
 
     def receive(self, seconds: float) -> Frame:
         time.sleep(seconds)
@@ -295,7 +298,7 @@ class Silent:
         pass
 
 
-def test_a_server_that_stays_silent_after_a_break_is_waited_for_no_longer(
+def test_a_link_stops_waiting_for_a_server_that_is_silent_after_a_break(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with in_step(0.5) as (link, wire):
@@ -309,7 +312,7 @@ def test_a_server_that_stays_silent_after_a_break_is_waited_for_no_longer(
 def test_a_step_that_breaks_every_stream_ends_the_round_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each stream is reopened, and what is repeated there breaks it again."""
+    """Each reopened stream repeats the frame that breaks it."""
     opened = list[float]()
 
     def encoding(frame: Frame) -> list[memoryview]:
@@ -329,8 +332,8 @@ def test_a_step_that_breaks_every_stream_ends_the_round_in_time(
         assert 2 < len(opened) < 12
 
 
-def test_changes_of_activations_are_not_said_twice() -> None:
-    """The server has taken them in: the round is given up."""
+def test_a_break_with_activation_feedback_ends_the_round() -> None:
+    """The server has already applied the changes of activations, so they cannot be sent again."""
     session = decoder_session(0, 3, "task.max_length=5", "compression.feedback=true")
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         address = replace(server.open(session), address=wire.address)

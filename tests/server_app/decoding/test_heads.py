@@ -1,4 +1,4 @@
-"""What a round's heads share with the model, and what they copy."""
+"""The weights that a round's heads share with the model, and those that they copy."""
 
 from decoder_session import VOCABULARY, decoder_session
 
@@ -8,7 +8,7 @@ from server_app.decoding.heads import Heads
 
 
 def test_only_a_heads_own_frozen_weights_are_shared() -> None:
-    """An encoder's frozen weight may have the name of one that trains in the head."""
+    """An encoder's frozen weight may have the same name as a trained weight of the head."""
     settings = decoder_session(0, 1).settings
     initial = settings.model.build_head(VOCABULARY).state_dict()
     frozen, trained = list(initial)[:2]

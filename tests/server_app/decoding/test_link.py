@@ -1,4 +1,4 @@
-"""The decoder link: who is heard, what is refused, and that the round goes on."""
+"""The decoder link: valid units train, and invalid streams are refused without harm to others."""
 
 import math
 import queue
@@ -48,7 +48,7 @@ from server_app.decoding.link import DecoderLinkServer
 
 LIMIT, ROWS = 2**20, RowsRead("real")
 ONCE = link_settings(max_message_bytes=LIMIT, reconnect_s=0)  # a link that breaks ends the round
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's frame, empty
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's empty frame of settings
 WEIGHT = "head.embedding.tokens.weight"
 
 
@@ -68,7 +68,7 @@ def batch() -> Batch:
 
 
 def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2) -> list[float]:
-    """What an honest unit does; its losses."""
+    """Train a round as an honest unit does; return the losses."""
     losses = []
     with DecoderLink(address, unit, round_, ONCE, ROWS) as link:
         for step in range(round_ * 2 - 2, round_ * 2 - 2 + steps):
@@ -83,7 +83,7 @@ def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2
 
 
 def dial(address: LinkAddress) -> grpc.Channel:
-    """A unit's connection, whatever it then sends."""
+    """A connection with a unit's key and certificate."""
     keys = address.server_certificate, address.unit_key, address.unit_certificate
     options = [("grpc.ssl_target_name_override", SERVER_NAME)]
     return grpc.secure_channel(
@@ -101,7 +101,7 @@ def test_an_honest_unit_trains_its_session(server: DecoderLinkServer) -> None:
 
 
 def test_a_server_leaves_no_threads() -> None:
-    """Else those of each run of a sweep would stay."""
+    """Otherwise a sweep would collect the threads of all its runs."""
     before = {*threading.enumerate()}
     with DecoderLinkServer(link_settings(), 1) as server:
         train_round(server.open(session(0)), 0)
@@ -121,11 +121,13 @@ def test_a_server_leaves_no_threads() -> None:
         ("127.0.0.1", "[2001:db8::5]:443", "[2001:db8::5]:443"),
     ],
 )
-def test_where_units_dial(host: str, advertise: str | None, dialled: str) -> None:
+def test_units_connect_to_the_advertised_address_or_the_servers_own(
+    host: str, advertise: str | None, dialled: str
+) -> None:
     assert link_settings(host=host, advertise=advertise).dialled(7) == dialled
 
 
-def test_units_dial_what_is_advertised() -> None:
+def test_units_train_over_the_advertised_address() -> None:
     settings = link_settings(host="0.0.0.0", advertise="127.0.0.1")
     with DecoderLinkServer(settings, 1) as server:
         mine = session(0)
@@ -133,24 +135,25 @@ def test_units_dial_what_is_advertised() -> None:
         assert mine.complete
 
 
-def test_all_addresses_are_none_to_dial() -> None:
+def test_host_0_0_0_0_without_an_advertised_address_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"link\.advertise"):
         link_settings(host="0.0.0.0")
 
 
-def test_a_server_that_is_not_there_is_told_with_the_option(server: DecoderLinkServer) -> None:
+def test_the_error_for_an_unreachable_server_names_the_option(server: DecoderLinkServer) -> None:
     nowhere = replace(server.open(session(0)), address="127.0.0.1:1")
     with pytest.raises(LinkError, match=r"127\.0\.0\.1:1, which is link\.advertise"):
         train_round(nowhere, 0)
 
 
 @pytest.mark.parametrize(
-    "parts", [("token",), ("token", "unit_key", "unit_certificate")], ids=["token", "all of it"]
+    "parts", [("token",), ("token", "unit_key", "unit_certificate")], ids=["token", "token and key"]
 )
-def test_what_another_run_gave_its_unit_opens_no_stream(
+def test_credentials_of_another_run_open_no_stream(
     server: DecoderLinkServer, parts: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A token alone is refused and said once; without a key of this run none is heard."""
+    """A wrong token with this run's key is refused and logged once. With another run's key, the
+    server does not read the token."""
     mine = session(0)
     address = server.open(mine)
     with DecoderLinkServer(link_settings(max_message_bytes=LIMIT), 1) as another:
@@ -167,7 +170,7 @@ def test_what_another_run_gave_its_unit_opens_no_stream(
 
 
 @pytest.mark.parametrize("token", ["", "guessed"])
-def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
+def test_a_stream_without_the_token_is_refused_and_the_round_continues(
     server: DecoderLinkServer, token: str
 ) -> None:
     mine = session(0)
@@ -179,7 +182,7 @@ def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
     assert mine.complete
 
 
-def test_no_metadata_at_all_is_refused(server: DecoderLinkServer) -> None:
+def test_a_stream_without_metadata_is_refused(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     with dial(address) as channel:
         call = channel.stream_stream(METHOD)(iter([b""]))
@@ -188,7 +191,7 @@ def test_no_metadata_at_all_is_refused(server: DecoderLinkServer) -> None:
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_the_token_of_another_unit_is_refused_and_its_owner_goes_on(
+def test_the_token_of_another_unit_is_refused_and_both_units_can_train(
     server: DecoderLinkServer,
 ) -> None:
     sessions = [session(unit) for unit in range(2)]
@@ -200,7 +203,7 @@ def test_the_token_of_another_unit_is_refused_and_its_owner_goes_on(
     assert all(each.complete for each in sessions)
 
 
-def test_the_token_of_an_old_round_is_refused_and_the_new_round_goes_on(
+def test_the_token_of_an_old_round_is_refused_and_the_new_round_continues(
     server: DecoderLinkServer,
 ) -> None:
     old = server.open(session(0, round_=2))
@@ -223,7 +226,7 @@ def test_a_token_opens_one_stream_at_a_time(server: DecoderLinkServer) -> None:
             train_round(address, 0)
 
 
-def test_a_round_is_trained_once(server: DecoderLinkServer) -> None:
+def test_a_unit_trains_a_round_only_once(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     train_round(address, 0)
     for claim in [*server._claims.values()]:
@@ -232,7 +235,7 @@ def test_a_round_is_trained_once(server: DecoderLinkServer) -> None:
         train_round(address, 0)
 
 
-def test_a_stream_without_tls_is_not_heard(server: DecoderLinkServer) -> None:
+def test_a_stream_without_tls_is_refused(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     with grpc.insecure_channel(address.address) as channel:
         call = channel.stream_stream(METHOD)(
@@ -243,7 +246,7 @@ def test_a_stream_without_tls_is_not_heard(server: DecoderLinkServer) -> None:
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer) -> None:
+def test_closing_a_round_cancels_its_stream(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     with DecoderLink(address, 0, 3, ONCE, ROWS) as link:
         link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
@@ -254,7 +257,7 @@ def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer)
             link.answer(0)
 
 
-def test_a_closed_round_computes_nothing_more_of_what_has_come(server: DecoderLinkServer) -> None:
+def test_a_closed_round_does_not_process_waiting_activations(server: DecoderLinkServer) -> None:
     mine, asked, go_on = session(0), threading.Semaphore(0), threading.Event()
     answer = mine.part.answer
 
@@ -293,7 +296,7 @@ def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 4, micro_batch: in
 
 
 def piece(data: bytes) -> bytes:
-    """A frame that travels in one."""
+    """A frame in one piece."""
     return b"\1" + data
 
 
@@ -349,7 +352,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
         ([good(FrameKind.GRADIENT)], "does not send GRADIENT"),
     ],
 )
-def test_a_stream_that_makes_no_sense_ends_with_the_reason_and_leaves_no_trace(
+def test_an_invalid_stream_ends_with_the_reason_and_changes_no_weight(
     server: DecoderLinkServer, messages: list[bytes], says: str
 ) -> None:
     mine = session(0)
@@ -384,7 +387,7 @@ NUMBERS = torch.tensor([~0, ~2])
         ((NUMBERS, HIDDEN, MASK, TARGETS + 19), "outside of 0 … 19"),
     ],
 )
-def test_rows_that_the_unit_has_not_end_the_stream_and_are_not_remembered(
+def test_invalid_row_numbers_end_the_stream_and_are_not_stored(
     server: DecoderLinkServer, tensors: tuple[torch.Tensor, ...], says: str
 ) -> None:
     mine = decoder_session(0, 3, "task.max_length=5", "compression.feedback=true")
@@ -414,8 +417,8 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
         link.answer(0)
 
 
-def test_streams_that_are_refused_leave_room_on_their_connection() -> None:
-    """One connection has two streams a session; what each was refused for is remembered."""
+def test_refused_streams_do_not_use_up_their_connection() -> None:
+    """One connection allows two streams a session; the kept errors keep the streams alive."""
     with DecoderLinkServer(ONCE, 1) as server:
         mine, errors = session(0), list[LinkError]()
         address = server.open(mine)
@@ -429,8 +432,8 @@ def test_streams_that_are_refused_leave_room_on_their_connection() -> None:
         assert mine.complete
 
 
-def test_tensors_travel_in_pieces_both_ways(server: DecoderLinkServer) -> None:
-    """The micro-batch has more bytes than a message of gRPC may have, and comes as it was sent."""
+def test_tensors_are_sent_in_pieces_in_both_directions(server: DecoderLinkServer) -> None:
+    """The activation has more bytes than one piece, and its values arrive unchanged."""
     mine = decoder_session(0, 3, "task.max_length=4000", "model.dim=64")
     mine.part.answer = lambda hidden, *others: (0.0, 2 * hidden)  # type: ignore[method-assign]
     ids = torch.full((1, 3600), 5)
@@ -442,10 +445,10 @@ def test_tensors_travel_in_pieces_both_ways(server: DecoderLinkServer) -> None:
         assert torch.equal(link.answer(0)[1], 2 * hidden)
 
 
-def test_gradients_that_a_unit_does_not_take_are_kept_for_one_step(
+def test_gradients_without_credit_are_kept_for_one_step(
     server: DecoderLinkServer,
 ) -> None:
-    """It says nothing of the first ones, so the last one waits; another step would add to it."""
+    """The unit returns no credit, so the last gradient waits; another step would add more."""
     address = server.open(decoder_session(0, 3, "task.max_length=5", "batch_size=8"))
     said = queue.SimpleQueue[bytes | None]()
     with dial(address) as channel:
@@ -456,7 +459,7 @@ def test_gradients_that_a_unit_does_not_take_are_kept_for_one_step(
         for number in range(WINDOW + 1):
             said.put(good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=number))
             if number % 2:
-                next(call)  # that it may send two others
+                next(call)  # the server's credit for two more
             if number < WINDOW:
                 next(call)
         said.put(END)
@@ -469,7 +472,7 @@ def test_gradients_that_a_unit_does_not_take_are_kept_for_one_step(
     assert "1 gradients" in refused.value.details()
 
 
-def test_a_unit_that_sends_nothing_but_pieces_without_end_is_silent(
+def test_a_unit_that_sends_pieces_without_completing_a_frame_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("server_app.decoding.link._WATCH_S", 0.05)
@@ -492,8 +495,8 @@ def test_a_unit_that_sends_nothing_but_pieces_without_end_is_silent(
     assert ended.value.code() == grpc.StatusCode.CANCELLED
 
 
-def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
-    """Where units share a head it would keep all of them waiting."""
+def test_a_unit_that_falls_silent_in_a_step_times_out() -> None:
+    """If units share a head, a silent unit would block the others."""
     turn = threading.Lock()
     settings = link_settings(max_message_bytes=LIMIT, frame_timeout_s=4)
     with DecoderLinkServer(settings, 2) as server:
@@ -530,10 +533,10 @@ def test_a_unit_keeps_its_connection_between_rounds(
     assert len(opened) == 1
 
 
-def test_certificates_are_renewed_before_they_end(
+def test_certificates_are_renewed_before_they_expire(
     server: DecoderLinkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run may be longer than they are valid, and a unit may start anew at any time."""
+    """A run may last longer than certificates are valid, and a unit may restart at any time."""
     first = server.open(session(0))
     train_round(first, 0)
     server.close()
@@ -556,22 +559,22 @@ def test_certificates_are_renewed_before_they_end(
         train_round(stale, 1)
     server.close()
     again = replace(server.open(session(0)), token=address.token)
-    assert again == address  # though the clock is still later
+    assert again == address  # although the clock is still ahead
 
 
-def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> None:
-    """More of them at once than there are workers."""
+def test_strangers_do_not_block_units(server: DecoderLinkServer) -> None:
+    """There are more strangers at once than workers of the server."""
     mine = session(0)
     address = server.open(mine)
     never = threading.Event()
     with dial(address) as channel:
-        call = channel.stream_stream(METHOD)  # which waits for a connection, however busy we are
+        call = channel.stream_stream(METHOD)  # waits until it has a connection
         calls = [call(iter(never.wait, None), wait_for_ready=True) for _ in range(30)]
         train_round(address, 0)
         codes = {call.code() for call in calls}
         never.set()
     assert mine.complete
-    # On a busy machine some do not get as far as that.
+    # On a busy machine, some calls do not reach the server.
     assert codes <= {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE}
     assert grpc.StatusCode.UNIMPLEMENTED in codes
 
@@ -588,7 +591,7 @@ def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> No
         Frame(FrameKind.GRADIENT, 3, 5, 0, (torch.tensor(1.0), torch.ones(5, 8))),
     ],
 )
-def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
+def test_a_unit_refuses_an_invalid_answer(
     answer: Frame,
 ) -> None:
     with (
@@ -601,8 +604,9 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
         link.answer(0)
 
 
-def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
-    """Not held for another one's; the last micro-batch is answered, so nobody waits."""
+def test_a_unit_refuses_a_second_answer_to_a_micro_batch() -> None:
+    """The unit does not use it for another micro-batch. The last micro-batch is answered, too, so
+    that the unit does not wait."""
     once, last = (
         Frame(FrameKind.GRADIENT, 3, 4, number, (torch.tensor(1.0), torch.ones(5, 8)))
         for number in range(2)
@@ -618,7 +622,7 @@ def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
 
 @contextmanager
 def impostor(*answers: Frame) -> Iterator[LinkAddress]:
-    """A server that gives all of these answers to a stream's first activation."""
+    """A server that sends all of these answers after a stream's first activation."""
 
     def serve(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         stream = FrameStream("the unit", LIMIT)
@@ -634,7 +638,7 @@ def impostor(*answers: Frame) -> Iterator[LinkAddress]:
         yield from stream.outgoing()
 
     key, certificate = self_signed()
-    # the link's own options: with gRPC's the server ends a connection for its pings
+    # the link's options: with gRPC's defaults the server would close it because of its pings
     server = grpc.server(ThreadPoolExecutor(2), options=CHANNEL_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(serve)
     service, method = METHOD.strip("/").split("/")
@@ -653,7 +657,7 @@ def impostor(*answers: Frame) -> Iterator[LinkAddress]:
 def test_a_stranger_gets_no_http2_connection(
     server: DecoderLinkServer, keys: str | None, tmp_path: Path
 ) -> None:
-    """So none whose streams it could open and reset; without a unit's key not even settings."""
+    """A stranger receives no bytes and so cannot open and reset streams."""
     mine = session(0)
     address = server.open(mine)
     context = ssl.create_default_context(cadata=address.server_certificate.decode())
@@ -675,8 +679,8 @@ def test_a_stranger_gets_no_http2_connection(
     assert mine.complete
 
 
-def test_a_deployed_server_is_known_by_its_authority_and_name_alone(tmp_path: Path) -> None:
-    """One whose certificate another authority has signed, or for another name, hears nothing."""
+def test_a_unit_checks_the_authority_and_the_name_of_a_deployed_server(tmp_path: Path) -> None:
+    """The connection fails if the unit expects another authority or another name."""
     made = [create(tmp_path / name, ["a"], "127.0.0.1", 9000, 9001) for name in ("own", "other")]
     with DecoderLinkServer(ONCE, 1, made[0].identity()) as server:
         mine = session(0)
@@ -698,7 +702,7 @@ def test_an_address_shows_no_token(server: DecoderLinkServer) -> None:
         assert secret not in repr(address)
 
 
-def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
+def test_a_port_in_use_is_reported(server: DecoderLinkServer) -> None:
     port = int(server.open(session(0)).address.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: cannot listen"):
         DecoderLinkServer(link_settings(port=port), 1)
@@ -717,10 +721,11 @@ def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
         ("decoder", 6, False),
     ],
 )
-def test_targets_that_nothing_is_learned_from_do_not_count(
+def test_more_targets_than_a_head_can_learn_from_are_refused(
     head: str, length: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unit's weight is the number of its target tokens. Three tokens a sample, five at most."""
+    """A unit's weight is the number of its target tokens. Each sample has three tokens, and a
+    decoder's target at most five."""
     monkeypatch.setattr(TransformerSpec, "head", head)
     mine = session(0)
     mine.begin(4, 1, 2 * length if fits else 20)
@@ -734,8 +739,8 @@ def test_targets_that_nothing_is_learned_from_do_not_count(
             mine.answer(0, (HIDDEN,), MASK, targets)
 
 
-def test_nothing_is_widened_before_it_is_checked() -> None:
-    """An int8 activation is four times as large once it is read; none of these can be read."""
+def test_a_quantised_activation_is_checked_before_it_is_decoded() -> None:
+    """A decoded int8 activation is four times as large. Decoding fails here on meta tensors."""
     mine = decoder_session(0, 3, "compression.activation=int8")
     quanta, scales = HIDDEN.to("meta", torch.int8), HIDDEN[..., :1].to("meta")
     with pytest.raises(WireError, match="no step has begun"):
@@ -745,13 +750,13 @@ def test_nothing_is_widened_before_it_is_checked() -> None:
         mine.answer(1, (quanta, scales), MASK, TARGETS)
     with pytest.raises(WireError, match="do not fit"):
         mine.answer(0, (quanta.repeat(3, 1, 1), scales), MASK, TARGETS)
-    with pytest.raises(RuntimeError, match="meta"):  # so it would be seen
+    with pytest.raises(RuntimeError, match="meta"):  # it is decoded
         mine.answer(0, (quanta, scales), MASK, TARGETS)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int6", "int4"])
-def test_gradients_are_rounded_by_chance_and_drawn_again_alike(precision: str) -> None:
-    """By the server's own stream of seed, unit, step and micro-batch."""
+def test_gradients_are_rounded_randomly_and_reproducibly(precision: str) -> None:
+    """The server's random numbers depend on seed, unit, step and micro-batch."""
     exact, (first, again, other) = (
         gradient(0, "float32"),
         (gradient(unit, precision) for unit in (0, 0, 1)),
@@ -764,7 +769,7 @@ def test_gradients_are_rounded_by_chance_and_drawn_again_alike(precision: str) -
 
 
 def gradient(unit: int, precision: str) -> torch.Tensor:
-    """Of a session whose head is the same for every unit."""
+    """The gradient of a session whose head is the same for every unit."""
     torch.manual_seed(5)
     mine = decoder_session(unit, 3, "task.max_length=5", f"compression.gradient={precision}")
     mine.begin(4, 1, 4)
@@ -773,8 +778,8 @@ def gradient(unit: int, precision: str) -> torch.Tensor:
     return decode(sent, (6, 8), precision, torch.float32)
 
 
-def test_a_gradient_that_no_whole_number_can_say_ends_the_run(server: DecoderLinkServer) -> None:
-    """As a loss that is not finite does: the server knows where it was."""
+def test_a_gradient_that_cannot_be_quantised_ends_the_run(server: DecoderLinkServer) -> None:
+    """A loss that is not finite does the same. The server records the round and the step."""
     mine = decoder_session(0, 3, "task.max_length=5", "compression.gradient=int4")
     with torch.no_grad():
         for weight in mine.part.module.parameters():
@@ -785,10 +790,10 @@ def test_a_gradient_that_no_whole_number_can_say_ends_the_run(server: DecoderLin
 
 
 @pytest.mark.parametrize("precision", ["int8", "int6", "int4"])
-def test_activations_are_rounded_by_chance_and_drawn_again_alike(
+def test_activations_are_rounded_randomly_and_reproducibly(
     server: DecoderLinkServer, precision: str
 ) -> None:
-    """By the unit's own stream of seed, unit, step and micro-batch, whatever was sent before."""
+    """The unit's random numbers depend on seed, unit, step and micro-batch."""
 
     def seen(seed: int, micro_batches: Sequence[int]) -> dict[int, torch.Tensor]:
         taken = dict[int, torch.Tensor]()

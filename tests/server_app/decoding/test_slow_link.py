@@ -1,4 +1,4 @@
-"""A connection that takes its time, as over a slow uplink or on a busy machine."""
+"""A slow connection, as over a slow uplink or on a busy machine."""
 
 import socket
 import threading
@@ -16,7 +16,7 @@ DELAY_S = 0.3  # for each packet of the handshake
 
 
 def test_a_connection_may_take_seconds() -> None:
-    """gRPC gives up an attempt after its least reconnect backoff."""
+    """gRPC aborts an attempt to connect after its minimum reconnect backoff."""
     key, certificate = self_signed()
     with echo_server(key, certificate) as port, slow_proxy(port) as address:
         options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
@@ -40,7 +40,7 @@ def echo_server(key: bytes, certificate: bytes) -> Iterator[int]:
 
 @contextmanager
 def slow_proxy(port: int) -> Iterator[str]:
-    """An address that passes on what comes ``DELAY_S`` later, both ways, for one connection."""
+    """The address of a proxy that forwards data ``DELAY_S`` later, for one connection."""
 
     def forward(source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):

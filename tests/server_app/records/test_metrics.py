@@ -1,4 +1,4 @@
-"""What is written of a round is read again as it was; rows of ``metrics.csv`` say the same."""
+"""A round's report is read as it was written; its row in ``metrics.csv`` has the same values."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ COLUMNS = tuple(csv_row(LINES[0]))
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"round-{line.round}")
-def test_a_row_has_a_cell_for_each_column_and_the_lines_figures(line: RoundReport) -> None:
+def test_a_row_has_a_cell_for_each_column_and_the_values_of_its_line(line: RoundReport) -> None:
     row = csv_row(line)
     assert tuple(row) == COLUMNS
     for name in (
@@ -34,13 +34,13 @@ def test_a_row_has_a_cell_for_each_column_and_the_lines_figures(line: RoundRepor
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"round-{line.round}")
-def test_what_is_written_is_read_again(line: RoundReport) -> None:
+def test_a_written_report_is_read_unchanged(line: RoundReport) -> None:
     tree = json.loads(json.dumps(line.json_tree(), allow_nan=False))
     assert ADAPTER.validate_python(tree) == line
     assert ("metric" in tree) is (line.metric is not None)
 
 
-def test_energy_is_that_of_all_units() -> None:
+def test_energy_is_the_sum_over_all_units() -> None:
     row, costs = csv_row(LINES[0]), LINES[0].costs.values()
     assert len(costs) > 1
     assert row["upload_energy_j"] == pytest.approx(sum(c.upload_energy_j for c in costs))
@@ -48,7 +48,7 @@ def test_energy_is_that_of_all_units() -> None:
     assert row["device_energy_j"] == pytest.approx(sum(each))
 
 
-def test_what_a_round_has_not_is_empty() -> None:
+def test_missing_values_of_a_round_are_empty_cells() -> None:
     skipped = csv_row(LINES[SKIPPED - 1])
     assert [skipped[name] for name in ("train_loss", "trained_units", "metric_value")] == [""] * 3
     assert skipped["skipped"] == "no unit can afford its upload"
@@ -58,7 +58,7 @@ def test_what_a_round_has_not_is_empty() -> None:
     assert (queueless["longest_queue"], queueless["mean_queue"]) == ("", "")
 
 
-def test_units_are_told_apart() -> None:
+def test_scheduled_trained_failed_and_excluded_units_have_separate_cells() -> None:
     failed, aside = csv_row(LINES[FAILED[0] - 1]), csv_row(LINES[SET_ASIDE[0] - 1])
     scheduled = str(failed["scheduled_units"]).split()
     trained, lost = str(failed["trained_units"]).split(), str(failed["failed_units"]).split()

@@ -1,4 +1,4 @@
-"""What units call their devices, and why they failed, is shown as they wrote it or as a space."""
+"""Device names and error messages of units are shown as text; control characters become spaces."""
 
 import io
 import re
@@ -14,13 +14,13 @@ from server_app.records.progress import RunProgress, end_table
 CALLED = "unit {}".format
 
 
-def test_what_looks_like_markup_is_text() -> None:
+def test_markup_is_shown_as_text() -> None:
     shown = io.StringIO()
     Console(file=shown, width=80).print(end_table([("[b]", "2 [/b] + 4 \x1b[31mred\nline")]))
     assert shown.getvalue().split() == ["[b]", "2", "[/b]", "+", "4", "[31mred", "line"]
 
 
-def test_causes_are_one_line_each_and_said_once() -> None:
+def test_each_cause_is_shown_once_and_in_one_line() -> None:
     shown = io.StringIO()
     with RunProgress(Console(file=shown, width=80), 9, 1, CALLED) as progress:
         progress.round(round_report(1, failures={0: "gone\x1b[2J\nfor good"}), 1.0)
@@ -38,7 +38,7 @@ def test_causes_are_one_line_each_and_said_once() -> None:
     assert shown.getvalue().count("unit 1 is excluded: a b\n") == 1
 
 
-def test_units_are_named_and_a_round_is_one_line() -> None:
+def test_the_lines_of_a_round_show_units_by_name() -> None:
     shown = io.StringIO()
     report = round_report(1, train_loss=0.5, samples=10, failures={1: "gone"}, excluded={0: "away"})
     slow = replace(report, events={1: ("lost box",)})
@@ -59,10 +59,10 @@ def test_units_are_named_and_a_round_is_one_line() -> None:
         ({1: 3.0}, "round 1: paris: pipeline took 3.00 s, 2.00 times the planned 1.50 s"),
     ],
 )
-def test_how_long_a_pipeline_takes_is_a_detail(
+def test_the_duration_of_a_pipeline_is_logged_at_level_info(
     caplog: pytest.LogCaptureFixture, measured: dict[int, float], told: str
 ) -> None:
-    """For the log, which ``collapipe -v`` shows; also of simulated devices."""
+    """``collapipe -v`` shows this log; for simulated devices the duration is modelled."""
     cost = RoundCost(2.0, (ClusterCost(1, 1.5, None, 0.0, {}, 1.5),))
     report = replace(round_report(1, cost=cost), pipeline_s=measured)
     with (
@@ -73,8 +73,8 @@ def test_how_long_a_pipeline_takes_is_a_detail(
     assert caplog.messages == [told]
 
 
-def test_the_speed_is_that_of_samples() -> None:
-    """Whatever the task counts as targets: in classification each sample has one."""
+def test_speed_is_shown_in_samples_per_second() -> None:
+    """The task's target tokens do not matter: in classification, each sample has one."""
     shown = io.StringIO()
     report = round_report(1, train_loss=0.5, samples=3000, target_tokens=7, input_tokens=90)
     with RunProgress(Console(file=shown, width=80), 9, 1, CALLED) as progress:
@@ -82,8 +82,8 @@ def test_the_speed_is_that_of_samples() -> None:
     assert shown.getvalue() == "round 1/9  train loss 0.5000  1,500 samples/s  2.0 s\n"
 
 
-def test_the_speed_of_continued_text_is_that_of_its_input_tokens() -> None:
-    """In plain lines, and while steps are counted."""
+def test_speed_for_causal_text_is_shown_in_input_tokens_per_second() -> None:
+    """Plain lines and the live display of steps both show tokens per second."""
     shown = io.StringIO()
     report = round_report(1, train_loss=0.5, samples=1, target_tokens=7, input_tokens=3000)
     with RunProgress(Console(file=shown, width=80), 9, 1, CALLED, tokens=True) as progress:

@@ -1,4 +1,4 @@
-"""What a run writes down: rows for spreadsheets, curves for trackers."""
+"""The records that a run writes: rows for spreadsheets, curves for trackers."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from collapipe.runs.folder import RunFolder
 from server_app.records.run_log import csv_row, mlflow_log
 
 
-def test_a_row_for_each_round(tmp_path: Path) -> None:
+def test_metrics_csv_has_a_row_for_each_round(tmp_path: Path) -> None:
     play(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     with (tmp_path / "metrics.csv").open(newline="") as file:
@@ -29,7 +29,7 @@ def test_a_row_for_each_round(tmp_path: Path) -> None:
 def test_mlflow_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server is somebody else's process
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the test has no MLflow server
     uri = (tmp_path / "store").as_uri()
     play(tmp_path / "run", f"tracking.mlflow='{uri}'")
     client, run_id = MlflowClient(uri), (tmp_path / "run" / "mlflow_run_id").read_text()
@@ -40,7 +40,7 @@ def test_mlflow_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (run.info.status, run.data.params["task"]) == ("FINISHED", "dates")
 
 
-def test_an_mlflow_that_answers_no_more_ends_no_run(
+def test_a_run_continues_if_mlflow_stops_answering(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from mlflow import MlflowClient
@@ -49,7 +49,7 @@ def test_an_mlflow_that_answers_no_more_ends_no_run(
         raise ConnectionError("connection refused")
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    answers = iter([MlflowClient.log_batch])  # one: what the run is of
+    answers = iter([MlflowClient.log_batch])  # one answer: for the run's parameters
 
     def log_batch(*arguments: object, **named: object) -> None:
         next(answers, refused)(*arguments, **named)  # type: ignore[arg-type]
@@ -62,10 +62,10 @@ def test_an_mlflow_that_answers_no_more_ends_no_run(
         assert f"tracking.mlflow: {what} is not logged: connection refused" in caplog.text
 
 
-def test_an_mlflow_that_never_answers_costs_a_warning(
+def test_an_mlflow_that_never_answers_causes_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Connections to it are taken, and nothing comes back."""
+    """The server accepts connections and never replies."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     settings = settings_of(tmp_path, [])
     with socket.create_server(("127.0.0.1", 0)) as silent:

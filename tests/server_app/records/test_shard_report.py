@@ -1,4 +1,4 @@
-"""What the report says of the shards is what the units load."""
+"""The report of the shards has the same rows and labels as the shards that units load."""
 
 import json
 import warnings
@@ -22,7 +22,7 @@ LABELS = {"travel": 2, "law": 5, "food": 1, "cinema": 3, "car": 1, "[art]": 8}
 
 
 def labelled(folder: Path, *overrides: str) -> Settings:
-    """A run over 300 rows: each 20 in a row have the same labels as often."""
+    """A run over 300 rows, in which each group of 20 rows has the same label counts."""
     labels = [name for name, often in LABELS.items() for _ in range(often)] * 15
     lines = [f"row {number},{label},{number % 5}" for number, label in enumerate(labels)]
     file = folder / "rows.csv"
@@ -34,7 +34,7 @@ def labelled(folder: Path, *overrides: str) -> Settings:
 
 
 def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], list[str]]:
-    """Units in ``shards.json``, and the table's lines."""
+    """The units in ``shards.json``, and the lines of the printed table."""
     console = Console(width=200)
     with console.capture() as printed:
         units = range(settings.federation.num_units)
@@ -46,7 +46,7 @@ def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], l
 
 
 @pytest.mark.parametrize("partitioner", ["iid", "dirichlet"])
-def test_it_counts_what_the_units_load(tmp_path: Path, partitioner: str) -> None:
+def test_the_report_counts_the_rows_that_units_load(tmp_path: Path, partitioner: str) -> None:
     settings = labelled(tmp_path, f"partitioner={partitioner}", "federation.num_units=4")
     held, _ = report(settings, tmp_path)
     shards = load_shards(settings)
@@ -59,7 +59,7 @@ def test_it_counts_what_the_units_load(tmp_path: Path, partitioner: str) -> None
 
 
 def test_the_table_shows_the_most_frequent_labels_first(tmp_path: Path) -> None:
-    """As they are called, brackets too; what does not fit is counted."""
+    """Labels are shown unchanged, brackets too; labels that do not fit are counted."""
     _, lines = report(labelled(tmp_path, "federation.num_units=15"), tmp_path)
     assert lines[0] == "unit rows labels"
     assert lines[1] == "0 20 [art] 8 · law 5 · cinema 3 · 3 more"
@@ -67,7 +67,7 @@ def test_the_table_shows_the_most_frequent_labels_first(tmp_path: Path) -> None:
     assert len(lines) == 14
 
 
-def test_a_task_without_labels_has_sizes(tmp_path: Path) -> None:
+def test_the_report_of_a_task_without_labels_has_only_row_counts(tmp_path: Path) -> None:
     settings = load_overrides([f"hydra.run.dir={tmp_path}", "task.train_rows=50"])
     held, lines = report(settings, tmp_path)
     assert held == [{"unit": n, "rows": rows, "labels": {}} for n, rows in enumerate([17, 17, 16])]
@@ -75,7 +75,7 @@ def test_a_task_without_labels_has_sizes(tmp_path: Path) -> None:
 
 
 def test_units_without_a_shard_end_the_run(tmp_path: Path) -> None:
-    """Before anyone trains."""
+    """The run ends before any unit trains."""
     natural = ["partitioner=natural_id", "data.partitioner.partition_by=user"]
     held, _ = report(labelled(tmp_path, *natural, "federation.num_units=5"), tmp_path)
     assert [unit["rows"] for unit in held] == [60] * 5
@@ -87,7 +87,7 @@ def test_units_without_a_shard_end_the_run(tmp_path: Path) -> None:
 def test_any_number_of_units_and_labels_is_drawn(
     tmp_path: Path, units: int, labels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels that matplotlib would read in another way, too; a unit may lack one."""
+    """Some labels have characters that matplotlib treats specially, and units may lack labels."""
     monkeypatch.setattr(shard_picture, "_MOST_UNITS", 10)
     names = [f"_$label {number} {'long' * number}" for number in range(labels)]
     counts = [dict.fromkeys(names[unit % 2 :], unit) for unit in range(units)]
@@ -98,10 +98,10 @@ def test_any_number_of_units_and_labels_is_drawn(
     assert (tmp_path / "shards.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_label_that_the_font_cannot_write_is_a_number(
+def test_a_label_that_the_font_cannot_draw_is_shown_as_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its id, and nothing is said on the terminal."""
+    """The legend shows the label's id, and matplotlib prints no warning."""
     legends: list[list[str]] = []
     original = Axes.legend
 
@@ -116,15 +116,15 @@ def test_a_label_that_the_font_cannot_write_is_a_number(
     assert legends == [["Kultur", "label 1", "Îles", "label 3", "тест"]]
 
 
-def test_settings_of_the_users_own_change_no_picture(tmp_path: Path) -> None:
-    """Such as letters that LaTeX draws, which is not installed."""
+def test_the_users_matplotlib_settings_do_not_change_the_picture(tmp_path: Path) -> None:
+    """One of these settings needs LaTeX, which is not installed."""
     for name, own in (("a.png", {}), ("b.png", {"text.usetex": True, "font.size": 30})):
         with rc_context(own):
             shard_picture.draw(["0"], [3], [{"a": 1}], ["a"], tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_a_picture_that_cannot_be_drawn_ends_nothing(
+def test_a_picture_that_cannot_be_drawn_is_only_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -137,7 +137,7 @@ def test_a_picture_that_cannot_be_drawn_ends_nothing(
     assert caplog.messages == ["shards.png: not drawn (no font)"]
 
 
-def test_the_picture_follows_from_the_shares(tmp_path: Path) -> None:
+def test_the_picture_depends_only_on_the_shares_of_labels(tmp_path: Path) -> None:
     pictures = []
     for count in ({"a": 1, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 1}):
         shard_picture.draw(["0"], [3], [count], ["a", "b"], tmp_path / "shards.png")
@@ -145,7 +145,7 @@ def test_the_picture_follows_from_the_shares(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1] != pictures[2]
 
 
-def test_a_partitioners_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_partitioners_missing_column_is_named(tmp_path: Path) -> None:
     settings = labelled(tmp_path, "partitioner=natural_id", "data.partitioner.partition_by=usr")
     with pytest.raises(ConfigError, match="partition_by=usr: the rows have no such column, but"):
         load_shards(settings)

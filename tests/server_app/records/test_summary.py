@@ -1,4 +1,4 @@
-"""What is told at a run's end: how one that ended early goes on, or why it cannot."""
+"""The line at a run's start, and the status and the table at its end."""
 
 from pathlib import Path
 
@@ -18,8 +18,10 @@ from server_app.records.summary import (
 )
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0)])  # as Flower stops a run
-def test_a_stopped_run_was_interrupted(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(0)]
+)  # Flower stops a run with SystemExit
+def test_a_stopped_run_has_the_status_interrupted(error: BaseException) -> None:
     assert _outcome(error) == ("interrupted", "interrupted", 1)
 
 
@@ -33,7 +35,7 @@ def test_a_stopped_run_was_interrupted(error: BaseException) -> None:
         (["federation.num_units=5", "strategy=all", "channel.num_channels=3"], ""),
     ],
 )
-def test_fewer_units_than_there_are_in_a_round_are_told(
+def test_the_opening_line_says_if_a_round_has_fewer_units_than_the_run(
     tmp_path: Path, options: list[str], told: str
 ) -> None:
     line = opening(load_overrides(options), RunFolder(tmp_path))
@@ -41,7 +43,7 @@ def test_fewer_units_than_there_are_in_a_round_are_told(
     assert told in line
 
 
-def test_a_unit_may_be_called_as_a_row_is() -> None:
+def test_a_unit_may_have_the_name_of_another_row() -> None:
     names = ["run", "clock", "bytes"]
     settings = load_overrides(["federation.num_units=3"])
     history = History(0.0, bytes_up=1)
@@ -63,17 +65,17 @@ def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:
         (None, "real", "12.0 s, real"),
     ],
 )
-def test_a_clock_that_leaves_uploads_out_is_told(
+def test_the_summary_says_if_the_clock_excludes_uploads(
     upload_s: float | None, clock: str, told: str
 ) -> None:
     history = History(0.0)
-    for each in (upload_s, 1.5):  # one round is enough
+    for each in (upload_s, 1.5):  # one round without an upload time is enough
         cost = ClusterCost(0, 10.5, each, 0.0, {}, 10.5)
         history.add(round_report(cost=RoundCost(cost.pipeline_s, (cost,)), units=(0,)))
     assert clock_told(history, clock) == told
 
 
-def test_energy_is_that_of_uploads_and_devices_of_all_rounds() -> None:
+def test_energy_is_the_sum_of_uploads_and_devices_over_all_rounds() -> None:
     history = History(0.0)
     costs = (
         ClusterCost(0, 10.5, 1.5, 2.0, {"a": 3.0, "b": 4.0}, 12.0),

@@ -26,12 +26,12 @@ def random_model(seed: int, dtype: torch.dtype = torch.float64) -> Tensors:
 
 
 def arrays(model: Tensors) -> Arrays:
-    """In NumPy's hands, apart from torch's."""
+    """A copy of the weights as NumPy arrays."""
     return {name: tensor.double().numpy().copy() for name, tensor in model.items()}
 
 
 def assert_close(model: Tensors, expected: Arrays) -> None:
-    """Within rounding in double precision."""
+    """Assert that weights are equal within rounding in double precision."""
     assert list(model) == list(expected)
     for name, tensor in model.items():
         assert tensor.dtype == torch.float64
@@ -49,21 +49,21 @@ def test_average_is_weighted(weights: list[int]) -> None:
     assert_close(average(models, weights), expected)
 
 
-def test_average_is_exact_where_the_numbers_are() -> None:
-    """Dyadic numbers do not round, in the weights' own precision."""
+def test_the_average_of_dyadic_numbers_is_exact() -> None:
+    """Dyadic numbers need no rounding in the weights' own precision."""
     models = [{"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([2.0, -8.0])}]
     averaged = average(models, [3, 1])
     assert torch.equal(averaged["w"], torch.tensor([1.25, 1.0]))
     assert averaged["w"].dtype == torch.float32
-    assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))  # no model is written to
+    assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))  # models are not changed
     alone = average(models[:1], [3])
     alone["w"].zero_()
     assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "sgd", "fedavgm", "fedadam"])
-def test_what_does_not_float_is_the_first_models(name: str) -> None:
-    """A buffer that counts or masks has no average, and no gradient."""
+def test_integer_and_bool_buffers_are_copied_from_the_first_model(name: str) -> None:
+    """A buffer of counts or of a mask has no average and no gradient."""
     counted = [
         {"w": torch.tensor([float(n)]), "n": torch.tensor(n), "mask": torch.tensor([n == 1])}
         for n in (1, 2)
@@ -77,8 +77,7 @@ def test_what_does_not_float_is_the_first_models(name: str) -> None:
     assert averaged["w"] == 1.75
 
 
-def test_a_weight_for_every_model() -> None:
-    """One too few is no average."""
+def test_average_needs_exactly_one_weight_for_each_model() -> None:
     with pytest.raises(ValueError, match="zip"):
         average([random_model(0), random_model(1)], [1.0])
     with pytest.raises(ValueError, match="zip"):
@@ -86,15 +85,15 @@ def test_a_weight_for_every_model() -> None:
 
 
 def test_fedavg_returns_the_average() -> None:
-    """Bit for bit."""
+    """The result and the average are equal bit for bit."""
     averaged = random_model(1)
     stepped = ServerOptimizer(server_optimizer_settings("fedavg")).step(random_model(0), averaged)
     assert stepped.keys() == averaged.keys()
     assert all(torch.equal(stepped[name], averaged[name]) for name in averaged)
 
 
-def test_sgd_of_rate_one_is_fedavg() -> None:
-    """θ − 1 · (θ − average)."""
+def test_sgd_with_rate_one_equals_fedavg() -> None:
+    """θ − 1 · (θ − average) = average."""
     optimizer = ServerOptimizer(server_optimizer_settings("sgd", lr=1.0))
     for round_ in range(ROUNDS):
         averaged = random_model(10 + round_)
@@ -144,8 +143,10 @@ def adam_by_hand(
     ],
     ids=["sgd", "momentum", "adam"],
 )
-def test_three_rounds_by_hand(settings: ServerOptimizerSettings, by_hand: object) -> None:
-    """The optimiser's memory lasts from round to round; what it is given is left alone."""
+def test_three_rounds_equal_the_formulas_in_numpy(
+    settings: ServerOptimizerSettings, by_hand: object
+) -> None:
+    """The optimiser keeps its state between rounds and does not change its arguments."""
     assert callable(by_hand)
     start, averages = random_model(0), [random_model(10 + round_) for round_ in range(ROUNDS)]
     given_ = [arrays(model) for model in (start, *averages)]
@@ -157,11 +158,11 @@ def test_three_rounds_by_hand(settings: ServerOptimizerSettings, by_hand: object
     assert_close(theta, by_hand(settings, arrays(start), [arrays(model) for model in averages]))
     for model, before in zip((start, *averages), given_, strict=True):
         assert_close(model, before)
-    assert_close(models[1], by_hand(settings, given_[0], given_[1:2]))  # nor is an earlier answer
+    assert_close(models[1], by_hand(settings, given_[0], given_[1:2]))  # nor earlier results
 
 
-def test_the_pseudo_gradient_is_that_of_the_round() -> None:
-    """The step starts from the weights that the round started from, whoever made them."""
+def test_the_pseudo_gradient_starts_from_the_weights_of_its_round() -> None:
+    """The step starts from the round's first weights, even if the optimiser did not make them."""
     optimizer = ServerOptimizer(server_optimizer_settings("sgd", lr=0.5))
     optimizer.step(random_model(0), random_model(1))
     previous, averaged = random_model(2), random_model(3)

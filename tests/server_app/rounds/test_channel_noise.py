@@ -1,4 +1,4 @@
-"""Noise of the uplink: as much as Lemma 2 says, the same for the same seed, none by default."""
+"""Uplink noise: its variance follows Lemma 2, it repeats for a seed and is off by default."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def plan(uplink: UplinkPlan | None) -> ClusterPlan:
     return ClusterPlan(4, (), 1, "gpipe", 1.0, uplink)
 
 
-def test_the_variance_is_that_of_eq_25() -> None:
+def test_the_variance_follows_eq_25() -> None:
     variance = noise_variance(plan(UplinkPlan(1, 0.4, 1.0, 1.0)), REQUEST, 0.08, 3.0)
     assert variance == pytest.approx(3 * 0.08 / (0.4 * 0.5 + 0.08))
     louder = noise_variance(plan(UplinkPlan(1, 0.5, 1.0, 1.0)), REQUEST, 0.08, 3.0)
@@ -33,7 +33,7 @@ def test_the_variance_is_that_of_eq_25() -> None:
     assert noise_variance(plan(None), REQUEST, 0.08, 3.0) == 0
 
 
-def test_noise_has_that_variance_and_no_mean() -> None:
+def test_noise_has_the_given_variance_and_mean_zero() -> None:
     weights = {"a": torch.full((200, 500), 7.0), "count": torch.tensor([3])}
     noisy = with_noise(weights, 0.25, seed=1)
     assert noisy["count"] is weights["count"]
@@ -43,7 +43,9 @@ def test_noise_has_that_variance_and_no_mean() -> None:
     assert not torch.equal(with_noise(weights, 0.25, seed=2)["a"], noisy["a"])
 
 
-def test_a_run_with_noise_is_another_one_and_repeats(tmp_path: Path) -> None:
+def test_a_run_with_noise_is_repeatable_and_differs_from_a_run_without_noise(
+    tmp_path: Path,
+) -> None:
     world = ("cluster=paper", "channel=paper", "strategy.energy=adapters", "federation.rounds=1")
     noise = ("federation.channel_noise=1.0e-6", *world)
     first, second = (run(tmp_path / name, *noise) for name in ("first", "second"))

@@ -1,4 +1,4 @@
-"""What training shows of β, φ² and ξ, against a loss whose constants are known."""
+"""Estimates of β, φ² and ξ from training, compared with a loss whose constants are known."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from collapipe.state import Estimates
 from server_app.rounds.estimates import RoundObservation, estimate
 
 
-def test_a_quadratic_shows_its_constants() -> None:
-    """F(θ) = Σ a·θ²/2 with F* = 0: ξ = min a, β = max a; gradient descent shows bounds of both."""
+def test_estimates_for_a_quadratic_are_bounds_of_its_constants() -> None:
+    """F(θ) = Σ a·θ²/2 with F* = 0 has ξ = min a and β = max a; estimates are bounds of both."""
     curvatures, point, rate = np.array([0.5, 2.0]), np.array([3.0, 1.0]), 0.3
     estimates, last, norms = Estimates(), None, []
     for _ in range(40):
@@ -25,32 +25,32 @@ def test_a_quadratic_shows_its_constants() -> None:
     assert estimates.curvature is not None
     assert 0.4 <= estimates.smoothness <= 2.0
     assert 0.5 <= estimates.curvature <= 2.0
-    assert estimates.curvature == pytest.approx(0.5, rel=1e-3)  # the flat direction is left
+    assert estimates.curvature == pytest.approx(0.5, rel=1e-3)  # only the flat direction remains
 
 
 def test_estimates_are_the_extremes_of_all_rounds() -> None:
-    """A quiet round after a loud one takes nothing back."""
+    """A later round with smaller values does not change the estimates."""
     before, last = Estimates(50.0, 7.0, 0.1), RoundObservation(4.0, 1.0, 0.5)
     assert estimate(before, last, RoundObservation(4.0, 1.0, 0.5)) == before
 
 
-def test_the_first_round_shows_no_smoothness() -> None:
+def test_the_first_round_gives_no_estimate_of_smoothness() -> None:
     shown = estimate(Estimates(), None, RoundObservation(4.0, 2.0, 0.1))
     assert shown == Estimates(gradient_bound=4.0, smoothness=None, curvature=1.0)
 
 
-def test_a_loss_that_is_next_to_nothing_shows_no_curvature() -> None:
-    """The quotient would be infinite, which no line of a log can hold."""
+def test_a_loss_near_zero_gives_no_estimate_of_curvature() -> None:
+    """The quotient would be infinite, and JSON has no infinity."""
     assert estimate(Estimates(), None, RoundObservation(1e99, 5e-324, 0.1)).curvature is None
 
 
-def test_the_way_counts_from_the_round_that_went_it() -> None:
+def test_smoothness_uses_the_step_length_of_the_earlier_round() -> None:
     """The gradient changed from 2 to 5 while the first round moved the model by 0.5."""
     shown = estimate(Estimates(), RoundObservation(4.0, 1.0, 0.5), RoundObservation(25.0, 1.0, 9.0))
     assert shown.smoothness == pytest.approx(3 / 0.5)
 
 
-def test_a_run_tells_what_it_took_and_what_it_saw(tmp_path: Path) -> None:
+def test_a_run_records_the_set_and_the_estimated_constants(tmp_path: Path) -> None:
     play(tmp_path, "federation.rounds=3", "strategy.constants=estimated")
     summary = json.loads((tmp_path / "summary.json").read_text())["constants"]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Units that raise, hang or diverge; the round and the run that go on, or stop, and say so."""
+"""Units that raise, hang or diverge: the run continues without them, or it stops with a reason."""
 
 import json
 import threading
@@ -51,7 +51,7 @@ from server_app.rounds.replies import check_traces, most_traced
 
 
 class Faulty:
-    """A ClientApp, the real one unless given, but for what these units do in a round."""
+    """A ClientApp, by default the real one, in which these units have a fault in these rounds."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Faulty:
 def scripted(
     run_dir: Path, fault: Callable[[], None], units: set[int], rounds: set[int], *options: str
 ) -> None:
-    """A run whose units train nothing; these have a fault."""
+    """Play a run whose units train nothing; ``units`` have a fault in ``rounds``."""
     client = Faulty(fault, units, rounds, scripted_units())
     run(run_dir, *UNTRAINED, *options, client=client)  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_unit_that_raises_is_left_out_of_the_round_and_named(
+def test_a_unit_that_raises_is_excluded_from_the_round_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(tmp_path / "run", explode, {1}, {1})
@@ -107,10 +107,10 @@ def test_a_unit_that_raises_is_left_out_of_the_round_and_named(
     assert "round 1: ended without unit 1" in capsys.readouterr().out
 
 
-def test_a_unit_that_fails_late_leaves_no_more_trace_than_one_that_never_began(
+def test_a_unit_that_fails_late_has_the_same_effect_as_one_that_never_began(
     tmp_path: Path,
 ) -> None:
-    """Neither in the weights nor in an optimiser's state."""
+    """The failed unit does not change the weights or the state of an optimiser."""
     never_began = run(tmp_path / "absent", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
     steps = []
 
@@ -118,7 +118,7 @@ def test_a_unit_that_fails_late_leaves_no_more_trace_than_one_that_never_began(
         squared_norm = real(pipeline, rate, clip_norm)
         if "unit-1" in threading.current_thread().name:
             steps.append(rate)
-            if len(steps) == 2:  # the last step of round 1: the server's head has made it, too
+            if len(steps) == 2:  # the last step of round 1, which the server's head has done, too
                 explode()
         return squared_norm
 
@@ -150,7 +150,7 @@ def test_a_unit_that_hangs_is_cancelled_at_its_next_action(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unit")]
 
 
-def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
+def test_a_unit_that_cannot_be_cancelled_delays_no_other_unit(
     tmp_path: Path, never: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("collapipe.flower.inline_grid._GRACE_S", 0.1)
@@ -162,13 +162,13 @@ def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
     first, second = lines(tmp_path / "run")
     assert first["units"] == second["units"] == [1, 2]
     assert first["failures"]["0"].startswith("Timeout")
-    assert list(second["excluded"]) == ["0"]  # it is asked before the round, and still busy
+    assert list(second["excluded"]) == ["0"]  # it is asked before the round and is still busy
     stuck = [thread for thread in threading.enumerate() if thread.name.startswith("unit")]
     assert [thread.daemon for thread in stuck] == [True]
 
 
 def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path) -> None:
-    """Of a thousand units the line would fill a terminal."""
+    """The causes of a thousand units would fill a terminal."""
     five = "federation.num_units=5", "channel.num_channels=5", "strategy=all"
     with pytest.raises(RoundFailedError) as failed:
         scripted(tmp_path / "run", explode, {*range(5)}, {2}, *five)
@@ -183,7 +183,7 @@ def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path)
 
 
 def claims_divergence(app: ClientApp) -> ClientApp:
-    """Units 0 and 1 train, and say that they did not."""
+    """Units 0 and 1 train, but report that their loss is not finite."""
 
     def claim(message: Message, context: Context) -> Message:
         reply = app(message, context)
@@ -197,10 +197,10 @@ def claims_divergence(app: ClientApp) -> ClientApp:
 
 
 @pytest.mark.parametrize("trains", [True, False], ids=["on the server", "on the units"])
-def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
+def test_a_unit_that_reports_a_non_finite_loss_is_excluded_from_the_round(
     tmp_path: Path, trains: bool
 ) -> None:
-    """Wherever the heads are; the server's have learned by then."""
+    """The heads are on the units or on the server; heads on the server have already learned."""
     options, app = ((), client_app) if trains else (UNTRAINED, scripted_units())
     run(tmp_path / "run", *options, client=claims_divergence(app))
     first, second = lines(tmp_path / "run")
@@ -209,7 +209,7 @@ def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
 
 
 @pytest.mark.parametrize("name", ["check_report", "restore", "noise_variance"])
-def test_a_bug_of_our_own_is_no_failure_of_the_units(
+def test_a_bug_in_the_server_does_not_count_as_a_failure_of_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*arguments: object) -> None:
@@ -254,8 +254,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
 
 
 @pytest.mark.parametrize("mode", ["per_cluster", "shared"])
-def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: str) -> None:
-    """Its stream is gone after one micro-batch; the others are not disturbed."""
+def test_a_unit_that_fails_within_a_step_does_not_disturb_others(tmp_path: Path, mode: str) -> None:
+    """The failed unit's stream ends after one micro-batch."""
     real, broken = link.DecoderLink.submit, []
 
     def submit(self: link.DecoderLink, micro_batch: int, hidden: torch.Tensor) -> None:
@@ -292,10 +292,10 @@ def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: st
         ),
     ],
 )
-def test_hostile_activations_cost_their_unit_the_round(
+def test_invalid_activations_exclude_their_unit_from_the_round(
     tmp_path: Path, factor: float, kind: str, options: tuple[str, ...]
 ) -> None:
-    """With the head on the server, which learns nothing from them: of unit 1 nothing stays."""
+    """The server's head learns nothing from them, so the result equals a run without unit 1."""
     real = link.encode
 
     def hostile(tensor: torch.Tensor, *how: object) -> tuple[torch.Tensor, ...]:
@@ -310,12 +310,12 @@ def test_hostile_activations_cost_their_unit_the_round(
     for line in lines(tmp_path / "run"):
         assert line["units"] == [0, 2]
         assert line["failures"]["1"].startswith(kind)  # type: ignore[index]
-    shared = "decoder.mode=shared" in options  # then the order of steps is that of arrival
+    shared = "decoder.mode=shared" in options  # then the order of steps is the order of arrival
     same = {name for name in absent if not shared or name.startswith("head.")}
     assert all(torch.equal(found[name], absent[name]) for name in same)
 
 
-def test_a_head_that_moved_too_far_is_left_out_with_its_unit(
+def test_a_head_that_moved_too_far_is_excluded_with_its_unit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = heads.Heads.weights
@@ -332,7 +332,7 @@ def test_a_head_that_moved_too_far_is_left_out_with_its_unit(
         assert line["failures"]["1"].startswith("OutlyingUpdate")  # type: ignore[index]
 
 
-def test_a_unit_whose_head_failed_is_left_out_for_that_whatever_it_reports(
+def test_a_unit_whose_head_failed_is_excluded_even_if_its_report_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Failure("NonFiniteLossError", "the head's loss is NaN")
@@ -346,7 +346,7 @@ def test_a_unit_whose_head_failed_is_left_out_for_that_whatever_it_reports(
 ALONE = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=9"
 
 
-def test_a_unit_that_fails_alone_costs_a_round_and_not_the_run(tmp_path: Path) -> None:
+def test_a_failure_of_a_rounds_only_unit_skips_the_round(tmp_path: Path) -> None:
     scripted(tmp_path / "run", explode, {1}, {*range(10)}, *ALONE)
     told = lines(tmp_path / "run")
     chosen = [line["plan"]["clusters"][0]["unit"] for line in told]  # type: ignore[index]
@@ -355,7 +355,7 @@ def test_a_unit_that_fails_alone_costs_a_round_and_not_the_run(tmp_path: Path) -
     assert all(bool(line["skipped"]) == (not line["units"]) for line in told)
 
 
-def test_units_that_all_fail_alone_end_the_run(tmp_path: Path) -> None:
+def test_the_run_ends_after_every_unit_has_failed_alone(tmp_path: Path) -> None:
     begun = {*range(2, 10)}
     with pytest.raises(RoundFailedError) as failed:
         scripted(tmp_path / "run", explode, {0, 1, 2}, begun, *ALONE)
@@ -366,10 +366,13 @@ def test_units_that_all_fail_alone_end_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "strategy", ["channel.num_channels=1", "strategy=loss_only strategy.num_scheduled=1"]
 )
-def test_a_unit_that_is_chosen_first_and_fails_rests_ever_longer(
+def test_a_failing_unit_that_is_always_chosen_is_suspended_ever_longer(
     tmp_path: Path, strategy: str
 ) -> None:
-    """Queues grow, and no loss counts as the highest: such a strategy would always choose it."""
+    """The failing unit's queue grows, and a missing loss counts as the highest loss.
+
+    These strategies would therefore always choose the unit.
+    """
     options = *strategy.split(), "federation.rounds=12", "federation.local_steps=1"
     scripted(tmp_path / "run", explode, {1}, {*range(99)}, *options)
     told = lines(tmp_path / "run")
@@ -382,7 +385,7 @@ def test_a_unit_that_is_chosen_first_and_fails_rests_ever_longer(
     assert not {*rests} & {*failed}
 
 
-def test_who_rests_and_that_not_everybody_does() -> None:
+def test_failing_units_are_suspended_unless_no_unit_would_remain() -> None:
     failures, gone = {1: Failure("WireError", "it lies")}, Failure(ABSENT, "gone")
     both = roster = Roster((unknown_cluster(0), unknown_cluster(1)))
     rests = []
@@ -400,7 +403,7 @@ def test_who_rests_and_that_not_everybody_does() -> None:
         silent.updated({0: gone}).check(1, unit_called)
 
 
-def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -> None:
+def test_a_run_without_a_finished_round_saves_the_untrained_model(tmp_path: Path) -> None:
     with pytest.raises(RoundFailedError):
         scripted(tmp_path / "run", explode, {0, 1, 2}, {1})
     settings, model, tokenizer = load_model(tmp_path / "run")
@@ -422,7 +425,7 @@ def test_a_head_that_is_not_finite_stops_the_run_before_it_is_saved(
     assert all(bool(torch.isfinite(t).all()) for t in weights(tmp_path / "run").values())
 
 
-def test_a_model_that_diverged_in_its_last_step_is_not_called_completed(tmp_path: Path) -> None:
+def test_a_run_that_diverges_in_its_last_step_has_the_status_failed(tmp_path: Path) -> None:
     once = ("federation.rounds=1", "federation.local_steps=1")
     with pytest.raises(NonFiniteLossError):
         run(tmp_path / "run", *once, "optimizer=sgd", "optimizer.lr=1e25")
@@ -432,7 +435,7 @@ def test_a_model_that_diverged_in_its_last_step_is_not_called_completed(tmp_path
 
 @pytest.mark.parametrize("framework", ["collapipe", "vanilla_fl"])
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path, framework: str) -> None:
-    """Clipping by a norm that is NaN would be no clipping."""
+    """Gradients cannot be clipped by a norm that is NaN."""
 
     def poison(gradient: torch.Tensor) -> torch.Tensor:
         return gradient * torch.nan
@@ -467,9 +470,9 @@ def test_an_unexpected_error_is_in_the_summary(
 
 
 @pytest.mark.parametrize("last", ["step", "weights"])
-def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path, last: str) -> None:
-    """Units step the same head in turn, so a failed unit's steps can only go with the others'; be
-    it that it has seen all of them."""
+def test_a_shared_head_discards_a_round_in_which_a_unit_failed(tmp_path: Path, last: str) -> None:
+    """Units step the same head in turn, so a failed unit's steps can be discarded only together
+    with the others' steps. The unit may fail in a step or after the last one."""
     once = ("decoder.mode=shared", "federation.rounds=1")
     real = getattr(Pipeline, last)
 
@@ -488,8 +491,8 @@ def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path, la
     assert moved == {name for name in fresh if not name.startswith("head.")}
 
 
-def test_an_answer_after_the_time_is_up_leaves_no_state(tmp_path: Path) -> None:
-    """The server discards it, so the unit must not go on from its optimiser's new state."""
+def test_a_reply_after_the_timeout_leaves_no_state_on_the_unit(tmp_path: Path) -> None:
+    """The server discards it, so the unit must not continue from its optimiser's new state."""
     late = []
 
     def too_late(unit: ControlUnit, inputs: RoundInputs) -> RoundResult:
@@ -509,7 +512,7 @@ def test_an_answer_after_the_time_is_up_leaves_no_state(tmp_path: Path) -> None:
 
 
 def reports(**fields: object) -> Callable[[Message], None]:
-    """A unit whose report says something else."""
+    """Return a function that replaces these fields of a unit's report."""
 
     def lie(reply: Message) -> None:
         with rewritten(reply) as told:
@@ -518,29 +521,29 @@ def reports(**fields: object) -> Callable[[Message], None]:
     return lie
 
 
-def renames(reply: Message) -> None:
-    """A unit whose first weight is another."""
+def renames_a_weight(reply: Message) -> None:
+    """Rename a unit's first weight."""
     sent = records.unpack_record(reply.content, "weights")
     sent["\x1b[31m" + "x\n" * 9999] = sent.pop(next(iter(sent)))
     reply.content["weights"] = records.pack_tensors(sent)
 
 
-def is_the_next_one(reply: Message) -> None:
-    """A unit that says of itself, and of its devices, that they are another's."""
+def claims_the_next_number(reply: Message) -> None:
+    """Reply with the next unit's number, also in the state."""
     with rewritten(reply) as told:
         state = json.loads(told["state"])
         told["unit"] += 1
         told["state"] = json.dumps(state | {"unit": told["unit"]})
 
 
-def cuts_off(reply: Message) -> None:
-    """A unit whose weights end too soon."""
+def truncates_weights(reply: Message) -> None:
+    """Cut the last byte off a unit's weights."""
     (array,) = reply.content.array_records["weights"].values()
     array.data = array.data[:-1]
 
 
 def traces(steps: int, actions: int) -> list[object]:
-    """Of one device."""
+    """Traces of one device."""
     return [{"name": "x", "error_s": 0, "steps": [[[0] * 4] * actions] * steps}]
 
 
@@ -559,18 +562,18 @@ LIES = [
     reports(input_tokens=10**15),
     reports(link_bytes_up=-5),
     reports(link_bytes_down=2**62),
-    cuts_off,
-    renames,
-    is_the_next_one,
-    reports(traces=traces(1, 1 + 5 * 2 * 2 * 2)),  # of stages, steps, micro-batches and kinds
+    truncates_weights,
+    renames_a_weight,
+    claims_the_next_number,
+    reports(traces=traces(1, 1 + 5 * 2 * 2 * 2)),  # 1 + stages · steps · micro-batches · kinds
     reports(traces=traces(20, 8000)),
 ]
 
 
-def test_a_unit_that_lies_ends_no_round_but_its_own(
+def test_false_replies_exclude_only_their_units_from_the_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last of the units is honest; without a server's head nobody else has counted."""
+    """The last unit is honest. The server has no heads, so it cannot check counts itself."""
 
     honest = scripted_units()
 
@@ -595,8 +598,8 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_the_longest_reply_of_a_round_is_no_lie() -> None:
-    """All that a unit may tell at once, in numbers and texts as long as they can be."""
+def test_the_longest_valid_reply_of_a_round_is_accepted() -> None:
+    """The reply has all parts, and its numbers and texts are as long as possible."""
     low, high, quotes = -1.2345678901234567e-123, 1.2345678901234567e17, '"' * 60
     law, memory = AffineLaw(*[1.2345678901234567e-15] * 4), MemoryBudget(*[high] * 4)
     budgets = EnergyBudget(high, law, "micro_batch"), memory

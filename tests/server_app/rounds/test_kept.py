@@ -1,4 +1,4 @@
-"""Of what units keep a checkpoint has what they can have kept, and nothing else."""
+"""A checkpoint accepts only states that a unit can have after its steps."""
 
 import re
 from collections.abc import Callable
@@ -34,7 +34,7 @@ CLUSTER = ClusterState(0, (DeviceProfile("x", AffineLaw(0, 0, 0, 0)),), num_samp
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, GlobalModel, Kept]:
-    """What a unit keeps of everything, after a round of 4 of its rows."""
+    """A run's settings, its model, and a unit's state after a round with 4 of its rows."""
     folder = tmp_path_factory.mktemp("trained")
     options = "compression=int4", "compression.feedback=true", "model.dropout=0"
     world = World(folder, *options, "federation.rounds=1")
@@ -45,12 +45,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, GlobalM
 
 
 def more(group: str, name: str, *shape: int) -> Lie:
-    """A tensor more."""
+    """Return a function that adds a tensor to a state."""
     return lambda kept: kept.setdefault(group, {}).update({name: torch.zeros(shape)})
 
 
 def other(group: str, name: str, change: Callable[[Tensor], Tensor]) -> Lie:
-    """Another tensor in place of the first with such a name."""
+    """Return a function that changes the first tensor whose name ends with ``name``."""
 
     def lie(kept: Kept) -> None:
         found = next(each for each in kept[group] if each.endswith(name))
@@ -60,7 +60,7 @@ def other(group: str, name: str, change: Callable[[Tensor], Tensor]) -> Lie:
 
 
 def arrived(rows: int, tokens: int) -> Lie:
-    """So many rows in place of those that have arrived."""
+    """Return a function that replaces the arrived rows with ``rows`` rows of ``tokens`` tokens."""
     memory = ActivationMemory(1, {row: torch.zeros(tokens, 16) for row in range(rows)})
     return lambda kept: kept.update(last_activations=memory.pack())
 
@@ -86,7 +86,7 @@ def arrived(rows: int, tokens: int) -> Lie:
         (arrived(1, 41), "at most 4 rows of 40 tokens"),
     ],
 )
-def test_what_no_unit_can_keep_is_refused(
+def test_an_impossible_state_is_refused(
     trained: tuple[Settings, GlobalModel, Kept], lie: Lie, says: str
 ) -> None:
     settings, model, kept = trained
@@ -98,7 +98,7 @@ def test_what_no_unit_can_keep_is_refused(
     assert says in str(refused.value)
 
 
-def test_a_weight_that_never_stepped_is_lacking(
+def test_a_state_may_lack_weights_without_a_step(
     trained: tuple[Settings, GlobalModel, Kept],
 ) -> None:
     settings, model, kept = trained
@@ -109,10 +109,10 @@ def test_a_weight_that_never_stepped_is_lacking(
     check_kept({}, CLUSTER, 1, model, settings)
 
 
-def test_a_unit_that_keeps_what_none_can_costs_nobody_a_checkpoint(
+def test_an_impossible_state_is_replaced_with_the_previous_checkpoints_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which has what it kept by the one before. Names alone could make a file that nobody reads."""
+    """Other units' states are stored. Long names alone could make a file that cannot be read."""
     longest = {f"{index:05}" + "x" * 430: torch.zeros(1) for index in range(2000)}
     junk = dict.fromkeys((f"junk{index}" for index in range(105)), records.pack_tensors(longest))
     lies = [junk, {"optimizer": records.pack_tensors({"x": torch.zeros(2**20)})}]
@@ -138,10 +138,9 @@ def test_a_unit_that_keeps_what_none_can_costs_nobody_a_checkpoint(
 
 
 @pytest.mark.parametrize("rows", [8, 10**9])
-def test_what_a_unit_may_keep_follows_from_the_runs_steps(
+def test_the_size_limit_of_a_state_depends_on_steps_not_on_reported_rows(
     trained: tuple[Settings, GlobalModel, Kept], rows: int
 ) -> None:
-    """Not from how many rows it reports."""
     settings, model, kept = trained
     claimed = replace(CLUSTER, num_samples=rows)
     most = most_kept(claimed, 1, model, settings)
@@ -164,7 +163,7 @@ def test_what_a_unit_may_keep_follows_from_the_runs_steps(
         ([0.5], "expected torch.int64"),
     ],
 )
-def test_rows_behind_a_stem_are_those_that_steps_can_have_read(
+def test_the_cached_rows_of_a_stem_must_be_rows_that_steps_can_have_read(
     trained: tuple[Settings, GlobalModel, Kept], rows: list[int], says: str
 ) -> None:
     settings, model, _ = trained

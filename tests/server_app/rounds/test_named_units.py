@@ -1,4 +1,4 @@
-"""Lines and errors of a round name units as their certificates and owners do."""
+"""Log lines and errors of a round use the names in units' certificates and owner files."""
 
 import logging
 import math
@@ -49,11 +49,11 @@ def scheduler(tmp_path: Path, *overrides: str) -> Scheduler:
 CLUSTERS = [cluster(unit) for unit in range(4)]
 
 
-def test_a_request_has_the_names_and_a_report_has_none(tmp_path: Path) -> None:
+def test_a_request_has_the_known_names_and_ignores_reported_ones(tmp_path: Path) -> None:
     own = scheduler(tmp_path)
     state = own.begin([cluster(0), replace(cluster(1), name="mallory"), *CLUSTERS[2:]])
     roster = state.roster
-    for round_ in (1, 2):  # unit 2 rests then
+    for round_ in (1, 2):  # unit 2 is suspended in round 3
         roster = roster.after_failures(round_, {2: Failure("OSError", "")}, [0])
     request = own.decide(replace(state, roster=roster), 3).request
     assert tuple(each.name for each in request.clusters) == TOWNS
@@ -65,7 +65,7 @@ def test_a_request_has_the_names_and_a_report_has_none(tmp_path: Path) -> None:
     ("energy_j", "blocks", "words"),
     [(1e-9, 2, r"\(C8\): paris on channel"), (10.0, 64, r"^round 1: berlin: ")],
 )
-def test_a_round_without_a_plan_says_whose_means_are_too_few(
+def test_an_infeasible_round_names_the_unit_without_enough_energy_or_memory(
     tmp_path: Path, energy_j: float, blocks: int, words: str
 ) -> None:
     own = scheduler(tmp_path, f"model.num_blocks={blocks}", "federation.on_infeasible=stop")
@@ -75,20 +75,20 @@ def test_a_round_without_a_plan_says_whose_means_are_too_few(
         own.decide(state, 1)
 
 
-def test_when_all_have_failed_each_is_named(tmp_path: Path) -> None:
+def test_if_all_units_have_failed_each_is_named(tmp_path: Path) -> None:
     failures = {unit: Failure("OSError", f"fault {unit}") for unit in (1, 2, 3)}
     roster = Roster((Failure("OSError", ""), *CLUSTERS[1:])).after_failures(1, failures, ())
     with pytest.raises(RoundFailedError, match=r"paris: .*; rome: .*; unit 3: "):
         roster.check(1, scheduler(tmp_path).called)
 
 
-def test_whose_budget_is_spent_is_named() -> None:
+def test_the_error_for_a_spent_privacy_budget_names_the_unit() -> None:
     settings = privacy_settings(clip_norm=1.0, noise_multiplier=1.0, max_epsilon=1e-3)
     with pytest.raises(BudgetSpentError, match=r"after one more of paris$"):
         PrivateMean(settings, 1.0).check([1], TOWNS.__getitem__)
 
 
-def test_whose_model_is_not_finite_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_model_that_is_not_finite_names_the_unit(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "unused", ["framework=pipeline"])
     model = GlobalModel(settings)
     odd = {"w": torch.tensor([math.nan])}
@@ -96,7 +96,7 @@ def test_whose_model_is_not_finite_is_named(tmp_path: Path) -> None:
         model.learn(1, {1: odd}, {1: 1.0}, {}, TOWNS.__getitem__)
 
 
-def test_others_than_at_the_checkpoint_are_named(
+def test_units_that_have_changed_since_the_checkpoint_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = scheduler(tmp_path)

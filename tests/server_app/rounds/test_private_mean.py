@@ -1,4 +1,4 @@
-"""The mean of clipped updates with noise: what one unit can do to it, and what a run says of it."""
+"""The noisy mean of clipped updates: the influence of one unit, and the ε that a run reports."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def private_mean(clip_norm: float = 1.0, **options: Any) -> PrivateMean:
 
 
 def moved(change: list[float]) -> Tensors:
-    """What a unit sends back whose weights moved so."""
+    """The weights that a unit sends back after this change."""
     a, b = torch.tensor(change).split([2, 1])
     return {"a": SENT["a"] + a, "b": SENT["b"] + b.reshape(1, 1), "n": torch.tensor(0)}
 
@@ -55,7 +55,7 @@ def difference(one: Tensors, other: Tensors) -> float:
     return update_norm(one, other)
 
 
-def test_whole_numbers_have_no_part_in_a_sum() -> None:
+def test_integer_tensors_are_not_summed() -> None:
     private = private_mean(100.0)
     assert private.summed([moved([1, 2, 3])], SENT).changes.keys() == {"a", "b"}
 
@@ -70,14 +70,17 @@ def test_short_updates_without_noise_are_averaged() -> None:
 def test_a_unit_moves_the_sum_by_the_clip_norm_at_most(
     updates: list[list[float]], clip_norm: float
 ) -> None:
-    """Its update, whatever it is, against none: the sensitivity that ε is computed from."""
+    """The sum with any update of the unit and the sum without it differ by at most the clip norm.
+
+    ε is computed from this sensitivity.
+    """
     with_it = mean(private_mean(clip_norm), updates)
     without = mean(private_mean(clip_norm), [*updates[:-1], [0.0, 0.0, 0.0]])
     rounding = 1e-5 * clip_norm + 1e-6
     assert len(updates) * difference(with_it, without) <= clip_norm + len(updates) * rounding
 
 
-def test_noise_is_as_large_as_it_says() -> None:
+def test_noise_has_the_deviation_that_the_noise_multiplier_sets() -> None:
     options = {"noise_multiplier": 3.0, "noise_seed": 1}
     sent = {"a": torch.zeros(20_000)}
     private = private_mean(2.0, **options)
@@ -86,7 +89,7 @@ def test_noise_is_as_large_as_it_says() -> None:
     assert abs(float(found.mean())) < 0.1
 
 
-def test_a_seed_repeats_the_noise_and_none_does_not() -> None:
+def test_noise_repeats_only_with_a_noise_seed() -> None:
     def once(**options: Any) -> Tensors:
         return mean(private_mean(noise_multiplier=1.0, **options), [[1, 2, 3], [3, 2, 1]], seed=9)
 
@@ -96,7 +99,7 @@ def test_a_seed_repeats_the_noise_and_none_does_not() -> None:
 
 @pytest.mark.parametrize("noise_multiplier", [0.0, 0.05])
 def test_the_clip_norm_follows_the_quantile(noise_multiplier: float) -> None:
-    """Of updates whose norms are 1 to 20, three of four are below 15."""
+    """Three quarters of the norms 1 … 20 are at most 15."""
     updates = [[float(length), 0.0, 0.0] for length in range(1, 21)]
     options = {"noise_multiplier": noise_multiplier, "noise_seed": 3}
     private = private_mean(0.1, clip_quantile=0.75, **options)
@@ -106,14 +109,14 @@ def test_the_clip_norm_follows_the_quantile(noise_multiplier: float) -> None:
 
 
 def test_sum_and_count_are_as_private_as_the_sum_alone() -> None:
-    """1/z² = 1/z_Δ² + 1/(2σ_b)², for a unit moves the count by a half."""
+    """1/z² = 1/z_Δ² + 1/(2σ_b)², because a unit changes the count by a half."""
     for units in (2, 30, 500):
         private = private_mean(noise_multiplier=2.0, clip_quantile=0.5)
         deviation, of_count = private._deviations(units)
         assert deviation**-2 + (2 * of_count) ** -2 == pytest.approx(2.0**-2)
 
 
-def test_noise_moves_the_clip_norm_no_further_than_all_units_would() -> None:
+def test_noise_changes_the_clip_norm_by_no_more_than_all_units_could() -> None:
     private = private_mean(noise_multiplier=1e6, clip_quantile=0.5, noise_seed=1)
     for seed in range(10):
         before = private.clip_norm
@@ -121,7 +124,7 @@ def test_noise_moves_the_clip_norm_no_further_than_all_units_would() -> None:
         assert abs(math.log(private.clip_norm / before)) <= 0.1 * (1 + 1e-9)
 
 
-def test_an_account_that_goes_on_is_the_same() -> None:
+def test_a_restored_account_equals_the_stored_one() -> None:
     before = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
     mean(before, [[1, 2, 3], [3, 2, 1]])
     after = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
@@ -131,13 +134,13 @@ def test_an_account_that_goes_on_is_the_same() -> None:
 
 
 def dp_accounted(noise_multiplier: float, rounds: int) -> float:
-    """By dp-accounting's composition of privacy loss distributions."""
+    """ε according to dp-accounting's composition of privacy loss distributions."""
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     return float(PLDAccountant().compose(event, rounds).get_epsilon(1e-5))
 
 
 @pytest.mark.parametrize("noise_multiplier", [1.0, 4.0])
-def test_epsilon_is_that_of_the_unit_that_took_part_most(noise_multiplier: float) -> None:
+def test_epsilon_is_computed_for_the_unit_with_the_most_rounds(noise_multiplier: float) -> None:
     private = private_mean(noise_multiplier=noise_multiplier)
     for units in ([0, 1], [1, 2], [1], [2, 3]):
         private.charge(units)
@@ -145,8 +148,8 @@ def test_epsilon_is_that_of_the_unit_that_took_part_most(noise_multiplier: float
     assert private.epsilon == pytest.approx(dp_accounted(noise_multiplier, 3), rel=1e-3)
 
 
-def test_a_unit_is_charged_for_the_rounds_whose_sums_have_its_update(tmp_path: Path) -> None:
-    """One of three is drawn in each round, and unit 1 fails when it is."""
+def test_a_unit_is_charged_for_the_rounds_whose_sums_contain_its_update(tmp_path: Path) -> None:
+    """Each round draws one of three units, and unit 1 fails whenever it is drawn."""
     honest = scripted_units()
 
     def client(message: Message, context: Context) -> Message:
@@ -165,7 +168,7 @@ def test_a_unit_is_charged_for_the_rounds_whose_sums_have_its_update(tmp_path: P
     assert lines[-1]["epsilon"] == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_round_too_many_is_not_begun() -> None:
+def test_a_round_beyond_the_budget_does_not_begin() -> None:
     private = private_mean(noise_multiplier=4.0, max_epsilon=1.2)
     mean(private, [[1, 2, 3], [3, 2, 1]])
     with pytest.raises(BudgetSpentError, match=r"max_epsilon=1\.2 is spent: ε = .* after one more"):
@@ -178,14 +181,14 @@ PRIVATE = "privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two of the four rounds that are asked for: ε of a third would be above 2."""
+    """A run of two rounds instead of four: ε of a third would exceed the limit."""
     folder = tmp_path_factory.mktemp("private") / "run"
     options = *PRIVATE, "privacy.max_epsilon=1.6", "federation.rounds=4"
     play(folder, *options, client=scripted_units())
     return folder
 
 
-def test_a_run_ends_before_its_limit_and_says_so(whole: Path) -> None:
+def test_a_run_ends_before_epsilon_exceeds_its_limit_and_reports_why(whole: Path) -> None:
     summary = json.loads((whole / "summary.json").read_text())
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert (summary["status"], len(lines)) == ("completed", 2)
@@ -196,7 +199,7 @@ def test_a_run_ends_before_its_limit_and_says_so(whole: Path) -> None:
     assert summary["metric"] is not None, "what was trained is tested"
 
 
-def test_noise_is_of_the_systems_source_unless_asked(
+def test_noise_comes_from_the_operating_system_unless_a_seed_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = *UNTRAINED, "privacy=private", "federation.rounds=1"
@@ -211,7 +214,7 @@ def test_noise_is_of_the_systems_source_unless_asked(
     assert summary["privacy"]["noise"] == "the operating system's"
 
 
-def test_a_tokeniser_of_words_that_no_noise_covers_is_warned_of(
+def test_a_private_run_with_a_tokeniser_of_units_words_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for tokeniser, warned in ("federated", 1), ("bytes", 0):
@@ -236,27 +239,29 @@ def test_a_tokeniser_of_words_that_no_noise_covers_is_warned_of(
         ("privacy.noise_multiplier=1e14", r"privacy\.noise_multiplier"),
     ],
 )
-def test_what_would_undo_it_is_refused(option: str, fault: str, tmp_path: Path) -> None:
+def test_options_that_would_undo_privacy_are_refused(
+    option: str, fault: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=fault):
         settings_of(tmp_path, ["privacy=private", option])
 
 
-def test_rounds_that_were_told_count_though_a_run_goes_back(tmp_path: Path) -> None:
-    """Broken off before the third round's checkpoint, and from there by the first one's."""
+def test_rounds_that_a_resumed_run_repeats_count_twice_in_epsilon(tmp_path: Path) -> None:
+    """A run of three rounds resumes from the first round's checkpoint."""
     begun = World(tmp_path, *UNTRAINED, "privacy=private", "federation.rounds=3")
     once = begun.run(tmp_path / "run", client=scripted_units())
     assert RunFolder(once, resumed=True).account() == {0: 3, 1: 3}
     world = World(tmp_path, *UNTRAINED, "privacy=private", "federation.rounds=4")
     world.run(once, "000001", scripted_units())
     found = [json.loads(line)["epsilon"] for line in (once / "metrics.jsonl").open()]
-    # rounds 2 and 3 came twice
+    # rounds 2 and 3 count twice
     expected = [epsilon(world.settings.privacy, rounds) for rounds in (1, 4, 5, 6)]
     assert found == expected
     assert json.loads((once / "summary.json").read_text())["privacy"]["epsilon"] == expected[-1]
 
 
-def test_a_run_that_has_told_all_that_it_may_goes_on_with_nothing(tmp_path: Path) -> None:
-    # three rounds
+def test_a_resumed_run_without_remaining_budget_trains_no_round(tmp_path: Path) -> None:
+    # the budget of three rounds
     world = World(tmp_path, *UNTRAINED, "privacy=private", "privacy.max_epsilon=1.7")
     run = world.run(tmp_path / "run", client=scripted_units())
     world.run(run, "000001", scripted_units())
@@ -266,14 +271,14 @@ def test_a_run_that_has_told_all_that_it_may_goes_on_with_nothing(tmp_path: Path
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-def test_noise_that_repeats_tells_nothing_new() -> None:
+def test_repeated_rounds_are_not_charged_if_the_noise_has_a_seed() -> None:
     private = private_mean(noise_multiplier=4.0, noise_seed=1)
     private.restore(private.packed(), {0: 3, 1: 3})
     assert private.rounds == {}
 
 
 @pytest.mark.parametrize("text", ["[]", '{"0": 0}', '{"-1": 2}', "no"])
-def test_an_account_that_no_run_wrote_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_account_file_is_refused(tmp_path: Path, text: str) -> None:
     folder = RunFolder(tmp_path)
     assert folder.account() == {}
     (tmp_path / "account.json").write_text(text)

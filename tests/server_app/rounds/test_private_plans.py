@@ -1,4 +1,4 @@
-"""With noise, no plan depends on what noise does not cover: losses, gradients, rounding errors."""
+"""With noise, plans ignore values that noise does not cover: losses, gradients, rounding errors."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ def cluster(unit: int) -> ClusterState:
 def after_a_round(
     tmp_path: Path, losses: Mapping[int, float], *overrides: str
 ) -> tuple[RoundRequest, RoundPlan]:
-    """What the second round is planned from, and its plan."""
+    """The request and the plan of the second round."""
     settings = settings_of(tmp_path, overrides)
     scheduler = Scheduler(settings)
     state = scheduler.begin([cluster(unit) for unit in range(3)])
@@ -49,7 +49,7 @@ def after_a_round(
     return second.request, second.plan
 
 
-def test_a_noisy_round_leaves_the_next_plan_nothing_of_the_rows(tmp_path: Path) -> None:
+def test_with_noise_the_next_plan_does_not_depend_on_the_rows(tmp_path: Path) -> None:
     low, high = {0: 0.1, 1: 0.2, 2: 0.3}, {0: 3.0, 1: 2.0, 2: 1.0}
     request, plan = after_a_round(tmp_path, low, *NOISY)
     assert request.losses == (None,) * 3
@@ -59,7 +59,7 @@ def test_a_noisy_round_leaves_the_next_plan_nothing_of_the_rows(tmp_path: Path) 
     assert replace(same, certificate=None) == replace(plan, certificate=None)
 
 
-def test_without_noise_plans_read_them(tmp_path: Path) -> None:
+def test_without_noise_plans_use_losses_gradients_and_rounding_errors(tmp_path: Path) -> None:
     request, _ = after_a_round(tmp_path, {0: 0.1, 1: 0.2, 2: 0.3}, *PLAIN)
     assert request.losses == (0.1, 0.2, 0.3)
     assert request.estimates != Estimates()

@@ -1,4 +1,4 @@
-"""The scheduler: one world for all strategies, decisions that repeat, units and rounds left out."""
+"""The scheduler: strategies see the same world, plans repeat, units and rounds can be left out."""
 
 import gzip
 import json
@@ -106,7 +106,7 @@ def test_every_strategy_sees_the_same_world(tmp_path: Path) -> None:
         decisions = play(scheduler(tmp_path, f"strategy={strategy}"), 30)
         worlds.append([(each.request.clusters, each.request.channels) for each in decisions])
     assert all(world == worlds[0] for world in worlds[1:])
-    assert len({repr(world) for world in worlds[0]}) == 30  # it changes in every round
+    assert len({repr(world) for world in worlds[0]}) == 30  # the world changes in every round
 
 
 class Changing:
@@ -122,7 +122,7 @@ class Changing:
 def changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[RoundPlan], object]
 ) -> RoundPlan:
-    """The plan of a round by such a strategy."""
+    """The plan of round 1 by a strategy with this change."""
     monkeypatch.setattr(Settings, "planner", property(lambda settings: Changing(change)))
     return scheduler(tmp_path).decide(1).plan
 
@@ -132,10 +132,8 @@ def of_first(plan: RoundPlan, **changes: object) -> RoundPlan:
     return replace(plan, clusters=(replace(first, **changes), *others))  # type: ignore[arg-type]
 
 
-def test_a_plan_may_have_the_generators_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of numpy, which no record could hold."""
+def test_a_plan_may_contain_numpy_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler converts them, because records cannot hold them."""
     kept = list[RoundPlan]()
 
     def change(plan: RoundPlan) -> RoundPlan:
@@ -158,7 +156,7 @@ def test_a_plan_may_have_the_generators_numbers(
         (lambda plan: of_first(plan, latency_s="soon"), "clusters[0].latency_s: must be a number"),
     ],
 )
-def test_a_plan_that_no_record_can_hold_names_its_strategy(
+def test_an_invalid_plan_is_refused_with_the_name_of_its_strategy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[RoundPlan], object],
@@ -170,7 +168,7 @@ def test_a_plan_that_no_record_can_hold_names_its_strategy(
     assert says in str(refused.value)
 
 
-def test_a_round_in_which_nobody_was_scheduled_says_so(
+def test_a_round_without_a_scheduled_unit_is_skipped_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planner = Changing(lambda plan: replace(plan, clusters=()))
@@ -179,7 +177,7 @@ def test_a_round_in_which_nobody_was_scheduled_says_so(
 
 
 @pytest.mark.parametrize("law", ["latency", "fading", "uplink"])
-def test_the_laws_of_an_own_strategy_are_known_ones(
+def test_an_unknown_law_of_a_users_strategy_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, law: str
 ) -> None:
     planner = Changing(lambda plan: plan)
@@ -189,7 +187,7 @@ def test_the_laws_of_an_own_strategy_are_known_ones(
         scheduler(tmp_path)
 
 
-def test_a_logged_round_planned_again_by_another_strategy_has_its_channels(tmp_path: Path) -> None:
+def test_another_strategy_can_plan_a_logged_round_with_its_channels(tmp_path: Path) -> None:
     decisions = play(scheduler(tmp_path, "strategy=dssra"), 5)
     settings = settings_of(tmp_path / "unused", [*MOBILE, "strategy=random"])
     planner = settings.build("strategy")
@@ -200,8 +198,8 @@ def test_a_logged_round_planned_again_by_another_strategy_has_its_channels(tmp_p
         assert {each.uplink.channel for each in again.clusters} == {0, 1}
 
 
-def test_the_log_of_a_run_gives_its_plans_again(tmp_path: Path) -> None:
-    """A direct call of the planner on the logged state plans what the run planned."""
+def test_planning_again_from_the_log_of_a_run_gives_its_plans(tmp_path: Path) -> None:
+    """A direct call of the planner on the logged request gives the run's plan."""
     overrides = (*MOBILE, *FAST)
     run(tmp_path / "run", *overrides, client=scripted_units())
     settings = settings_of(tmp_path / "run", overrides)
@@ -223,7 +221,7 @@ def test_the_log_of_a_run_gives_its_plans_again(tmp_path: Path) -> None:
         assert logged["queues"] == list(plan.queues)
 
 
-def test_the_clock_adds_what_rounds_cost(tmp_path: Path) -> None:
+def test_the_clock_adds_the_delays_of_rounds(tmp_path: Path) -> None:
     own = scheduler(tmp_path)
     decisions = play(own, 10)
     assert own.state.clock_s == pytest.approx(sum(each.cost.delay_s for each in decisions))
@@ -232,8 +230,9 @@ def test_the_clock_adds_what_rounds_cost(tmp_path: Path) -> None:
     assert real.state.clock_s == 2.5
 
 
-def test_the_clock_adds_what_units_send_for_a_checkpoint(tmp_path: Path) -> None:
-    """A unit that is in no plan sends, too. What was measured has these seconds already."""
+def test_the_clock_adds_the_seconds_of_sending_states_for_a_checkpoint(tmp_path: Path) -> None:
+    """Units outside the plan send their states, too. A measured time already includes these
+    seconds."""
     own, real = scheduler(tmp_path), scheduler(tmp_path, "federation.clock=real")
     decision = own.decide(1)
     told = own.end(decision, {}, 2.5, kept_bytes=dict.fromkeys(range(4), 10**6))
@@ -242,7 +241,7 @@ def test_the_clock_adds_what_units_send_for_a_checkpoint(tmp_path: Path) -> None
     assert real.end(real.decide(1), {}, 2.5, kept_bytes={0: 10**6}).clock_s == 2.5
 
 
-def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Path) -> None:
+def test_a_round_that_no_unit_can_afford_is_skipped_and_all_queues_grow(tmp_path: Path) -> None:
     poor = [replace(cluster(unit), uplink=Uplink(0.5, 1e-9, 1e6, 0, (0.9, 0.8))) for unit in (0, 1)]
     overrides = [*MOBILE, "environment=static", "federation.num_units=2"]
     settings = settings_of(tmp_path / "unused", overrides)
@@ -258,7 +257,7 @@ def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Pa
         Rounds(settings, poor).decide(1)
 
 
-def test_queues_of_a_strategy_that_says_nothing_of_failures_are_those_of_its_plan(
+def test_a_plan_without_idle_queues_sets_the_queues_even_if_units_fail(
     tmp_path: Path,
 ) -> None:
     own = scheduler(tmp_path, "strategy=random")
@@ -268,7 +267,7 @@ def test_queues_of_a_strategy_that_says_nothing_of_failures_are_those_of_its_pla
     assert own.state.queues == queues
 
 
-def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> None:
+def test_only_a_planned_unit_that_failed_gets_its_idle_queue(tmp_path: Path) -> None:
     own = scheduler(tmp_path)
     decision = own.decide(1)
     finished, failed = (each.unit for each in decision.plan.clusters)
@@ -280,8 +279,8 @@ def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> Non
     assert [loss is None for loss in own.state.losses] == [unit != finished for unit in range(4)]
 
 
-def test_with_noise_no_plan_depends_on_what_units_measured(tmp_path: Path) -> None:
-    """Of losses, gradients and rounding; without noise each of them counts."""
+def test_with_noise_the_state_ignores_values_that_units_measured(tmp_path: Path) -> None:
+    """The values are losses, gradients and rounding errors; without noise, the state has them."""
     for options in ("privacy=private",), ():
         own = scheduler(tmp_path, *options)
         decision = own.decide(1)
@@ -303,19 +302,19 @@ def test_with_noise_no_plan_depends_on_what_units_measured(tmp_path: Path) -> No
 
 @dataclass(frozen=True)
 class Nothing:
-    """A strategy whose author forgot to return."""
+    """A strategy whose author forgot to return a plan."""
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> None:
         pass
 
 
-def test_a_strategy_without_an_answer_is_named(tmp_path: Path) -> None:
+def test_a_strategy_that_returns_no_plan_is_refused(tmp_path: Path) -> None:
     own = scheduler(tmp_path, "strategy=even", f"strategy._target_={__name__}.Nothing")
     with pytest.raises(ConfigError, match="NoneType"):
         own.decide(1)
 
 
-def test_a_round_costs_by_the_law_and_the_fading_that_its_strategy_plans_by(tmp_path: Path) -> None:
+def test_the_cost_of_a_round_uses_the_law_and_the_fading_of_its_strategy(tmp_path: Path) -> None:
     fixed = ("strategy=all", "environment=static", "federation.num_units=2")
     fixed += ("strategy.partition=pipeline", "pipeline.num_micro_batches=3")
     delays = [
@@ -337,7 +336,7 @@ def test_a_round_costs_by_the_law_and_the_fading_that_its_strategy_plans_by(tmp_
         replace(cluster(1), uplink=Uplink(0.5, 10.0, 1e6, 1e6, (0.9,))),
     ],
 )
-def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
+def test_a_unit_with_an_invalid_report_is_excluded_until_a_valid_report(
     tmp_path: Path, nonsense: ClusterState | Failure
 ) -> None:
     settings = settings_of(tmp_path / "unused", [*MOBILE, "environment=static"])
@@ -354,7 +353,7 @@ def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
 
 
 def offering(unit: int, energy_j: float = 10.0) -> ClusterState:
-    """A cluster that can hardly do without a coarse payload."""
+    """A cluster whose exact payload has 1,000 times the bits of its coarse one."""
     exact, coarse = (
         Payload("float32", "float32", 1e8, 1e8, 0.0),
         Payload("int4", "int4", 1e5, 1e5, 3e-3),
@@ -371,10 +370,10 @@ def offered(tmp_path: Path, energy_j: float = 10.0, *options: str) -> Rounds:
     return Rounds(settings, [offering(unit, energy_j) for unit in (0, 1)])
 
 
-def test_a_unit_that_failed_adds_nothing_to_what_coarse_ones_owe(tmp_path: Path) -> None:
+def test_a_failed_unit_adds_no_rounding_error_to_its_queue(tmp_path: Path) -> None:
     own = offered(tmp_path)
     play(own, 1)
-    assert own.state.error_queues == pytest.approx((2.0, 2.0))  # 3e-3 of 1e-3
+    assert own.state.error_queues == pytest.approx((2.0, 2.0))  # error 3e-3, budget 1e-3
     decision = own.decide(2)
     assert len(decision.plan.clusters) == 2
     report = own.end(decision, {0: 1.0})
@@ -385,8 +384,9 @@ def test_a_unit_that_failed_adds_nothing_to_what_coarse_ones_owe(tmp_path: Path)
     assert first.state.error_queues == pytest.approx((0.0, 2.0))
 
 
-def test_what_units_measured_of_rounding_is_planned_with(tmp_path: Path) -> None:
-    """By those who did, from the next round on; the exact payload stays exact, and first."""
+def test_plans_use_the_rounding_errors_that_units_measured(tmp_path: Path) -> None:
+    """The next round uses the errors of units that measured them. The exact payload stays exact
+    and first."""
     own = offered(tmp_path)
     found = RoundingErrors({"int4": 0.25}, {"int4": 0.5, "int8": 2.0})
     measured = ClusterReport(0, (1.0,), 1, 1, rounding=found)
@@ -402,12 +402,12 @@ def test_what_units_measured_of_rounding_is_planned_with(tmp_path: Path) -> None
     own.end(own.decide(3), {0: 1.0}, reports={0: again})
     first, _ = own.decide(4).request.clusters
     assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 0.375]
-    assert own.state.roster == offered(tmp_path).state.roster  # what units told stays
+    assert own.state.roster == offered(tmp_path).state.roster  # units' reports stay
 
 
 @pytest.mark.parametrize("error", [1e-300, 1e-19, 0.0, 1e17])
-def test_no_error_that_a_unit_tells_ends_the_run(tmp_path: Path, error: float) -> None:
-    """Nor that it takes float32 for inexact."""
+def test_no_reported_rounding_error_ends_the_run(tmp_path: Path, error: float) -> None:
+    """A reported error of float32 is ignored."""
     own = offered(tmp_path)
     told = dict.fromkeys(get_args(Precision), error)
     report = ClusterReport(0, (1.0,), 1, 1, rounding=RoundingErrors(told, told))
@@ -417,8 +417,8 @@ def test_no_error_that_a_unit_tells_ends_the_run(tmp_path: Path, error: float) -
     assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 1.0 if error > 1 else 0.0]
 
 
-def test_a_precision_is_chosen_by_what_the_unit_measured(tmp_path: Path) -> None:
-    """Within an error budget of 0.001 in each round."""
+def test_a_units_measured_rounding_error_decides_its_precision(tmp_path: Path) -> None:
+    """The error budget of each round is 0.001."""
     own = offered(tmp_path, 1e9, "strategy=all")
 
     def after(error: float) -> dict[int, str]:
@@ -432,7 +432,7 @@ def test_a_precision_is_chosen_by_what_the_unit_measured(tmp_path: Path) -> None
     assert after(2e-3) == {0: "float32", 1: "float32"}
 
 
-def test_a_strategy_that_leaves_payloads_open_is_told_which_options_those_are(
+def test_a_strategy_that_chooses_no_payload_is_refused_with_the_options_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Settings, "planner", property(lambda settings: EvenSplit()))
@@ -441,7 +441,7 @@ def test_a_strategy_that_leaves_payloads_open_is_told_which_options_those_are(
         offered(tmp_path, 1e9).decide(1)
 
 
-def test_a_round_that_is_skipped_repays_what_is_owed(tmp_path: Path) -> None:
+def test_a_skipped_round_reduces_the_error_queues(tmp_path: Path) -> None:
     own = offered(tmp_path, energy_j=1e-12)
     own.state = replace(own.state, error_queues=(2.5, 0.5))
     decision = own.decide(1)
@@ -459,10 +459,10 @@ def test_a_round_that_is_skipped_repays_what_is_owed(tmp_path: Path) -> None:
         (("compression.upload=auto",), offering(1)),
     ],
 )
-def test_a_unit_that_offers_what_nobody_asked_for_sits_out(
+def test_a_unit_that_offers_other_payloads_than_requested_is_excluded(
     tmp_path: Path, options: tuple[str, ...], told: ClusterState
 ) -> None:
-    """It must neither choose what the configuration sets, nor end the run of the others."""
+    """Such a unit must not override the configuration and must not end the run of other units."""
     overrides = [*MOBILE, "environment=static", "federation.num_units=2", *options]
     settings = settings_of(tmp_path / "unused", overrides)
     left_out = Rounds(settings, [cluster(0), told]).state.roster.excluded
@@ -471,7 +471,7 @@ def test_a_unit_that_offers_what_nobody_asked_for_sits_out(
 
 
 def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
-    """Units of which ``unit`` tells another state, so many times."""
+    """Units, of which ``unit`` changes its state in its first ``rounds`` replies."""
     told, honest = [0], scripted_units()
 
     def client(message: Message, context: Context) -> Message:
@@ -488,10 +488,10 @@ def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
     return client
 
 
-def test_the_run_goes_on_without_a_unit_that_tells_nonsense(
+def test_a_run_continues_without_a_unit_that_sends_invalid_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the start, asked again before round 1, and after a round that it trained in."""
+    """The unit's first three reports are invalid, and the fourth is valid."""
     run(tmp_path, *FAST, client=lying(1, {'"v":0.0': '"v":NaN'}, 3))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [list(line["excluded"]) for line in lines] == [["1"], ["1"], []]
@@ -500,7 +500,7 @@ def test_the_run_goes_on_without_a_unit_that_tells_nonsense(
 
 
 @pytest.mark.parametrize("answer", ["nothing", "another unit's state"])
-def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
+def test_an_invalid_reply_to_a_repeated_question_affects_no_other_unit(
     tmp_path: Path, answer: str
 ) -> None:
     first = lying(1, {'"v":0.0': '"v":NaN'}, 99)
@@ -512,19 +512,19 @@ def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
             asked[0] += 1
             if asked[0] > 1 and answer == "nothing":
                 return Message(RecordDict(), reply_to=message)
-            if asked[0] > 1:  # nonsense, in the name of unit 0
+            if asked[0] > 1:  # an invalid report in the name of unit 0
                 with rewritten(reply) as told:
                     told |= {"unit": 0, "state": told["state"].replace('"unit":1', '"unit":0')}
         return reply
 
     run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert asked == [3]  # at first, before rounds 1 and 2, and then more seldom
+    assert asked == [3]  # at the start, before rounds 1 and 2, then less often
     assert [list(line["excluded"]) for line in lines] == [["1"]] * 3
     assert [line["units"] for line in lines] == [[0, 2]] * 3
 
 
-def test_real_devices_that_are_measured_anew_are_the_same_cluster() -> None:
+def test_real_devices_with_new_measurements_are_the_same_cluster() -> None:
     def cluster(v: float, name: str = "box", real: bool = True, rows: int = 9) -> ClusterState:
         device = DeviceProfile(name, AffineLaw(v, 0.0, 0.0, 0.0))
         return ClusterState(0, (device,), rows, real_devices=real)
@@ -535,8 +535,8 @@ def test_real_devices_that_are_measured_anew_are_the_same_cluster() -> None:
     assert not same_cluster(cluster(1.0, real=False), cluster(2.0, real=False))
 
 
-def test_a_resumed_run_plans_real_devices_with_the_times_that_it_had(tmp_path: Path) -> None:
-    """A unit in a new process has not measured any yet; what is away now stays away."""
+def test_a_resumed_run_plans_real_devices_with_the_times_of_its_checkpoint(tmp_path: Path) -> None:
+    """A unit in a new process has measured no times yet. An absent device stays absent."""
     own = Scheduler(settings_of(tmp_path / "unused", ["federation.num_units=1"]))
     fresh = replace(cluster(0), real_devices=True, uplink=None)
     names = [each.name for each in fresh.devices]
@@ -551,11 +551,11 @@ def test_a_resumed_run_plans_real_devices_with_the_times_that_it_had(tmp_path: P
     assert [each.max_blocks for each in resumed.devices] == [4, 0, 4]
 
 
-def test_the_plan_of_real_devices_is_kept_while_one_is_away(
+def test_the_plan_of_real_devices_is_kept_while_a_device_is_absent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not that of a unit that failed, or of simulated devices. Other micro-batches, which devices
-    need if they cannot hold the kept ones, stay from then on, and a line says so."""
+    """Plans of failed units and of simulated devices are not kept. If devices cannot hold the kept
+    number of micro-batches, the new number is kept from then on and logged."""
     static = *MOBILE, "environment=static", "strategy=all"
     real = [replace(cluster(unit), real_devices=True) for unit in range(2)]
     own = Rounds(settings_of(tmp_path / "unused", static), [*real, cluster(2)])
@@ -582,10 +582,10 @@ def test_the_plan_of_real_devices_is_kept_while_one_is_away(
     assert free.state.kept == ()
 
 
-def test_a_run_is_told_once_that_shared_stages_would_be_faster(
+def test_a_run_logs_once_that_shared_stages_would_be_faster(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By more than the prediction's error; not a run that shares or whose times are not known."""
+    """The gain must exceed the prediction's error, and the devices' times must be known."""
     options = *MOBILE, "environment=static", "strategy=dssra", "strategy.energy=adapters"
     for spread, sync_s, known, told in (
         (0.02, 1e-3, True, 1),

@@ -1,4 +1,4 @@
-"""Liars among units: what is averaged without them, and what honest units lose by the check."""
+"""Screening of updates: false weights are excluded, false values are bounded, honest units stay."""
 
 import json
 import math
@@ -47,13 +47,15 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def without_unit_1(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
-    """What two rounds come to in which unit 1 never finishes."""
+    """The weights after two rounds in which unit 1 never finishes."""
     folder = tmp_path_factory.mktemp("without") / "run"
     return run(folder, client=Lying(scaled(math.nan), {1}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lie", [scaled(1e6), scaled(0.0), scaled(-1.0), one_huge])
-def test_a_liars_weights_leave_no_trace(lie: Lie, without_unit_1: Tensors, tmp_path: Path) -> None:
+def test_a_unit_with_false_weights_does_not_change_the_result(
+    lie: Lie, without_unit_1: Tensors, tmp_path: Path
+) -> None:
     found = run(tmp_path / "run", client=Lying(lie, {1}))  # type: ignore[arg-type]
     assert all(torch.equal(found[name], tensor) for name, tensor in without_unit_1.items())
     for line in lines(tmp_path / "run"):
@@ -61,8 +63,8 @@ def test_a_liars_weights_leave_no_trace(lie: Lie, without_unit_1: Tensors, tmp_p
         assert line["failures"]["1"].startswith(("OutlyingUpdate", "WireError"))
 
 
-def test_a_median_needs_no_check(tmp_path: Path) -> None:
-    """Weights of 1e6 times the size move it no further than others' updates."""
+def test_a_median_resists_false_weights_without_screening(tmp_path: Path) -> None:
+    """A unit's weights that are 1e6 times too large move the model by a norm of less than 10."""
     options = "server_optimizer.average=median", "federation.max_update_norm=null"
     honest = run(tmp_path / "honest", *options)
     lied = run(tmp_path / "lied", *options, client=Lying(scaled(1e6), {1}))  # type: ignore[arg-type]
@@ -74,10 +76,10 @@ def test_a_median_needs_no_check(tmp_path: Path) -> None:
     st.lists(st.floats(1e-3, 10), min_size=3, max_size=9),
     st.lists(st.one_of(st.floats(101, 1e30), st.just(0.0), st.just(math.inf)), max_size=4),
 )
-def test_a_minority_cannot_have_an_honest_unit_left_out(
+def test_a_minority_cannot_have_an_honest_unit_excluded(
     honest: list[float], lies: list[float]
 ) -> None:
-    """With norms of honest units that differ by less than the factor."""
+    """The norms of honest units differ by less than the factor."""
     low = max(honest) / 9
     honest = [max(each, low) for each in honest]
     lies = lies[: (len(honest) - 1)]
@@ -88,7 +90,7 @@ def test_a_minority_cannot_have_an_honest_unit_left_out(
     assert large <= found.keys()
 
 
-def test_alone_or_in_two_a_units_own_past_is_what_it_is_held_to() -> None:
+def test_one_or_two_units_are_compared_with_their_own_past_norms() -> None:
     screen = UpdateScreen(10.0)
     assert not screen.outlying({0: 1.0}, whole)
     assert list(screen.outlying({0: 1e3}, whole)) == [0]
@@ -104,12 +106,14 @@ def test_alone_or_in_two_a_units_own_past_is_what_it_is_held_to() -> None:
 
 
 @pytest.mark.parametrize("norms", [{1: 1e30}, {0: 0.0, 1: 1e30, 2: 0.0}, {0: 1.0, 1: 1e30}])
-def test_who_has_no_past_is_held_to_the_weights(norms: dict[int, float]) -> None:
+def test_a_unit_without_past_norms_is_compared_with_the_weights_norm(
+    norms: dict[int, float],
+) -> None:
     assert list(UpdateScreen(10.0).outlying(norms, whole)) == [1]
     assert not UpdateScreen(10.0).outlying({1: 9 * whole()}, whole)
 
 
-def test_updates_that_move_nothing_let_no_other_pass() -> None:
+def test_updates_of_zero_do_not_let_large_updates_pass() -> None:
     fresh, screen = UpdateScreen(10.0), UpdateScreen(10.0)
     assert not screen.outlying({0: 1.0}, whole)
     for _ in range(9):
@@ -122,18 +126,18 @@ def test_updates_that_move_nothing_let_no_other_pass() -> None:
     assert list(several.outlying({1: 11 * whole()}, whole)) == [1]
 
 
-def test_a_unit_that_is_mostly_alone_cannot_move_ever_further() -> None:
+def test_a_unit_that_is_mostly_alone_cannot_raise_its_norm_step_by_step() -> None:
     screen = UpdateScreen(10.0)
     for unit in range(3):
         assert not screen.outlying({unit: 1.0}, whole)
     accepted = [norm for norm in np.geomspace(1, 1e6, 99) if not screen.outlying({0: norm}, whole)]
     assert max(accepted) <= 10
-    assert not screen.outlying({2: 1.0}, whole)  # nor have others left out
+    assert not screen.outlying({2: 1.0}, whole)  # and cannot have others excluded
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=9), st.floats(1, 12))
 def test_no_share_is_above_the_cap(tokens: list[int], most: float) -> None:
-    """Those below it keep their proportions, and nothing is cut that need not be."""
+    """A share that changes becomes equal to the cap."""
     shares = {unit: float(each) for unit, each in enumerate(tokens)}
     found = capped(shares, most)
     limit = most * sum(found.values()) / len(found)
@@ -143,22 +147,22 @@ def test_no_share_is_above_the_cap(tokens: list[int], most: float) -> None:
     assert cut or found == shares
 
 
-def test_figures_far_from_the_others_are_cut() -> None:
+def test_values_far_from_the_others_are_cut() -> None:
     assert bounded([1.0, 2.0, 1e99], 10.0, before=[1e99]) == [1.0, 2.0, 20.0]
     assert bounded([-1e99, 2.0, 3.0], 10.0, before=[]) == [0.0, 2.0, 3.0]
 
 
-def test_of_few_units_the_round_before_has_a_say() -> None:
+def test_values_of_few_units_are_also_bounded_by_the_previous_round() -> None:
     assert bounded([1e99], 10.0, before=[1.0]) == [10.0]
     assert bounded([1e99, 2.0], 10.0, before=[1.0]) == [20.0, 2.0]
-    assert bounded([1e99], 10.0, before=[]) == [1e99]  # nobody has said anything else
+    assert bounded([1e99], 10.0, before=[]) == [1e99]  # there is no other value
 
 
 @pytest.mark.parametrize("limit", ["10", "null"])
-def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
+def test_false_values_of_a_unit_have_a_bounded_effect_on_estimates(
     limit: str, tmp_path: Path
 ) -> None:
-    """Also where no norms of updates are compared, as with noise."""
+    """The effect is also bounded if norms of updates are not compared, as in runs with noise."""
     honest = scripted_units()
 
     def lying(message: Message, context: Context) -> Message:
@@ -177,7 +181,7 @@ def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
 
 
 def test_a_unit_that_is_alone_in_its_first_round_does_not_end_the_run(tmp_path: Path) -> None:
-    """With weights of 1e30, after which every honest unit would diverge."""
+    """The unit's weights of 1e30 would make every honest unit diverge."""
     lie = scaled(1e30)
     options = *UNTRAINED, "channel.num_channels=1", "federation.rounds=6"
     run(tmp_path / "run", *options, client=Lying(lie, {1}, scripted_units()))  # type: ignore[arg-type]
@@ -186,10 +190,10 @@ def test_a_unit_that_is_alone_in_its_first_round_does_not_end_the_run(tmp_path: 
     assert {unit for line in told for unit in line["units"]} == {0, 2}
 
 
-def test_tokens_that_a_unit_makes_up_give_it_no_more_than_its_share(
+def test_false_token_counts_raise_a_units_weight_only_to_the_cap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a run whose heads are the units': no other has counted them."""
+    """The heads are on the units, so the server cannot count the tokens itself."""
     honest = scripted_units()
 
     def lying(message: Message, context: Context) -> Message:
@@ -218,7 +222,7 @@ def test_tokens_that_a_unit_makes_up_give_it_no_more_than_its_share(
 
 
 @given(st.integers(1, 6))
-def test_a_trimmed_mean_is_a_median_or_a_mean_at_its_ends(count: int) -> None:
+def test_a_trimmed_mean_is_the_mean_without_and_the_median_with_full_trimming(count: int) -> None:
     stacked = torch.randn(count, 3, 2, generator=torch.Generator().manual_seed(count))
     models = [{"w": tensor, "n": torch.tensor(3)} for tensor in stacked]
     halves, none = trimmed_mean(models, (count - 1) // 2), trimmed_mean(models, 0)

@@ -1,4 +1,4 @@
-"""The strategy as Flower's users start theirs: from a ServerApp of three lines."""
+"""The strategy in a user's ServerApp of three lines."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def test_the_model_is_never_packed_for_flower(tmp_path: Path) -> None:
 def test_a_round_is_shown_before_its_evaluation_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which may take long, or fail."""
+    """The evaluation may take long or fail."""
     shown, evaluate = list[str](), RunEvaluator.evaluate
 
     def seen(self: RunEvaluator, *arguments: Any) -> Evaluated:

@@ -1,4 +1,4 @@
-"""What a unit tells of an evaluation is checked: a liar spoils figures at most."""
+"""The server checks units' evaluation replies: false ones are refused or give a finite metric."""
 
 import json
 from dataclasses import replace
@@ -36,8 +36,8 @@ numbers = st.integers(-3, 3) | st.sampled_from([2**40 - 1, 2**40, 2**62, -(2**63
 
 @pytest.mark.parametrize("name", TASKS)
 @given(st.data())
-def test_what_is_taken_has_figures(name: str, data: st.DataObject) -> None:
-    """Of one unit and of two, whatever the numbers: finite ones."""
+def test_accepted_statistics_give_finite_scores(name: str, data: st.DataObject) -> None:
+    """The scores are finite for one unit's statistics and for the sum of two."""
     task, shape = TASKS[name]
     counts = data.draw(npst.arrays(np.int64, shape, elements=numbers))
     rows = data.draw(st.sampled_from([int(counts.sum()), 5]))
@@ -49,7 +49,7 @@ def test_what_is_taken_has_figures(name: str, data: st.DataObject) -> None:
             assert all(np.isfinite(value) and value >= 0 for value in values)
 
 
-def test_an_honest_answer_comes_as_it_went() -> None:
+def test_an_honest_reply_is_read_as_it_was_sent() -> None:
     found = records.unpack_evaluation(records.pack_evaluation(EvaluateReply(2, HONEST)))
     assert found.statistics is not None
     assert found.unit == 2
@@ -75,7 +75,7 @@ def test_an_honest_answer_comes_as_it_went() -> None:
         {"counts": np.zeros(0, np.int64)},
     ],
 )
-def test_what_no_rows_can_have_is_refused(change: dict[str, Any]) -> None:
+def test_impossible_statistics_are_refused(change: dict[str, Any]) -> None:
     task, _ = TASKS["classification"]
     assert possible(HONEST, task, LABELS)
     assert not possible(replace(HONEST, **change), task, LABELS)
@@ -85,7 +85,7 @@ def test_what_no_rows_can_have_is_refused(change: dict[str, Any]) -> None:
     "change",
     [{"rows": -1}, {"rows": 1.5}, {"tokens": 2**60}, {"losses": [0.5] * 65}, {"unit": "a"}],
 )
-def test_an_answer_that_is_none_is_refused(change: dict[str, Any]) -> None:
+def test_an_invalid_reply_is_refused(change: dict[str, Any]) -> None:
     content = records.pack_evaluation(EvaluateReply(2, HONEST))
     record = content["EvaluationRecord"]
     assert isinstance(record, ConfigRecord)
@@ -95,7 +95,7 @@ def test_an_answer_that_is_none_is_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("counts", [None, torch.zeros(3, 3), torch.zeros(3, 3, dtype=torch.int32)])
-def test_counts_are_whole_numbers(counts: torch.Tensor | None) -> None:
+def test_counts_must_be_whole_numbers(counts: torch.Tensor | None) -> None:
     content = records.pack_evaluation(EvaluateReply(2, HONEST))
     content["counts"] = records.pack_tensors({} if counts is None else {"counts": counts})
     with pytest.raises(WireError, match="whole numbers"):

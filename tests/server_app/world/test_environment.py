@@ -1,4 +1,4 @@
-"""The world changes by its laws and from the seed alone, and a state may rest in JSON."""
+"""The environment depends only on its laws and the seed, and its state can be stored as JSON."""
 
 import math
 import re
@@ -44,7 +44,7 @@ def cluster(unit: int, num_devices: int = 2) -> ClusterState:
 
 
 def named(name: str) -> Environment:
-    """Of its file, over the one that it begins with."""
+    """The environment of this file, with defaults from ``static.yaml``."""
     read = [OmegaConf.load(CONF / "environment" / f"{each}.yaml") for each in ("static", name)]
     values: Any = OmegaConf.to_container(OmegaConf.merge(*read))
     own = {key: value for key, value in values.items() if key not in ("_target_", "defaults")}
@@ -69,16 +69,16 @@ def rounds(
         yield state
 
 
-# The same world for all
+# The same environment for the same seed
 
 
-def test_nothing_changes_in_the_static_world_to_the_last_bit() -> None:
+def test_the_static_environment_changes_no_cluster() -> None:
     clusters = tuple(cluster(unit, 3) for unit in range(30))
     for state in rounds(STATIC, 4, *clusters):
         assert STATIC.conditions(state, clusters) == clusters
 
 
-def test_a_seed_gives_one_world_and_another_seed_another() -> None:
+def test_equal_seeds_give_equal_environments_and_different_seeds_do_not() -> None:
     units = (cluster(0), cluster(1))
     first, again = (list(rounds(MOBILE, 5, *units)) for _ in range(2))
     assert first == again
@@ -86,7 +86,7 @@ def test_a_seed_gives_one_world_and_another_seed_another() -> None:
     assert first[0].units[0] != first[0].units[1]
 
 
-def test_what_a_unit_tells_changes_nothing_for_others_nor_for_its_first_devices() -> None:
+def test_further_devices_of_a_unit_change_no_other_unit_or_device() -> None:
     few = list(rounds(MOBILE, 10, cluster(0, 2), cluster(1, 2)))
     many = list(rounds(MOBILE, 10, cluster(0, 5), cluster(1, 2)))
     for state, other in zip(few, many, strict=True):
@@ -104,7 +104,7 @@ def test_what_a_unit_tells_changes_nothing_for_others_nor_for_its_first_devices(
         ({"mobility": STATIC.mobility}, ["devices", "energy_share"]),
     ],
 )
-def test_what_one_option_does_does_not_depend_on_the_others(
+def test_the_effect_of_an_option_does_not_depend_on_other_options(
     off: dict[str, Any], same: list[str]
 ) -> None:
     less = replace(MOBILE, **off)
@@ -115,7 +115,7 @@ def test_what_one_option_does_does_not_depend_on_the_others(
             assert getattr(state.units[0], name) == getattr(other.units[0], name)
 
 
-def test_a_state_in_json_is_the_same_and_goes_on_alike() -> None:
+def test_a_state_read_from_json_is_equal_and_has_an_equal_successor() -> None:
     states = list(rounds(MOBILE, 60, *(cluster(unit) for unit in range(6))))
     read = [STATES.validate_json(STATES.dump_json(state)) for state in states]
     assert read == states  # floats bit by bit
@@ -124,7 +124,7 @@ def test_a_state_in_json_is_the_same_and_goes_on_alike() -> None:
     assert following == states[31]
 
 
-# Its laws
+# Laws of the environment
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6])
@@ -134,7 +134,7 @@ def test_speeds_are_a_stationary_autoregression(correlation: float) -> None:
     start = environment.start(units, 2, generator(0, 0))
     states = [start, *rounds(environment, 30, *units)]
     logs = np.array([[d.log_speed for u in state.units for d in u.devices] for state in states])
-    for each in logs:  # 400 devices in each round, the first ones included
+    for each in logs:  # 400 devices in each round and at the start
         assert each.mean() == pytest.approx(0, abs=4 * 0.3 / math.sqrt(400))
         assert each.std() == pytest.approx(0.3, rel=4 / math.sqrt(800))
     assert logs.std() == pytest.approx(0.3, rel=0.03)
@@ -142,7 +142,7 @@ def test_speeds_are_a_stationary_autoregression(correlation: float) -> None:
     assert pairs[0, 1] == pytest.approx(correlation, abs=0.03)
 
 
-def test_the_jitter_of_the_system_model_is_ten_per_cent_of_speeds_alone() -> None:
+def test_the_jitter_of_the_system_model_changes_only_speeds_by_ten_per_cent() -> None:
     (unit,) = units = (cluster(0, 3),)
     states = list(rounds(JITTER, 300, *units))
     worlds = [JITTER.conditions(state, units)[0] for state in states]
@@ -154,7 +154,7 @@ def test_the_jitter_of_the_system_model_is_ten_per_cent_of_speeds_alone() -> Non
         assert slow == unit
 
 
-def test_devices_are_there_for_their_share_of_rounds() -> None:
+def test_devices_are_present_in_their_share_of_rounds() -> None:
     environment = replace(STATIC, leave_probability=0.2, return_probability=0.3)
     units = tuple(cluster(unit, 20) for unit in range(5))
     states = list(rounds(environment, 200, *units))
@@ -173,10 +173,10 @@ def test_fading_is_exponential_with_mean_one_and_without_memory() -> None:
     assert (gains > 1).mean() == pytest.approx(math.exp(-1), abs=0.03)
     flat = gains.reshape(1000, -1)
     correlations = np.corrcoef(np.hstack([flat[:-1], flat[1:]]), rowvar=False)
-    assert np.abs(correlations - np.eye(12)).max() < 0.15  # of channels, units and rounds
+    assert np.abs(correlations - np.eye(12)).max() < 0.15  # between channels, units and rounds
 
 
-def test_walkers_stay_in_the_disc_and_go_as_fast_as_they_should() -> None:
+def test_walkers_stay_in_the_disc_and_have_the_given_mean_speed() -> None:
     mobility = replace(WALKING.mobility, speed_m_per_s=1.0)
     environment = replace(WALKING, mobility=mobility)
     units = tuple(cluster(unit, 1) for unit in range(30))
@@ -188,7 +188,7 @@ def test_walkers_stay_in_the_disc_and_go_as_fast_as_they_should() -> None:
     assert inner_share(walks, mobility.radius_m) == pytest.approx(0.5, abs=0.06)
 
 
-def test_walks_begin_anywhere_in_the_disc() -> None:
+def test_starting_points_are_uniform_in_the_disc() -> None:
     mobility, rng = WALKING.mobility, np.random.default_rng(0)
     walks = [mobility.start(rng) for _ in range(2000)]
     assert inner_share(walks, mobility.radius_m) == pytest.approx(0.5, abs=0.04)
@@ -199,11 +199,11 @@ def test_walks_begin_anywhere_in_the_disc() -> None:
 
 
 def inner_share(walks: Sequence[Walk], radius_m: float) -> float:
-    """Of walks in the inner half of the disc's area."""
+    """The share of walks in the inner half of the disc's area."""
     return float(np.mean([walk.distance_m <= radius_m / math.sqrt(2) for walk in walks]))
 
 
-def test_velocities_are_correlated_as_they_should_be() -> None:
+def test_velocities_have_the_given_correlation() -> None:
     mobility = replace(WALKING.mobility, radius_m=1e6, least_distance_m=1e6, correlation=0.9)
     environment = replace(WALKING, mobility=mobility)
     states = list(rounds(environment, 200, *(cluster(unit, 1) for unit in range(20))))
@@ -217,7 +217,7 @@ def test_velocities_are_correlated_as_they_should_be() -> None:
 
 
 @pytest.mark.parametrize("step_s", [60.0, 1e5])
-def test_a_wall_turns_walkers_round(step_s: float) -> None:
+def test_the_edge_of_the_disc_reflects_walkers(step_s: float) -> None:
     mobility = replace(WALKING.mobility, round_s=step_s, correlation=1.0)
     walk = mobility.step(Walk(280.0, 0.0, 1.0, 0.5, 280.0), np.random.default_rng(0))
     assert walk.distance_m <= mobility.radius_m
@@ -232,7 +232,7 @@ def test_a_gain_falls_with_a_power_of_the_distance() -> None:
     assert mobility.relative_gain(Walk(1, 0, 0, 0, 20)) == 1.0
 
 
-def test_shares_are_drawn_evenly_from_their_ranges() -> None:
+def test_shares_are_uniform_in_their_ranges() -> None:
     environment = replace(STATIC, memory_share=(0.5, 0.9), energy_share=(0.1, 0.3))
     states = list(rounds(environment, 500, cluster(0)))
     devices = [device for state in states for device in state.units[0].devices]
@@ -245,7 +245,7 @@ def test_shares_are_drawn_evenly_from_their_ranges() -> None:
         assert np.mean(drawn) == pytest.approx((least + most) / 2, abs=0.02)
 
 
-# What it makes of a cluster
+# Effects on a cluster
 
 
 def conditions(device: DeviceCondition, *others: DeviceCondition) -> EnvironmentState:
@@ -266,14 +266,14 @@ def test_a_condition_scales_speed_memory_energy_and_gains() -> None:
     assert now.uplink == Uplink(0.5, 5.0, 1e6, 1e7, (1.8, 0.2))
 
 
-def test_memory_that_micro_batches_take_is_scaled_as_well() -> None:
+def test_the_limit_of_a_memory_budget_is_scaled_as_well() -> None:
     budget = MemoryBudget(8.0, 1.0, 2.0, 3.0)
     told = ClusterState(0, (DeviceProfile("a", LAW, memory=budget),), 10)
     (now,) = STATIC.conditions(conditions(DeviceCondition(0.0, True, 0.25, 1.0)), (told,))
     assert now.devices[0].memory == replace(budget, limit_bytes=2.0)
 
 
-def test_what_has_no_limit_gets_none() -> None:
+def test_a_device_without_limits_gets_no_limits() -> None:
     half = DeviceCondition(0.0, True, 0.5, 0.5)
     free = ClusterState(0, (DeviceProfile("a", LAW), DeviceProfile("b", LAW)), 10)
     away = replace(half, present=False)
@@ -281,7 +281,7 @@ def test_what_has_no_limit_gets_none() -> None:
     assert now == replace(free, devices=(free.devices[0], replace(free.devices[1], max_blocks=0)))
 
 
-def test_a_unit_that_tells_extremes_does_not_end_the_run() -> None:
+def test_extreme_values_in_a_report_do_not_end_the_run() -> None:
     slow, fast = (DeviceCondition(log_speed, True, 1.0, 0.5) for log_speed in (-3.0, 3.0))
     least, most = 1e-18, 1e18
     laws = AffineLaw(1e6, least, 0.0, 1e6), AffineLaw(least, 0.0, least, 0.0)
@@ -297,7 +297,7 @@ def test_a_unit_that_tells_extremes_does_not_end_the_run() -> None:
     assert now.uplink == replace(told.uplink, energy_j=0.0, gains=(most, 0.0))
 
 
-# What cannot be
+# Invalid states and options
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_state_of_other_units_devices_or_channels_is_refused(
         ("mobility.path_loss_exponent", 11.0),
     ],
 )
-def test_bad_values_are_named(option: str, value: Any) -> None:
+def test_invalid_values_are_refused_with_their_option(option: str, value: Any) -> None:
     values: Any = asdict(STATIC)
     section, _, name = option.rpartition(".")
     (values[section] if section else values)[name] = value
@@ -348,14 +348,14 @@ def test_bad_values_are_named(option: str, value: Any) -> None:
 
 
 def test_an_environment_from_a_configuration_can_be_hashed() -> None:
-    """Its fields have the types that they claim: tuples, not lists."""
+    """Its fields have their declared types: tuples, not lists."""
     environment = config.load_overrides(["environment=mobile"]).build("environment")
     assert environment == MOBILE
     assert type(environment.memory_share) is tuple
     assert {environment: 1}[replace(environment)] == 1
 
 
-def test_a_path_loss_beyond_all_radios_is_refused() -> None:
+def test_an_unrealistically_large_path_loss_is_refused() -> None:
     with pytest.raises(ConfigError, match="path_loss_exponent=10: makes 200 dB, at most 120"):
         Mobility(1.0, 0.5, 60, 100, 1, 10)
 
@@ -380,7 +380,7 @@ def test_bad_options_end_a_run_before_it_begins(override: str, message: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_less_memory_is_less_for_recomputing_too() -> None:
+def test_a_memory_share_also_scales_the_memory_for_recomputing() -> None:
     memory = MemoryBudget(20.0, 1.0, 6.0, 0.5)
     device = DeviceProfile("a", LAW, memory=memory)
     smaller = replace(device, memory=replace(memory, block_bytes=2.0))
