@@ -71,11 +71,12 @@ def test_a_new_run_starts_with_the_plan_of_a_resumed_run(
     assert (status, file.read_text()) == (0, before)
     fresh = trained(tmp_path / "fresh", file, 1)
     resumed = trained(run_dir, file, 3, "000002")
-    (first,), (*_, third) = (
+    (first,), (unmeasured, _, third) = (
         [*read_requests(read_run(each))] for each in (tmp_path / "fresh", run_dir)
     )
     assert first.clusters == third.clusters and first.clusters[0].step is not None
-    assert fresh[0] == resumed[2] != resumed[0]
+    assert unmeasured.clusters[0].step is None
+    assert fresh[0] == resumed[2]
 
 
 def described_anew(file: Path, run_dir: Path) -> None:
