@@ -19,7 +19,7 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.keys import openssh
 from collapipe.deployment.checking import check_unit, read_unit
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, RefusedUnitError, one_line
-from collapipe.flower.commands import Flower, free_port, last_line, wait_until_open
+from collapipe.flower.commands import Flower, free_port, wait_until_open, why_it_ended
 from collapipe.owner import account_of
 from collapipe.owner_account import KEPT
 from collapipe.owner_file import OwnerSection
@@ -92,6 +92,21 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
         why = _dial(file, owner, own, (port, secret), answers)
         print(f"{owner.name}: its SuperNode ended ({why})", flush=True)
         time.sleep(_PAUSE_S)
+        owner, own = _read_again(file, str(owner.name))
+
+
+def _read_again(file: Path, name: str) -> tuple[OwnerSection, Credentials]:
+    """Read the unit's file and its credentials; wait while they are invalid, because an expired
+    certificate may be renewed."""
+    waits = False
+    while True:
+        try:
+            return read_unit(file)
+        except ConfigError as error:
+            if not waits:
+                print(f"{name}: waits for valid credentials: {error}", flush=True)
+            waits = True
+            time.sleep(_PAUSE_S)
 
 
 def _dial(
@@ -116,8 +131,7 @@ def _dial(
             finally:
                 process.terminate()
                 process.wait()
-        lines = log.read_text(errors="replace").splitlines()
-        return last_line("\n".join(line for line in lines if not line.startswith("INFO:")))
+        return why_it_ended(log.read_text(errors="replace"))
 
 
 def _supernode(

@@ -76,8 +76,8 @@ class Credentials:
         now = datetime.now(UTC)
         if not first <= now <= last:
             raise WireError(
-                f"{member}: its certificate is valid from {first:%F %R} to {last:%F %R} UTC, and "
-                f"this machine's clock is {now:%F %R}"
+                f"{member}: its certificate is valid from {first:%F %T} to {last:%F %T} UTC, and "
+                f"this machine's clock is {now:%F %T}"
             )
         if member.serial in self.revocations:
             raise WireError(f"{member}: its certificate was revoked")
@@ -113,7 +113,9 @@ def load(folder: Path) -> Credentials:
     try:
         found.check(found.certificate)
     except WireError as error:
-        way_out = f"set it, or renew: collapipe credentials request {here} --name NAME"
+        way_out = (
+            f"set it, or renew: collapipe credentials request {here} --name {found.member.name}"
+        )
         if found.member.serial in found.revocations:
             way_out = "make a new key in a new folder"
         raise ConfigError(f"{folder}: {error}; {way_out}") from error

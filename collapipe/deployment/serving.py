@@ -16,7 +16,7 @@ from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.control import ask
 from collapipe.deployment.server_folder import NODES, SERVER_FOLDER, ServerFolder
-from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
 from collapipe.flower.commands import Flower, wait_until_open
 from collapipe.process import files
 
@@ -46,10 +46,11 @@ def serve(folder: ServerFolder, superlink: str) -> None:
         try:
             wait_until_open(process, settings.port, log)
             print(f"ready on port {settings.port}; units: {', '.join(settings.units)}", flush=True)
-            nodes = _Nodes(folder)
+            nodes = Nodes(folder)
+            nodes.settle()
             while process.poll() is None:
-                nodes.settle(admissible(AuthorityFolder(folder.authority)))
                 time.sleep(_LOOK_S)
+                nodes.look()
         except KeyboardInterrupt:
             print("has ended", flush=True)
             return
@@ -91,29 +92,53 @@ def signed_names(folder: ServerFolder) -> dict[int, str]:
     return {int(nodes[key]): name for name, key in keys(folder).items() if key in nodes}
 
 
-class _Nodes:
-    """Units that are registered with the SuperLink. A file maps their keys' fingerprints to
-    Flower's node numbers, because Flower lists nodes without names."""
+class Nodes:
+    """The admitted units. A file maps their keys' fingerprints to Flower's node numbers, because
+    Flower lists nodes without names; requests of other keys are refused.
+
+    A key stays registered with the SuperLink when its certificate expires: Flower never registers a
+    key twice, and the certificate may be renewed.
+    """
 
     def __init__(self, folder: ServerFolder) -> None:
         self._folder, self._file = folder, folder.flower_home / NODES
-        self._known: dict[str, str] = {}
-        self._units: Mapping[str, Bundle] = {}
+        self._numbers: dict[str, str] = {}  # fingerprint → node number of all registered keys
+        self._units: Mapping[str, Bundle] = {}  # admitted
+        self._problem = ""
 
-    def settle(self, units: Mapping[str, Bundle]) -> None:
-        """Register these units, unregister all others, and print the changes."""
-        new, gone = units.keys() - self._known.keys(), self._known.keys() - units.keys()
-        for key in new:
-            self._known[key] = self._register(units[key])
-        for key in gone:
-            ask(self._folder, "unregister-node", {"node_id": self._known.pop(key)})
+    def look(self) -> None:
+        """Settle again. A problem is printed once, and changes no unit's admission."""
+        problem = ""
+        try:
+            self.settle()
+        except CollaPipeError as error:
+            problem = str(error)
+        if problem not in ("", self._problem):
+            print(f"warning: {problem}; until then no unit is admitted or left out", flush=True)
+        self._problem = problem
+
+    def settle(self) -> None:
+        """Admit all units with a valid certificate and no others, and print the changes."""
+        authority = AuthorityFolder(self._folder.authority)
+        units, before = admissible(authority), self._units
+        new, gone = units.keys() - before.keys(), before.keys() - units.keys()
+        revoked = {key for key in gone if authority.state(before[key]) == "revoked"}
+        for key in new - self._numbers.keys():
+            self._numbers[key] = self._register(units[key])
         if new or gone or not self._file.exists():
-            files.replace(self._file, json.dumps(self._known).encode())
+            admitted = {key: self._numbers[key] for key in units}
+            files.replace(self._file, json.dumps(admitted).encode())
+        self._units = units
+        for key in revoked:
+            ask(self._folder, "unregister-node", {"node_id": self._numbers.pop(key)})
         for name in sorted(units[key].member.name for key in new):
             print(f"unit {name} admitted", flush=True)
-        for name in sorted(self._units[key].member.name for key in gone):
+        for name in sorted(before[key].member.name for key in revoked):
             print(f"unit {name} revoked", flush=True)
-        self._units = units
+        for name in sorted(before[key].member.name for key in gone - revoked):
+            print(
+                f"unit {name} left out: its certificate has expired; sign its renewal", flush=True
+            )
 
     def _register(self, unit: Bundle) -> str:
         key = b64encode(public_key(unit.certificate).public_bytes(Encoding.PEM, _PUBLIC)).decode()

@@ -207,6 +207,17 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
     raise CollaPipeError(f"port {port}: Flower took over {_START_SECONDS:.0f} s; free some cores")
 
 
+def why_it_ended(log: str) -> str:
+    """Return the reason in a SuperNode's log: its last line, unless the server refused a node that
+    is online already."""
+    if "could not be activated" in log:
+        return (
+            "another machine takes part with this unit's key, or the server has not noticed yet "
+            "that it left; one key is for one machine"
+        )
+    return last_line("\n".join(each for each in log.splitlines() if not each.startswith("INFO:")))
+
+
 def last_line(text: str) -> str:
     """Return the last line with content; httpx appends a link for more information to errors."""
     lines = [line.strip() for line in text.splitlines() if not line.startswith("For more")]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,8 +14,8 @@ from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.checking import Finding
 from collapipe.deployment.server_folder import create
-from collapipe.errors import CollaPipeError, LinkError, RefusedUnitError
-from collapipe.flower.commands import Flower
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, RefusedUnitError
+from collapipe.flower.commands import Flower, why_it_ended
 from collapipe.models import cost
 
 
@@ -55,6 +56,26 @@ def test_a_unit_reconnects_until_the_server_refuses_it(
     said = capsys.readouterr().out
     assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1
     assert len(started) == 2 and started[0] is started[1]
+
+
+def test_a_unit_waits_while_its_certificate_is_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The owner may install a renewed certificate while the unit waits."""
+    expired, renewed = ConfigError("credentials: expired; renew"), (Mock(), Mock())
+    monkeypatch.setattr(unit, "read_unit", Mock(side_effect=[expired, expired, renewed]))
+    monkeypatch.setattr(unit, "_PAUSE_S", 0.0)
+    assert unit._read_again(tmp_path / "unit.yaml", "berlin") == renewed
+    assert capsys.readouterr().out == (
+        "berlin: waits for valid credentials: credentials: expired; renew\n"
+    )
+
+
+def test_a_key_that_two_machines_use_is_named() -> None:
+    """Flower's last line says only that a connection could not be established."""
+    refused = "SuperNode with node ID 17 could not be activated.\nno connection\n"
+    assert why_it_ended(refused).startswith("another machine takes part with this unit's key")
+    assert why_it_ended("INFO: 1\nno connection\nINFO: 2\n") == "no connection"
 
 
 def test_a_unit_that_can_no_longer_answer_ends_with_an_error(

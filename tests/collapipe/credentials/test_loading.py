@@ -88,7 +88,9 @@ def test_an_expired_or_future_certificate_is_reported_with_its_time(
     starts_in: timedelta, expires_in: timedelta, cluster: Cluster
 ) -> None:
     made = cluster.member(starts_in=starts_in, expires_in=expires_in)
-    with pytest.raises(ConfigError, match=f"{made.expires:%F %R}.*clock.*credentials request"):
+    with pytest.raises(
+        ConfigError, match=f"{made.expires:%F %T}.*clock.*request .* --name {made.member.name}"
+    ):
         load(made.folder)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -29,7 +30,7 @@ from collapipe.deployment.server_folder import (
     create,
     with_folder,
 )
-from collapipe.deployment.serving import _Nodes, admissible, keys, signed_names
+from collapipe.deployment.serving import Nodes, keys, signed_names
 from collapipe.errors import (
     CollaPipeError,
     ConfigError,
@@ -318,14 +319,43 @@ def test_a_unit_with_two_certificates_of_one_key_is_registered_once(
     key = credentials.request(own, "berlin")
     for _ in range(2):
         AuthorityFolder(authority).sign(key, Role.UNIT, 30)
-    nodes = _Nodes(folder)
+    nodes = Nodes(folder)
     for _ in range(2):
-        nodes.settle(admissible(AuthorityFolder(authority)))
+        nodes.settle()
     assert [*folder.nodes()] == [fingerprint(key.public_key)]
     AuthorityFolder(authority).revoke("berlin")
-    nodes.settle(admissible(AuthorityFolder(authority)))
+    nodes.settle()
     assert folder.nodes() == {}
     assert asked == ["register-node", "unregister-node"]
+
+
+def test_a_unit_whose_certificate_expired_stays_registered_and_returns_when_it_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower never registers a key twice. A problem of the authority's folder ends no server."""
+    register = Mock(return_value={"node_id": "17"})
+    monkeypatch.setattr(serving, "ask", register)
+    folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", 9000, 9001)
+    key = credentials.request(tmp_path / "credentials", "berlin")
+    file, _ = AuthorityFolder(folder.authority).sign(key, Role.UNIT, 30)
+    nodes = Nodes(folder)
+    nodes.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(AuthorityFolder, "state", lambda *_: "expired")
+        nodes.look()
+        assert folder.nodes() == {}
+    for _ in range(2):
+        (damaged := file.with_name("copy.crt")).write_text("-----BEGIN")
+        nodes.look()
+        assert folder.nodes() == {}
+    damaged.unlink()
+    nodes.look()
+    assert folder.nodes() == {fingerprint(key.public_key): "17"}
+    register.assert_called_once()
+    first, left_out, warning, again = capsys.readouterr().out.splitlines()
+    assert first == again == "unit berlin admitted"
+    assert left_out == "unit berlin left out: its certificate has expired; sign its renewal"
+    assert warning.startswith(f"warning: {damaged}") and warning.count("copy.crt") == 1
 
 
 def test_a_unit_must_report_the_name_in_its_certificate(tmp_path: Path) -> None:
