@@ -19,6 +19,7 @@ from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
 from collapipe.own_packages import find_own_packages_first, told_of_plugin
+from collapipe.runs.folder import check_unused
 from collapipe.runs.reading import read_run
 
 _QUIET = {
@@ -88,6 +89,8 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
             check_devices(settings)
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
+    for each in folders:
+        check_unused("hydra.run.dir", each)
     names = [
         shlex.join([each for each in job if any(each not in other for other in given)])
         for job in given
@@ -126,10 +129,11 @@ def _failure(overrides: Sequence[str]) -> str | None:
 def _print_table(
     names: Sequence[str], folders: Sequence[Path], causes: Sequence[str | None]
 ) -> None:
-    """Print a row for each job that ended, and the command that compares jobs with metrics."""
+    """Print a row for each job, and the command that compares jobs with metrics."""
+    known = dict(enumerate(causes))  # fewer than jobs after an interrupt
     rows = [
-        [str(number), names[number], *_results(folders[number], cause)]
-        for number, cause in enumerate(causes)
+        [str(number), names[number], *_results(folder, known.get(number))]
+        for number, folder in enumerate(folders)
     ]
     print_table(Console(), ["job", "options", "status", "train loss", "test", "clock"], rows)
     compared = [str(each) for each in folders if (each / "metrics.jsonl").exists()]
@@ -141,7 +145,8 @@ def _results(folder: Path, cause: str | None) -> list[str]:
     """Return status, last training loss, test metric and clock of a job."""
     file = folder / "summary.json"
     if not file.exists():
-        return ["failed" if cause else "no summary", "", "", ""]
+        ended = "no summary" if folder.exists() else "not begun"
+        return ["failed" if cause else ended, "", "", ""]
     summary = json.loads(file.read_text(encoding="utf-8"))
     loss, metric = summary["train_loss"], summary["metric"]
     clock = f"{summary['clock_s']:,.1f} s", read_run(folder).missing_in_clock

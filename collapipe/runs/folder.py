@@ -64,7 +64,8 @@ class RunFolder:
         except OSError as error:
             cause = error.strerror or error
             raise ConfigError(f"hydra.run.dir={path}: cannot be written ({cause})") from error
-        self._check_unused()
+        if not self._resumed:
+            check_unused("hydra.run.dir", self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -85,20 +86,12 @@ class RunFolder:
                     f"{self.path}: cannot be locked ({error.strerror}); choose a folder on "
                     "another file system"
                 ) from error
-            self._check_unused()
+            if not self._resumed:
+                check_unused("hydra.run.dir", self.path)
             for folder in (self.path, self.path / "model"):
                 for left in folder.glob(files.PARTIAL):  # of a killed run
                     left.unlink()
             yield
-
-    def _check_unused(self) -> None:
-        """Refuse a folder that already holds a run; a start that never trained does not count."""
-        used = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
-        if used and not self._resumed:
-            raise ConfigError(
-                f"hydra.run.dir={self.path}: holds a run already; choose another folder, or "
-                f"continue the run: collapipe resume {quote(str(self.path))}"
-            )
 
     def sizes(self) -> dict[str, int]:
         """Sync the files that grow to disk, and return their sizes in bytes."""
@@ -257,6 +250,16 @@ def check_plain(run_dir: Path) -> None:
                     f"{path}: is a {'link' if S_ISLNK(kind) else 'special file'}, and a run writes "
                     "none; put the file itself there, or remove it"
                 )
+
+
+def check_unused(option: str, run_dir: Path) -> None:
+    """Raise ``ConfigError`` if the folder that an ``option`` sets already holds a run; a start that
+    never trained does not count."""
+    if any((run_dir / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+        raise ConfigError(
+            f"{option}={run_dir}: holds a run already; choose another folder, or continue the run: "
+            f"collapipe resume {quote(str(run_dir))}"
+        )
 
 
 def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:

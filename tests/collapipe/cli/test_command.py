@@ -24,6 +24,7 @@ from collapipe.cli import run
 from collapipe.cli.run import unused_folder
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import create
+from collapipe.errors import ConfigError
 from collapipe.tasks.translation import SequencePairs
 
 Command = Callable[..., tuple[int, str, str]]
@@ -349,6 +350,23 @@ def test_a_sweep_continues_after_a_failed_job(command: Command, tmp_path: Path) 
     rows = {line.split()[0]: line for line in out.splitlines() if "optimizer.lr=" in line}
     assert "failed" in rows["0"] and "completed" in rows["1"]
     assert f"report: collapipe report {tmp_path / '1'}\n" in out  # job 0 has no measurements
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = command(
+        "run", "-m", *TINY, *ALONE, "seed=1,2", f"hydra.sweep.dir={tmp_path}"
+    )
+    assert (status, out) == (2, "") and f"{tmp_path / '1'}: holds a run already" in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_interrupted_sweep_shows_the_state_of_all_jobs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = ConfigError("wrong"), KeyboardInterrupt
+    monkeypatch.setattr(run, "run_job", Mock(side_effect=ends))
+    options = "seed=1,2,3", f"hydra.sweep.dir={tmp_path}"
+    _, out, _ = command("run", "-m", *TINY, *options)
+    rows = [line.split()[2:] for line in out.splitlines() if line[:1].isdigit()]
+    assert rows == [["failed"], ["not", "begun"], ["not", "begun"]]
 
 
 def test_a_sweep_shows_a_users_strategy_and_marks_clocks_without_uploads(
