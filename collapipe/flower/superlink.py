@@ -27,7 +27,7 @@ from collapipe.process.children import end_with_parent
 Guard = Callable[[ASGIApp], ASGIApp]
 _SUPEREXEC = "collapipe.flower.superexec"
 _MOST_LEVELS = 16  # levels in the tree of a message's parts; Flower's messages have 5
-_HEAD_S = 60.0  # time from a connection to the end of its first request's head
+_HEAD_S = 60.0  # time from a connection, or a request's first bytes, to the end of its head
 
 
 def run(guard: Guard | None = None) -> None:
@@ -55,15 +55,23 @@ def _all_addresses() -> dict[str, str]:
 
 
 class _PromptHead(H11Protocol):
-    """Closes a connection whose first request has no complete head after ``_HEAD_S``. Uvicorn waits
+    """Closes a connection whose next request has no complete head after ``_HEAD_S``. Uvicorn waits
     for it without a limit, so unknown callers could exhaust the process's open files."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(_HEAD_S, self._close_without_head)
+        self._expect_head()
 
-    def _close_without_head(self) -> None:
-        if self.cycle is None:
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is not None and self.cycle.response_complete:
+            self._expect_head()
+        super().data_received(data)
+
+    def _expect_head(self) -> None:
+        self.loop.call_later(_HEAD_S, self._close_without_head, self.cycle)
+
+    def _close_without_head(self, last: object) -> None:
+        if self.cycle is last:  # no request has begun since
             self.transport.close()
 
 
