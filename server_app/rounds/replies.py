@@ -152,9 +152,9 @@ def most_traced(plan: ClusterPlan, request: RoundRequest) -> int:
     The bound does not depend on which devices hold segments, because the server may not know which
     devices are real.
     """
-    segments = min(len(_cluster(plan, request).devices), request.num_blocks)
+    devices = len(_cluster(plan, request).devices)  # more than blocks may share a segment
     steps = min(request.local_steps, TRACED_STEPS)
-    return (segments + 2) * steps * plan.num_micro_batches * _ACTIONS
+    return (devices + 2) * steps * plan.num_micro_batches * _ACTIONS
 
 
 def check_traces(report: ClusterReport, most: int) -> None:

@@ -599,7 +599,8 @@ def test_false_replies_exclude_only_their_units_from_the_round(
 
 
 def test_the_longest_valid_reply_of_a_round_is_accepted() -> None:
-    """The reply has all parts, and its numbers and texts are as long as possible."""
+    """The reply has all parts, and its numbers and texts are as long as possible. All devices
+    compute, because more devices than blocks can share segments."""
     low, high, quotes = -1.2345678901234567e-123, 1.2345678901234567e17, '"' * 60
     law, memory = AffineLaw(*[1.2345678901234567e-15] * 4), MemoryBudget(*[high] * 4)
     budgets = EnergyBudget(high, law, "micro_batch"), memory
@@ -612,7 +613,7 @@ def test_the_longest_valid_reply_of_a_round_is_accepted() -> None:
     step = replace(step, stages=(stages,), devices=times, factor=1.2345678901234567e-5)
     state = ClusterState(7, tuple(devices), 10**18, uplink, step=step)
     plan, steps = ClusterPlan(7, (), 2, "one_f_one_b"), 3
-    request = RoundRequest(1, (state,), 200, 6, steps, None, 2, "one_f_one_b", (), (0.0,), (None,))
+    request = RoundRequest(1, (state,), 2, 6, steps, None, 2, "one_f_one_b", (), (0.0,), (None,))
     actions = ((low,) * 4,) * 2 * 2
     report = ClusterReport(
         *(7, (low,) * steps, 10**15, 10**15, {f"{phase:064}": high for phase in range(32)}),
