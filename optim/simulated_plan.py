@@ -118,8 +118,9 @@ def simulated_front(
     shared stages only if ``shares``.
 
     If the same devices are present, the last plan stays unless another one is faster by more than
-    the prediction's interval; an earlier plan that was is then the one to beat. Slower plans with
-    fewer segments stay in the front, too.
+    the prediction's interval; an earlier plan that was is then the one to beat. If other devices
+    are present, these plans are compared without preference. Slower plans with fewer segments stay
+    in the front, too.
     """
     if not all(map(simulates, front)):
         return list(front)
@@ -137,7 +138,9 @@ def simulated_front(
         if (most_segments is None or each.num_segments <= most_segments)
         and (shares or not each.shares)
     )
-    if (stays := next(few_enough, None)) is not None:
+    if {device.name for device in problem.devices} != {*law.present}:
+        points += few_enough
+    elif (stays := next(few_enough, None)) is not None:
         gain = max(_LEAST_GAIN, min(law.spread, _MOST_DOUBT))
         for known in few_enough:
             if known.latency_s < (1 - gain) * stays.latency_s:
@@ -180,13 +183,11 @@ def as_good(point: Partition, known: Partition, law: StepLaw) -> bool:
 
 
 def _measured(like: Partition, problem: ClusterProblem, law: StepLaw) -> Iterator[Partition]:
-    """Yield the plan of the last round and those before it that are possible now; none if other
-    devices are present now."""
-    if {device.name for device in problem.devices} == {*law.present}:
-        plans = ((each.stages, each.num_micro_batches) for each in law.measured[1:])
-        for stages, m in ((law.stages, law.num_micro_batches), *plans):
-            if (point := _point(like, problem, stages, m)) is not None:
-                yield point
+    """Yield the plan of the last round and those before it that are possible now."""
+    plans = ((each.stages, each.num_micro_batches) for each in law.measured[1:])
+    for stages, m in ((law.stages, law.num_micro_batches), *plans):
+        if (point := _point(like, problem, stages, m)) is not None:
+            yield point
 
 
 def _point(

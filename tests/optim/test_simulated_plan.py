@@ -145,6 +145,17 @@ def test_a_returning_device_is_used_despite_rough_predictions() -> None:
     assert held(request_of(replace(law, present=("a", "b")))) == {"a": 2, "b": 2, "c": 2}
 
 
+def test_the_last_plan_is_compared_after_an_idle_device_is_lost() -> None:
+    """The closed law finds the two other devices equally fast; the measured law does not."""
+    law = law_of(NAMES, apart=True, blocks={"b": 6}, spread=0.0)
+    slow = replace(law.devices["a"], send_s=9.0)
+    law = replace(law, devices={**law.devices, "a": slow})
+    devices = tuple(DeviceProfile(name, AffineLaw(1.0, 0.0, 0.0, 0.0)) for name in "ab")
+    problem = ClusterProblem(devices, 6, 8, 4, "overlap", min_micro_batches=4)
+    (point,) = simulated_front([Partition((6, 0), 4, 48.0)], problem, law, "one_f_one_b", 1)
+    assert point.blocks == (0, 6)
+
+
 def test_a_prescribed_split_is_not_replaced() -> None:
     """The last device is slow, so another split would be faster."""
     law = law_of(NAMES, apart=True, blocks={"a": 3, "b": 3}, spread=0.02)
