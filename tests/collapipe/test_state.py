@@ -113,9 +113,9 @@ def test_two_payloads_with_equal_precisions_are_refused() -> None:
 
 def test_without_power_every_payload_needs_bits() -> None:
     assert replace(OFFERING, max_power_w=0.0).sending(ROUGH).model_bits == 1
-    nothing = replace(ROUGH, model_bits=0.0)
+    without_bits = replace(ROUGH, model_bits=0.0)
     with pytest.raises(ConfigError, match="needs max_power_w above 0"):
-        replace(OFFERING, max_power_w=0.0, payloads=(EXACT, nothing))
+        replace(OFFERING, max_power_w=0.0, payloads=(EXACT, without_bits))
 
 
 def test_the_first_payload_must_have_the_uplinks_bits() -> None:

@@ -121,9 +121,9 @@ def test_rows_are_read_from_files(tmp_path: Path) -> None:
     splits = causal_lm(tmp_path).splits(0)
     for rows in (splits.train, splits.validation, splits.test):
         assert rows.to_dict() == ROWS.to_dict()
-    odd = "Nobody\u2028greets\x0bthe\x85moon."  # characters at which splitlines() breaks
-    (tmp_path / "test.txt").write_bytes(odd.encode())
-    assert causal_lm(tmp_path).splits(0).test["text"][:] == [odd]
+    line = "Nobody\u2028greets\x0bthe\x85moon."  # characters at which splitlines() breaks
+    (tmp_path / "test.txt").write_bytes(line.encode())
+    assert causal_lm(tmp_path).splits(0).test["text"][:] == [line]
     (tmp_path / "test.txt").write_text("\n \n")
     with pytest.raises(DataError, match=r"test\.txt holds no rows"):
         _ = causal_lm(tmp_path).splits(0).test

@@ -159,17 +159,17 @@ def test_a_slow_link_is_measured_and_does_not_slow_the_usual_hops(
 def test_the_json_of_a_check_has_names_and_numbers(command: Command, tmp_path: Path) -> None:
     with daemons(2) as there:
         status, out, _ = command("device", "check", inventory(tmp_path, there), "--json")
-    told = json.loads(out)
-    assert (status, told["version"]) == (0, __version__)
-    for number, device in enumerate(told["devices"]):
+    report = json.loads(out)
+    assert (status, report["version"]) == (0, __version__)
+    for number, device in enumerate(report["devices"]):
         own = device["status"]
         assert (device["cluster"], device["name"]) == ("desk", f"device-{number}")
         assert (device["error"], own["busy"], own["expires"]) == (None, False, None)
         assert own["memory_bytes"] == 1e9 and own["flops_per_s"] > 0
-    ways = [(hop["source"], hop["target"]) for hop in told["hops"]]
+    ways = [(hop["source"], hop["target"]) for hop in report["hops"]]
     names = ["control unit", "device-0", "device-1", "control unit"]
     assert ways == list(pairwise(names))
-    assert all(hop["round_trip_s"] > 0 and hop["error"] is None for hop in told["hops"])
+    assert all(hop["round_trip_s"] > 0 and hop["error"] is None for hop in report["hops"])
 
 
 @pytest.mark.usefixtures("known_chunks")
@@ -186,10 +186,10 @@ def test_each_failing_device_has_an_error_line(command: Command, tmp_path: Path)
         faulty = ("device-0", "device-9", "shelf")
         assert len(errors) == 3
         assert all(name in line for name, line in zip(faulty, errors, strict=True))
-        told = json.loads(out)
-        assert [each["error"] is None for each in told["devices"]] == [False, True, False, False]
-        assert told["hops"][0]["round_trip_s"] is None
-        assert all(each["round_trip_s"] is None and not each["error"] for each in told["hops"])
+        report = json.loads(out)
+        assert [each["error"] is None for each in report["devices"]] == [False, True, False, False]
+        assert report["hops"][0]["round_trip_s"] is None
+        assert all(each["round_trip_s"] is None and not each["error"] for each in report["hops"])
         before = file.read_text()
         status, out, err = command("device", "measure", file, "--repeats", 1)
         assert (status, file.read_text()) == (1, before)
@@ -231,10 +231,10 @@ def test_a_busy_device_passes_the_check_and_is_not_measured(
         file = inventory(tmp_path, there)
         with Work().segments(plan_of(["device-0"], (4,)), there):
             status, out, _ = command("device", "check", file, "--json")
-            told = json.loads(out)
-            own = told["devices"][0]["status"]
+            report = json.loads(out)
+            own = report["devices"][0]["status"]
             assert (status, own["busy"], own["span"]) == (0, True, {"first": 0, "blocks": 4})
-            assert [hop["round_trip_s"] for hop in told["hops"]] == [None, None]
+            assert [hop["round_trip_s"] for hop in report["hops"]] == [None, None]
             status, _, err = command("device", "measure", file, "--write")
             assert status == 1 and "device-0" in err
         assert "chunk" not in file.read_text()
@@ -279,8 +279,8 @@ def test_a_hop_that_cannot_be_dialled_does_not_affect_other_hops(
     with daemons(3) as there:
         file = inventory(tmp_path, there)
         status, out, err = command("device", "check", file, "--json")
-        told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
-        assert (status, told) == (1, [True, False, True, True])
+        reached = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+        assert (status, reached) == (1, [True, False, True, True])
         assert err.startswith("error: device-0 -> device-1: ") and "timed out" in err
         status, _, err = command("device", "measure", file, "--repeats", 1)
         assert status == 1 and len(re.findall("^error: device-0: ", err, re.MULTILINE)) == 1
@@ -299,8 +299,8 @@ def test_a_device_lost_in_a_trial_does_not_affect_other_hops(
     with daemons(3) as there:
         monkeypatch.setattr(Daemon, "_hold", unable)
         status, out, err = command("device", "check", inventory(tmp_path, there), "--json")
-    told = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
-    assert (status, told) == (1, [True, False, False, True])
+    reached = [hop["round_trip_s"] is not None for hop in json.loads(out)["hops"]]
+    assert (status, reached) == (1, [True, False, False, True])
     assert err.count("no memory") == 2
 
 
@@ -335,9 +335,9 @@ def test_an_error_that_names_no_device_fails_only_its_hops(
     with daemons(1) as there:
         monkeypatch.setattr(Daemon, "_hold", unable)
         status, out, err = command("device", "check", inventory(tmp_path, there), "--json")
-    told = json.loads(out)
-    assert (status, told["devices"][0]["error"]) == (1, None)
-    assert ["not finite" in hop["error"] for hop in told["hops"]] == [True, True]
+    report = json.loads(out)
+    assert (status, report["devices"][0]["error"]) == (1, None)
+    assert ["not finite" in hop["error"] for hop in report["hops"]] == [True, True]
     assert err.count("error: ") == 2
 
 

@@ -100,7 +100,7 @@ def without_requests(file: Path, run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "told"),
+    ("change", "options", "message"),
     [
         (None, ["batch_size=8"], "another batch_size, pipeline.recompute, pipeline.wire_dtype;"),
         (None, ["model.dim=32"], "another model, pipeline.recompute,"),
@@ -117,7 +117,7 @@ def test_laws_of_a_run_that_does_not_match_are_a_one_line_error(
     tmp_path: Path,
     change: Callable[[Path, Path], None] | None,
     options: Sequence[str],
-    told: str,
+    message: str,
 ) -> None:
     (file := tmp_path / "boxes.yaml").write_text(learnt[0].read_text())
     run_dir = shutil.copytree(learnt[1], tmp_path / "run", symlinks=True)
@@ -126,4 +126,4 @@ def test_laws_of_a_run_that_does_not_match_are_a_one_line_error(
     how = *OPTIONS, *options, "--from", run_dir, "--write"
     status, out, err = command("device", "measure", file, *how)
     assert status and not step_file(file).exists()
-    assert told in err and err.count("\n") == 1 and not out
+    assert message in err and err.count("\n") == 1 and not out
