@@ -346,7 +346,7 @@ def test_no_other_device_can_take_over_faster(schedule: str) -> None:
     assert found > 20 and recomputed > 10
 
 
-def test_a_lost_segment_goes_to_the_device_with_which_the_plan_is_fastest() -> None:
+def test_a_lost_segment_moves_to_the_device_with_which_the_plan_is_fastest() -> None:
     """Memory or an owner's limit can exclude a device."""
     pair = SegmentPlan("b", Span(3, 1), (Share("b", 2), Share("c", 2)))
     plan = ClusterPlan(0, (SegmentPlan("a", Span(0, 3)), pair), 1, "gpipe")

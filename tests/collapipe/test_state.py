@@ -99,10 +99,10 @@ def test_a_gradient_error_above_1_is_refused() -> None:
 
 
 def test_a_head_on_the_control_unit_has_no_activation_bits() -> None:
-    there = replace(EXACT, activation_bits=0.0, head="control_unit")
-    assert there.choice == ("float32", "float32", "control_unit")
+    at_control_unit = replace(EXACT, activation_bits=0.0, head="control_unit")
+    assert at_control_unit.choice == ("float32", "float32", "control_unit")
     with pytest.raises(ConfigError, match=r"4.0 bits of activations"):
-        replace(there, activation_bits=4.0)
+        replace(at_control_unit, activation_bits=4.0)
 
 
 def test_two_payloads_with_equal_precisions_are_refused() -> None:

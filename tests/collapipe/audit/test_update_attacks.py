@@ -87,7 +87,7 @@ MASKED = (*PRIVATE, "privacy.secure_aggregation=true", "federation.checkpoint_ev
         ((*MASKED, "privacy.noise_by=units"), ("sums with", "sums alone")),
     ],
 )
-def test_the_text_says_if_the_server_sees_updates_or_sums_and_with_noise(
+def test_the_text_states_if_the_server_sees_updates_or_sums_and_with_noise(
     more: tuple[str, ...], phrases: tuple[str, str]
 ) -> None:
     found = _hidden(load_overrides([*LABELLED, *more]))

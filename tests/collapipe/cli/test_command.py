@@ -443,7 +443,7 @@ def test_a_sweep_is_submitted_with_the_units_of_the_servers_folder(
     assert (status, len(submitted)) == (2, 2) and "pipeline.num_micro_batches=16" in err
 
 
-def test_options_come_from_a_file_or_from_a_runs_saved_configuration(
+def test_options_are_read_from_a_file_or_from_a_runs_saved_configuration(
     command: Command, tmp_path: Path
 ) -> None:
     """Options on the command line override the file."""

@@ -78,7 +78,7 @@ def test_resuming_with_options_that_change_the_training_is_refused(
     assert message in refusal(run_dir, override, "federation.rounds=4")
 
 
-def test_the_error_for_a_complete_run_says_how_to_train_longer(run_dir: Path) -> None:
+def test_the_error_for_a_complete_run_explains_how_to_train_longer(run_dir: Path) -> None:
     expected = (
         f"{run_dir}: completed after 3 rounds; to train longer, raise federation.rounds, such as "
         "federation.rounds=6"

@@ -198,7 +198,7 @@ def test_control_characters_in_a_run_folder_are_not_printed(
 
 
 @pytest.mark.parametrize("name", ["²", "latest", "/etc"])
-def test_a_link_with_an_odd_target_is_not_a_checkpoint(run: Path, name: str) -> None:
+def test_a_link_with_an_unexpected_target_is_not_a_checkpoint(run: Path, name: str) -> None:
     (run / "checkpoints" / "²").mkdir(parents=True)
     (run / "checkpoints" / "latest").symlink_to(name)
     assert "checkpoint" not in status_of(run)

@@ -142,8 +142,8 @@ def test_a_submitted_run_lists_missing_units_and_reports_a_lost_super_link(
     """
     folder = create(tmp_path / "f", ["a", "b", "c"], "127.0.0.1", 9000, 9001)
     states = {"a": "online", "b": "never seen", "c": "online"}
-    there = [UnitThere(name, state, None) for name, state in states.items()]
-    monkeypatch.setattr(submitting, "overview", lambda _: (there, []))
+    units = [UnitThere(name, state, None) for name, state in states.items()]
+    monkeypatch.setattr(submitting, "overview", lambda _: (units, []))
     monkeypatch.setattr(Flower, "submit", lambda *_: "17")
     monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
     settings = outline(["runtime=deployment", f"runtime.federation={folder.root}"])

@@ -159,7 +159,7 @@ def test_a_damaged_index_is_refused_in_one_line(pretrained: Path, index: object)
         (None, {"eos_token_id": 5}, 5),
     ],
 )
-def test_the_end_token_comes_from_the_generation_configuration(
+def test_the_end_token_is_read_from_the_generation_configuration(
     tmp_path: Path, own: object, file: dict[str, object], ends: object
 ) -> None:
     """Decoder-only models use ``generation_config.json``; encoder-decoder models use their own

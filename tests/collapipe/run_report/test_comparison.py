@@ -105,7 +105,7 @@ def test_a_name_lists_the_options_that_differ_within_a_choice(
     ]
 
 
-def test_the_strategy_comes_first_and_values_are_written_as_in_the_file(
+def test_the_strategy_is_first_and_values_are_written_as_in_the_file(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     for folder, cut in ((runs[0], "null"), (runs[3], "true")):
@@ -202,7 +202,7 @@ def test_a_strategy_without_queues_has_no_longest_queue(
     assert "The strategy keeps no queues." in report(runs[3]).texts
 
 
-def test_a_comparison_of_runs_of_unequal_length_says_so(
+def test_a_comparison_reports_that_its_runs_have_unequal_lengths(
     runs: list[Path], report: Callable[..., Page]
 ) -> None:
     write_lines(runs[0], list(made_lines(20))[:5])

@@ -78,7 +78,7 @@ def test_a_private_runs_epsilon_is_drawn_for_each_round(
     assert points == [(n, 0.5 * n) for n in range(1, 21)]
 
 
-def test_labels_say_whether_values_are_modelled_or_measured(
+def test_labels_show_whether_values_are_modelled_or_measured(
     run: Path, report: Callable[..., Page]
 ) -> None:
     page = report(run)

@@ -21,7 +21,7 @@ def test_a_failure_is_reported_once_with_its_exit_status(
     assert again.exit_status == 1
 
 
-def test_the_error_of_a_killed_run_says_how_to_resume(tmp_path: Path) -> None:
+def test_the_error_of_a_killed_run_explains_how_to_resume(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     message = str(take_failure(tmp_path, "resume it"))
     assert message.endswith(how_to_go_on(tmp_path)) and "checkpoint_every" in message

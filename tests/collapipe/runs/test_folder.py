@@ -169,7 +169,7 @@ def test_a_failed_write_is_one_error_and_keeps_the_old_files(tmp_path: Path) -> 
     assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
 
 
-def test_the_error_says_that_the_runs_folder_was_moved(tmp_path: Path) -> None:
+def test_the_error_reports_that_the_runs_folder_was_moved(tmp_path: Path) -> None:
     folder, _, _ = begun(tmp_path / "run")
     folder.path.rename(tmp_path / "moved")
     with pytest.raises(

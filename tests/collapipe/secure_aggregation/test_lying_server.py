@@ -52,11 +52,11 @@ def opened(exchange: Exchange, allies: Collection[int]) -> bool:
     session, need = exchange.session, exchange.session.units_needed
     everybody = {*session.keys}
     honest = [unit for unit in session.keys if unit not in allies]  # the victim first
-    there = {*honest[: need - len(allies)]}
-    lists = {unit: everybody if unit in there else everybody - {VICTIM} for unit in honest}
+    with_victim = {*honest[: need - len(allies)]}
+    lists = {unit: everybody if unit in with_victim else everybody - {VICTIM} for unit in honest}
     seeds, keys = dict[int, bytes](), dict[int, bytes]()
     for unit, reply in revealed(exchange, lists, allies).items():
-        (seeds if unit in there else keys)[place(unit)] = reply.shares[VICTIM]
+        (seeds if unit in with_victim else keys)[place(unit)] = reply.shares[VICTIM]
     for ally in allies:
         both = exchange.with_masks[ally].held[VICTIM]
         keys[place(ally)], seeds[place(ally)] = both[:SHARE_BYTES], both[SHARE_BYTES:]

@@ -68,7 +68,7 @@ def test_encoding_texts_in_parts_gives_the_same_stream(
     assert parts.stream.tolist() == whole.stream.tolist()
 
 
-def test_a_batch_pads_inputs_and_targets_alike(tokenizer: Tokenizer) -> None:
+def test_a_batch_pads_inputs_and_targets_equally(tokenizer: Tokenizer) -> None:
     examples = causal_lm().encode(ROWS, tokenizer)
     first, last = 0, len(examples.lengths) - 1
     assert examples.lengths[last] < examples.lengths[first]

@@ -113,7 +113,7 @@ def test_a_row_is_sent_whole_or_as_a_change_whichever_is_smaller(
     assert (numbers < 0).tolist() == whole
 
 
-def test_a_unit_that_knows_less_than_the_server_sends_whole_rows() -> None:
+def test_a_unit_with_fewer_stored_rows_than_the_server_sends_whole_rows() -> None:
     """The server's older values of these rows do not matter."""
     stale = ActivationMemory(3, {0: torch.full((1, DIM), 9.0), 1: torch.full((1, DIM), 9.0)})
     unit, server = coder(round_=4), coder(stale, round_=4)

@@ -44,11 +44,11 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pat
             time.sleep(0.03)
         return forward(stage, micro_batch, received)
 
-    with daemons(2) as there, patch.object(SegmentStage, "forward", slow):
+    with daemons(2) as running, patch.object(SegmentStage, "forward", slow):
         hardware = {"flops_per_s": 1e7, "d2d_rate_bps": 1e9}
         devices = [
             {"name": f"device-{k}", "address": each.address, **hardware}
-            for k, each in enumerate(there)
+            for k, each in enumerate(running)
         ]
         clusters = [{"name": "home", "devices": devices}]
         tree = {"batch_size": 64, "model": {"name": "transformer"}, "clusters": clusters}

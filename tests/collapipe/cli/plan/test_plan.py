@@ -477,7 +477,7 @@ def test_an_even_split_is_not_compared_with_itself(command: Command, tmp_path: P
     assert "even split" not in command(written(tmp_path, INVENTORY), "--solver", "gpipe")[1]
 
 
-def test_the_table_of_a_single_device_says_which_hop_is_counted(
+def test_the_table_of_a_single_device_shows_which_hop_is_counted(
     command: Command, tmp_path: Path
 ) -> None:
     lone = re.sub("      - name: pi-1\n.*\n.*\n", "", INVENTORY)
