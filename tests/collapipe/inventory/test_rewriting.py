@@ -174,7 +174,7 @@ def test_planners_see_the_measured_hop_of_a_link(
         ("[ a,  'b' ]", "[ 'b', a ]"),
         ("-   d2d_rate_bps:   1.0e8", "-   ? d2d_rate_bps\n          : 1.0e8"),
     ],
-    ids=["comment-in-braces", "cluster-is-gone", "link-is-gone", "link-of-explicit-keys"],
+    ids=["comment-in-braces", "cluster-is-missing", "link-is-missing", "link-of-explicit-keys"],
 )
 def test_a_file_that_cannot_be_edited_is_left_unchanged(old: str, new: str, tmp_path: Path) -> None:
     wanted, file = laws(UNUSUAL), tmp_path / "boxes.yaml"

@@ -77,7 +77,7 @@ def test_a_threshold_just_above_a_half_reveals_no_single_update(num_units: int) 
 def restored(exchange: Exchange) -> set[bytes]:
     """All secrets of any kind that the server can restore from its shares."""
     found = set[bytes]()
-    for unit in exchange.told:
+    for unit in exchange.share_replies:
         shares = {place(holder): reply.shares[unit] for holder, reply in exchange.revealed.items()}
         for some in itertools.combinations(shares, exchange.session.units_needed):
             found.add(combine({each: shares[each] for each in some}))

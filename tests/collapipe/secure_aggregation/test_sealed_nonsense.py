@@ -18,27 +18,25 @@ def called(unit: int) -> str:
     return f"town {unit}"
 
 
-def spoilt(liar: int, holders: Collection[int], dropped: Collection[int] = ()) -> Exchange:
+def spoilt(liar: int, holders: Collection[int], lost: Collection[int] = ()) -> Exchange:
     """An exchange in which the liar sealed invalid shares for ``holders``."""
     exchange = Exchange(NUM_UNITS).share()
-    reply = exchange.told[liar]
+    reply = exchange.share_replies[liar]
     sealed = {**reply.sealed, **dict.fromkeys(holders, bytes(SEALED_BYTES))}
-    exchange.told[liar] = replace(reply, sealed=sealed)
-    exchange.requests = relayed(exchange.told)
-    return exchange.mask(drawn(NUM_UNITS), dropped)
+    exchange.share_replies[liar] = replace(reply, sealed=sealed)
+    exchange.requests = relayed(exchange.share_replies)
+    return exchange.mask(drawn(NUM_UNITS), lost)
 
 
 def shares(exchange: Exchange) -> CheckedShares:
-    return checked(exchange.told, exchange.masked, exchange.revealed)
+    return checked(exchange.share_replies, exchange.masked, exchange.revealed)
 
 
-@pytest.mark.parametrize("dropped", [(), (3,)])
-def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(
-    dropped: tuple[int, ...],
-) -> None:
+@pytest.mark.parametrize("lost", [(), (3,)])
+def test_the_sum_is_exact_without_the_shares_that_cannot_be_opened(lost: tuple[int, ...]) -> None:
     """The invalid shares are of the liar's self mask, or of its mask key if it drops out."""
-    exchange = spoilt(3, [0], dropped)
-    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in dropped]
+    exchange = spoilt(3, [0], lost)
+    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in lost]
     assert np.array_equal(exchange.unmask(), np.sum(left, axis=0, dtype=np.uint32))
     assert shares(exchange).missing == {(0, 3)}
     assert shares(exchange).suspects(called) == ["town 0 or town 3"]
